@@ -1,5 +1,5 @@
-"""audit: what the files of a broker group say, against what its clients were told.
+"""audit: compare the files of a broker group with the answers its clients got.
 
-Reads CommitLogs, ConsumeQueues and histories with Spark; see `api.py` for the entry points. It
-shares no code with the store it audits except the frame header's layout.
+Reads CommitLogs, ConsumeQueues and histories with Spark; `api.py` has the entry points. The only
+code it shares with the store it audits is the frame header's layout.
 """

@@ -32,10 +32,10 @@ def run_audit(
     """Audit the stores of one broker group against the history of what was sent to `topic`.
 
     Give every replica, stopped or at least idle: a majority is counted among the stores given.
-    `mode` ("raft", "classic") and `group` (brokerName, where the history is of several) come from
-    the cluster.json beside the stores where there is one; a mode nobody names, from the logs.
-    Without `spark` a session is started and stopped again (6 to 8 s). Raises ValueError without
-    stores, StoreError, HistoryUnfit, JavaNotFound, OSError.
+    `mode` ("raft", "classic") and `group` (brokerName, if the history covers several) are read from
+    the cluster.json beside the stores if there is one; otherwise the logs tell the mode. Without
+    `spark` a session is started and stopped again (6 to 8 s). Raises ValueError without stores,
+    StoreError, HistoryUnfit, JavaNotFound, OSError.
     """
     if not stores:
         raise ValueError("an audit needs at least one store")
@@ -53,12 +53,13 @@ def run_audit(
 def topic_frame(
     spark: SparkSession, store: str | Path, topic: str, *, until: int | None = None
 ) -> DataFrame:
-    """A topic's messages in one store as a DataFrame (audit.parse.RECORD_BODY_SCHEMA).
+    """Return a topic's messages in one store as a DataFrame (audit.parse.RECORD_BODY_SCHEMA).
 
     Reads committed messages: up to `until`, by default the store's own commit position, or all of
     the log if the store has none (classic mode). The commit position of a store that was killed is
     that of its last flush; an audit's report knows better (`agreed_end`). A client's retry may be
-    in the topic twice: distinct by `uniq_key` if that matters. Every action reads the log again.
+    in the topic twice: make rows distinct by `uniq_key` if that matters. Every action reads the log
+    again.
     """
     commit = confirmed_position(str(store)) if until is None else until
     reader = spark.read.format("rocketmq").option("topic", topic)

@@ -1,7 +1,7 @@
 """The checks: each a table of offenders computed from the staged tables. Builds queries only.
 
-`all_checks` lists them; `job.py` runs them. Offenders come sorted by where they stand. A check is
-a fault unless at-least-once delivery allows what it counts. Positions count as audit.limits says.
+`all_checks` lists them; `job.py` runs them. Offenders are sorted by position. A check is a fault
+unless at-least-once delivery allows what it counts. Positions count as audit.limits says.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +22,10 @@ MULTI_QUEUE_PREFIX = "%LMQ%"  # such queues point at records of other topics on 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The rows of `table` for which `wrong` holds are what is wrong.
+    """One check: the rows of `table` for which `wrong` holds are its offenders.
 
     Checks that share a `table` object are counted together, in one query. Offenders are shown with
-    `columns`, in the order of `order`.
+    `columns`, sorted by `order`.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Check:
 
 
 def all_checks(tables: Tables) -> Iterator[Check]:
-    """Every check that a query can make; the replicas' comparison is in audit.replicas."""
+    """Yield every check that a query can make; audit.replicas compares the replicas."""
     yield from history_checks(tables)
     yield from ledger_checks(tables)
     yield from duplicate_checks(tables)
@@ -55,7 +55,7 @@ def all_checks(tables: Tables) -> Iterator[Check]:
 
 
 def history_checks(tables: Tables) -> Iterator[Check]:
-    """Sends that make no sense by themselves: the history cannot be trusted then."""
+    """Yield the checks for inconsistent sends, which make the history itself untrustworthy."""
     sends = tables.sends
     uses = sends.groupBy("id").agg(F.max("id_text").alias("id_text"), F.count("*").alias("uses"))
     strange = (F.col("invokes") != 1) | (F.col("outcomes") > 1) | F.col("id").isNull()
@@ -83,7 +83,7 @@ def history_checks(tables: Tables) -> Iterator[Check]:
 
 
 def ledger_checks(tables: Tables) -> Iterator[Check]:
-    """Acknowledged and missing, never sent, altered: from one row per message id."""
+    """Yield the checks on one row per message id: missing, misplaced, never sent, altered."""
     acknowledged = F.col("outcome") == "ok"
     stored = F.col("copies") > 0
     check = _ledger_check(tables.ledger)
@@ -137,7 +137,8 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
 
 
 def duplicate_checks(tables: Tables) -> Iterator[Check]:
-    """Stored more than once, by cause; and stored though nobody was told: that is no duplicate."""
+    """Yield the checks for messages stored more than once, by cause, and for stored messages of
+    unknown outcome (no duplicates)."""
     # An unknown number of attempts (the history ends in the middle of the send) excuses any copies.
     excused = F.col("sent") & (F.col("attempts").isNull() | (F.col("copies") <= F.col("attempts")))
     check = _ledger_check(tables.ledger)
@@ -173,7 +174,7 @@ def duplicate_checks(tables: Tables) -> Iterator[Check]:
 
 
 def _ledger_check(ledger: DataFrame) -> Callable[..., Check]:
-    """A maker of checks on the ledger; offenders are sorted by their first column."""
+    """Return a maker of checks on the ledger; offenders are sorted by their first column."""
 
     def check(name: str, title: str, fault: bool, wrong: Column, *columns: str) -> Check:
         order = (columns[0], "id_text")
@@ -183,7 +184,7 @@ def _ledger_check(ledger: DataFrame) -> Callable[..., Check]:
 
 
 def failed_but_stored(tables: Tables) -> Check:
-    """A plain failure promises 'certainly not stored': looked for in every store, anywhere."""
+    """Check that plain failures, which promise "certainly not stored", are in no store anywhere."""
     failed = tables.sends.where((F.col("outcome") == "fail") & (F.col("topic") == tables.topic))
     found = (
         records(tables.items)
@@ -199,7 +200,7 @@ def failed_but_stored(tables: Tables) -> Check:
 
 
 def offset_checks(tables: Tables) -> Iterator[Check]:
-    """Queue offsets must rise by one along the log, per topic and queue, from 0 if it is whole."""
+    """Check that queue offsets rise by one along the log, per queue, from 0 if the log is whole."""
     in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
     first = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col("queue_offset")
     rows = tables.log.where("visible").withColumn(
@@ -227,11 +228,11 @@ def offset_checks(tables: Tables) -> Iterator[Check]:
 
 
 def order_checks(tables: Tables) -> Iterator[Check]:
-    """Per order key, the first copies must stand in the order in which they were sent.
+    """Check that, per order key, the first copies stand in the order in which they were sent.
 
-    A message is late if one with a higher `seq` of its key stands before it; every late message
-    is seen, also the last of its key. An acknowledged message may not be late; one of unknown
-    outcome may, since its sender went on without knowing.
+    A message is late if one with a higher `seq` of its key stands before it; every late message is
+    found, also the last of its key. An acknowledged message may not be late; one of unknown outcome
+    may, since its sender went on without knowing.
     """
     acknowledged = F.col("outcome") == "ok"
     ordered = tables.ledger.where(
@@ -281,7 +282,7 @@ def order_checks(tables: Tables) -> Iterator[Check]:
 
 
 def damage(tables: Tables) -> Check:
-    """Bytes below a store's limit that are no item, or whose checksum is wrong."""
+    """Check for bytes below a store's limit that are no item, or whose checksum is wrong."""
     kind = F.col("kind")
     intact = F.coalesce(F.col("intact"), F.lit(True))
     unreadable = kind.isin(int(ItemKind.HOLE), int(ItemKind.END))
@@ -303,7 +304,7 @@ def damage(tables: Tables) -> Check:
 
 
 def frame_checks(tables: Tables) -> Iterator[Check]:
-    """Raft's invariants as the frames show them, in each store and between stores."""
+    """Check Raft's invariants as the frames show them, in each store and between stores."""
     in_store = Window.partitionBy("store").orderBy("position")
     index, term = F.col("frame_index"), F.col("frame_term")
     frames = tables.items.where(
@@ -340,7 +341,7 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
         ("frame_index", "frame_term_min", "frame_term_max", "position_min", "position_max"),
         ("frame_index",),
     )
-    whole = frame_end() <= tables.limits.of("limit")  # behind the limit a frame may be torn
+    whole = frame_end() <= tables.limits.of("limit")  # beyond the limit a frame may be torn
     yield Check(
         "frame_records",
         "frames that hold more or fewer records than they say",
@@ -353,7 +354,7 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
 
 
 def queue_index_checks(tables: Tables) -> Iterator[Check]:
-    """ConsumeQueue units against the records they point at, and records no unit points at."""
+    """Check ConsumeQueue units against the records they point at, and records without a unit."""
     limits = tables.limits
     found = (
         records(tables.items)

@@ -108,7 +108,7 @@ def _audit(
     mode: str | None,
     group: str | None,
 ) -> AuditReport:
-    # Spark is imported here, not above: --help and usage errors shall not wait for it.
+    # Spark is imported here, not above, so that --help and usage errors do not wait for it.
     try:
         from raftmq.audit.api import run_audit
         from raftmq.audit.files import StoreError
@@ -160,7 +160,7 @@ def _parse_stores(stores: tuple[str, ...]) -> dict[str, str]:
 
 
 def print_report(report: AuditReport, console: Console) -> None:
-    """The verdict as tables: stores, figures and checks, then offenders of what went wrong."""
+    """Print the verdict as tables: stores, figures, checks, and offenders of failed checks."""
     console.print(_store_table(report))
     console.print(_check_table(report))
     for check in report.checks:

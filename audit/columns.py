@@ -1,9 +1,9 @@
-"""From record positions to Arrow columns: every field of many records at once. Pure.
+"""Decode records at given positions into Arrow columns: every field of many records at once. Pure.
 
-Fixed fields are gathered with numpy (`sliding_window_view(bytes)[positions].view(dtype)`); ragged
-ones by one BinaryArray over the segment whose odd elements are the gaps between fields and whose
-even elements are then taken, so Arrow copies them at memory speed. Properties are split for all
-records together, by the positions of the separators 0x01 and 0x02.
+Fixed fields are gathered with numpy (`sliding_window_view(bytes)[positions].view(dtype)`). For
+ragged ones a BinaryArray over the segment alternates fields (even elements) and the gaps between
+them (odd); taking the even elements lets Arrow copy them at memory speed. Properties are split for
+all records together, by the positions of the separators 0x01 and 0x02.
 """
 
 import zlib
@@ -64,7 +64,7 @@ RECORD_FIELDS: list[tuple[str, Any]] = [
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where each record's ragged fields are; int64 arrays relative to the segment."""
+    """The positions of each record's ragged fields: int64 arrays relative to the segment."""
 
     body: Array
     body_end: Array
@@ -111,15 +111,15 @@ def record_columns(data: memoryview, positions: Sequence[int], body: bool) -> di
 def properties_of(properties: pa.Array, names: dict[str, bytes]) -> dict[str, pa.Array]:
     """Pick named values out of an array of properties strings; null where a name is not there.
 
-    A pair ends at 0x02 or with the string, its name at its first 0x01; of a repeated name the last
-    counts; a pair with an empty value counts as absent. All as Java's decoder has it.
+    As in Java's decoder: a pair ends at 0x02 or with the string, its name at its first 0x01; of a
+    repeated name the last counts; a pair with an empty value counts as absent.
     """
     count = len(properties)
     offsets = np.frombuffer(properties.buffers()[1], np.int32, count + 1, properties.offset * 4)
     content = properties.buffers()[2]
     raw = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
     raw = raw[: offsets[-1]] if count else raw[:0]
-    # A pair starts with its string and behind each 0x02; it ends before the next one or the end.
+    # A pair starts with its string and after each 0x02; it ends before the next one or the end.
     breaks = np.flatnonzero(raw == 2).astype(np.int64)
     starts = np.union1d(offsets[:-1].astype(np.int64), breaks + 1)
     starts = starts[starts < len(raw)]
@@ -153,14 +153,14 @@ def properties_of(properties: pa.Array, names: dict[str, bytes]) -> dict[str, pa
 
 
 def tags_codes(tags: pa.Array) -> pa.Array:
-    """The ConsumeQueue's tags code of each TAGS string: its Java hash, 0 without tags."""
+    """Return the ConsumeQueue's tags code of each TAGS string: its Java hash, 0 without tags."""
     encoded = pc.dictionary_encode(tags)
     hashes = pa.array([java_hash(tag) for tag in encoded.dictionary.to_pylist()], pa.int64())
     return pc.fill_null(hashes.take(encoded.indices), 0)
 
 
 def _gather(raw: Array, at: Array, dtype: np.dtype[Any]) -> Array:
-    """The `dtype` values at byte positions `at`; one copy, however ragged the positions."""
+    """Return the `dtype` values at byte positions `at`; one copy, however ragged the positions."""
     if not len(at):
         return np.empty(0, dtype)
     windows = np.lib.stride_tricks.sliding_window_view(raw, dtype.itemsize)
@@ -174,7 +174,7 @@ def _host_size(sysflag: Array, flag: int) -> Array:
 def _places(raw: Array, at: Array, head: Array, body: Array, body_length: Array) -> _Places:
     body_end = body + body_length
     long_topic = head["magic"] == RECORD_MAGIC_V2
-    # Version 1 has one byte of length there, version 2 two; both have two bytes to be read.
+    # The length field has one byte in version 1, two in version 2; both have two readable bytes.
     two = _gather(raw, body_end, np.dtype(">u2")).astype(np.int64)
     topic_length = np.where(long_topic, two, two >> 8)
     topic = body_end + np.where(long_topic, 2, 1)
@@ -183,7 +183,7 @@ def _places(raw: Array, at: Array, head: Array, body: Array, body_length: Array)
 
 
 def _ragged(data: memoryview, starts: Array, ends: Array) -> pa.Array:
-    """Bytes [starts[i], ends[i]) of `data` as a binary array; the fields rise and do not overlap.
+    """Return bytes [starts[i], ends[i]) of `data` as a binary array; fields rise without overlap.
 
     Positions fit int32 because a segment is at most 2 GiB - 1, as in Apache's broker.
     """
@@ -199,7 +199,7 @@ def _ragged(data: memoryview, starts: Array, ends: Array) -> pa.Array:
 
 
 def _text(values: pa.Array) -> pa.Array:
-    """Binary to string. Bytes that are no UTF-8 (damage) become U+FFFD rather than an error."""
+    """Cast binary to string. Invalid UTF-8 (damage) becomes U+FFFD rather than an error."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -215,7 +215,7 @@ def _body_crcs(data: memoryview, starts: Array, ends: Array) -> Array:
 
 
 def _content_crcs(data: memoryview, places: _Places, sysflag: Array, crc: Array) -> pa.Array:
-    """CRC of each body as its producer knew it: a compressed body's is that of its content.
+    """Return the CRC of each body as its producer sent it: of a compressed body, of its content.
 
     Null where a compressed body cannot be unpacked.
     """

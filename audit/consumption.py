@@ -1,4 +1,4 @@
-"""The checks of what consumers saw, made when the history says what they consumed. Queries only."""
+"""The checks of consumption: what consumers saw against what is stored. Builds queries only."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,9 +11,9 @@ from raftmq.audit.tables import Tables
 
 
 def consumption_checks(tables: Tables, kinds: Mapping[str, Row]) -> Iterator[Check]:
-    """Consumed against stored. Nothing is yielded for a topic nobody consumed.
+    """Yield the checks of consumed against stored; none for a topic that nobody consumed.
 
-    What was stored and never consumed is a fault only if the history says the consumers were
+    A message stored and never consumed is a fault only if the history says that the consumers were
     done (`drain`, complete).
     """
     events = of_topic(tables)
@@ -28,14 +28,14 @@ def consumption_checks(tables: Tables, kinds: Mapping[str, Row]) -> Iterator[Che
 
 
 def of_topic(tables: Tables) -> DataFrame:
-    """What was answered about the audited topic in the audited group."""
+    """Return the answered events about the audited topic and the audited broker group."""
     answered = F.col("type") == "ok"
     ours = (F.col("topic") == tables.topic) & of_group(tables.group)
     return tables.events.where(answered & ours)
 
 
 def event_kinds(tables: Tables) -> Mapping[str, Row]:
-    """The kinds of answered events there are, of the topic where they have one: f → complete."""
+    """Return the kinds of answered events (of the topic if they name one): f → row."""
     elsewhere = F.col("topic").isNotNull() & (F.col("topic") != tables.topic)
     found = tables.events.where((F.col("type") == "ok") & ~elsewhere)
     rows = found.groupBy("f").agg(F.max("complete").alias("complete")).collect()
@@ -43,7 +43,7 @@ def event_kinds(tables: Tables) -> Mapping[str, Row]:
 
 
 def _consumed_offsets(events: DataFrame) -> DataFrame:
-    """One row per (queue, offset) consumed: times, and the id seen there if it was written down."""
+    """Return one row per (queue, offset) consumed: times, and the id seen if recorded."""
     each = events.where(F.col("f") == "consume").select(
         "queue", "ids", F.posexplode("offsets").alias("place", "offset")
     )

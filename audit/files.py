@@ -1,7 +1,7 @@
-"""The files of one store directory: which there are, mapped for reading, hashed, compared.
+"""The files of one store directory: listed, mapped for reading, hashed and compared.
 
 A store is a directory with commitlog/, consumequeue/ and checkpoint. Files are only ever read.
-Segments are mapped, not copied: a range near a segment's start costs nothing of its end.
+Segments are mapped, not copied: reading a range does not cost anything for the rest of its segment.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ HASH_BLOCK_BYTES = 1 << 20
 
 
 class StoreError(Exception):
-    """A directory that is not a store, or whose files contradict their names."""
+    """A directory is not a store, or its files contradict their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class QueueFile:
 
 
 def segments(store: str) -> list[Segment]:
-    """The CommitLog segments of a store by position, empty files left out.
+    """Return the CommitLog segments of a store by position, without empty files.
 
-    Raises StoreError if there is no commitlog directory or a file's name is not a position.
+    Raises StoreError if there is no commitlog directory or a segment begins inside another one.
     """
     directory = Path(store) / "commitlog"
     if not directory.is_dir():
@@ -75,7 +75,7 @@ def segments(store: str) -> list[Segment]:
 
 
 def queue_files(store: str) -> list[QueueFile]:
-    """Every ConsumeQueue file of a store, by topic, queue and offset."""
+    """Return every ConsumeQueue file of a store, by topic, queue and offset."""
     found = []
     for path in sorted((Path(store) / "consumequeue").glob("*/*/*")):
         queue = path.parent
@@ -89,10 +89,11 @@ def queue_files(store: str) -> list[QueueFile]:
 
 
 def confirmed_position(store: str) -> int:
-    """confirmPhyOffset of a store's checkpoint: the end of what this replica knows committed.
+    """Return confirmPhyOffset of a store's checkpoint: the commit position as this replica knows
+    it.
 
-    0 if there is no checkpoint (a store killed before it wrote one). Raises StoreError if the
-    file is too short to be one.
+    0 if there is no checkpoint (a store killed before it wrote one). Raises StoreError if the file
+    is too short.
     """
     path = Path(store) / "checkpoint"
     if not path.exists():
@@ -104,13 +105,13 @@ def confirmed_position(store: str) -> int:
 
 
 def map_file(path: str) -> memoryview:
-    """A whole file, mapped read-only; unmapped when the last view of it is gone."""
+    """Map a whole file read-only; it is unmapped when the last view of it is gone."""
     with open(path, "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def units(file: QueueFile) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-    """The written units of a ConsumeQueue file: their queue offsets and the units (UNIT).
+    """Return the written units of a ConsumeQueue file: their queue offsets and the units (UNIT).
 
     Units never written (all zero) and fillers before a queue's first message are left out.
     """
@@ -146,7 +147,7 @@ def hashed_blocks(
 
 
 def first_difference(left: str, right: str, start: int, end: int) -> int | None:
-    """The first log position in [start, end) at which two stores' bytes differ, or None.
+    """Return the first log position in [start, end) at which two stores' bytes differ, or None.
 
     A position that only one of them has counts as different. Meant for one block.
     """
@@ -161,7 +162,7 @@ def first_difference(left: str, right: str, start: int, end: int) -> int | None:
 
 
 def read_positions(store: str, start: int, end: int) -> bytes:
-    """Log positions [start, end) of a store; shorter if the store ends before or has a gap."""
+    """Read log positions [start, end) of a store; shorter if it ends earlier or has a gap."""
     content = b""
     for segment in segments(store):
         at = start + len(content)
@@ -177,7 +178,7 @@ def _is_offset(name: str) -> bool:
 
 
 def _without(low: int, high: int, skipped: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """[low, high) minus the skipped ranges, which are sorted and do not overlap."""
+    """Yield [low, high) minus the skipped ranges, which are sorted and do not overlap."""
     for skip_low, skip_high in skipped:
         if skip_high <= low or skip_low >= high:
             continue

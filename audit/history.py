@@ -70,23 +70,24 @@ EVENT_SCHEMA = StructType(
 )
 OUTCOMES = ("ok", "fail", "unknown")
 SEND_OK = "SEND_OK"
-# Outcomes of the audit's own, beside a history's: acknowledged with less than SEND_OK promises
-# (FLUSH_DISK_TIMEOUT, …), and acknowledged by another broker group than the one that is audited.
+# Outcomes that the audit adds to those of a history: WEAK, acknowledged with less than SEND_OK
+# promises (FLUSH_DISK_TIMEOUT, …), and ELSEWHERE, acknowledged by another broker group than the
+# audited one.
 WEAK, ELSEWHERE = "weak", "elsewhere"
 
 
 class HistoryUnfit(Exception):
-    """No verdict can be founded on this history."""
+    """The history is unfit to base a verdict on."""
 
 
 def read_events(spark: SparkSession, path: str) -> DataFrame:
-    """Every event of the file, EVENT_SCHEMA; lines that are no event have `corrupt` set."""
+    """Read every event of the file as EVENT_SCHEMA; lines that are no event have `corrupt` set."""
     reader = spark.read.schema(EVENT_SCHEMA).option("columnNameOfCorruptRecord", _CORRUPT)
     return reader.option("mode", "PERMISSIVE").json(path)
 
 
 def torn_lines_allowed(path: str) -> int:
-    """1 if the file's last line is not finished, else 0. Raises HistoryUnfit for an empty file."""
+    """Return 1 if the last line is unfinished, else 0. Raises HistoryUnfit for an empty file."""
     size_bytes = Path(path).stat().st_size
     if size_bytes == 0:
         raise HistoryUnfit(f"the history {path} is empty")
@@ -96,13 +97,13 @@ def torn_lines_allowed(path: str) -> int:
 
 
 def of_group(group: str | None) -> Column:
-    """Events that concern this broker group: those of others name another broker."""
+    """Select the events of this broker group: those of others name another broker."""
     broker = F.coalesce("broker", F.lit(""))
     return F.lit(True) if group is None else broker.isin("", group)
 
 
 def sends(events: DataFrame, group: str | None = None) -> DataFrame:
-    """One row per send operation of any topic, as `group` (None: the only one) has to see it.
+    """Return one row per send operation of any topic, as seen by `group` (None: the only one).
 
     Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, outcome (also WEAK,
     ELSEWHERE), attempts (null: any number), ack_queue, ack_offset, ack_position (null if the
@@ -135,7 +136,7 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
     )
     acknowledged = F.col("outcome") == "ok"
     known_attempts = F.when(acknowledged, F.coalesce("attempts", F.lit(1)))
-    # What is asked for again under its key may not be stored again, however often it was tried.
+    # A send with an idempotency key (`once`) may be stored only once, however often it was tried.
     one = F.when(F.col("attempts").isNotNull(), F.least("attempts", F.lit(1)))
     judged = (
         F.when(acknowledged & ~of_group(group), ELSEWHERE)
@@ -154,7 +155,7 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
 
 
 def binary_id(name: str) -> Column:
-    """A UNIQ_KEY as binary, which groups faster: hex digits decoded, any other text as UTF-8.
+    """Return a UNIQ_KEY as binary, which groups faster: hex digits decoded, other text as UTF-8.
 
     Null without a key.
     """
@@ -164,7 +165,8 @@ def binary_id(name: str) -> Column:
 
 
 def _position_in_message_id(name: str) -> Column:
-    """The log position an offsetMsgId ends with; null for ids of other shapes (batches: a list)."""
+    """Return the log position that an offsetMsgId ends with; null for ids of other shapes (batches:
+    a list)."""
     column = F.col(name)
     digits = F.conv(F.substring(column, -16, 16), 16, 10).cast("long")
     return F.when(column.rlike("^([0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$"), digits)

@@ -1,7 +1,7 @@
-"""Finding a Java that Spark can run on: 17 or newer, with the module Spark asks for at its start.
+"""Find a Java that Spark can run on: 17 or newer, with the module that Spark needs at its start.
 
-Looked at in this order: JAVA_HOME, `java` on the PATH, the usual places of Linux and macOS.
-Among the usual places 17 to 21 are preferred, the versions Spark is made for.
+Searched in this order: JAVA_HOME, `java` on the PATH, the usual places of Linux and macOS. Among
+the usual places, versions 17 to 21 are preferred: Spark is made for these.
 """
 
 import os
@@ -26,7 +26,7 @@ _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
 class JavaNotFound(Exception):
-    """No usable Java; the message is one line that says what to do."""
+    """No usable Java was found; the message is one line that says what to do."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,9 +36,9 @@ class JavaNotFound(Exception):
 
 
 def find_java_home(environment: Mapping[str, str], places: tuple[str, ...] = USUAL_PLACES) -> str:
-    """The home directory of a Java that can run Spark. Raises JavaNotFound.
+    """Return the home directory of a Java that can run Spark. Raises JavaNotFound.
 
-    `environment` is where JAVA_HOME, PATH and HOME are looked up.
+    JAVA_HOME, PATH and HOME are looked up in `environment`.
     """
     for home in _named(environment):
         if java_version(home) >= JAVA_VERSION_MIN:
@@ -52,7 +52,7 @@ def find_java_home(environment: Mapping[str, str], places: tuple[str, ...] = USU
 
 
 def java_version(home: Path) -> int:
-    """Major version of the Java in `home`; 0 if there is none that starts with Spark's module."""
+    """Return the Java's major version; 0 if none in `home` starts with Spark's module."""
     java = home / "bin" / "java"
     if not java.is_file():
         return 0

@@ -1,8 +1,8 @@
-"""Runs an audit: stage, evaluate every check, put the report together.
+"""Run an audit: stage the tables, evaluate every check, put the report together.
 
-The order is: parse everything once (tables.stage), the checks by queries, the replicas' hashes.
-Spark's fixed cost per query is most of a small audit's time, so checks on one table cost one query
-together, and a check costs one more for its offenders only when there are any.
+The order is: parse everything once (tables.stage), run the checks as queries, hash the replicas.
+Spark's fixed cost per query is most of a small audit's time, so all checks on one table share one
+query, and a check costs another query for its offenders only when there are any.
 """
 
 import time
@@ -98,7 +98,7 @@ def evaluate(checks: list[Check]) -> list[CheckResult]:
 
 
 def _by_table(checks: Iterable[Check]) -> list[list[Check]]:
-    """The checks in groups that share a table, in the order of their first."""
+    """Group the checks that share a table, in the order of their first."""
     groups: dict[int, list[Check]] = {}
     for check in checks:
         groups.setdefault(id(check.table), []).append(check)
@@ -106,7 +106,7 @@ def _by_table(checks: Iterable[Check]) -> list[list[Check]]:
 
 
 def _history_lines(tables: Tables, torn: int) -> CheckResult:
-    """Lines of the history that are no event; `torn` of them are excused."""
+    """Count lines of the history that are no event; `torn` of them are excused."""
     corrupt = tables.events.where(F.col("corrupt").isNotNull())
     found = corrupt.count()
     rows = corrupt.select("corrupt").limit(OFFENDERS_MAX).collect() if found > torn else []
@@ -120,7 +120,7 @@ def _history_lines(tables: Tables, torn: int) -> CheckResult:
 
 
 def _figures(tables: Tables) -> dict[str, int]:
-    """Messages of the topic: sends by outcome, copies stored, distinct messages stored."""
+    """Count messages of the topic: sends by outcome, copies stored, distinct messages stored."""
     sent = F.col("sent")
     outcome, copies = F.col("outcome"), F.col("copies")
     row = tables.ledger.agg(

@@ -1,14 +1,14 @@
-"""The checks of what comes later than it is sent, from the history and the stores. Queries only.
+"""The checks of messages that arrive later than they are sent. Builds queries only.
 
-Transactions, delayed messages and retries are no sends: where such a message is acknowledged is not
-where consumers get it. So they are judged by what the group's log holds under their ids: in the
-topic that they were sent to, in the brokers' own topics where they waited before, in a consumer
-group's retry and dead letter topics. What `chaos/checks` asks of the deliveries that a run saw is
-asked of every stored record here; what is right or wrong is the same (docs/history.md).
+A transaction, a delayed message or a retry is not acknowledged in the place where consumers get it.
+So each is judged by what the group's log holds under its id: in the topic it was sent to, in the
+brokers' own topics where it waited, and in a consumer group's retry and dead letter topics.
+`chaos/checks` judges the deliveries that a run saw; this module judges every stored record by the
+same rules (docs/history.md).
 
-A loss is judged once it cannot come any more: after a complete drain of the topic (a commit that
-the broker confirmed, at once). Of several broker groups the history does not say which one took a
-message; then only what was delivered nowhere is lost.
+A message counts as lost only once it cannot arrive any more: after a complete drain of the topic (a
+commit that the broker confirmed, at once). With several broker groups the history does not say
+which one took a message; then only a message delivered nowhere is lost.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from raftmq.audit.tables import Tables
 TRANSACTIONS, DELAYED, RETRIES = "transactions", "delayed", "retries"  # values of `work`
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 RETRY_PREFIX, DLQ_PREFIX = "%RETRY%", "%DLQ%"
-TOLERANCE_MS = 10  # what two looks at one machine's clock may differ
+TOLERANCE_MS = 10  # two looks at one machine's clock may differ by this
 NS_PER_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the history has for these checks: events by (f, work)."""
+    """The kinds of event in the history that these checks need, as (f, work)."""
 
     events: frozenset[tuple[str, str]]
-    clocks_moved: bool  # then early proves nothing
+    clocks_moved: bool  # then an early message proves nothing
     several: bool  # broker groups
 
     def has(self, function: str, work: str = "") -> bool:
@@ -43,7 +43,7 @@ class Evidence:
 
 
 def evidence(tables: Tables) -> Evidence:
-    """One query."""
+    """Collect the evidence in one query."""
     moved = (F.col("f") == "inject") & F.col("kind").startswith("clock")
     wanted = F.col("f").isin("post", "give_back", "deliver", "scan", "work")
     rows = (
@@ -60,7 +60,7 @@ def evidence(tables: Tables) -> Evidence:
 
 
 def later_checks(tables: Tables, found: Evidence) -> Iterator[Check]:
-    """Every check for which the history has events."""
+    """Yield every check for which the history has events."""
     works = {work for function, work in found.events if function == "post"}
     if works:
         posted = tables.staged(_posted(tables), "posted")
@@ -73,12 +73,12 @@ def later_checks(tables: Tables, found: Evidence) -> Iterator[Check]:
             yield from _retry_checks(tables, found, posted)
 
 
-# ---- what became of each message ----------------------------------------------------------------
+# ---- the fate of each message -------------------------------------------------------------------
 
 
 def _operations(tables: Tables, function: str, *keys: str) -> DataFrame:
-    """One row per `keys`: outcome (null: none yet), attempts, begun_ns, done_ns (of an ok), and
-    what the invoke says."""
+    """Return one row per `keys`: outcome (null: none yet), attempts, begun_ns, done_ns (of an ok),
+    and the fields of the invoke."""
     begun = F.col("type") == "invoke"
     return (
         tables.events.where(F.col("f") == function)
@@ -100,20 +100,20 @@ def _operations(tables: Tables, function: str, *keys: str) -> DataFrame:
 
 
 def _posted(tables: Tables) -> DataFrame:
-    """One row per message, by `work` and `id`, that was sent, or stands in a topic of a workload.
+    """Return one row per message (`work`, `id`) that was sent or stands in a topic of a workload.
 
     As sent: sent, topic, delay_ms, outcome, attempts, begun_ns, done_ns, drained_ns (when its topic
-    was drained last). As stored: copies (in its topic, to be consumed), in_work (in any topic of
-    the workload), anywhere, first_position, first_ms (store time of the first copy), waits_ms (of
-    the first record elsewhere), letters (dead ones), given_up. As seen: seen_ns (first delivery),
-    accepted, elsewhere (delivered by another broker group), scanned (found waiting at the end).
-    As decided: commit_ns, confirmed, decided. open_backs: given back, without an outcome.
-    waited_ms, by the brokers, and passed_ms, from the send to the first delivery.
+    was drained last). As stored: copies (in its topic, visible to consumers), in_work (in any topic
+    of the workload), anywhere, first_position, first_ms (store time of the first copy), waits_ms
+    (of the first record elsewhere), letters (dead ones), given_up. As seen: seen_ns (first
+    delivery), accepted, elsewhere (delivered by another broker group), scanned (found waiting at
+    the end). As decided: commit_ns, confirmed, decided. open_backs: given back, without an outcome.
+    waited_ms: the time the brokers held it; passed_ms: from the send to the first delivery.
     """
     posts = _operations(tables, "post", "work", "id").drop("about", "times", "seen", "tries")
     stored = F.col("position").isNotNull()
     own = stored & F.col("visible") & (F.col("at_topic") == F.coalesce("topic", "at_topic"))
-    # Workloads that share a topic: its records are there once for each.
+    # Workloads that share a topic: its records are joined once for each.
     of_another = (F.col("at_topic") == F.col("topic")) & (F.col("work_at") != F.col("sent_work"))
     ms = F.col("store_timestamp")
     kept = ("topic", "delay_ms", "outcome", "attempts", "begun_ns", "done_ns")
@@ -162,8 +162,8 @@ def _posted(tables: Tables) -> DataFrame:
 
 
 def _records(tables: Tables) -> DataFrame:
-    """The group's records, with `work_at`: the workload whose topic each stands in, if any. Those
-    of the sends alone, which are most, are left out."""
+    """Return the group's records, with `work_at`: the workload whose topic each stands in, if any.
+    Records of plain sends, which are most, are left out."""
     named = tables.events.where(F.col("f") == "post").select("work", "topic")
     groups = tables.events.where((F.col("f") == "deliver") & (F.col("work") == RETRIES))
     both = F.explode(
@@ -210,7 +210,7 @@ def _decided(tables: Tables) -> DataFrame:
 
 
 def _backs(tables: Tables) -> DataFrame:
-    """One row per giving back: id, times, seen, tries, dead, outcome, begun_ns, done_ns."""
+    """Return one row per send-back: id, times, seen, tries, dead, outcome, begun_ns, done_ns."""
     rows = _operations(tables, "give_back", "op").withColumnRenamed("about", "id")
     return rows.select("id", "times", "seen", "tries", "dead", "outcome", "begun_ns", "done_ns")
 
@@ -230,7 +230,7 @@ def _drained(tables: Tables) -> DataFrame:
 def _check(
     table: DataFrame, name: str, title: str, wrong: Column, *columns: str, fault: bool = True
 ) -> Check:
-    """Nothing unknown is wrong. Offenders are sorted by id."""
+    """Make a check in which an unknown (null) condition is not wrong; sort offenders by id."""
     shown = ("id", *columns)
     return Check(name, title, fault, table, F.coalesce(wrong, F.lit(False)), shown, shown)
 
@@ -384,8 +384,8 @@ def _retry_checks(tables: Tables, found: Evidence, posted: DataFrame) -> Iterato
 
 
 def _again(tables: Tables) -> DataFrame:
-    """One row per id and time that it was given back, and one for its dead letters (`letter`,
-    times -1): copies (stored here), first_position, first_ms, seen_ns."""
+    """Return one row per id and redelivery count, and one for its dead letters (`letter`, times
+    -1): copies (stored here), first_position, first_ms, seen_ns."""
     letter = F.col("topic").startswith(DLQ_PREFIX)
     retry = F.col("topic").startswith(RETRY_PREFIX)
     stored = (
@@ -424,8 +424,11 @@ def _again(tables: Tables) -> DataFrame:
 
 
 def _came_again(backs: DataFrame, again: DataFrame, sent: DataFrame) -> Check:
-    """A client that delivered a message again by itself counts further than what is stored, so a
-    range of counts is right for what it gave back then."""
+    """Check that what was given back came again or became a dead letter.
+
+    A client that redelivered a message by itself counts further than the stored record does, so a
+    range of counts answers such a send-back.
+    """
     back, found = backs.alias("back"), again.select("id", "letter", "times").alias("found")
     answers = (F.col("back.id") == F.col("found.id")) & _answers()
     rows = (
@@ -450,7 +453,7 @@ def _came_again(backs: DataFrame, again: DataFrame, sent: DataFrame) -> Check:
 
 
 def _answers() -> Column:
-    """`found` is what a giving `back` leads to."""
+    """Return whether the record `found` is the result of the send-back `back`."""
     times = F.col("found.times")
     in_turn = (F.col("back.times") < times) & (times <= F.col("back.seen") + 1)
     return F.when(F.col("found.letter"), F.col("back.dead")).otherwise(in_turn)
@@ -495,8 +498,8 @@ def _called_for(backs: DataFrame, again: DataFrame, sent: DataFrame) -> Iterator
 
 
 def _waits(tables: Tables, found: Evidence, again: DataFrame, sent: DataFrame) -> Iterator[Check]:
-    """How long what was given back had to wait: its level is the queue that it waited in, and when
-    it is due stands in that queue's units."""
+    """Yield the checks of how long a message given back waited: its delay level is the queue it
+    waited in, and its due time stands in that queue's units."""
     due = (
         tables.units.where(F.col("topic") == SCHEDULE_TOPIC)
         .groupBy("position")

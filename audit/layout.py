@@ -1,7 +1,7 @@
-"""The CommitLog, ConsumeQueue and checkpoint layouts as numpy sees them. Pure.
+"""The CommitLog, ConsumeQueue and checkpoint layouts as numpy dtypes. Pure.
 
-An audit that decodes with the decoder it audits sees what that decoder sees. So this module holds
-the layouts a second time, as dtypes for whole arrays of records at once; tests/audit/test_layout.py
+An audit that used the store's own decoder would share its errors. So this module defines the
+layouts a second time, as dtypes for whole arrays of records at once; tests/audit/test_layout.py
 asserts that they agree with the store's own codecs.
 
 A record (big-endian; the two hosts are 8 bytes, or 20 for IPv6 as sysflag says):
@@ -44,7 +44,7 @@ RECORD_HEAD = np.dtype(
         ("born_timestamp", ">i8"),
     ]
 )
-# What follows the store host.
+# The fields after the store host.
 RECORD_TAIL = np.dtype(
     [
         ("reconsume_times", ">i4"),
@@ -64,7 +64,7 @@ CHECKPOINT_SIZE_BYTES_MIN = 40
 
 FRAME_INDEX_AT = 8
 FRAME_POSITION_AT = 24
-# The largest thing a segment's end can have been too small for.
+# The largest item: a blank record is shorter than the item that did not fit.
 ITEM_SIZE_BYTES_MAX = HEADER_SIZE_BYTES + PAYLOAD_SIZE_BYTES_MAX
 
 assert RECORD_HEAD.itemsize == 48
@@ -73,7 +73,7 @@ assert UNIT.itemsize == 20
 
 
 class ItemKind(IntEnum):
-    """What stands at a position of the log."""
+    """The kinds of item that can stand at a position of the log."""
 
     RECORD = 0
     FRAME = 1
@@ -83,7 +83,7 @@ class ItemKind(IntEnum):
 
 
 def java_hash(text: str) -> int:
-    """Java's String.hashCode: over UTF-16 code units, wrapped to a signed 32-bit integer."""
+    """Return Java's String.hashCode: over UTF-16 code units, wrapped to a signed 32-bit integer."""
     units = np.frombuffer(text.encode("utf-16-be", "surrogatepass"), ">u2")
     value = 0
     for unit in units.tolist():

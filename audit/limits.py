@@ -1,25 +1,28 @@
-"""How far each store's log counts, and how far the group's does.
+"""Compute how far each store's log, and the group's, must be right.
 
-An audit must know which bytes are a promise. Three positions per store, one for the group:
+An audit must know which bytes are promised. There are three positions per store and one for the
+group:
 
-- *commit*: confirmPhyOffset of the store's checkpoint, what this replica itself knew committed.
-  After a kill it may be stale, never too large.
+- *commit*: confirmPhyOffset of the store's checkpoint: the commit position as this replica knew it.
+  After a kill it may be stale, but never too large.
 - *agreed*: the end of the last frame that this store holds, intact and equal in every field and
   checksum, together with a majority of the stores. Whatever was acknowledged lies below it on a
-  majority, for an acknowledgement needs a majority.
-- *limit* = max(commit, agreed): below it this store's bytes must be right. Log matching makes a
-  frame held in common vouch for everything before it. Behind it may lie a torn write, or frames
-  of a deposed leader that nobody committed.
+  majority, because an acknowledgement needs a majority.
+- *limit* = max(commit, agreed): below it this store's bytes must be right, since by log matching a
+  frame held in common vouches for everything before it. Beyond it may lie a torn write, or frames
+  of a deposed leader that were never committed.
 - the group's *agreed end*: the largest `agreed`. A message is stored if a majority of stores hold
   it intact below this position. A store may lag: its own limit is then smaller.
 
 Frames left over behind a truncation have a lower term than frames before them in the file; they do
-not vouch for anything. A majority is one of the stores given: give every store of the group.
+not vouch for anything. The majority is counted among the stores given: give every store of the
+group.
 
-Classic mode (a master, perhaps slaves that copy its bytes; a log without frames) has no majority:
-a message is stored if any of the stores holds it intact, and each store must be right up to its own
-last item. What a slave has not copied yet is no fault. Its *commit* is where the ConsumeQueues must
-be complete: all of a log that was closed in order, else what the checkpoint vouches for.
+Classic mode (a master, perhaps slaves that copy its bytes; a log without frames) has no majority: a
+message is stored if any of the stores holds it intact, and each store must be right up to its own
+last item. It is no fault if a slave has not copied everything yet. Its *commit* is the position
+below which the ConsumeQueues must be complete: the end of a log that was closed in order, else the
+position the checkpoint vouches for.
 """
 
 from collections.abc import Mapping
@@ -39,7 +42,7 @@ ABORT = "abort"  # a store has this file while it is open: it was not closed in 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """One store's positions; see the module's text."""
+    """The positions of one store, as the module's text defines them."""
 
     store: str
     begin: int  # position of the first segment's first byte
@@ -56,14 +59,14 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The positions of every store, and of the group."""
+    """The positions of every store and of the group."""
 
     stores: tuple[StoreLimits, ...]
     mode: str = RAFT
 
     @property
     def needed(self) -> int:
-        """How many stores must hold a message for it to be stored."""
+        """The number of stores that must hold a message for it to count as stored."""
         return len(self.stores) // 2 + 1 if self.mode == RAFT else 1
 
     @property
@@ -76,11 +79,11 @@ class Limits:
 
     @property
     def begin(self) -> int:
-        """The smallest log position any store still has."""
+        """The smallest log position that any store still has."""
         return min(store.begin for store in self.stores)
 
     def of(self, name: str) -> Column:
-        """A column of `name` ('limit', 'commit', 'begin') by the row's column `store`."""
+        """Return a column of `name` ('limit', 'commit', 'begin') by the row's `store`."""
         value = F.lit(0).cast("long")
         for store in self.stores:
             position = F.lit(int(getattr(store, name))).cast("long")
@@ -89,14 +92,14 @@ class Limits:
 
 
 def frame_end() -> Column:
-    """Position behind a frame's payload."""
+    """Return the position just after a frame's payload."""
     return F.col("position") + F.col("size") + F.col("payload_length")
 
 
 def find_limits(items: DataFrame, stores: Mapping[str, str], mode: str | None = None) -> Limits:
     """Compute the limits from the staged log items (LOG_SCHEMA). Raises StoreError.
 
-    Without a `mode`, logs with frames are Raft's, others classic.
+    Without a `mode`, logs with frames are taken as Raft's, others as classic.
     """
     names = list(stores)
     ends = _data_ends(items)
@@ -134,7 +137,7 @@ def _commit(store: str, mode: str, data_end: int) -> int:
 
 
 def _data_ends(items: DataFrame) -> dict[str, tuple[int, int, int]]:
-    """Per store: end of its last item, number of intact records, number of frames."""
+    """Return per store the end of its last item, its number of intact records and of frames."""
     record = F.col("kind") == int(ItemKind.RECORD)
     frame = F.col("kind") == int(ItemKind.FRAME)
     end = F.when(record, F.col("position") + F.col("size")).when(frame, frame_end())
@@ -149,7 +152,7 @@ def _data_ends(items: DataFrame) -> dict[str, tuple[int, int, int]]:
 
 
 def _agreed_by_frames(items: DataFrame, names: list[str]) -> list[int] | None:
-    """Where each store's agreement with a majority ends; None if no store has a frame."""
+    """Return where each store's agreement with a majority ends; None if there is no frame."""
     frames = items.where(F.col("kind") == int(ItemKind.FRAME))
     before = (
         Window.partitionBy("store").orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
@@ -163,7 +166,7 @@ def _agreed_by_frames(items: DataFrame, names: list[str]) -> list[int] | None:
     bits = F.lit(0).cast("long")
     for i, name in enumerate(names):
         bits = F.when(F.col("store") == name, F.lit(1 << i).cast("long")).otherwise(bits)
-    # A store has one frame at a position at most, so the sum is the set of holders.
+    # A store has at most one frame at a position, so the sum is the set of holders.
     identity = ["position", "end", "frame_index", "frame_term", "payload_crc", "header_crc"]
     held = sound.groupBy(*identity).agg(F.sum(bits).alias("holders"))
     majority = len(names) // 2 + 1

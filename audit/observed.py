@@ -1,8 +1,8 @@
-"""The checks of what the history says of the cluster by itself: offsets, metadata, leaders, logs.
+"""The checks of what the history alone says: offsets, metadata, leaders, logs of the cluster.
 
-Queries only; each is made only where the history has such events. Times decide what may be wrong: a
-read is held to what was answered before it was asked for (`invoked_ns`, in old histories the moment
-of its answer).
+Builds queries only, each only where the history has such events. Real-time order decides: a read is
+compared with what had been answered before the read was asked for (`invoked_ns`, in old histories
+the time of its answer).
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,13 +14,13 @@ from raftmq.audit.checks import Check
 from raftmq.audit.history import of_group
 from raftmq.audit.tables import Tables
 
-# What a node may say that was hit by a fault of these kinds: a broken disk stops it, on purpose.
+# Lines that a node hit by a fault of these kinds may log: a broken disk stops it on purpose.
 EXPECTED_KINDS = "^(disk|eio|short|flip|torn|lost|lying)-|power-cut"
 EXPECTED_LINES = "OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
 
 
 def observed_checks(tables: Tables, kinds: Mapping[str, Row]) -> Iterator[Check]:
-    """Every check for which the history has events."""
+    """Yield every check for which the history has events."""
     if "commit" in kinds or "fetch" in kinds:
         yield from offset_checks(tables)
     if "meta_read" in kinds:
@@ -32,11 +32,12 @@ def observed_checks(tables: Tables, kinds: Mapping[str, Row]) -> Iterator[Check]
 
 
 def offset_checks(tables: Tables) -> Iterator[Check]:
-    """Consumer offsets that went back: as answered, and as committed by one consumer.
+    """Yield the checks for consumer offsets that went back: as answered, and as committed by one
+    consumer.
 
-    A reset, or a lower commit of another consumer that took a queue over, begins a new epoch: only
-    what is of one epoch is compared. A fetch may answer what a lower commit has written that was
-    not answered yet when it was asked for.
+    A reset, or a lower commit of another consumer that took a queue over, begins a new epoch; only
+    values of the same epoch are compared. A fetch may also answer the value of a lower commit that
+    was still unanswered when the fetch was asked for.
     """
     place = ("group", "broker", "queue")
     moments = _moments(_operations(tables, ("commit", "fetch", "reset"), place, "offset"))
@@ -71,7 +72,7 @@ def offset_checks(tables: Tables) -> Iterator[Check]:
 
 
 def metadata_check(tables: Tables) -> Check:
-    """Versions read back below one that was acknowledged or read before, or that nobody wrote."""
+    """Check for versions read back older than acknowledged or read before, or never written."""
     thing = ("broker", "what", "name")
     operations = _operations(tables, ("meta_write", "meta_read"), thing, "version")
     whole = Window.partitionBy(*thing)
@@ -101,8 +102,8 @@ def metadata_check(tables: Tables) -> Check:
 def _operations(
     tables: Tables, functions: tuple[str, ...], place: tuple[str, ...], value: str
 ) -> DataFrame:
-    """One row per operation: op, f, p, place, value, type (its outcome's; null: none), asked_ns,
-    done_ns (null: no answer)."""
+    """Return one row per operation: op, f, p, place, value, type (its outcome's; null: none),
+    asked_ns, done_ns (null: no answer)."""
     ours = F.col("f").isin(*functions) & of_group(tables.group)
     if "queue" in place:
         ours = ours & (F.col("topic") == tables.topic)
@@ -125,7 +126,7 @@ def _operations(
 
 
 def _moments(operations: DataFrame) -> DataFrame:
-    """Each operation twice: when it was asked for (kind 0) and when it was answered (kind 1)."""
+    """Return each operation twice: when it was asked for (kind 0) and when answered (kind 1)."""
     times = F.array(
         F.struct(F.col("asked_ns").alias("t_ns"), F.lit(0).alias("kind")),
         F.struct(F.col("done_ns").alias("t_ns"), F.lit(1).alias("kind")),
@@ -135,9 +136,9 @@ def _moments(operations: DataFrame) -> DataFrame:
 
 
 def _judged_offsets(moments: DataFrame, place: tuple[str, ...]) -> DataFrame:
-    """One row per answered operation: before (the last commit's offset), own_lower, epoch,
+    """Return one row per answered operation: before (the last commit's offset), own_lower, epoch,
     epoch_asked, floor (the highest value of its epoch known when it was asked for), lower_commits
-    (offset and done_ns of the commits that wrote less than was there, or may have)."""
+    (offset and done_ns of the commits that certainly or possibly wrote less than was there)."""
     order = Window.partitionBy(*place).orderBy("t_ns", "kind", "op")
     earlier = order.rowsBetween(Window.unboundedPreceding, -1)
     answer = F.col("kind") == 1
@@ -173,7 +174,7 @@ def _judged_offsets(moments: DataFrame, place: tuple[str, ...]) -> DataFrame:
         .orderBy("t_ns", "kind", "op")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
-    # Of two consumers' commits at one time either may be the last: the higher is not certain.
+    # Of two consumers' concurrent commits either may be the last: the higher is not certain.
     raced = is_commit & (F.col("before_f") == "commit") & (F.col("before_p") != F.col("p"))
     raced = F.coalesce(raced & (F.col("before_ns") > F.col("asked_ns")), F.lit(False))
     certain = F.when(answer & ~raced, F.col("offset"))
@@ -190,7 +191,7 @@ def _judged_offsets(moments: DataFrame, place: tuple[str, ...]) -> DataFrame:
 
 
 def leader_check(tables: Tables) -> Check:
-    """One leader per term and broker group; classic masters have no terms."""
+    """Check that each term of a broker group has one leader; classic masters have no terms."""
     claims = (
         tables.events.where((F.col("f") == "leader") & (F.col("term") > 0))
         .groupBy(F.coalesce("group", F.lit("")).alias("group"), "term")
@@ -208,7 +209,7 @@ def leader_check(tables: Tables) -> Check:
 
 
 def log_check(tables: Tables) -> Check:
-    """Assertion failures and tracebacks in the nodes' logs that no injected fault explains."""
+    """Check for failures and tracebacks in the nodes' logs that no injected fault explains."""
     hit = (
         tables.events.where(
             (F.col("f") == "inject") & (F.col("type") == "ok") & F.col("kind").rlike(EXPECTED_KINDS)

@@ -1,7 +1,7 @@
-"""The checks of orderly consumption under locks, of pieces of work as intervals. Queries only.
+"""The checks of orderly consumption under queue locks. Builds queries only.
 
-As in chaos/checks/locks.py: every piece of work is an interval of the harness's one clock, written
-when it ends. Besides, what was worked on must be stored.
+As in chaos/checks/locks.py, every piece of work is an interval on the harness's one clock, written
+when it ends. In addition, the messages worked on must be stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUEUE = ("group", "broker", "topic", "queue")
 
 
 def orderly_checks(tables: Tables) -> Iterator[Check]:
-    """Made where the history has such work."""
+    """Yield the checks of work on locked queues; call this where the history has such work."""
     in_queue = Window.partitionBy(*QUEUE).orderBy("t_ns", "op")
     before = in_queue.rowsBetween(Window.unboundedPreceding, -1)
     ends = (
@@ -33,7 +33,7 @@ def orderly_checks(tables: Tables) -> Iterator[Check]:
         .withColumn("broker", F.coalesce("broker", F.lit("")))
         .select(*QUEUE, "p", "op", "t_ns", "began_ns", "first", "last", "done")
         .withColumn("busy_until_ns", F.max("t_ns").over(before))
-        # A topic may have been worked on before: its first piece begins where it begins.
+        # A topic may have been worked on before the history: the first piece defines the start.
         .withColumn("next", F.greatest(F.first("first").over(in_queue), F.max(done).over(before)))
         .join(F.broadcast(ends), ["topic", "queue"], "left")
     )

@@ -1,8 +1,8 @@
-"""A range of a CommitLog segment as Arrow batches. Pure: bytes in, batches out.
+"""Turn a range of a CommitLog segment into Arrow batches. Pure: bytes in, batches out.
 
-Two shapes of the same walk. `log_batches` has a row for every item (record, frame header, blank,
-hole, end of data) and is what the audit stages; `record_batches` has the records alone, as a topic
-is read by a user. The schemas are fixed: Spark takes Arrow batches only if they match exactly.
+The same walk comes in two shapes: `log_batches` has a row for every item (record, frame header,
+blank, hole, end of data) and is what the audit stages; `record_batches` has the records alone, for
+users who read a topic. The schemas are fixed: Spark takes Arrow batches only if they match exactly.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ from raftmq.store.frame import FrameKind
 BATCH_RECORDS_MAX = 65_536
 BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # with bodies, a batch holds about this many bytes of log
 
-# What only a reader of a topic wants; every staged column costs time.
+# Fields that only a reader of a topic wants; every staged column costs time.
 _NOT_STAGED = (
     "magic",
     "flag",
@@ -62,10 +62,10 @@ RECORD_BODY_SCHEMA = RECORD_SCHEMA.append(pa.field("body", pa.binary()))
 def log_batches(
     data: memoryview, base: int, start: int, end: int, store: str
 ) -> Iterator[pa.RecordBatch]:
-    """Every item that bytes [start, end) of a segment own, in batches of LOG_SCHEMA.
+    """Yield every item that bytes [start, end) of a segment own, in batches of LOG_SCHEMA.
 
-    `intact` of a record says that its body's CRC is right, of a frame that its payload's is. A
-    frame header with a wrong CRC is no frame but a hole.
+    `intact` of a record means that its body's CRC is right, of a frame that its payload's is. A
+    frame header with a wrong CRC counts as a hole, not as a frame.
     """
     walk = walk_range(data, base, start, end)
     for chunk in _chunks(walk.records, BATCH_RECORDS_MAX):
@@ -88,9 +88,10 @@ def record_batches(
     body: bool = True,
     until: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The records that bytes [start, end) own, as RECORD_SCHEMA or with bodies RECORD_BODY_SCHEMA.
+    """Yield the records that bytes [start, end) own as RECORD_SCHEMA, with bodies
+    RECORD_BODY_SCHEMA.
 
-    With `topic`, that topic's visible records alone: prepared and rolled-back transactions are not
+    With `topic`, only that topic's visible records: prepared and rolled-back transactions are not
     in their topic. With `until`, only records that end at or below that log position.
     """
     schema = RECORD_BODY_SCHEMA if body else RECORD_SCHEMA
@@ -124,7 +125,8 @@ def _frame_batch(
     frames: Sequence[FrameItem],
     records: Sequence[int],
 ) -> pa.RecordBatch:
-    """`records` are all the records the range owns; a last frame's may lie in the next range."""
+    """Build a batch of frames. `records` are all records of the range; those of its last frame may
+    lie in the next range."""
     intact, found = [], []
     for frame in frames:
         start = frame.at + HEADER_SIZE_BYTES
@@ -169,7 +171,7 @@ def _gap_batch(base: int, store: str, gaps: Sequence[Gap]) -> pa.RecordBatch:
 
 
 def _batch(schema: pa.Schema, store: str, count: int, **columns: Any) -> pa.RecordBatch:
-    """A batch of `schema`; columns not given are null, single numbers stand for all rows."""
+    """Build a batch of `schema`; missing columns are null, a number stands for all rows."""
     arrays = []
     for field in schema:
         column = store if field.name == "store" else columns.get(field.name)
@@ -190,7 +192,8 @@ def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def _bounded(positions: Sequence[int], body: bool) -> Iterator[Sequence[int]]:
-    """Chunks of at most BATCH_RECORDS_MAX records and, with bodies, about BATCH_BODY_BYTES_MAX."""
+    """Yield chunks of at most BATCH_RECORDS_MAX records and, with bodies, about
+    BATCH_BODY_BYTES_MAX bytes of log."""
     begin = 0
     for i in range(1, len(positions) + 1):
         full = i - begin >= BATCH_RECORDS_MAX

@@ -1,8 +1,8 @@
-"""Are the replicas the same bytes? Hash by blocks where they are read, compare the hashes.
+"""Compare the replicas' bytes: hash each store in blocks where it is read, compare the hashes.
 
-Every store is hashed up to its limit (audit.limits), the garbage behind blank records left out.
-A block counts as different if two stores that have it hash it differently; the majority's bytes
-are the right ones, and of a deviating store the first differing position is named.
+Every store is hashed up to its limit (audit.limits), without the garbage behind blank records. A
+block counts as different if two stores that have it hash it differently; the majority's bytes count
+as the right ones, and for a deviating store the first differing position is named.
 """
 
 import itertools
@@ -41,7 +41,7 @@ def replica_check(tables: Tables) -> CheckResult:
 
 
 def commit_check(limits: Limits) -> CheckResult:
-    """A commit position some store knows must be held by a majority, and by that store itself."""
+    """Check that every commit position is held by a majority and by the store that claims it."""
     offenders: list[Offender] = []
     for store in limits.stores:
         if store.commit > limits.agreed_end:
@@ -64,7 +64,7 @@ def commit_check(limits: Limits) -> CheckResult:
 
 
 def segment_check(stores: Mapping[str, str], limits: Limits) -> CheckResult:
-    """Segments missing between others, below the store's limit."""
+    """Check for segments missing between others, below the store's limit."""
     offenders: list[Offender] = []
     for store in limits.stores:
         files = segments(stores[store.store])
@@ -79,7 +79,7 @@ def segment_check(stores: Mapping[str, str], limits: Limits) -> CheckResult:
 def _different_blocks(
     spark: SparkSession, items: DataFrame, stores: Mapping[str, str], limits: Limits
 ) -> DataFrame:
-    """Blocks with more than one hash: block_start, copies (array of store, block_end, digest)."""
+    """Return blocks that differ: block_start, copies (array of store, block_end, digest)."""
     skipped: dict[str, list[tuple[int, int]]] = {}
     blanks = items.where(F.col("kind") == int(ItemKind.BLANK)).orderBy("position")
     for row in blanks.select("store", "position", "size").limit(BLANKS_MAX).collect():
@@ -108,7 +108,7 @@ def _different_blocks(
 
 
 def _deviations(start: int, copies: list[Any], stores: Mapping[str, str]) -> list[Offender]:
-    """The stores whose block differs from the majority's (without one: from the first store's)."""
+    """List stores whose block differs from the majority's (without one: the first store's)."""
     votes = Counter((copy["block_end"], bytes(copy["digest"])) for copy in copies)
     right, count = votes.most_common(1)[0]
     by_majority = count * 2 > len(copies)

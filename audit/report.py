@@ -1,6 +1,6 @@
-"""What an audit found: plain data, and its JSON.
+"""The result of an audit as plain data, and as JSON.
 
-A check that is a fault makes the verdict false when its count is above 0. The others are facts
+A check with `fault` set makes the verdict false when its count is above 0. The others are facts
 worth knowing that at-least-once delivery allows (a client's retry stored twice, a redelivery).
 """
 
@@ -47,7 +47,7 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The verdict with what it rests on. `figures` counts messages of the topic."""
+    """The verdict and its evidence. `figures` counts messages of the topic."""
 
     topic: str
     stores: tuple[StoreReport, ...]
@@ -60,31 +60,31 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """The verdict."""
+        """True if no fault was found."""
         return all(check.ok for check in self.checks)
 
     @property
     def agreed_end(self) -> int:
-        """Log position up to which enough stores agree: the end of what was audited."""
+        """The log position up to which enough stores agree: the end of what was audited."""
         return max(store.agreed for store in self.stores)
 
     @property
     def fullest_store(self) -> str:
-        """Name of a store that reaches `agreed_end`: the one to read the topic from."""
+        """The name of a store that reaches `agreed_end`: read the topic from this one."""
         return max(self.stores, key=lambda store: store.agreed).store
 
     def check(self, name: str) -> CheckResult:
-        """The check of that name. KeyError if it was not run."""
+        """Return the check of that name. Raises KeyError if it was not run."""
         for check in self.checks:
             if check.name == name:
                 return check
         raise KeyError(name)
 
     def count(self, name: str) -> int:
-        """Offenders of the check of that name."""
+        """Return the number of offenders of the check of that name."""
         return self.check(name).count
 
     def to_json(self) -> bytes:
-        """The whole report as one JSON object, with `ok` beside the fields."""
+        """Return the whole report as one JSON object, with `ok` beside the fields."""
         content = {"ok": self.ok, **asdict(self)}
         return orjson.dumps(content, option=orjson.OPT_INDENT_2)

@@ -1,7 +1,7 @@
-"""Starting Spark for an audit: local, quiet, bound to loopback, everything temporary removed.
+"""Start Spark for an audit: local, quiet, bound to loopback, with everything temporary removed.
 
-A session costs 6 to 8 s and its first job 2 to 4 s, so there is one per process: `session()` gives
-out the running one if there is one and stops only what it started.
+A session costs 6 to 8 s and its first job 2 to 4 s, so there is one per process: `session()` yields
+the running one if there is one, and stops only a session that it started.
 """
 
 import os
@@ -34,7 +34,7 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 
 @contextmanager
 def session(cores: int = CORES) -> Iterator[SparkSession]:
-    """A Spark session with the project's data sources registered.
+    """Yield a Spark session with the project's data sources registered.
 
     Raises JavaNotFound. A session that is already running is used as it is and left running.
     """

@@ -1,4 +1,4 @@
-"""A store as Spark data sources. Register them once per session: `register(spark)`.
+"""Stores as Spark data sources. Register them once per session: `register(spark)`.
 
     spark.read.format("rocketmq").option("topic", "Flights").load("n0/store")
 
@@ -8,10 +8,10 @@ rocketmq_queue   the ConsumeQueues' units
 rocketmq_blocks  hashes of blocks of the log, to compare replicas
 
 Options: `path`, one store directory, or `stores`, a JSON object of names and directories; the name
-is the column `store` (the directory's, without a name). For rocketmq and rocketmq_log
-`splitBytes` (default 32 MiB): segments are cut at any byte. For rocketmq `body` (default true: a
-source cannot prune columns, so say when bodies are not wanted) and `until`, a log position behind
-which nothing is read. For rocketmq_blocks `limits`, `skipped` and `cuts`, JSON (see BlockReader).
+becomes the column `store` (with `path`, the directory). For rocketmq and rocketmq_log `splitBytes`
+(default 32 MiB): segments are split at any byte. For rocketmq `body` (default true: a source cannot
+prune columns, so say when bodies are not wanted) and `until`, the log position at which reading
+stops. For rocketmq_blocks `limits`, `skipped` and `cuts`, JSON (see BlockReader).
 
 `partitions` and `read` run in different processes, so readers hold plain data only.
 """
@@ -83,13 +83,13 @@ _SPARK_TYPES: dict[Any, DataType] = {
 
 
 def register(spark: SparkSession) -> None:
-    """Make the four formats known to this session; harmless when repeated."""
+    """Make the four formats known to this session; may be repeated."""
     for source in (RecordSource, LogSource, QueueSource, BlockSource):
         spark.dataSource.register(source)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The Spark schema an Arrow schema of ours stands for; every field nullable."""
+    """Return the Spark schema for one of our Arrow schemas; every field is nullable."""
     return StructType([StructField(f.name, _SPARK_TYPES[f.type], True) for f in schema])
 
 
@@ -112,7 +112,7 @@ class QueueFiles(InputPartition):  # type: ignore[misc]  # pyspark is untyped he
 
 
 class _StoreReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """What the readers share: the stores and how their segments are cut."""
+    """The base of the readers: the stores and how their segments are split."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.stores = _stores(options)
@@ -131,7 +131,7 @@ class _StoreReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untype
 
 
 class RecordReader(_StoreReader):
-    """Records, optionally of one topic, with or without bodies."""
+    """Reads records, optionally of one topic, with or without bodies."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -157,7 +157,7 @@ class RecordReader(_StoreReader):
 
 
 class LogReader(_StoreReader):
-    """Every item of the log."""
+    """Reads every item of the log."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SegmentRange):
@@ -169,7 +169,7 @@ class LogReader(_StoreReader):
 
 
 class QueueReader(_StoreReader):
-    """ConsumeQueue units; a partition is about `splitBytes` of files."""
+    """Reads ConsumeQueue units; a partition is about `splitBytes` of files."""
 
     def partitions(self) -> list[InputPartition]:
         found: list[InputPartition] = []
@@ -207,8 +207,11 @@ class QueueReader(_StoreReader):
 
 
 class BlockReader(_StoreReader):
-    """Block hashes. `limits` {store: position}: how far each store is read; `skipped` {store:
-    [[from, to], …]}: positions left out; `cuts` [position, …]: additional block ends."""
+    """Reads block hashes.
+
+    `limits` {store: position}: how far each store is read; `skipped` {store: [[from, to], …]}:
+    positions left out; `cuts` [position, …]: additional block ends.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -293,7 +296,7 @@ class BlockSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
 
 
 def _plain(options: MutableMapping[str, str]) -> dict[str, str]:
-    """Spark's case-insensitive options under the names this module asks for."""
+    """Return Spark's case-insensitive options under the names this module asks for."""
     names = ("path", "stores", "topic", "body", "until", "splitBytes", "limits", "skipped", "cuts")
     return {name: options[name] for name in names if name in options}
 

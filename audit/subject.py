@@ -1,8 +1,8 @@
-"""What is audited: a broker group in one of two modes, as cluster.json says where there is one.
+"""The subject of an audit: one broker group and its mode, read from cluster.json if there is one.
 
 A store made by mqcluster lies at DIR/<node>/store, and DIR/cluster.json says the cluster's mode and
-each node's broker group. Stores of other origin have none; then the logs themselves tell the mode,
-and every event of the history is taken to be about this group.
+each node's broker group. Stores of other origin have no cluster.json; then the logs themselves tell
+the mode, and every event of the history is taken to be about this group.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ FRAMED_MODES = ("raft", "pysyncobj")  # of cluster.json; all others are classic
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`mode` None: as the logs are. `group` None: the only one there is."""
+    """The audited group. `mode` None: the logs tell it. `group` None: the only group there is."""
 
     mode: str | None = None
     group: str | None = None
@@ -29,8 +29,10 @@ class Subject:
 def subject_of(
     stores: Mapping[str, str], mode: str | None = None, group: str | None = None
 ) -> Subject:
-    """What these stores are; `mode` and `group` given win. Raises StoreError if cluster.json says
-    that the stores are of several groups, or cannot be read."""
+    """Find out the mode and group of these stores; a `mode` or `group` given wins.
+
+    Raises StoreError if cluster.json cannot be read or says that the stores are of several groups.
+    """
     modes, groups = set(), set()
     for directory in stores.values():
         store = Path(directory).absolute()
@@ -54,8 +56,8 @@ def subject_of(
 
 
 def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
-    """The stores that mqchaos left under a run's directory, by node; with `group` that broker
-    group's only. Raises StoreError if there are none."""
+    """Return the stores that mqchaos left under a run's directory, by node name; with `group`, only
+    those of that broker group. Raises StoreError if there are none."""
     cluster = run / "cluster"
     found = {}
     for node in _read(cluster / "cluster.json").get("nodes", ()):

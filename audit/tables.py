@@ -1,6 +1,6 @@
-"""Everything the checks read, decoded once and staged as Parquet in a temporary directory.
+"""Decode everything the checks read once, and stage it as Parquet in a temporary directory.
 
-The logs are parsed and verified in one pass over each byte; every check then reads columns. Nothing
+The logs are parsed and verified in one pass over the bytes; every check then reads columns. Nothing
 here holds messages on the driver.
 """
 
@@ -18,7 +18,7 @@ from raftmq.audit.layout import SYSFLAG_TRANSACTION, ItemKind
 from raftmq.audit.limits import Limits, find_limits
 from raftmq.audit.subject import Subject
 
-# What makes two copies of a record on two stores the same record.
+# Two copies of a record on two stores are the same record if these fields are equal.
 _IDENTITY = (
     "size",
     "topic",
@@ -61,7 +61,7 @@ class Tables:
     ledger: DataFrame
 
     def staged(self, frame: DataFrame, name: str) -> DataFrame:
-        """The same rows from a file: what several queries read is computed once."""
+        """Write the rows to a file and return them from it: several queries compute them once."""
         return _staged(self.spark, frame, self.scratch / name)
 
 
@@ -78,7 +78,7 @@ def stage(
     scratch: Path,
     subject: Subject,
 ) -> Tables:
-    """Decode stores and history into `scratch`. Raises StoreError, HistoryUnfit, OSError."""
+    """Decode stores and history into `scratch`. Raises StoreError, HistoryUnfit or OSError."""
 
     def staged(frame: DataFrame, name: str) -> DataFrame:
         return _staged(spark, frame, scratch / name)
@@ -108,14 +108,14 @@ def stage(
 
 
 def records(items: DataFrame) -> DataFrame:
-    """The records among the staged items, with `visible`: consumers may get it."""
+    """Return the records among the staged items, with `visible`: consumers may get it."""
     bits = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION)
     rows = items.where(F.col("kind") == int(ItemKind.RECORD))
     return rows.withColumn("visible", bits.isin(0, 8))
 
 
 def _log(items: DataFrame, limits: Limits) -> DataFrame:
-    """The group's records: those enough stores hold intact below the agreed end."""
+    """Return the group's records: those that enough stores hold intact below the agreed end."""
     kept = (
         *("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "visible"),
         *("store_timestamp", "reconsume_times"),
@@ -137,7 +137,7 @@ def _log(items: DataFrame, limits: Limits) -> DataFrame:
 
 
 def _ledger(log: DataFrame, sends: DataFrame, topic: str) -> DataFrame:
-    """One row per id: what was sent under it, and what is stored under it.
+    """Return one row per id: what was sent under it, and what is stored under it.
 
     id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset (null if never
     sent); copies; altered (copies with another body than the sent one); at_ack (a copy stands

@@ -1,12 +1,12 @@
-"""Finding the items of a CommitLog range: records, frame headers, blanks, and what is none. Pure.
+"""Find the items of a CommitLog range: records, frame headers, blanks and holes. Pure.
 
 A range of a segment *owns* every item whose first byte lies in it. A range that begins inside the
-segment looks for its first item itself, so a segment may be cut at arbitrary bytes and every item
-is seen exactly once. What keeps a record nested in a message body from being taken for an item:
-its physical offset would have to equal its own position; frame headers carry a CRC as well.
+segment looks for its first item itself, so a segment may be split at arbitrary bytes and every item
+is seen exactly once. A record nested in a message body is not taken for an item, because its
+physical offset would have to equal its own position; frame headers carry a CRC as well.
 
-Damage is walked around: where no item begins, the next position at which one does is searched for,
-and the bytes between are a hole. The range that owns the item before a hole reports it, whole.
+Damage is skipped: where no item begins, the walk searches for the next position at which one does,
+and the bytes between are a hole. The range that owns the item before a hole reports the whole hole.
 A body written on purpose with a valid record for its own future position can mislead a range that
 begins inside that body, and only such a range.
 """
@@ -45,8 +45,11 @@ _ZEROS = bytes(_SEARCH_BYTES + 7)
 
 @dataclass(frozen=True, slots=True)
 class FrameItem:
-    """A frame header with a good CRC; `at` is relative to the segment. `size`: what a walker hops
-    over, of a message frame up to its records."""
+    """A frame header with a good CRC.
+
+    `at` is relative to the segment. `size` is the number of bytes a walker hops over: of a message
+    frame, the bytes up to its records.
+    """
 
     at: int
     size: int
@@ -72,7 +75,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Walk:
-    """The items one range owns, in order of position within each list."""
+    """The items one range owns, each list in order of position."""
 
     records: list[int] = field(default_factory=list)
     frames: list[FrameItem] = field(default_factory=list)
@@ -109,11 +112,11 @@ def walk_range(data: memoryview, base: int, start: int, end: int) -> Walk:
 
 
 def find_item(data: memoryview, base: int, start: int, end: int) -> int | None:
-    """The first position in [start, end) where an item begins, or None."""
+    """Return the first position in [start, end) where an item begins, or None."""
     at = start
     while at < end:
         stop = min(at + _SEARCH_BYTES, end)
-        # An item's magic stands 4 to 7 bytes behind its first byte.
+        # An item's magic stands 4 to 7 bytes after its first byte.
         window = bytes(data[at : min(stop + 7, len(data))])
         if window != _ZEROS[: len(window)]:
             for match in _ANY_MAGIC.finditer(window):
@@ -125,7 +128,7 @@ def find_item(data: memoryview, base: int, start: int, end: int) -> int | None:
 
 
 def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | None:
-    """Take items from `at` on; return where it stopped, or None behind the blank record."""
+    """Take items from `at` on; return where it stopped, or None after the blank record."""
     total = len(data)
     unpack = _RECORD_START.unpack_from
     take = walk.records.append
@@ -158,7 +161,7 @@ def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | No
 
 
 def _is_item(data: memoryview, base: int, at: int) -> bool:
-    """True if a record, a frame header or the blank record begins at `at` (the end does not)."""
+    """Return whether a record, frame header or blank record begins at `at` (the end is none)."""
     total = len(data)
     if at + BLANK_SIZE_BYTES > total:
         return False
@@ -174,7 +177,7 @@ def _is_item(data: memoryview, base: int, at: int) -> bool:
 
 
 def _record_shape(data: memoryview, at: int, size: int, magic: int) -> bool:
-    """True if the record's size is what its inner lengths add up to, inside the segment."""
+    """Return whether the record's size fits its inner lengths and the segment."""
     limit = at + size
     if size < RECORD_SIZE_BYTES_MIN or limit > len(data):
         return False
@@ -198,7 +201,7 @@ def _record_shape(data: memoryview, at: int, size: int, magic: int) -> bool:
 
 
 def _frame_at(data: memoryview, base: int, at: int) -> FrameItem | None:
-    """The frame whose header begins at `at`; None unless header, CRC and position are right."""
+    """Return the frame at `at`; None unless header, CRC and position are right."""
     try:
         fields = parse_header(data, at)
     except FrameError:
@@ -210,10 +213,10 @@ def _frame_at(data: memoryview, base: int, at: int) -> FrameItem | None:
 
 
 def _behind_blank(data: memoryview, start: int) -> bool:
-    """True if `start` lies in the garbage behind the segment's blank record.
+    """Return whether `start` lies in the garbage behind the segment's blank record.
 
-    Old records may stand there at their own positions. The tail behind a blank is shorter than
-    the item that did not fit, so only ranges near the segment's end have to look.
+    Old records may stand there at their own positions. The tail behind a blank is shorter than the
+    item that did not fit, so only ranges near the segment's end have to look.
     """
     total = len(data)
     lowest = max(0, total - ITEM_SIZE_BYTES_MAX - BLANK_SIZE_BYTES)
@@ -238,7 +241,7 @@ def _all_zero(data: memoryview, start: int, end: int) -> bool:
 
 
 def _complaint(data: memoryview, base: int, at: int) -> str:
-    """Say what is wrong with the bytes at `at`, which begin no item."""
+    """Return what is wrong with the bytes at `at`, where no item begins."""
     if at + BLANK_SIZE_BYTES > len(data):
         return "no room for an item"
     size, magic = _SIZE_MAGIC.unpack_from(data, at)

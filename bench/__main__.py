@@ -1,4 +1,4 @@
-"""`make bench`: what a Raft group of three processes carries on this machine.
+"""`make bench`: the throughput of a Raft group of three processes on this machine.
 
 Sends with 1 and with 256 in flight and in batches of 100, 128 B and 1 KiB, ASYNC_FLUSH and
 SYNC_FLUSH, by the thin load generator (`wire`) and by our Producer (`client`); consumption by
@@ -87,7 +87,7 @@ async def by_producer(namesrv: str, body: bytes, count: int, in_flight: int) -> 
 
 
 async def consume(namesrv: str, expected: int) -> float:
-    """Messages a second that one PushConsumer takes from the topic's beginning."""
+    """Return the messages a second that one PushConsumer takes from the topic's beginning."""
     seen = 0
     done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     first = 0.0
@@ -199,7 +199,7 @@ class Bench:
             await server.wait()
 
     def ratios(self) -> Table:
-        """Each cluster figure over the floor's of the same shape and generator."""
+        """Return each cluster figure over the floor's of the same shape and generator."""
         table = Table("flush", "what", "a second", "of the floor")
         floor = {r["what"]: r["rate"] for r in self.rows if r["system"] == "floor"}
         for row in self.rows:

@@ -1,10 +1,10 @@
 """`python -m bench.catchup`: how long an empty replica takes to catch up, and what it costs.
 
-A Raft group of three processes is filled with so many MiB. Then, all under the same load (a fixed
-number of sends in flight to the leader): with all three; with one killed and its store removed;
-while that one is refilled, until it is whole and no further behind than what may be in flight; and
-with all three again. The figures of one run were measured one behind the other on one machine: the
-rates are to be compared with each other, and with nothing else.
+A Raft group of three processes is filled with a number of MiB. Then, all under the same load (a
+fixed number of sends in flight to the leader): with all three; with one killed and its store
+removed; while that one is refilled, until it has recovered (`raftWhole`) and is no further behind
+than what may be in flight; and with all three again. The phases of one run are measured one
+after the other on one machine: compare the rates with each other, and with nothing else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOPIC = "CatchUp"
 QUEUES = 4
 SEGMENT_BYTES = 64 << 20
 ROUND = 1_000  # sends between looks at whether it is over
-CAUGHT_UP_BYTES = 8 << 20  # what the core keeps in flight to one peer
+CAUGHT_UP_BYTES = 8 << 20  # the core's append window: bytes in flight to one peer
 POLL_S = 0.1
 TIMEOUT_S = 3_600.0
 
@@ -70,7 +70,7 @@ class Load:
     in_flight: int
 
     async def run(self, phase: Phase, done: Callable[[], bool]) -> None:
-        """Rounds of sends until `done`. Raises RuntimeError if one is refused."""
+        """Send in rounds until `done`. Raises RuntimeError if a send is refused."""
         while not done():
             result = await run_load(
                 self.address,
@@ -91,11 +91,11 @@ class Load:
 
 
 async def info(client: RemotingClient, address: str) -> dict[str, str]:
-    """A broker's runtime info; empty while it cannot be asked."""
+    """Return a broker's runtime info; empty while it cannot be asked."""
     request = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
     try:
         answer = await client.invoke(address, request, 5_000)
-    except RemotingError:  # it is starting, or begins anew: the next look tells
+    except RemotingError:  # it is starting, or restarting: ask again
         return {}
     table = orjson.loads(answer.body)["table"]
     assert isinstance(table, dict)
@@ -112,7 +112,7 @@ async def caught_up(client: RemotingClient, leader: str, follower: str) -> bool:
 async def measure(
     mib: int, seconds: float, load_options: tuple[bytes, int], settings: dict[str, str]
 ) -> tuple[list[Phase], int, float]:
-    """Phases, bytes of log when the replica came back, seconds until it had caught up."""
+    """Return phases, bytes of log when the replica came back, seconds to catch up."""
     directory = Path(tempfile.mkdtemp(prefix="bench-"))
     cluster, client = Cluster(directory), RemotingClient()
     try:

@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def module_in(root: Path, name: str) -> str:
-    """Return the import name that a room's module has there: rooms stood alone before `raftmq`."""
+    """Return the name of a room's module in that checkout: rooms stood alone before `raftmq`."""
     return f"raftmq.{name}" if (root / "raftmq").is_dir() else name

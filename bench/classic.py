@@ -1,7 +1,7 @@
-"""`python -m bench.classic`: what waiting for a slave costs, SYNC_MASTER against ASYNC_MASTER.
+"""`python -m bench.classic`: the cost of waiting for a slave, SYNC_MASTER against ASYNC_MASTER.
 
-Both are started anew in turns, several times, because the machine's speed drifts: only ratios of
-neighbouring rounds mean something. Both flush asynchronously; the difference is the slave alone.
+Both are started afresh in turns, several times, because the machine's speed drifts: only ratios of
+neighbouring rounds mean something. Both flush asynchronously; they differ in the slave alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLAVE_TIMEOUT_S = 20.0
 
 
 async def measure(mode: str, in_flight: int, count: int) -> float:
-    """Acknowledged sends a second of a fresh master and slave."""
+    """Return acknowledged sends a second of a fresh master and slave."""
     directory = tempfile.mkdtemp(prefix="bench-")
     try:
         mqcluster("up", "--dir", directory, "--mode", mode, "--set", "flushDiskType=ASYNC_FLUSH")

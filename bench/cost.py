@@ -1,11 +1,11 @@
-"""What a message costs in CPU time, process by process: `python -m bench.cost`.
+"""The CPU time of a message, process by process: `python -m bench.cost`.
 
-Rates say little on a machine that does other things besides; the CPU time that leader, followers
-and clients spend on a message says more. With several `--root`, each a checkout of this project,
-they take turns, `--rounds` times, and medians are printed: so a change can be compared with what
-was there before it. The load generator `bench.wire` is always this checkout's.
+Rates say little on a machine with other work; the CPU time that leader, followers and clients spend
+on a message says more. With several `--root`, each a checkout of this project, the checkouts take
+turns, `--rounds` times, and medians are printed, so that a change can be compared with the code
+before it. The load generator `bench.wire` is always this checkout's.
 
-Still: a machine under load makes CPU time longer, too (caches, shared cores), and frames smaller.
+Still, a machine under load makes CPU time longer, too (caches, shared cores), and frames smaller.
 Compare only what was measured in one run.
 """
 
@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 QUEUES = 4
 BODY = b"x" * 128
 IN_FLIGHT = 256
-# A process that is kept waiting must not lose its leadership for it: that is not what is measured.
+# A process that is kept waiting must not lose its leadership for it, which is not measured here.
 SETTINGS = {
     "flushDiskType": "ASYNC_FLUSH",
     "defaultTopicQueueNums": str(QUEUES),
@@ -45,7 +45,7 @@ Figures = dict[str, float]  # by process: CPU microseconds a message; "rate": me
 
 
 def cpu_us(pid: int) -> float:
-    """CPU time that all threads of a process have had, microseconds."""
+    """Return the CPU time that all threads of a process have had, in microseconds."""
     total_ns = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         total_ns += int((task / "schedstat").read_text().split()[0])
@@ -53,7 +53,7 @@ def cpu_us(pid: int) -> float:
 
 
 class Cluster:
-    """A Raft group of three of some checkout, in a directory of its own."""
+    """A Raft group of three from some checkout, in a directory of its own."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -95,7 +95,7 @@ class Cluster:
         return cpu_us(self._leader), statistics.mean(map(cpu_us, self._followers))
 
     def wire(self, count: int, in_flight: int, batch: int = 0) -> Figures:
-        """Sends of the thin load generator; batches of `batch` if that is not 0."""
+        """Send with the thin load generator; in batches of `batch` if that is not 0."""
         before, begun_s = self._brokers(), time.process_time()
         load = run_load(
             *(self._address, "Bench"),
@@ -116,7 +116,7 @@ class Cluster:
         }
 
     def worker(self, act: str, count: int, passes: int) -> Figures:
-        """Our Producer or PushConsumer; the brokers see the messages `passes` times."""
+        """Run our Producer or PushConsumer; the brokers see the messages `passes` times."""
         before = self._brokers()
         client = module_in(self._root, "client")
         line = [sys.executable, str(HERE / "costworker.py"), client, act, self._namesrv]
@@ -137,7 +137,7 @@ class Cluster:
 
 
 def measure(root: Path, scale: float) -> dict[str, Figures]:
-    """One round over one checkout."""
+    """Measure one round of one checkout."""
     count = max(1_000, int(50_000 * scale))
     cluster = Cluster(root)
     try:
@@ -165,7 +165,7 @@ def measure(root: Path, scale: float) -> dict[str, Figures]:
 @click.option("--scale", default=1.0, show_default=True, help="Fewer or more messages.")
 @click.option("--json", "json_path", type=click.Path(), help="Write every round to this file.")
 def main(roots: tuple[Path, ...], rounds: int, scale: float, json_path: str | None) -> None:
-    """CPU microseconds a message, of leader, follower and client: medians of ROUNDS."""
+    """Measure CPU microseconds a message, of leader, follower and client: medians of ROUNDS."""
     chosen = [root.resolve() for root in roots] or [HERE.parent]
     found: dict[str, list[dict[str, Figures]]] = {str(root): [] for root in chosen}
     for number in range(rounds):

@@ -22,7 +22,7 @@ TIMEOUT_S = 600
 
 
 class Timer:
-    """CPU and wall time from its making on."""
+    """CPU and wall time since it was made."""
 
     def __init__(self) -> None:
         self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()
@@ -33,7 +33,7 @@ class Timer:
 
 
 async def produce(namesrv: str, count: int, in_flight: int) -> dict[str, float]:
-    """`count` sends, `in_flight` at a time, behind as many that are not measured."""
+    """Make `count` sends, `in_flight` at a time, after as many that are not measured."""
     async with client.Producer("bench", namesrv) as producer:
         await producer.send(client.Message(TOPIC, BODY))
 
@@ -67,7 +67,7 @@ async def produce(namesrv: str, count: int, in_flight: int) -> dict[str, float]:
 
 
 async def consume(namesrv: str, count: int, _: int) -> dict[str, float]:
-    """`count` messages that are there already, from the first delivery on."""
+    """Consume `count` messages that are there already, measured from the first delivery on."""
     seen = 0
     timer: Timer | None = None
     done: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()

@@ -1,11 +1,11 @@
-"""More than a broker can do, from a process of its own: `bench.overload` starts it.
+"""More load than a broker can take, from a process of its own: `bench.overload` starts it.
 
-One line of JSON in the arguments says what to do (`Plan`), one line of JSON on standard output what
-came of it (`Flood.report`). All frames are encoded ahead, so that sending one costs a copy and
-nothing else; their opaques repeat, their UNIQ_KEYs too. The generator is open: what is due is sent
-whether or not anything was answered. What TCP does not take (more than UNSENT_BYTES_MAX wait in
-this process) is not queued but counted as *held back*: a sender that a broker slows down that way
-is slowed by what it can see, and this process must not measure its own memory.
+One line of JSON in the arguments says what to do (`Plan`), one line of JSON on standard output
+reports the result (`Flood.report`). All frames are encoded ahead, so that sending one costs only a
+copy; their opaques repeat, and so do their UNIQ_KEYs. The generator is open: what is due is sent
+whether or not anything was answered. Frames that TCP does not take (more than UNSENT_BYTES_MAX wait
+in this process) are not queued but counted as *held back*: a sender that a broker slows down that
+way can see it, and this process must not measure its own memory.
 
     nothing       time passes
     sends         frames at a rate, spread evenly over the connections; answers counted by what they
@@ -40,7 +40,7 @@ NOTHING, SENDS, DEAF, SLOW, ONE_WAY = "nothing", "sends", "deaf", "slow senders"
 RING = 512  # frames encoded ahead, for all connections
 TICK_S = 0.005
 UNSENT_BYTES_MAX = 1 << 20
-SETTLE_S = 4.0  # behind the last frame, for answers: a send without an outcome has one after 3 s
+SETTLE_S = 4.0  # after the last frame, for answers: every send has an outcome after 3 s
 CONNECTING = 64  # at a time
 _LENGTHS = struct.Struct(">ii")
 _CODE = re.compile(rb'"code":(-?\d+)')
@@ -50,8 +50,8 @@ _PROPERTIES = b"UNIQ_KEY\\u0001%032X\\u0002WAIT\\u0001true\\u0002"  # as JSON wr
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rate`: frames a second in all (0: none on purpose, or as fast as they are taken).
-    `settle_s`: how long answers are waited for behind the last frame."""
+    """The load to make. `rate`: frames a second in all (0: none on purpose, or as fast as they are
+    taken). `settle_s`: how long answers are waited for after the last frame."""
 
     kind: str
     address: str
@@ -65,8 +65,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Report:
-    """`due`: what an open loop owed; `sent`: given to TCP; `held_back`: not, because TCP was full.
-    `outcomes`: answers, by "stored" or the tag of the refusal."""
+    """The load's figures. `due`: what an open loop owed; `sent`: given to TCP; `held_back`: not
+    given, because TCP was full. `outcomes`: answers, by "stored" or the tag of the refusal."""
 
     connected: int = 0
     refused: int = 0
@@ -80,7 +80,7 @@ class Report:
 
 
 def send_frame(topic: str, opaque: int, body: bytes, queue: int, one_way: bool) -> bytes:
-    """A SEND_MESSAGE_V2 as the Java client sends it."""
+    """Return a SEND_MESSAGE_V2 frame as the Java client sends it."""
     header = (
         f'{{"code":310,"extFields":{{"a":"overload","b":"{topic}","c":"TBW102","d":"4",'
         f'"e":"{queue}","f":"0","g":"{time.time_ns() // 1_000_000}","h":"0","i":"'
@@ -94,7 +94,7 @@ def send_frame(topic: str, opaque: int, body: bytes, queue: int, one_way: bool) 
 
 
 def pull_frame(topic: str, opaque: int, queue: int) -> bytes:
-    """A PULL_MESSAGE from a queue's beginning, which is answered at once."""
+    """Return a PULL_MESSAGE frame from a queue's beginning, which is answered at once."""
     header = PullHeader("overload", topic, queue, 0, 32, 4, 0, 0, "*", 0)
     command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
     command.opaque = opaque
@@ -102,7 +102,7 @@ def pull_frame(topic: str, opaque: int, queue: int) -> bytes:
 
 
 class Link(asyncio.Protocol):
-    """One connection: counts what comes back."""
+    """One connection; counts the answers that come back."""
 
     def __init__(self, outcomes: Counter[str]) -> None:
         self._outcomes = outcomes
@@ -118,7 +118,7 @@ class Link(asyncio.Protocol):
 
     @property
     def takes(self) -> bool:
-        """Tell whether TCP takes more just now."""
+        """True if TCP takes more just now."""
         transport = self.transport
         return (
             transport is not None
@@ -154,7 +154,7 @@ def outcome_of(data: bytes, at: int, end: int) -> str:
 
 
 class Flood:
-    """One plan, carried out."""
+    """Carries out one plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

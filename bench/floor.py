@@ -1,7 +1,7 @@
 """The floor: a server that only splits frames and answers each with a canned success.
 
-What the load generator, loopback and the event loop cost by themselves, measured in the same run
-as the cluster, so that the cluster's figure can be given as a ratio.
+It measures the cost of the load generator, loopback and the event loop alone, in the same run as
+the cluster, so that the cluster's figure can be given as a ratio.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`python -m bench.handover`: what planned changes of leader cost the clients.
 
-A Raft group of three processes under an open-loop load, with a consumer reading along. Leadership
-is transferred so many times, and the leader is stopped in order (SIGTERM) and started again so many
-times. Counted: sends that failed or whose outcome stayed unknown, messages stored twice, messages
-acknowledged and never consumed; and around each event the longest time without an acknowledgement.
-Exit status 1 if a send failed or a message was lost.
+A Raft group of three processes runs under an open-loop load, with a consumer reading along.
+Leadership is transferred a number of times, and the leader is stopped in order (SIGTERM) and
+started again a number of times. Counted: sends that failed or whose outcome stayed unknown,
+messages stored twice, messages acknowledged and never consumed; and around each event the longest
+time without an acknowledgement. Exit status 1 if a send failed or a message was lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from raftmq.client import ConsumeFrom, ConsumerConfig, Message, Producer, PushCo
 
 TOPIC = "Handover"
 BODY = bytes(128)
-PACE_S = 0.002  # between looks at what is due
+PACE_S = 0.002  # between two bursts of due sends
 CALM_S = 0.3  # of load before an event, and after it
 DRAIN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -44,7 +44,7 @@ SETTLE_S = 3.5  # a send's own time-out is 3 s: by then each is decided
 
 @dataclass(slots=True)
 class Seen:
-    """What the clients saw."""
+    """The clients' observations."""
 
     acks_ns: list[int] = field(default_factory=list)  # in the order of arrival
     keys: set[str] = field(default_factory=set)  # acknowledged
@@ -53,7 +53,7 @@ class Seen:
     consumed: Counter[str] = field(default_factory=Counter)
 
     def longest_gap_ms(self, begin_ns: int, end_ns: int) -> float:
-        """The longest time without an acknowledgement that overlaps the span."""
+        """Return the longest time without an acknowledgement that overlaps the span."""
         marks = [t for t in self.acks_ns if begin_ns <= t <= end_ns]
         before = [t for t in self.acks_ns[-1_000_000:] if t < begin_ns]
         if before:
@@ -84,7 +84,7 @@ async def load(producer: Producer, seen: Seen, rate: float) -> None:
 
 
 async def stop_leader(cluster: Cluster) -> None:
-    """SIGTERM to who leads; returns once it is gone. It is started again by `again`."""
+    """Stop the leader with SIGTERM, wait until it is gone, and start it again."""
     leader = await cluster.leader()
     if leader is None:
         raise click.ClickException("nobody leads")
@@ -94,7 +94,7 @@ async def stop_leader(cluster: Cluster) -> None:
 
 
 async def change(cluster: Cluster, seen: Seen, kind: str) -> float:
-    """One event; returns the longest gap around it in ms."""
+    """Make one event; return the longest gap around it in ms."""
     await wait_whole(cluster)
     await asyncio.sleep(CALM_S)
     begin_ns = time.monotonic_ns()
@@ -108,7 +108,7 @@ async def change(cluster: Cluster, seen: Seen, kind: str) -> float:
 
 
 async def drained(seen: Seen) -> int:
-    """Wait until everything acknowledged was consumed; returns how many were not."""
+    """Wait until everything acknowledged was consumed; return how many messages were not."""
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
     while True:
         missing = len(seen.keys - seen.consumed.keys())
@@ -118,7 +118,7 @@ async def drained(seen: Seen) -> int:
 
 
 async def measure(rate: float, flush: str, events: dict[str, int]) -> dict[str, Any]:
-    """The whole experiment on a fresh cluster."""
+    """Run the whole experiment on a fresh cluster."""
     directory = Path(tempfile.mkdtemp(prefix="bench-"))
     cluster = Cluster(directory)
     seen = Seen()

@@ -1,7 +1,7 @@
-"""What a group does when it is asked for far more than it can: `python -m bench.overload`.
+"""A group's behaviour when far more is asked of it than it can do: `python -m bench.overload`.
 
-Each row is a cluster of its own, three replicas with SYNC_FLUSH and otherwise as configured out of
-the box, a normal client (our Producer, one send every 20 ms) and a load of bench.flood:
+Each row is a cluster of its own, three replicas with SYNC_FLUSH and otherwise default settings, a
+normal client (our Producer, one send every 20 ms) and a load of bench.flood:
 
     nothing            no load: what this machine does by itself just now
     slow disk          every fdatasync takes 100 ms more and frames are small, so that capacity is
@@ -13,11 +13,11 @@ the box, a normal client (our Producer, one send every 20 ms) and a load of benc
     slow senders       60 connections, each with an unfinished frame of 14 MiB
     large one-way      8 connections, one-way sends of 4 MiB as fast as they are taken
 
-Printed, and written with --json: what was offered and what became of it; resident memory of leader
-and followers before, at the most, and ten seconds after the end; leader changes (the term, before
-and after; the first row says how many there are without any load); and the normal client's
-latencies before, during, and from 5 s after the end on, with the seconds it took to be as before.
-Compare checkouts with several `--root`.
+Printed, and written with --json: what was offered and its outcomes; resident memory of leader and
+followers before, at the most, and ten seconds after the end; leader changes (the term before and
+after; the first row says how many there are without any load); and the normal client's latencies
+before, during, and from 5 s after the end on, with the seconds until they were as before. Compare
+checkouts with several `--root`.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ SAMPLE_S = 0.05
 IN_FLIGHT = 256
 LOOKS_MAX = 10
 SYNC_DELAY_MS = 100
-# One frame holds some thirty messages: what a slow disk carries is small enough to be exceeded.
+# One frame holds some thirty messages, so a slow disk's capacity is low enough to be exceeded.
 SLOW_DISK = {"frameSizeMax": str(32 << 10)}
 SETTINGS = {"flushDiskType": "SYNC_FLUSH", "defaultTopicQueueNums": "4"}
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Seconds: of the load, to measure the capacity in, of the normal client alone, to wait for
-    answers behind the load, for all to be as before, and to see whether it is."""
+    """Durations in seconds: of the load, of measuring the capacity, of the normal client alone, of
+    waiting for answers after the load, until all should be as before, and of checking whether it
+    is."""
 
     load: float
     capacity: float = 3.0
@@ -119,7 +120,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Latencies:
-    """Of the normal client's sends in one span; failures are counted, not timed."""
+    """Latencies of the normal client's sends in one span; failures are counted, not timed."""
 
     sends: int
     failed: int
@@ -143,7 +144,7 @@ class Result:
 
 
 class Cluster:
-    """A Raft group of three of some checkout, in a directory of its own."""
+    """A Raft group of three from some checkout, in a directory of its own."""
 
     def __init__(self, root: Path, settings: dict[str, str]) -> None:
         self._root = root
@@ -161,7 +162,7 @@ class Cluster:
             raise
 
     def look(self) -> None:
-        """Who leads now; again for a while if nobody does. Raises ClickException."""
+        """Find the leader, retrying for a while if nobody leads. Raises ClickException."""
         for _ in range(LOOKS_MAX):
             nodes: list[dict[str, Any]] = json.loads(self._mqcluster("status", "--json"))["nodes"]
             (self.namesrv,) = [n["address"] for n in nodes if n["kind"] == "namesrv"]
@@ -205,7 +206,7 @@ class Cluster:
 
 
 class Watch:
-    """Resident memory of processes, sampled."""
+    """Samples the resident memory of processes."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self.memory = {pid: Memory(resident_mib(pid), resident_mib(pid)) for pid in pids}
@@ -219,7 +220,7 @@ class Watch:
 
 
 def resident_mib(pid: int) -> float:
-    """0 for a process that has ended."""
+    """Return a process's resident MiB; 0 if it has ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except FileNotFoundError:
@@ -228,8 +229,8 @@ def resident_mib(pid: int) -> float:
 
 
 class NormalClient:
-    """One send every PACE_S, each awaited on its own; when it began, how long it took or why it
-    failed."""
+    """Sends one message every PACE_S, each awaited on its own; keeps when each began, how long it
+    took or why it failed."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -257,7 +258,7 @@ class NormalClient:
             await asyncio.wait(set(self._under_way))
 
     def span(self, begin: float, end: float) -> Latencies:
-        """Of the sends that began in it."""
+        """Return the latencies of the sends that began in the span."""
         mine = [(ms, failure) for at, ms, failure in self.sends if begin <= at < end]
         good = sorted(ms for ms, failure in mine if not failure)
         return Latencies(
@@ -265,8 +266,8 @@ class NormalClient:
         )
 
     def back_after_s(self, begin: float, end: float, before: Latencies) -> int:
-        """From `begin` to the first whole second from which on, until `end`, each one's p99 is as
-        `before`: at most twice that, or 20 ms more. -1: there was none."""
+        """Return the seconds from `begin` until every later whole second, up to `end`, has a p99
+        like `before`: at most twice that, or 20 ms more. -1: there was none."""
         bound_ms = max(2 * before.p99_ms, before.p99_ms + 20)
         seconds = int(end - begin)
         back = 0
@@ -278,14 +279,14 @@ class NormalClient:
 
 
 def share_of(ordered: Sequence[float], share: float) -> float:
-    """A percentile by rank; NaN of nothing."""
+    """Return a percentile by rank; NaN of nothing."""
     if not ordered:
         return math.nan
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 async def terms(cluster: Cluster) -> int:
-    """The highest term that a replica knows."""
+    """Return the highest term that a replica knows."""
     client = RemotingClient()
     found = [0]
     try:
@@ -301,8 +302,9 @@ async def terms(cluster: Cluster) -> int:
 
 
 async def capacity_of(cluster: Cluster, seconds: float) -> float:
-    """Messages a second that the group carries when it is not asked for more. Whoever leads then
-    is the cluster's `address`. On a busy machine leadership may change meanwhile: tried again."""
+    """Return the messages a second that the group carries when no more is asked. The cluster's
+    `address` is then the current leader's. On a busy machine leadership may change: then it
+    retries."""
 
     async def rate(count: int) -> float:
         load = run_load(
@@ -324,7 +326,7 @@ async def capacity_of(cluster: Cluster, seconds: float) -> float:
 
 
 async def flooded(plan: Plan) -> tuple[float, dict[str, Any]]:
-    """When the load ended, and what it says of itself."""
+    """Run the load; return when it ended, and its report."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.flood", orjson.dumps(asdict(plan)).decode()),
         stdout=asyncio.subprocess.PIPE,
@@ -346,7 +348,7 @@ async def flooded(plan: Plan) -> tuple[float, dict[str, Any]]:
 
 
 async def measure(root: Path, row: Row, spans: Spans, connections_max: int) -> Result:
-    """One row over one checkout."""
+    """Measure one row over one checkout."""
     cluster = Cluster(root, SETTINGS | (SLOW_DISK if row.slow_disk else {}))
     try:
         async with Producer("normal", cluster.namesrv) as producer:
@@ -411,7 +413,7 @@ async def _measured(
 
 
 def table_of(results: Sequence[Result]) -> Table:
-    """One line a row and checkout."""
+    """Return a table with one line for each row and checkout."""
     table = Table(
         "overload",
         "checkout",
@@ -445,7 +447,7 @@ def table_of(results: Sequence[Result]) -> Table:
 
 
 def outcomes_text(flood: dict[str, Any]) -> str:
-    """Shares of what was sent, the most first; what was held back is a share of what was due."""
+    """Return shares of the sends, largest first; held back ones as a share of those due."""
     sent = max(1, flood["sent"])
     counts = Counter({name: int(count) for name, count in flood["outcomes"].items()})
     parts = [f"{name} {count / sent:.1%}" for name, count in counts.most_common()]
@@ -496,7 +498,7 @@ def main(
     connections: int,
     json_path: str | None,
 ) -> None:
-    """Overload a Raft group of three in several ways, and say what became of it."""
+    """Overload a Raft group of three in several ways, and report the effects."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # brokers inherit it
     chosen = [root.resolve() for root in roots] or [HERE.parent]

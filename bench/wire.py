@@ -24,7 +24,8 @@ _ITEM = struct.Struct(">iiiii")
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What one run did: `messages` acknowledged in `seconds`; latencies in ns, one a request."""
+    """The result of one run: `messages` acknowledged in `seconds`; latencies in ns, one a
+    request."""
 
     messages: int
     seconds: float

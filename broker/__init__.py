@@ -1,1 +1,1 @@
-"""The broker room: see docs/architecture.md."""
+"""The broker: requests, the send path, consumers, delivery, replication, administration."""

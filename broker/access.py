@@ -1,22 +1,22 @@
-"""Access control before everything else that a broker does with a request (aclEnable).
+"""Access control, applied before everything else that a broker does with a request (aclEnable).
 
 All frames of an arrival pass `Access` before the processor sees any; with aclEnable=false the
 processor is called directly and there is no such step. A refused request is answered, a refused
-one-way request dropped; both are counted. Responses (to what this broker asked its clients) pass.
-A frame that cannot be read ends its connection here: what this and the processor would read
-differently must not get through.
+one-way request is dropped; both are counted. Responses (to what this broker asked its clients)
+pass. A frame that cannot be decoded ends its connection here: no frame may get through that this
+step and the processor could read differently.
 
-A new leader may not have applied yet what was changed at its predecessor. So requests that come
-between its election and its first commit wait (at most `HOLD_MS`, `HELD_BYTES_MAX`), and are judged
-by the accounts of then; those that waited in vain are refused as by a replica that does not lead.
-Followers judge by what they have applied.
+A new leader may not have applied yet what was changed at its predecessor. So requests that arrive
+between its election and its first commit wait (at most `HOLD_MS`, `HELD_BYTES_MAX`) and are judged
+by the accounts in force then; those that waited in vain are refused as by a replica that does not
+lead. Followers judge by what they have applied.
 
-Some requests name a place in the log, and what they touch is known only when the record there was
-read: their handlers ask `permit` or `permit_record` then, behind the same accounts. A message that
-this broker sends by itself (the half of a transaction to its producer) goes to nobody who may not
-have it (`may_hear`): of every connection it is known whose signature came over it last.
+Some requests name a position in the log, and what they touch is known only when the record there
+has been read: their handlers then ask `permit` or `permit_record`, which use the same accounts. A
+message that this broker sends on its own (a half message to its producer) goes only to clients that
+may have it (`may_hear`): for each connection, the account that last signed a request is remembered.
 
-Not here: the ports of Raft peers, of classic slaves and of HTTP.
+Not handled here: the ports of Raft peers, of classic slaves and of HTTP.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("raftmq.broker.acl")
 
-HOLD_MS = 200  # as sends are held for (broker.sending.heldsends)
+HOLD_MS = 200  # the same as for sends (broker.sending.heldsends)
 HELD_BYTES_MAX = 16 * 1024 * 1024
 
 
 class FromInside:
-    """Stands where a client's connection would, for requests that the HTTP API makes: it has
-    judged by its tokens who may."""
+    """A stand-in for a client's connection, for requests that the HTTP API makes: the API has
+    already checked by its tokens that they are allowed."""
 
     peer_address = "127.0.0.1:0"
     attachment: bytes | None = None
 
 
 class Access:
-    """One per broker; does nothing unless aclEnable is set."""
+    """The broker's access control; does nothing unless aclEnable is set. One per broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.enabled = broker.config.acl_enable
-        self.refused_count = 0  # requests that were answered so
+        self.refused_count = 0  # requests that were answered with a refusal
         self.dropped_count = 0  # one-way requests
         self.book = AccountBook(broker, self._accounts_changed)
         self._gate = Gate(self.book.current, broker_needs)
-        self._speakers: dict[object, str] = {}  # connection → whose signature came over it last
+        self._speakers: dict[object, str] = {}  # connection → account that signed its last request
         self._then: RawHandler = lambda connection, frames: None
         self._admin: AclAdmin | None = None
         self._unsettled = False
@@ -77,7 +77,7 @@ class Access:
         self._timer: asyncio.TimerHandle | None = None
 
     def prepare(self) -> None:
-        """When the tables are loaded. Blocking. Raises EngineError."""
+        """Load the accounts; called when the tables are loaded. Blocking. Raises EngineError."""
         if not self.enabled:
             return
         self.book.load()
@@ -88,7 +88,7 @@ class Access:
             )
 
     def guarding(self, then: RawHandler) -> RawHandler:
-        """What the server calls with the frames of an arrival, instead of `then`."""
+        """Return what the server is to call with the frames of an arrival, instead of `then`."""
         if not self.enabled:
             return then
         self._then = then
@@ -104,7 +104,7 @@ class Access:
         return self.book.chores() if self.enabled else []
 
     def leadership(self, awaited: bool) -> None:
-        """The role changed. `awaited`: this replica leads but is not ready, or hands over."""
+        """Note a new role. `awaited`: this replica leads but is not ready, or hands over."""
         self._unsettled = self.enabled and awaited
         if not self._unsettled:
             self._release()
@@ -120,14 +120,14 @@ class Access:
             await self._admin.stop()
 
     def _accounts_changed(self) -> None:
-        """Pulls that are held were let in by the accounts of before."""
+        """Release held pulls: they were admitted under the previous accounts."""
         self._broker.pulls.holds.release_all()
 
-    # ---- what a request turns out to touch --------------------------------------------------
+    # ---- rights known only in the handler ---------------------------------------------------
 
     def permit(self, connection: object, request: RemotingCommand, needs: list[Need]) -> None:
-        """Return if who signed the request may have these, too. Raises AclError. What it says does
-        not name what was found."""
+        """Return if the account that signed the request has these rights, too; else raise AclError.
+        The error does not name what was found."""
         if not self.enabled or isinstance(connection, FromInside):
             return
         assert isinstance(connection, Connection), connection
@@ -140,8 +140,8 @@ class Access:
     def permit_record(
         self, connection: object, request: RemotingCommand, record: MessageRecord | bytes
     ) -> None:
-        """As `permit`, to read a stored message: SUB on its topic, and where it waits for its
-        delivery on the one that it was sent to, too. Raises AclError, RecordError."""
+        """Do as `permit`, to read a stored message: SUB on its topic and, while it waits for
+        delivery, also on the topic that it was sent to. Raises AclError, RecordError."""
         if not self.enabled:
             return
         if not isinstance(record, MessageRecord):
@@ -153,7 +153,7 @@ class Access:
         self.permit(connection, request, needs)
 
     def may_hear(self, connection: object, needs: list[Need]) -> bool:
-        """Tell whether the account that speaks over this connection has these rights."""
+        """Return whether the account that speaks over this connection has these rights."""
         if not self.enabled:
             return True
         assert isinstance(connection, Connection), connection
@@ -162,8 +162,8 @@ class Access:
         )
 
     def may_replace(self, before: object, connection: object) -> bool:
-        """Whether who speaks over `connection` may take a client's place that was taken over
-        another one: the same account, or one that nothing binds."""
+        """Return whether whoever speaks over `connection` may take over a client that is registered
+        over the connection `before`: it must be the same account, or one that is unbound."""
         if not self.enabled or before is connection:
             return True
         speaker = self._speakers.get(connection, "")
@@ -215,7 +215,7 @@ class Access:
         return True
 
     def _count_refused(self, peer: str, command: RemotingCommand, error: AclError) -> None:
-        """Of a request whose handler answers it, or drops it."""
+        """Log and count a refusal of a request whose handler answers it, or drops it."""
         self._log_refused(peer, command, error)
         if command.is_oneway:
             self.dropped_count += 1

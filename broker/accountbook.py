@@ -1,12 +1,12 @@
 """Where a broker's accounts are kept, and how they change.
 
 Raft mode: in the replicated table `AclTable` (config/plainAcl.json, commands in the log). A group
-that has none yet takes them from the file `aclFile` of whoever leads first; until then each replica
-goes by its own file. From then on the file says nothing any more, unless `aclFileWins` is set:
-then a replica that comes to lead, once a start, puts its file in the place of the table.
+that has no accounts yet takes them from the file `aclFile` of whichever replica leads first; until
+then each replica goes by its own file. From then on the file has no effect, unless `aclFileWins` is
+set: then a replica that becomes leader replaces the table with its file, once per start.
 
-Classic mode: the file is the truth. A change rewrites it, before it is in force or answered; a file
-that somebody edits is taken over within `WATCH_MS`. One that cannot be read changes nothing.
+Classic mode: the file is the truth. A change rewrites the file before it is in force or answered; a
+file that somebody edits is taken over within `WATCH_MS`. One that cannot be read changes nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("raftmq.broker.acl")
 
 WATCH_MS = 1_000  # between two looks at a classic broker's file
-SEED_MS = 500  # between two tries of a leader to put the file's accounts into the log
+SEED_MS = 500  # between two attempts of a leader to put the file's accounts into the log
 
 
 class AccountBook:
-    """One per broker with aclEnable. `on_change()` is called when other accounts are in force."""
+    """The accounts of a broker with aclEnable; one per broker. `on_change()` is called when other
+    accounts come into force."""
 
     def __init__(self, broker: Broker, on_change: Callable[[], None]) -> None:
         self._broker = broker
@@ -41,7 +42,7 @@ class AccountBook:
         self._on_change = on_change
         self._file = AccountFile(broker.config.acl_file)
         self._wins = broker.config.acl_file_wins
-        self._changing = asyncio.Lock()  # one change at a time: each begins with what there is
+        self._changing = asyncio.Lock()  # one change at a time: each builds on the last one
 
     def use_log(
         self,
@@ -49,8 +50,8 @@ class AccountBook:
         propose_then: Callable[[bytes, Callable[[Exception | None], None]], None],
         barrier: Callable[[], Awaitable[None]],
     ) -> None:
-        """Raft mode: `propose` has a command committed and applied here, `barrier` returns once
-        this replica certainly leads."""
+        """Set the way changes are made in Raft mode: `propose` returns once a command is committed
+        and applied here, `barrier` once this replica certainly leads."""
         self._propose, self._propose_then, self._barrier = propose, propose_then, barrier
 
     @property
@@ -58,14 +59,14 @@ class AccountBook:
         return str(self._file.path)
 
     def current(self) -> Accounts:
-        """Those in force."""
+        """Return the accounts in force."""
         table = self._broker.state.acl
         if self._config.is_classic or table.accounts is None:
             return self._file.accounts
         return table.accounts
 
     def load(self) -> None:
-        """At the start, when the tables are loaded. Blocking. Raises EngineError."""
+        """Read the file at the start, when the tables are loaded. Blocking. Raises EngineError."""
         config, table = self._config, self._broker.state.acl
         if not self._file.exists and not config.is_classic:
             if table.accounts is not None or config.raft_join:
@@ -84,7 +85,7 @@ class AccountBook:
     # ---- changes --------------------------------------------------------------------------
 
     async def change(self, changed: Callable[[Accounts], Accounts]) -> None:
-        """Have `changed(accounts)` in force instead; on return it is durable. Raises AclError,
+        """Put `changed(accounts)` in force; on return the change is durable. Raises AclError,
         Refused, RaftError."""
         async with self._changing:
             if self._config.is_classic:
@@ -95,7 +96,7 @@ class AccountBook:
 
     async def _replicate(self, changed: Callable[[Accounts], Accounts]) -> None:
         broker = self._broker
-        await self._barrier()  # only who certainly leads knows what there is
+        await self._barrier()  # only a replica that certainly leads knows the current accounts
         before = self.current()
         after = changed(before)
         if after is before and broker.state.acl.accounts is not None:
@@ -111,7 +112,7 @@ class AccountBook:
         await loop.run_in_executor(None, self._file.replace, after)
 
     def seed_if_needed(self) -> None:
-        """A chore of a leader in Raft mode."""
+        """Put the file's accounts into the log if needed; a chore of a leader in Raft mode."""
         broker = self._broker
         table = broker.state.acl
         if not broker.roles.leading or self._changing.locked():
@@ -142,7 +143,7 @@ class AccountBook:
 
 
 def difference(before: Accounts, after: Accounts) -> list[bytes]:
-    """The commands that make `after` out of `before`."""
+    """Return the commands that turn `before` into `after`."""
     commands = [
         put_account(account)
         for key, account in after.by_key.items()
@@ -151,4 +152,4 @@ def difference(before: Accounts, after: Accounts) -> list[bytes]:
     commands += [delete_account(key) for key in before.by_key if key not in after.by_key]
     if before.white_addresses != after.white_addresses:
         commands.append(put_white_addresses(after.white_addresses))
-    return commands or [put_white_addresses(after.white_addresses)]  # the version counts on
+    return commands or [put_white_addresses(after.white_addresses)]  # moves the version on

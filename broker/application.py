@@ -1,8 +1,9 @@
-"""What the Raft member drives: cut, apply, and news of roles (dledger's `Application`).
+"""The application that the Raft member drives (dledger's `Application`).
 
-`apply` is the one place where committed frames change this replica: message frames go to the
-ConsumeQueues, command frames to the tables, and only behind that are senders answered and held
-pulls woken, which cannot fail it (broker.containment). Deterministic but for the answers: every
+It builds the frames to propose, applies committed ones and hears of role changes. `apply` is the
+one place where committed frames change this replica: message frames go to the ConsumeQueues,
+command frames to the tables. Only then are senders answered and held pulls woken; these steps
+cannot make `apply` fail (broker.containment). All of it but the answers is deterministic: every
 replica does the same to its files and tables.
 """
 
@@ -28,26 +29,29 @@ log = logging.getLogger("raftmq.broker.application")
 class Dispatch(Protocol):
     """The ConsumeQueue side of the store."""
 
-    dispatched_offset: int  # end of the last frame that the ConsumeQueues hold whole
+    dispatched_offset: int  # end of the last frame that is completely in the ConsumeQueues
 
     def dispatch_frame(
         self, frame: Frame, units: Sequence[QueueUnits] | None = None
     ) -> Sequence[QueueUnits]:
-        """Index the frame's records; `units` are ready-made ones. Returns what was appended,
-        nothing if the frame was dispatched before. Wants every frame, of whatever kind."""
+        """Index the frame's records; `units` are ready-made ones. Returns the units appended, or
+        nothing if the frame was dispatched before. Must be given every frame, of whatever kind."""
         ...
 
     def cut_back(self, offset: int) -> bool:
-        """The log lost what stood from `offset` on: drop its index. False: not now, ask again."""
+        """Drop the index of the log from `offset` on, which the log has lost. Returns False if that
+        is not possible now: ask again."""
         ...
 
     def log_recovered(self) -> None:
-        """The log is whole, nothing is dispatched yet: the ConsumeQueues follow it. Blocking."""
+        """Make the ConsumeQueues follow the log, which is recovered and of which nothing is
+        dispatched yet. Blocking."""
         ...
 
 
 class BrokerApplication:
-    """See the module. Constructed before the member; `log_index` is asked once it recovered."""
+    """The broker's side of the Raft member. Constructed before the member; `log_index` is called
+    once the member has recovered."""
 
     def __init__(
         self,
@@ -81,12 +85,12 @@ class BrokerApplication:
 
     @property
     def applied_index(self) -> int:
-        """Where applying starts: behind what tables and ConsumeQueues both hold already. Blocking
-        the first time; the engine asks in a thread.
+        """The index behind which applying starts: what tables and ConsumeQueues both hold already
+        is skipped. Blocking the first time; the engine asks in a thread.
 
         Raises StateError when the tables are ahead of the log: its tail was lost, or the files
-        under config/ belong to another log; and when they are damaged and the log does not reach
-        back far enough to make them anew.
+        under config/ belong to another log; and when the tables are damaged and the log does not
+        reach back far enough to rebuild them.
         """
         if self.recovered_index is None:
             self.recovered_index = self._recover(self._log_index())
@@ -126,9 +130,10 @@ class BrokerApplication:
         return start
 
     def _forget_what_the_log_lost(self, index: LogIndex) -> int:
-        """The tables reflect frames that were damaged and given up. The leader sends them again;
-        or they are lost to the whole group, and other frames will have their numbers. So the tables
-        are made anew from the log, if it has its beginning still."""
+        """Clear the tables for a rebuild if the log has its beginning; return their index.
+
+        The tables reflect frames that were damaged and given up. Either the leader sends these
+        again, or they are lost to the whole group and other frames will get their numbers."""
         tables = self._state.applied_index
         if index.first_index == 1:
             self._state.clear()
@@ -166,7 +171,7 @@ class BrokerApplication:
         self.applied_position = frames[-1].end
         for name in topics:
             self._sends.topic_changed(name)
-        # The log and the tables have changed. What follows is done for others.
+        # The log and the tables have changed. The rest must not fail this replica.
         if topics:
             self._contained.run("topics_told", lambda: self._on_topics(topics))
         if answers:
@@ -181,8 +186,9 @@ class BrokerApplication:
         self._sends.truncated(from_index)
 
     def roll_back(self, position: int) -> bool:
-        """The engine lost applied frames: the log ends at `position` now (see dledger.pysync).
-        Messages are forgotten; the tables keep what the lost commands said. False: ask again."""
+        """Forget messages from `position` on: the engine lost applied frames and the log now ends
+        there (see dledger.pysync). The tables keep the effects of the lost commands. Returns False
+        if that is not possible now: ask again."""
         if not self._store.cut_back(position):
             return False
         self.applied_position = min(self.applied_position, position)

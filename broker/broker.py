@@ -2,10 +2,9 @@
 
 Start: claim the store and the ports (broker.claim), open the store, load the snapshots, start the
 engine (which recovers the log and replays what is committed above the snapshots), listen, register.
-Stop: hand leadership over, answer who
-waits, leave the routes, close the connections, flush, write the snapshots, remove the abort file.
-A failure (`failed`) ends in the same `stop`, without its last three steps: the next start then
-recovers from the log.
+Stop: hand leadership over, answer waiting senders, leave the routes, close the connections, flush,
+write the snapshots, remove the abort file. A failure (`failed`) ends in the same `stop`, without
+its last three steps: the next start then recovers from the log.
 """
 
 from __future__ import annotations
@@ -89,12 +88,12 @@ from raftmq.store.record import pack_host
 log = logging.getLogger("raftmq.broker")
 
 GROUPS_BEING_CREATED_MAX = 10_000
-LINGER_S = 0.1  # behind a hand-over: requests that are on their way meet somebody who answers
-VIP_PORT_BELOW = 2  # the port below listenPort that Apache's brokers listen on besides
+LINGER_S = 0.1  # after a hand-over: requests already on their way still get an answer
+VIP_PORT_BELOW = 2  # Apache's brokers also listen on the port so far below listenPort
 
 
 class Broker:
-    """A broker of one process (tests run several on one loop). `start` once, `stop` once."""
+    """A broker within a process (tests run several on one loop). `start` once, `stop` once."""
 
     def __init__(
         self,
@@ -107,8 +106,8 @@ class Broker:
         clock_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
         """`disk` is rooted at storePathRootDir; `lock`: its lock, if the caller keeps one.
-        Time-outs go by `clock_ms`, which never goes back. `replication_socket` (of Raft peers, or
-        of slaves) is bound already (tests)."""
+        Time-outs go by `clock_ms`, which is monotonic. `replication_socket` (for Raft peers, or for
+        slaves) is bound already (tests)."""
         self.config = config
         self.disk = disk
         self.state = BrokerState()
@@ -123,9 +122,9 @@ class Broker:
         self.full_disk = FullDisk(self)
         self.contained = Contained()
         self._started = False
-        self.begins_anew = False  # it "failed" only to be started again at once
+        self.begins_anew = False  # it "failed" only to be restarted at once
         self._recovered = False  # the log is open: only then is there anything to flush
-        self._closed = False  # and here it is not any more
+        self._closed = False  # the log is closed again
         self.stop_wanted = asyncio.Event()  # somebody asked this process to end
         self._creating_groups: set[str] = set()
         self._stopping = False
@@ -144,8 +143,8 @@ class Broker:
     # ---- life -----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises ConfigError, EngineError, StoreError, RaftError, StateError, WebConfigError,
-        TlsError, KeyFileError, OSError."""
+        """Start the broker. Raises ConfigError, EngineError, StoreError, RaftError, StateError,
+        WebConfigError, TlsError, KeyFileError, OSError."""
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
@@ -172,7 +171,7 @@ class Broker:
         self.address = format_address(self.config.broker_ip1, self._public_port)
         self._build(await self._store_host())
         self._started = True
-        await self.http.start(self._claim.socket_of("http"))  # who waits for peers is seen to
+        await self.http.start(self._claim.socket_of("http"))  # so that a wait for peers shows
         await self.engine.start()  # before anybody can ask about it
         self._recovered = True
         bound = self._claim.socket_of("client")
@@ -191,7 +190,7 @@ class Broker:
         )
 
     async def _listen_on_vip_port(self) -> None:
-        """Java's clients before 4.5.1 send to it, and Apache's slaves ask their master there."""
+        """Listen where Java's clients before 4.5.1 send to and Apache's slaves ask their master."""
         port = self.config.listen_port - VIP_PORT_BELOW
         if port <= 0 or self.config.is_slave:
             return
@@ -201,13 +200,13 @@ class Broker:
             log.warning("vip_port_not_listened_on port=%d: %s", port, error)
 
     async def stop(self) -> None:
-        """Stop for good; also after a failure and after a `start` that raised."""
+        """Stop for good; works also after a failure and after a `start` that raised."""
         self._stopping = True
         self.metrics.stop()
         await self.tls.stop()
         if self._started:
             if await self._handed_over():
-                self.pulls.holds.release_all()  # their consumers go where the successor is
+                self.pulls.holds.release_all()  # their consumers reconnect to the successor
             await self.registrar.stop()
             await asyncio.sleep(self._linger_s)
             await self._housekeeper.stop()
@@ -230,12 +229,12 @@ class Broker:
             await loop.run_in_executor(self._pool, self._close_unclean)
         self._pool.shutdown()
         if self._replication_socket is not None:
-            self._replication_socket.close()  # the engine's, but a start that failed never took it
+            self._replication_socket.close()  # if a failed start did not hand it to the engine
         self._claim.release()
 
     async def _handed_over(self) -> bool:
-        """Before a leader of a Raft group closes anything, somebody else leads, and who sent here
-        has an answer. False if nobody took over, or there was nothing to give."""
+        """Hand leadership of a Raft group over before anything is closed, so that senders here
+        still get answers. Returns False if nobody took over, or this replica does not lead."""
         assert self.failed is not None
         if self.config.is_classic or not self.roles.leading or self.failed.done():
             return False
@@ -251,7 +250,7 @@ class Broker:
 
     @property
     def is_serving(self) -> bool:
-        """Whether its parts can be asked: its log is open."""
+        """True while the broker's parts can be used: its log is open."""
         return self._recovered and not self._closed
 
     @property
@@ -259,13 +258,13 @@ class Broker:
         return self._stopping
 
     def live_changed(self, changed: Mapping[str, object]) -> None:
-        """Live keys have new values in the configuration: for who does not look there."""
+        """Apply changed live keys for those parts that do not read the configuration each time."""
         if "logLevel" in changed:
             set_level("root", str(changed["logLevel"]))
         log.info("config_changed keys=%s", ",".join(changed))
 
     def abandon(self, reason: str) -> None:
-        """Fall silent at once, as a crash would: no hand-over, nothing flushed. `stop` after."""
+        """Fall silent at once, as a crash would: no hand-over, no flush. Call `stop` afterwards."""
         self.engine.abandon(reason)
         for connection in list(self.server.connections):
             connection.abort(reason)
@@ -284,7 +283,7 @@ class Broker:
             self.failed.set_result(reason)
 
     def _begin_anew(self, reason: str) -> None:
-        """What this replica has is void, and the next start of a broker here makes it new."""
+        """End this broker: its data is void, and the next start of a broker here rebuilds it."""
         self.begins_anew = True
         self._on_fatal(reason)
 
@@ -295,7 +294,7 @@ class Broker:
         return self.config.advertised_port or self.port
 
     async def _store_host(self) -> bytes:
-        """STOREHOST of our records. A brokerIP1 that is a name is resolved once."""
+        """Return STOREHOST of our records. A brokerIP1 that is a host name is resolved once."""
         host, port = self.config.broker_ip1, self._public_port
         try:
             return pack_host((host, port))
@@ -359,7 +358,7 @@ class Broker:
         self.metrics.watch()
 
     def _build_framed(self) -> None:
-        """Raft, or pysyncobj: what is committed is applied."""
+        """Build for Raft or pysyncobj, where frames are applied once committed."""
         application = BrokerApplication(
             self.state,
             self.sends,
@@ -390,7 +389,7 @@ class Broker:
         self.store.reads.frame_is_damaged = engine.frame_is_damaged
 
     def _build_classic(self) -> None:
-        """Master and slaves."""
+        """Build for master and slaves."""
         application = LocalApplication(
             self.state,
             self.sends,
@@ -438,7 +437,7 @@ class Broker:
         )
 
     def _build_edges(self) -> None:
-        """What talks to the outside: handlers, server, registration, chores."""
+        """Build the parts that talk to the outside: handlers, server, registration, chores."""
         config = self.config
         template = template_topic(config)
         queries = Queries(
@@ -514,7 +513,7 @@ class Broker:
         )
 
     def _quick_chores(self) -> list[Chore]:
-        """What is done by the clock and never blocks."""
+        """Return the periodic chores that never block."""
         config = self.config
         return [
             Chore("offset_commits", config.offset_commit_interval_ms, self.commits.flush),
@@ -545,7 +544,7 @@ class Broker:
         return self.roles.takes_commits
 
     def _ha_address(self) -> str:
-        """What slaves are told; a Raft replica has no such listener."""
+        """Return the address that slaves are told; a Raft replica has no such listener."""
         return self.classic.master.address if self.config.is_classic else self.address
 
     def queue_end(self, topic: str, queue_id: int) -> int:
@@ -553,16 +552,16 @@ class Broker:
         return 0 if queue is None else queue.max_offset
 
     async def _barrier(self) -> None:
-        """Return once this replica is proven to lead, or is of classic mode, which proves nothing.
+        """Return once this replica is proven to lead; in classic mode there is nothing to prove.
         Raises Refused, RaftError."""
         if not self.roles.takes_commits:
             raise not_leader()
         await self.engine.read_barrier()
 
     def hand_over(self, target: str) -> str:
-        """Begin to transfer leadership to `target`, "": to the reachable follower that has most.
+        """Begin to transfer leadership to `target`; "" means the reachable follower that has most.
 
-        Returns to whom. Raises Refused, RaftError."""
+        Returns the target chosen. Raises Refused, RaftError."""
         if not self.roles.leading:
             raise not_leader()
         target = target or most_advanced(self.engine.status())
@@ -578,7 +577,7 @@ class Broker:
         return await self.engine.propose_command(payload)
 
     def _propose_then(self, payload: bytes, done: Callable[[Exception | None], None]) -> None:
-        """Propose, and have `done` called with how it went."""
+        """Propose, and have `done` called with the error, or None on success."""
         try:
             future = self.engine.propose_command(payload)
         except RaftError as error:
@@ -593,7 +592,7 @@ class Broker:
 
         future.add_done_callback(finished)
 
-    # ---- what happens ---------------------------------------------------------------------
+    # ---- events ---------------------------------------------------------------------------
 
     def _connection_closed(self, connection: Connection) -> None:
         self.clients.closed(connection)
@@ -606,7 +605,7 @@ class Broker:
         self.registrar.trigger()
 
     def _link_changed(self) -> None:
-        """A slave's link to its master began or ended: held pulls are looked at again."""
+        """Look at held pulls again: a slave's link to its master began or ended."""
         self.pulls.holds.release_all()
 
     def _role_changed(self, event: RoleEvent) -> None:
@@ -617,8 +616,8 @@ class Broker:
         self.http.role_changed(event)
         leading = self.roles.leading
         if not (was_leading and leading and term_before == event.term):
-            # Else nothing has ended (a transfer was given up, say), and what is under way still is:
-            # who began anew now would do it twice.
+            # Otherwise nothing has ended (a transfer was given up, say), and work under way goes
+            # on: restarting it would do it twice.
             self.operators.resets.leadership_changed()
             self.delays.leadership_changed()
             self.timers.leadership_changed()
@@ -641,7 +640,7 @@ class Broker:
             self.registrar.trigger()
 
     def _leader_is_awaited(self, event: RoleEvent) -> bool:
-        """Whether this replica, or the one it hands over to, will lead in a moment."""
+        """Return whether this replica, or the one it hands over to, will lead in a moment."""
         if event.role is Role.LEADER:
             self._handing_over = False
             return not event.leader_ready
@@ -663,7 +662,7 @@ class Broker:
         return wanted and self.config.notify_consumer_ids_changed_enable
 
     def _ensure_group(self, name: str, retry: bool = True) -> None:
-        """A consumer group is used: have it, and its retry topic, created if that is allowed."""
+        """Create a consumer group that is in use, and its retry topic, if that is allowed."""
         if not self.roles.leading or name in self._creating_groups:
             return
         commands: list[bytes] = []
@@ -675,7 +674,7 @@ class Broker:
             return
         if retry and self.state.topics.get(RETRY_PREFIX + name) is None:
             topic = retry_topic(name, max(1, group.retry_queue_count))
-            commands.insert(0, put_topic(topic, if_absent=True))  # seen by all who see the group
+            commands.insert(0, put_topic(topic, if_absent=True))  # precedes its group
         if not commands or len(self._creating_groups) >= GROUPS_BEING_CREATED_MAX:
             return
         self._creating_groups.add(name)

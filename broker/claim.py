@@ -1,8 +1,9 @@
-"""What a broker takes before it opens its store: the store's lock, proof that the directory is its
-own, and its ports. So a start that cannot succeed ends before recovery has changed a byte.
+"""The lock, identity and ports that a broker claims before it opens its store.
 
-In this order: the lock (store.ownership), the identity (store.identity), the ports. A directory
-that says nothing of its node is noted as this one's when all else was there. Blocking.
+So a start that cannot succeed ends before recovery has changed a byte.
+
+The order is: the lock (store.ownership), the identity (store.identity), the ports. A directory
+without an identity is noted as this node's once everything else was claimed. Blocking.
 """
 
 from __future__ import annotations
@@ -24,35 +25,38 @@ log = logging.getLogger("raftmq.broker.claim")
 
 
 def identity_of(config: BrokerConfig) -> StoreIdentity:
-    """Whose the directory of such a broker is."""
+    """Return the identity that the directory of such a broker must have."""
     if config.is_classic:
         return StoreIdentity("classic", config.broker_name, "")
     return StoreIdentity("raft", config.group_name, config.dleger_self_id)
 
 
 def described(config: BrokerConfig) -> str:
-    """The broker in the words that others hear of it."""
+    """Return how the broker is named to others, for instance to a second process that wants its
+    store."""
     return f"mqbroker {config.node_name} of {config.group_name}"
 
 
 class Claim:
-    """`take`, then the sockets are handed out one by one; `release` when the store is closed."""
+    """The claims of one broker: call `take`, then hand out the sockets one by one with
+    `socket_of`; call `release` when the store is closed."""
 
     def __init__(
         self, config: BrokerConfig, disk: OsDisk, lock: StoreLock | None, *, replicates: bool
     ) -> None:
-        """`lock`: the store's, if whoever made this broker has it and keeps it. `replicates`: the
-        port for replicas is wanted from here, too."""
+        """`lock`: the store's lock, if the broker's creator holds and keeps it. `replicates`: also
+        claim the port for replicas."""
         self._config = config
         self._disk = disk
         self._lent = lock
         self._lock: StoreLock | None = None
         self._replicates = replicates
         self._ports: dict[str, BoundPort] = {}
-        self.port = config.listen_port  # what listenPort=0 became, once it is taken
+        self.port = config.listen_port  # for listenPort=0 the port taken
 
     def take(self) -> None:
-        """Raises StoreInUse, WrongIdentity, EngineError, OSError; `release` after that, too."""
+        """Claim lock, identity and ports. Raises StoreInUse, WrongIdentity, EngineError, OSError;
+        call `release` even then."""
         config = self._config
         if self._lent is None:
             self._lock = lock_store(self._disk.root, described(config))
@@ -76,12 +80,12 @@ class Claim:
             self._note(own)
 
     def socket_of(self, name: str) -> socket.socket | None:
-        """Of `client`, `http` or `replication`; None: it listens by its address."""
+        """Return the socket for `client`, `http` or `replication`; None: bind the address."""
         port = self._ports.pop(name, None)
         return None if port is None else port.take()
 
     def release(self) -> None:
-        """Every file of the store is closed."""
+        """Release ports and lock; every file of the store must be closed."""
         for port in self._ports.values():
             port.close()
         self._ports.clear()

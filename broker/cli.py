@@ -47,8 +47,8 @@ from raftmq.web.auth import WebConfigError
 
 log = logging.getLogger("raftmq.broker.cli")
 
-# The hot path makes tuples, not cycles: collecting young objects every 700 of them, as by default,
-# costs a leader several percent and frees nothing that reference counts did not.
+# The hot path makes tuples, not cycles: collecting young objects every 700 of them, the default,
+# costs a leader several percent and frees nothing that reference counts would not.
 GC_THRESHOLDS = (50_000, 20, 50)
 
 
@@ -61,13 +61,13 @@ START_ERRORS = (
     StoreError,
     WebConfigError,
 )
-WRONG = EngineError | KeyFileError | TlsError | WebConfigError | WrongIdentity  # until corrected
+WRONG = EngineError | KeyFileError | TlsError | WebConfigError | WrongIdentity  # need a correction
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a broker stands on: its disk, rooted at storePathRootDir, and the time of day in ms;
-    `faults`: both can be made to fail."""
+    """The machine of a broker: its disk, rooted at storePathRootDir, and the time of day in ms.
+    Through `faults` both can be made to fail."""
 
     disk: OsDisk
     wall_ms: Callable[[], int]
@@ -120,12 +120,13 @@ def main(
       mqbroker $raft --set dLegerSelfId=n1 --set listenPort=10921 --set storePathRootDir=n1/store &
       mqbroker $raft --set dLegerSelfId=n2 --set listenPort=10931 --set storePathRootDir=n2/store &
 
-    What they have in common may stand in a file: mqbroker -c broker.conf --set dLegerSelfId=n0 …
+    Common settings may stand in a file: mqbroker -c broker.conf --set dLegerSelfId=n0 …
 
     Environment variables override the file: RAFTMQ_LISTEN_PORT=10921 is listenPort, and so on
     (docs/configuration.md has all keys). --set overrides both.
 
-    SIGTERM or SIGINT stop it in order: leadership is handed over, what is known is written down.
+    SIGTERM or SIGINT stop it in an orderly way: leadership is handed over, log and tables are
+    written to disk.
     """
     keep_from_others()
     if context.invoked_subcommand is not None:
@@ -166,7 +167,7 @@ main.add_command(restore)
 
 
 def say_what_is_open(loaded: Loaded[BrokerConfig], path: str | None) -> None:
-    """Log whom this broker serves by default, and what others on this machine can read."""
+    """Log which addresses this broker serves by default, and which files others can read."""
     config = loaded.config
     if "bind_address" not in loaded.places:
         log.warning(
@@ -186,7 +187,7 @@ def owned(
     config: BrokerConfig, machine_of: Callable[[str], Machine], where: dict[str, object]
 ) -> int:
     """Run a broker that owns its store, from before anything there is opened until all of it is
-    closed; returns the exit status."""
+    closed; return the exit status."""
     try:
         lock = lock_store(config.store_path_root_dir, described(config))
     except StoreInUse as error:
@@ -206,8 +207,8 @@ def owned(
 async def run(
     config: BrokerConfig, machine: Machine, lock: StoreLock, where: dict[str, object]
 ) -> int:
-    """Run a broker until a signal or a failure; returns the exit status. `lock` is its store's.
-    `where` is told the term for what is logged from then on."""
+    """Run a broker until a signal or a failure; return the exit status. `lock` is its store's.
+    `where` holds the fields of each log line; the current term is added to it."""
     loop = asyncio.get_running_loop()
     wanted = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -227,7 +228,8 @@ async def run(
 async def _run_one(
     broker: Broker, stopping: asyncio.Future[Any], where: dict[str, object]
 ) -> int | None:
-    """Until it ends: the exit status; None if another broker shall begin anew in its place."""
+    """Run until the broker ends. Returns the exit status; None if a new broker is to start in its
+    place."""
     loop, config = asyncio.get_running_loop(), broker.config
     where["term"] = lambda: broker.roles.term
     loop.set_exception_handler(lambda _, context: _on_exception(broker, context))
@@ -262,7 +264,8 @@ async def _run_one(
 
 
 async def _started(broker: Broker, stopping: asyncio.Future[Any]) -> bool:
-    """Start it; False if a signal came first. A damaged log may wait for its peers for long."""
+    """Start the broker; return False if a signal came first. A start with a damaged log may wait
+    long for its peers."""
     starting = asyncio.ensure_future(broker.start())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -275,11 +278,11 @@ async def _started(broker: Broker, stopping: asyncio.Future[Any]) -> bool:
 
 
 def _on_exception(broker: Broker, context: dict[str, object]) -> None:
-    """A callback raised. A broken invariant ends the broker; anything else is logged."""
+    """Handle a callback's exception: a broken invariant ends the broker, others are logged."""
     error = context.get("exception")
     if isinstance(error, socket.gaierror):
-        # Of a dial that was given up before its host's name was looked up: uvloop leaves that
-        # look-up to itself. Who dialled has said so already, and dials again.
+        # From a dial that was given up before its host name was resolved: uvloop does not cancel
+        # the look-up. The dialler has logged that already, and dials again.
         log.info("late_lookup_failed error=%s", error)
         return
     log.error("loop_exception %s", context.get("message"), exc_info=error)  # type: ignore[arg-type]

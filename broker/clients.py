@@ -1,12 +1,12 @@
-"""Who is connected: producers and consumers by group, from heartbeats. Memory of one broker only.
+"""Connected producers and consumers by group, from heartbeats. In the memory of one broker only.
 
-A client that sends a request (section 9.6) is remembered by its connection, too: Java's producers
-heartbeat a broker up to 30 s after they first send there.
+A client that sends a request (request-reply) is also remembered by its connection: Java's producers
+heartbeat a broker only up to 30 s after they first send there.
 
-A client is known by (group, client id) and reached through its connection. Heartbeats (34) add
-and refresh, 35 and a closed connection remove, silence of `clientExpiryMs` removes too. When a
-consumer group's members or subscriptions change, every member is told with 40 and rebalances.
-Bound: `clientsMax` memberships; beyond that a new one is refused. REQUESTERS_MAX requesters.
+A client is known by (group, client id) and reached through its connection. Heartbeats (34) add and
+refresh it; 35, a closed connection and a silence of `clientExpiryMs` remove it. When a consumer
+group's members or subscriptions change, every member is told with 40 and rebalances. Bounds:
+`clientsMax` memberships, beyond which a new one is refused; REQUESTERS_MAX requesters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MEMBERSHIPS_PER_CONNECTION_MAX = 2 * GROUPS_PER_HEARTBEAT_MAX  # a process has o
 
 
 class ClientConnection(Protocol):
-    """What is needed of a connection here."""
+    """The part of a connection that is needed here."""
 
     @property
     def is_open(self) -> bool: ...
@@ -56,7 +56,7 @@ class Member:
     last_ms: int
 
     def to_json(self) -> dict[str, Any]:
-        """Apache's Connection bean."""
+        """Return Apache's Connection bean."""
         language = LanguageCode(self.language).name
         return {
             "clientAddr": self.connection.peer_address,
@@ -78,7 +78,7 @@ class ConsumerGroup:
         self.subscriptions: dict[str, Subscription] = {}
 
     def update(self, fields: dict[str, Any]) -> bool:
-        """Take over a heartbeat's ConsumerData; True when a subscription came, went or changed."""
+        """Take over a heartbeat's ConsumerData; return True when a subscription changed."""
         self.consume_type = str(fields.get("consumeType") or "CONSUME_PASSIVELY")
         self.message_model = str(fields.get("messageModel") or "CLUSTERING")
         self.consume_from_where = str(fields.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET")
@@ -98,7 +98,7 @@ class ConsumerGroup:
         return changed
 
     def renew(self, told: list[Any]) -> bool:
-        """Take over newer versions of subscriptions that there are; True when one changed."""
+        """Take over newer versions of known subscriptions; return True when one changed."""
         changed = False
         for entry in told[:SUBSCRIPTIONS_PER_GROUP_MAX]:
             fresh = subscription_from_json(entry)
@@ -113,7 +113,7 @@ class ConsumerGroup:
         return self.message_model == "BROADCASTING"
 
     def connection_json(self) -> dict[str, Any]:
-        """Apache's ConsumerConnection bean (203)."""
+        """Return Apache's ConsumerConnection bean (203)."""
         return {
             "connectionSet": [member.to_json() for member in self.members.values()],
             "consumeFromWhere": self.consume_from_where,
@@ -124,8 +124,8 @@ class ConsumerGroup:
 
 
 class ClientTable:
-    """All groups. `on_consumers(group, topics)` is told of every consumer heartbeat's groups
-    (their configuration and retry topic may have to be created)."""
+    """All groups and their members. `on_consumer_group(group)` is called for each consumer group of
+    a heartbeat (its configuration and retry topic may have to be created)."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class ClientTable:
         on_consumer_group: Callable[[str], None],
         may_replace: Callable[[object, object], bool] = lambda before, connection: True,
     ) -> None:
-        """`may_replace(before, connection)`: whether who speaks over `connection` may take or end
-        what a client has over the connection `before`, which is open."""
+        """`may_replace(before, connection)` says whether whoever speaks over `connection` may take
+        over or end a client's membership over the connection `before`, which is open."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Member]] = {}
         self._clients_max = clients_max
@@ -146,7 +146,7 @@ class ClientTable:
         self._on_consumer_group = on_consumer_group
         self._may_replace = may_replace
         self._count = 0  # memberships
-        self._requesters: dict[str, ClientConnection] = {}  # client id → where its request came
+        self._requesters: dict[str, ClientConnection] = {}  # client id → connection of its request
         self._requesters_by: dict[ClientConnection, set[str]] = {}
         self._producer_groups: dict[str, set[str]] = {}  # client id → the groups it produces in
         # connection → its memberships: (is consumer, group, client id)
@@ -164,7 +164,7 @@ class ClientTable:
         version: int,
         now_ms: int,
     ) -> bool:
-        """Take in HeartbeatData; True when some group changed. Raises BodyError, Refused."""
+        """Take in HeartbeatData; return True when some group changed. Raises BodyError, Refused."""
         client_id = body.get("clientID")
         if not isinstance(client_id, str) or not client_id:
             raise BodyError("a heartbeat without clientID")
@@ -194,7 +194,7 @@ class ClientTable:
         return any_change
 
     def _join(self, members: dict[str, Member], consumer: bool, group: str, member: Member) -> bool:
-        """Add or refresh; True when the client was not there over this connection."""
+        """Add or refresh a member; return True when it was not known over this connection."""
         old = members.get(member.client_id)
         if old is not None and old.connection is member.connection:
             old.last_ms = member.last_ms
@@ -232,7 +232,7 @@ class ClientTable:
         producer_group: str | None,
         consumer_group: str | None,
     ) -> None:
-        """35: the client leaves these groups. Raises Refused."""
+        """Remove the client from these groups (35). Raises Refused."""
         left = ((False, producer_group), (True, consumer_group))
         for consumer, group in left:
             member = self._member(consumer, group or "", client_id)
@@ -243,7 +243,7 @@ class ClientTable:
                 self._notify(group)
 
     def closed(self, connection: ClientConnection) -> None:
-        """The connection ended: all its memberships go."""
+        """Remove all memberships of a connection that ended."""
         for client_id in self._requesters_by.pop(connection, ()):
             del self._requesters[client_id]
         for consumer, group, client_id in sorted(self._by_connection.pop(connection, set())):
@@ -251,7 +251,7 @@ class ClientTable:
                 self._notify(group)
 
     def expire(self, now_ms: int) -> None:
-        """Remove who was silent for too long."""
+        """Remove clients that were silent for too long."""
         oldest_ms = now_ms - self._expiry_ms
         tables: list[tuple[bool, str, dict[str, Member]]] = [
             (True, name, group.members) for name, group in self.consumers.items()
@@ -272,8 +272,9 @@ class ClientTable:
         return found.subscriptions.get(topic) if found is not None else None
 
     def producer_connection(self, client_id: str) -> ClientConnection | None:
-        """Where a client that produces, in whatever group, can be reached: heard last; or where a
-        request of it came, if there was no heartbeat yet."""
+        """Return the connection of a client that produces, in whatever group: the one heard of
+        last. If there was no heartbeat yet, the connection that a request of the client came
+        over."""
         groups = self._producer_groups.get(client_id, ())
         members = [self.producers[group][client_id] for group in groups]
         reachable = [member for member in members if member.connection.is_open]
@@ -283,7 +284,8 @@ class ClientTable:
         return max(reachable, key=lambda member: member.last_ms).connection
 
     def requester(self, connection: ClientConnection, ext: Mapping[str, str]) -> None:
-        """A send with these V2 fields may want a reply. Raises nothing that a send would not."""
+        """Remember the sender of these V2 fields if it may want a reply. Raises nothing that a send
+        would not."""
         if ext["b"].startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return  # its consumer sent it back, not the requester
         properties = decode_properties(ext.get("i") or "")
@@ -297,19 +299,19 @@ class ClientTable:
             return  # its heartbeat will come
         if before is not None:
             if not self._may_replace(before, connection):
-                return  # another account's: its replies are not for who sends now
+                return  # another account's client: its replies are not for this sender
             self._requesters_by[before].discard(client_id)
         self._requesters[client_id] = connection
         self._requesters_by.setdefault(connection, set()).add(client_id)
 
     def subscriptions_told(self, group_name: str, told: list[Any]) -> None:
-        """A consumer said, when it was asked, what it subscribes to. Raises BodyError."""
+        """Take over the subscriptions that a consumer reported when asked. Raises BodyError."""
         group = self.consumers.get(group_name)
         if group is not None and isinstance(told, list) and group.renew(told):
             self._notify(group_name)
 
     def consumer(self, connection: ClientConnection, group_name: str) -> Member | None:
-        """The group's member that speaks over this connection."""
+        """Return the group's member that speaks over this connection."""
         group = self.consumers.get(group_name)
         for consumer, name, client_id in self._by_connection.get(connection, ()):
             if group is not None and consumer and name == group_name:
@@ -317,7 +319,7 @@ class ClientTable:
         return None
 
     def is_consumer(self, connection: ClientConnection, group: str) -> bool:
-        """Whether a consumer of the group speaks over this connection."""
+        """Return whether a consumer of the group speaks over this connection."""
         memberships = self._by_connection.get(connection, ())
         return any(consumer and name == group for consumer, name, _ in memberships)
 
@@ -393,7 +395,7 @@ def _somebody_elses(client_id: str) -> Refused:
 
 
 def _groups(body: dict[str, Any], key: str) -> list[Any]:
-    """The groups that a heartbeat has under `key`. Raises BodyError."""
+    """Return the groups that a heartbeat has under `key`. Raises BodyError."""
     found = body.get(key) or []
     if not isinstance(found, list):
         raise BodyError(f"{key} of a heartbeat is no list")

@@ -1,13 +1,12 @@
-"""The broker's configuration: Apache RocketMQ's broker.conf keys where they exist, and ours.
+"""The broker's configuration: Apache RocketMQ's broker.conf keys where they exist, and our own.
 
 One frozen object per process, built at the edge by `load` and handed down. The declarations below
-are the single source: files, environment and command line are read by them (ops.settings), values
-checked against them (ops.options), and docs/configuration.md is written from them.
+are the single source: files, environment and command line are parsed by them (ops.settings), values
+are checked against them (ops.options), and docs/configuration.md is generated from them.
 
 The sections are TOML's tables; broker.conf in Apache's format has the same keys without sections.
-Keys
-declared live may be changed while the broker runs (`change_live`): who reads them asks anew each
-time. Not done here: reloading files.
+Keys declared live may be changed while the broker runs (`change_live`): code that uses them reads
+them anew each time. Files are not reloaded.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig(PeerTlsOptions):
-    """Everything a broker process can be told. Units are the declarations'."""
+    """All settings of a broker process. Units are given with the declarations."""
 
     # fmt: off
 
@@ -404,12 +403,12 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def inner_credentials(self) -> Credentials | None:
-        """This node's own. Raises ValueError, which does not hold them."""
+        """This node's own credentials. Raises ValueError, whose text does not reveal them."""
         return credentials_of(self.inner_client_authentication_credentials)
 
     @property
     def is_classic(self) -> bool:
-        """Master and slaves; else a Raft group."""
+        """True for master/slave mode, False for a Raft group."""
         return not self.enable_dleger_commit_log
 
     @property
@@ -417,7 +416,7 @@ class BrokerConfig(PeerTlsOptions):
         return self.is_classic and self.broker_role == "SLAVE"
 
     def without_effect(self) -> tuple[str, ...]:
-        """Apache's keys that were set here and that this mode does not act on."""
+        """Return the keys of Apache's that are set here but have no effect in this mode."""
         raft_only = (
             ("dLegerGroup", self.dleger_group, ""),
             ("dLegerPeers", self.dleger_peers, ""),
@@ -437,7 +436,7 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def address(self) -> str:
-        """What clients and name servers are told: brokerIP1 and advertisedPort or listenPort."""
+        """The address told to clients and name servers: brokerIP1, advertisedPort or listenPort."""
         return f"{self.broker_ip1}:{self.advertised_port or self.listen_port}"
 
     @property
@@ -454,22 +453,23 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def group_name(self) -> str:
-        """The Raft group is the broker group: dLegerGroup, or brokerName where that is not set."""
+        """The Raft group's name, which is the broker group's: dLegerGroup, or else brokerName."""
         return self.dleger_group or self.broker_name
 
     @property
     def ha_port(self) -> int:
-        """Where a classic master listens for slaves; 0: any, as listenPort."""
+        """The port where a classic master listens for slaves; 0: any, as with listenPort."""
         return self.ha_listen_port or (self.listen_port and self.listen_port + 1)
 
     @property
     def node_name(self) -> str:
-        """This broker among those of its broker name."""
+        """This broker's name among those of its broker name: brokerId or dLegerSelfId."""
         return str(self.broker_id) if self.is_classic else self.dleger_self_id
 
     def registration_id(self, leader: bool) -> int:
-        """0 for the leader or master. Others: a slave's brokerId; 1 + the ordinal in the peers,
-        which holds in a Raft group as long as its configuration says nothing else."""
+        """Return the brokerId to register: 0 for the leader or master, a slave's brokerId, or 1 +
+        the ordinal in the peers, which holds in a Raft group unless its configuration says
+        otherwise."""
         if leader:
             return 0
         if self.is_classic:
@@ -478,14 +478,14 @@ class BrokerConfig(PeerTlsOptions):
         return 1 + ids.index(self.dleger_self_id)
 
     def properties_text(self) -> str:
-        """The configuration as Apache's properties text (GET_BROKER_CONFIG, 26)."""
+        """Return the configuration as Apache's properties text (GET_BROKER_CONFIG, 26)."""
         lines = [f"{key}={o.text(getattr(self, o.name))}" for key, o in sorted(OPTIONS.items())]
         return "\n".join(lines) + "\n"
 
 
-# Defaults of classic mode, as Apache's; and with engine=pysyncobj: that sends an entry above 64 KiB
-# in pieces, and raises an exception over each of them but the last (docs/pysyncobj.md, fault 7).
-# It never calls fsync.
+# Defaults of classic mode, as in Apache's; and with engine=pysyncobj, which sends an entry above 64
+# KiB in pieces, and raises an exception over each of them but the last (docs/pysyncobj.md, fault
+# 7). It never calls fsync.
 CLASSIC = {"flush_disk_type": "ASYNC_FLUSH"}
 PYSYNCOBJ = {"frame_size_max": 32 * KIB, "flush_disk_type": "ASYNC_FLUSH"}
 
@@ -497,16 +497,16 @@ def load(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Loaded[BrokerConfig]:
-    """The defaults, the file at `path` (TOML or broker.conf), RAFTMQ_ variables of `environment`
-    and `--set key=value` overrides, each over the ones before.
+    """Load the defaults, the file at `path` (TOML or broker.conf), RAFTMQ_ variables of
+    `environment` and `--set key=value` overrides; each overrides the ones before.
 
-    Raises ConfigError; an unreadable file is one too.
+    Raises ConfigError, also for an unreadable file.
     """
     return _build(gather(OPTIONS, path, overrides, environment))
 
 
 def load_config(path: str | None, overrides: Sequence[str] = ()) -> BrokerConfig:
-    """`load` without environment and places. Raises ConfigError."""
+    """Do as `load`, without environment and places. Raises ConfigError."""
     return load(path, overrides).config
 
 
@@ -543,14 +543,14 @@ def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """New values by key: of live keys, and of those that a running broker cannot change."""
+    """New values by key: those of live keys, and those that a running broker cannot change."""
 
     live: dict[str, Any]
     fixed: dict[str, Any]
 
 
 def parse_live(changes: Mapping[str, object]) -> Wanted:
-    """Raises ConfigError for an unknown key or a wrong value."""
+    """Parse changes of keys. Raises ConfigError for an unknown key or a wrong value."""
     found = Wanted({}, {})
     for key, value in changes.items():
         setting = Setting(key, value, "change")
@@ -573,7 +573,7 @@ def change_live(config: BrokerConfig, values: Mapping[str, Any]) -> None:
 
 
 def parse_peers(text: str) -> tuple[Peer, ...]:
-    """`n0-host:port;n1-host:port` (Apache) or `n0=host:port`; an id has no '-' and no '='.
+    """Parse `n0-host:port;n1-host:port` (Apache) or `n0=host:port`; an id has no '-' and no '='.
 
     Raises ValueError with the offending part.
     """
@@ -590,7 +590,7 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
 
 
 def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
-    """What one value must be given another."""
+    """Check values that depend on one another. Raises ConfigError."""
 
     def fail(name: str, why: str) -> None:
         declared = next(declared for declared in OPTIONS.values() if declared.name == name)

@@ -57,7 +57,7 @@ def budget_limits(config: BrokerConfig) -> BudgetLimits:
 
 
 def template_topic(config: BrokerConfig) -> TopicConfig | None:
-    """What topics are created from when something is sent to them; None: they are not."""
+    """Return the template for topics that a send creates; None if sends create no topics."""
     if not config.auto_create_topic_enable:
         return None
     count = config.default_topic_queue_nums

@@ -1,9 +1,9 @@
-"""What a broker does for others while it applies frames, and must not fail for.
+"""Work that a broker does for others while it applies frames, and that must not make it fail.
 
-When a frame is applied, the log and the tables change first; an exception there means that they
-are not what they have to be, and stops the node. Behind that senders are answered, held pulls are
-woken, listeners are told: all of it is made of what clients sent, and whatever goes wrong with it
-is no damage to log or tables. It is logged and counted, the connection it was for ends, and the
+When a frame is applied, the log and the tables change first; an exception there means that they are
+not what they have to be, and stops the node. After that senders are answered, held pulls are woken
+and listeners are told: this works on what clients sent, and whatever goes wrong with it does not
+damage the log or the tables. It is logged and counted, the connection it was for is closed, and the
 replica goes on.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from raftmq.remoting.connection import FROM_PEER
 
-# There before the first one: Prometheus sees no increase in a series that begins at its new value.
+# Present from the start: Prometheus sees no increase in a series that first appears with a count.
 KINDS = (
     "answer",
     "clients_told",
@@ -31,27 +31,27 @@ log = logging.getLogger("raftmq.broker.containment")
 
 
 class Closable(Protocol):
-    """The connection that something was done for."""
+    """The connection that the work was done for."""
 
     def abort(self, reason: str) -> None: ...
 
 
 class Contained:
-    """One per broker. `counts`: failures by what was being done."""
+    """Runs work whose failure is contained; one per broker. `counts`: failures by kind of work."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(KINDS, 0)
 
     def failed(self, what: str, error: Exception, connection: Closable | None = None) -> None:
-        """Note that `what` failed, and end the connection it was done for."""
+        """Count and log that `what` failed, and close the connection that it was done for."""
         self.counts[what] += 1
         log.error("contained what=%s error=%r", what, error, exc_info=error, extra=FROM_PEER)
         if connection is not None:
             connection.abort(f"{what} failed")
 
     def run(self, what: str, act: Callable[[], object]) -> None:
-        """Do it; whatever it raises ends here."""
+        """Run `act`; contain whatever it raises."""
         try:
             act()
-        except Exception as error:  # see the module
+        except Exception as error:  # contained: see the module's docstring
             self.failed(what, error)

@@ -1,10 +1,10 @@
-"""Whether the store's disk has room for messages: a decision, pure.
+"""Decide whether the store's disk has room for messages. Pure.
 
-*Full*: sends are refused, or taken by another replica (broker.fulldisk). That is so from a share of
-the disk on (diskSpaceWarningLevelRatio), unless so much is free that the share says nothing
+*Full*: sends are refused, or taken by another replica (broker.fulldisk). The disk is full from a
+used share on (diskSpaceWarningLevelRatio), unless so much is free that the share means little
 (diskSpaceWarningFreeBytes). *Short of room*: it has been full, and is not well below that mark yet.
-A disk that goes up and down around the mark is short of room all the time, so that nobody hands
-leadership to and fro because of it.
+A disk whose use goes up and down around the mark is short of room all the time, so that leadership
+does not move to and fro because of it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from raftmq.store.disk import DiskUsage
 
 MARGIN_PERCENT = 5  # more than the segments that retention removes in one pass of a small disk
-MARGIN_FREE = 1.25  # so many times the free bytes at which it was full
+MARGIN_FREE = 1.25  # times the free bytes below which it is full
 
 
 class DiskRoom:
-    """What the last look found."""
+    """How much room the disk had when last looked at."""
 
     __slots__ = ("full", "percent", "short")
 
@@ -26,7 +26,7 @@ class DiskRoom:
         self.percent = 0  # used, as df counts it
 
     def look(self, usage: DiskUsage, percent_max: int, free_bytes_min: int) -> None:
-        """Judge by what the limits say now: they may be changed while the broker runs.
+        """Judge the disk by the current limits, which may be changed while the broker runs.
         `free_bytes_min` 0: the percentage alone decides."""
         self.percent = usage.used_percent
         available = usage.available_bytes

@@ -1,4 +1,4 @@
-"""The broker room's errors: whether trying again can help, and whether the effect is known."""
+"""The broker room's errors: they say whether a retry can help and whether the effect is known."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from raftmq.remoting.errors import RemotingError
 
 __all__ = ["ConfigError", "EngineError", "OutcomeUnknown", "Refused", "StateError"]
 
-UNKNOWN_PREFIX = "[OUTCOME_UNKNOWN]"  # of a remark; clients know it
+UNKNOWN_PREFIX = "[OUTCOME_UNKNOWN]"  # starts a remark; clients know it
 
 
 class Refused(RemotingError):
-    """A request that is definitely not carried out; `code` and the text go to who asked."""
+    """A request that is definitely not carried out; `code` and the text go to the requester."""
 
     def __init__(self, code: int, remark: str, *, retriable: bool = False) -> None:
         super().__init__(remark, code=code)
@@ -20,7 +20,7 @@ class Refused(RemotingError):
 
 
 class OutcomeUnknown(RemotingError):
-    """A change that was put into the log and may or may not become committed."""
+    """A change that was put into the log and may or may not be committed."""
 
     retriable = True
 
@@ -29,8 +29,8 @@ class OutcomeUnknown(RemotingError):
 
 
 class StateError(Exception):
-    """A command frame or a snapshot does not make sense: this replica must not go on."""
+    """A command frame or a snapshot makes no sense: this replica must not go on."""
 
 
 class EngineError(Exception):
-    """The replication engine asked for cannot be had."""
+    """The configured replication engine cannot be used."""

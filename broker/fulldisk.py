@@ -1,10 +1,10 @@
-"""What a broker does about a full disk: another replica takes over, or sends are refused.
+"""How a broker reacts to a full disk: another replica takes over, or sends are refused.
 
 A leader of a Raft group whose disk is full (broker.diskroom) hands leadership to a replica that has
-room, as in any planned transfer, and takes sends until then: it is not full to the last block. Who
-has room, whom it asks and for how long is dledger.relief's to say. When nobody has room, in classic
-mode and over pysyncobj sends are refused ([DISK_FULL]) until there is some again. A replica that is
-short of room tells its group so, and is not made leader.
+room, as in any planned transfer, and takes sends until then: its disk is not full to the last
+block. dledger.relief decides which replicas have room, which are asked and for how long. Sends are
+refused ([DISK_FULL]) when nobody has room, in classic mode and over pysyncobj, until there is room
+again. A replica that is short of room tells its group so, and is not made leader.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("raftmq.broker.disk")
 
 LOOK_MS = 1_000  # between looks at the disk: at a GB/s that is one segment
-TICK_MS = 100  # between looks for somebody who has room
-BY = "full disk"  # who asked for such a transfer, in its event
+TICK_MS = 100  # between looks for a replica that has room
+BY = "full disk"  # the initiator named in the transfer's event
 
 
 class FullDisk:
-    """Its chores see to it that `broker.sends.disk_full` says why sends are refused. One per
-    broker."""
+    """Watches the disk with its chores and keeps in `broker.sends.disk_full` why sends are refused.
+    One per broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -43,7 +43,7 @@ class FullDisk:
         ]
 
     def look(self) -> None:
-        """How full the disk is. Raises OSError."""
+        """Look at how full the disk is. Raises OSError."""
         broker, room = self._broker, self.room
         config, was_full = broker.config, room.full
         room.look(
@@ -59,7 +59,7 @@ class FullDisk:
         broker.http.look_at_disk()
 
     def tick(self) -> None:
-        """Whether sends are to be refused, and whether somebody else should lead."""
+        """Decide whether sends are refused, and whether another replica should lead."""
         broker, room = self._broker, self.room
         hoped = False
         if isinstance(broker.engine, RaftEngine):
@@ -74,15 +74,14 @@ class FullDisk:
         broker.sends.disk_full = text if refused else ""
 
     def leads_now(self) -> None:
-        """This replica has become leader. Whether anybody else has room it finds out at its next
-        tick; until then it takes sends."""
+        """Take sends after becoming leader; the next tick finds out whether others have room."""
         if isinstance(self._broker.engine, RaftEngine):
             self._broker.sends.disk_full = ""
 
     def _hand_over(self, target: str) -> None:
         try:
             self._broker.hand_over(target)
-        except (Refused, RaftError) as error:  # something changed just now: it looks again
+        except (Refused, RaftError) as error:  # state just changed: the next tick looks again
             log.info("full_disk_waits name=%s: %s", target, error)
             return
         log.warning("full_disk_hands_over name=%s percent=%d", target, self.room.percent)

@@ -1,4 +1,4 @@
-"""Handlers as clients meet them: every request is counted, and every refusal becomes an answer."""
+"""Wrappers of request handlers: every request is counted, and every refusal becomes an answer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from raftmq.remoting.errors import RemotingError
 
 
 class Guard:
-    """Wraps handlers. A refusal for want of leadership names the leader, when one is known."""
+    """Wraps handlers. A refusal because this replica does not lead names the leader, if known."""
 
     def __init__(self, counted: Callable[[int], None], leader_address: Callable[[], str]) -> None:
-        """`counted(request code)` is told of every request."""
+        """`counted(request code)` is called for every request."""
         self._counted = counted
         self._leader_address = leader_address
 
@@ -37,7 +37,8 @@ class Guard:
             if answer is None or isinstance(answer, RemotingCommand):
                 return answer
             slow = self._slow(request, answer)
-            # A connection with too much in work closes it unbegun; then this has to be, too.
+            # A connection with too much work closes this coroutine before it began; then close
+            # `answer`, too.
             weakref.finalize(slow, answer.close).atexit = False
             return slow
 
@@ -64,7 +65,7 @@ class Guard:
 
 
 def _translated(error: RaftError) -> RemotingError:
-    """The engine's refusals as what goes over the wire."""
+    """Return one of the engine's refusals as the error that goes over the wire."""
     if isinstance(error, NotLeader):
         return not_leader()
     if isinstance(error, Busy):

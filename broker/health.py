@@ -1,7 +1,8 @@
-"""`mqbroker health`: whether a broker does its part: exit status 0, or 1 with the reason.
+"""`mqbroker health`: check whether a broker works; exit status 0, or 1 with the reason.
 
-It answers, and: a leader is ready, a follower knows its leader, a classic slave follows its master.
-Run every few seconds by containers as `python -m raftmq.broker.health`, so it imports little.
+It must answer, and: a leader is ready, a follower knows its leader, a classic slave follows its
+master. Containers run it every few seconds as `python -m raftmq.broker.health`, so it imports
+little.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
 @click.option("--address", metavar="HOST:PORT", help="The broker. [this machine's listenPort]")
 @click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds.")
 def health(address: str | None, timeout_s: float) -> None:
-    """Say whether a broker does its part; exit status 1 if not.
+    """Check whether a broker works; exit status 1 if it does not.
 
-    Where it takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the file that says how.
+    For a broker that takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the client's TLS
+    configuration file.
     """
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
     reason = complaint(
@@ -44,7 +46,7 @@ def health(address: str | None, timeout_s: float) -> None:
 
 
 def why_not(info: Mapping[str, str]) -> str:
-    """Why a broker with this runtime info does not do its part; "" if it does."""
+    """Return why a broker with this runtime info is not healthy; "" if it is."""
     if "raftRole" not in info:
         refused = info.get("haRefused", "")
         if refused:

@@ -1,12 +1,12 @@
-"""What a broker does by the clock: one task, one tick, everything else derived from it.
+"""A broker's periodic work: a task of quick chores and a task of slow ones, on one tick.
 
-Every TICK_MS: time out held pulls, send gathered offset commits, look after sends without an
+Every TICK_MS: time out held pulls, propose gathered offset commits, look after sends without an
 outcome. More rarely: expire clients, look at the disk, write snapshots, let retention delete.
 Blocking work runs in a pool of one thread, never two pieces at once.
 
-Snapshots and retention. `snapshot` copies the tables (applied up to frame a), makes the log and
-the ConsumeQueues durable at least that far, and only then replaces the files under config/.
-So files never reflect a frame the log could lose, and a restart that begins behind a finds
+Snapshots and retention: `snapshot` copies the tables (applied up to frame a), makes the log and the
+ConsumeQueues durable at least that far, and only then replaces the files under config/. So the
+files never reflect a frame that the log could lose, and a restart that begins behind a finds
 everything below it in the ConsumeQueues. Retention deletes no frame above the last snapshot.
 """
 
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 log = logging.getLogger("raftmq.broker.housekeeping")
 
-TICK_MS = 25  # a held pull may be late by so much
+TICK_MS = 25  # a held pull may time out late by so much
 
 
 @dataclass(slots=True)
 class Chore:
-    """Something done every `period_ms`; `run` may be a coroutine function, awaited in turn."""
+    """Work done every `period_ms`; `run` may be a coroutine function, which is awaited."""
 
     name: str
     period_ms: int
@@ -33,7 +33,7 @@ class Chore:
 
 
 class Housekeeper:
-    """Runs quick chores on the tick, slow ones one after the other in a second task."""
+    """Runs quick chores in one task and slow ones in a second, one after the other."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Housekeeper:
         slow: list[Chore],
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`on_fatal(reason)` is told of a chore that broke an invariant; the broker then ends."""
+        """`on_fatal(reason)` is called for a broken invariant; the broker then ends."""
         self._clock_ms = clock_ms
         self._quick = quick
         self._slow = slow

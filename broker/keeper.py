@@ -1,8 +1,8 @@
-"""Keeping the tables beside the log: files under config/, and which old log may go.
+"""Keepers of the tables: they write the files under config/ and delete old parts of the log.
 
-Raft mode: the files are snapshots of the log's commands; a snapshot is only written once the log
-and the ConsumeQueues are durable at least that far, and retention deletes no frame above the last
-one (broker.housekeeping says why). Classic mode: the files are the tables
+Raft mode: the files are snapshots of the effect of the log's commands; a snapshot is only written
+once the log and the ConsumeQueues are durable at least that far, and retention deletes no frame
+above the last one (broker.housekeeping says why). Classic mode: the files are the tables
 (broker.tables.configfiles).
 """
 
@@ -28,19 +28,19 @@ from raftmq.store.messagestore import MessageStore
 log = logging.getLogger("raftmq.broker.keeper")
 
 DURABLE_POLL_MS = 20
-DURABLE_WAIT_MS = 5_000  # then this round's snapshot is left out
+DURABLE_WAIT_MS = 5_000  # after that this round's snapshot is skipped
 QUEUE_REPAIR_PERIOD_MS = 50  # between steps of 16 MiB
 
 
 class Keeper(Protocol):
-    """One per broker. `prepare` before the store is opened, `load` before the engine is made,
-    `start` when it is."""
+    """Keeps the tables' files; one per broker. Call `prepare` before the store is opened and `load`
+    before the engine is made."""
 
-    installed_index: int  # up to there the tables may be ahead (broker.tables.installation)
-    spare: Callable[[int], int]  # retention would go so far; to where timer messages let it
+    installed_index: int  # tables may be ahead of the log up to here (tables.installation)
+    spare: Callable[[int], int]  # retention's limit → the limit that timer messages allow
 
     def prepare(self) -> None:
-        """Carry out an installation, if one is noted. Blocking."""
+        """Carry out a snapshot installation, if one is noted. Blocking."""
         ...
 
     def load(self) -> None:
@@ -48,11 +48,11 @@ class Keeper(Protocol):
         ...
 
     def chores(self) -> list[Chore]:
-        """What is done by the clock; these may block the housekeeper's slow task."""
+        """Return periodic work; it may block the housekeeper's slow task."""
         ...
 
     def retain(self, *, at_once: bool = False) -> None:
-        """A chore: let old segments go; `at_once`: whatever the hour. Raises OSError."""
+        """Delete old segments, as a chore; `at_once`: whatever the hour. Raises OSError."""
         ...
 
     async def settle(self) -> None:
@@ -60,12 +60,12 @@ class Keeper(Protocol):
         ...
 
     def close(self) -> None:
-        """After a clean stop, before the store is closed: write everything. Blocking."""
+        """Write everything, after a clean stop and before the store is closed. Blocking."""
         ...
 
 
 class RaftKeeper:
-    """Snapshots. The engine is known when chores run, not before."""
+    """Keeps snapshots of the tables. `engine` is only called when chores run, not before."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class RaftKeeper:
         self._retention = retention
         self.installed_index = 0
         self.covered_index = 0  # frames up to here are in durable snapshots
-        self.fallback_index = 0  # and up to here in the ones before: should those rot
-        self.needed_from: Callable[[], int | None] = lambda: None  # by a backup that is read here
+        self.fallback_index = 0  # and up to here in the .bak ones, used if those are damaged
+        self.needed_from: Callable[[], int | None] = lambda: None  # position a backup needs
         self.spare: Callable[[int], int] = lambda position: position
 
     def prepare(self) -> None:
@@ -105,7 +105,7 @@ class RaftKeeper:
         ]
 
     async def repair_queues(self) -> None:
-        """Put right what was found wrong in ConsumeQueues, a piece at a time. Raises OSError."""
+        """Repair errors found in ConsumeQueues, a piece at a time. Raises OSError."""
         if self._store.queues.corrected_to != self._store.commitlog.min_offset:
             self._store.correct_min_offset()  # retention met a flush; nothing is captured before
         step = self._store.begin_queue_repair()
@@ -117,7 +117,7 @@ class RaftKeeper:
             self._store.finish_queue_repair(step)
 
     async def write_snapshot(self) -> None:
-        """See broker.housekeeping. Raises OSError."""
+        """Write a snapshot of the tables (order: broker.housekeeping). Raises OSError."""
         copies = snapshot.capture(self._state)
         if copies.applied_index <= self.covered_index:
             return
@@ -138,9 +138,9 @@ class RaftKeeper:
         self.fallback_index = before
 
     def retain(self, *, at_once: bool = False) -> None:
-        """Let old segments go, as far as snapshots cover them, the .bak files among them. While a
-        replica is refilled from here, or a backup reads, what those need stays, unless the disk is
-        too full for that."""
+        """Delete old segments, as far as the snapshots and their .bak files cover them. While a
+        replica is refilled from here by snapshot install, or a backup reads, what those need stays,
+        unless the disk is too full for that."""
         engine, store = self._engine(), self._store
         refilled = engine.refilled
         if refilled and not self._retention.disk_is_full:
@@ -162,7 +162,7 @@ class RaftKeeper:
             log.info("log_trimmed from=%d to=%d", before, after)
 
     async def settle(self) -> None:
-        """Chores are awaited by the housekeeper; nothing else writes."""
+        """Do nothing: the housekeeper awaits the chores, and nothing else writes."""
 
     def close(self) -> None:
         copies = snapshot.capture(self._state)
@@ -171,7 +171,7 @@ class RaftKeeper:
 
 
 class ClassicKeeper:
-    """Tables in Apache's files, and the queues' and checkpoint's regular flush."""
+    """Keeps the tables in Apache's files, and regularly flushes the queues and the checkpoint."""
 
     installed_index = 0
 
@@ -194,7 +194,7 @@ class ClassicKeeper:
         self.spare: Callable[[int], int] = lambda position: position
 
     def prepare(self) -> None:
-        """There are no installations."""
+        """Do nothing: classic mode has no snapshot installation."""
 
     def load(self) -> None:
         self.files.load()
@@ -210,7 +210,7 @@ class ClassicKeeper:
         await flush_queues(self._store, self._pool)
 
     def retain(self, *, at_once: bool = False) -> None:
-        """Let old segments go."""
+        """Delete old segments."""
         store = self._store
         before = store.commitlog.min_offset
         position = self.spare(self._retention.expired_before(at_once=at_once))
@@ -237,8 +237,8 @@ async def flush_queues(store: MessageStore, pool: Executor) -> None:
 
 
 async def finished(work: Awaitable[Any]) -> Any:
-    """The result of work in the pool; a cancellation waits for it, because a thread cannot be
-    stopped and the files must not be closed under it."""
+    """Return the result of work in the pool. A cancellation waits for the work to end, because a
+    thread cannot be stopped and the files must not be closed under it."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -1,10 +1,10 @@
-"""From frames to handlers: the raw entry for sends, the table by request code for everything else.
+"""The way from frames to handlers: a raw entry for sends, a table by request code for the rest.
 
-`on_raw` sees all frames of one arrival. A plain send may take the quick way to the send path
-(broker.sending.plainsend). Every other frame, and a plain send with anything odd about it, is
+`on_raw` gets all frames of one arrival. A plain send may take the quick way to the send path
+(broker.sending.plainsend). Every other frame, and a plain send with anything unusual about it, is
 decoded once (`remoting.codec.decode_command`, the one check of headers) and goes to its handler.
-When all frames of the arrival are through, the sends among them are cut together, long arrivals in
-parts.
+When all frames of the arrival are handled, the sends among them are proposed together; those of a
+long arrival in several parts.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from raftmq.store.record import pack_host
 SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 SEND_V1 = int(RequestCode.SEND_MESSAGE)
-# Of a long arrival so many are proposed before the next are parsed: the followers write these
+# So many sends of a long arrival are proposed before the next are parsed: the followers write these
 # while the leader parses those. Half of a client's usual window of 256: measured 62,000 sends a
 # second with whole arrivals, 65,000 with 64, 74,000 to 84,000 with 128.
 SENDS_PER_CUT = 128
 
 
 class Processor:
-    """The request side of one broker. `handlers` is the server's table."""
+    """Dispatches one broker's requests. `handlers` is the server's table."""
 
     def __init__(self, sends: SendPath, handlers: dict[int, Handler]) -> None:
         self._sends = sends
@@ -42,7 +42,7 @@ class Processor:
             handlers[code] = self._send
 
     def on_raw(self, connection: Connection, frames: list[RawFrame]) -> None:
-        """Treat all frames of one arrival."""
+        """Handle all frames of one arrival."""
         sends = self._sends
         admit_plain = sends.admit_plain
         born_host = _born_host_of(connection)
@@ -66,7 +66,7 @@ class Processor:
         sends.wake()
 
     def _send(self, connection: Connection, command: RemotingCommand) -> None:
-        """Take a send that did not go the quick way; `on_raw` has it cut."""
+        """Take a send that did not go the quick way; `on_raw` has it proposed."""
         ext = command.ext
         if ext is None:
             raise HeaderError("a send without extFields")
@@ -81,7 +81,7 @@ class Processor:
 
 
 def _born_host_of(connection: Connection) -> bytes:
-    """BORNHOST of the connection's peer, `host:port` or `[ipv6]:port`; made once."""
+    """Return BORNHOST of the connection's peer (`host:port` or `[ipv6]:port`); packed once."""
     known: bytes | None = connection.attachment
     if known is None:
         host, _, port = connection.peer_address.rpartition(":")

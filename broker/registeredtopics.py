@@ -1,4 +1,4 @@
-"""What name servers are told of this broker's topics: all of them, or what changed. Pure."""
+"""The topics that a broker registers with name servers: all of them, or the changes. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RegisteredTopics:
         return [_registered(topic) for topic in topics]
 
     def since(self, base: DataVersion) -> list[RegisteredTopic] | None:
-        """What changed since the table had the version `base`, a topic without queues is one that
-        is gone; None if that is not known any more."""
+        """Return the topics changed since the table had the version `base`, a deleted one as a
+        topic without queues; None if the changes are not known any more."""
         names = self._table.changed_since(base.counter, base.timestamp_ms)
         if names is None:
             return None

@@ -1,19 +1,19 @@
 """Registration with the name servers: who this replica is, its role, its term, its topics.
 
-One task per name server, so that one that is down delays nobody: at start, every
-`registerNameServerPeriod`, at once whenever `trigger` says that the role or a topic changed, and
-soon after a name server's connection was lost: with the connection it forgets the broker.
+One task per name server, so that one that is down delays no other. It registers at start, every
+`registerNameServerPeriod`, at once when `trigger` says that the role or a topic changed, and soon
+after a name server's connection was lost: with the connection the name server forgets the broker.
 The ready leader registers as brokerId 0, every other replica with its own id; `raftTerm` lets a
-name server refuse a deposed leader's claim. A failed attempt is repeated after RETRY_MS.
-Who is no member of its Raft group (any more, or yet) leaves the routes and stays out of them.
-With a key (`registrationKeyFile`) what a replica says of itself is signed, with a nonce that the
-name server gives for the connection (remoting.registrationproof); a name server that gives none
-knows no key, and is told unsigned.
+name server refuse a deposed leader's claim. A failed attempt is repeated after RETRY_MS. A replica
+that is no member of its Raft group (any more, or yet) leaves the routes and stays out. With a key
+(`registrationKeyFile`) registrations are signed, with a nonce that the name server gives for the
+connection (remoting.registrationproof); a name server that gives none has no key, and gets unsigned
+ones.
 
-The topics. A name server of ours says `topicDelta`=true in its answers: from then on it is told
-what changed since the table that it took last, mostly nothing, in a few hundred bytes however many
-topics there are. It asks for the whole table (`needFull`) when it does not have that version. Any
-other name server gets the whole table every time, as from Apache's brokers.
+Topics: a name server of ours puts `topicDelta`=true in its answers. From then on it gets the
+changes since the table that it last took, mostly none, in a few hundred bytes however many topics
+there are. It asks for the whole table (`needFull`) when it does not have that version. Any other
+name server gets the whole table every time, as from Apache's brokers.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from raftmq.remoting.tls import TlsContext
 
 log = logging.getLogger("raftmq.broker.registration")
 
-RETRY_MS = 1_000  # a name server that comes back knows us a second later
+RETRY_MS = 1_000  # a name server that comes back gets a registration a second later
 LOST_PAUSE_MS = 100  # one that closes every connection is not dialled more often than that
 UNREGISTER_TIMEOUT_MS = 500
-SPREAD_S = 1.0  # who created a topic is kept waiting for name servers no longer than that
+SPREAD_S = 1.0  # creating a topic waits for name servers no longer than that
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a registration says besides the topics."""
+    """The content of a registration besides the topics."""
 
     broker_id: int
     term: int  # 0: of no Raft group
     role: str  # leader, follower; "": of no Raft group
-    member: bool = True  # else it does not belong into the routes
+    member: bool = True  # if not, it does not belong into the routes
 
 
 class Topics(Protocol):
@@ -74,7 +74,8 @@ class Topics(Protocol):
 
 
 class Registrar:
-    """Keeps the name servers informed. Own `RemotingClient`; `start` and `stop` once each."""
+    """Keeps the name servers informed. Has its own `RemotingClient`; call `start` and `stop` once
+    each."""
 
     def __init__(
         self,
@@ -95,8 +96,9 @@ class Registrar:
         tls: TlsContext | None = None,
         signing_keys: Sequence[bytes] = (),
     ) -> None:
-        """`on_master(address, ha_address)` is told whom a name server takes for the group's leader.
-        With `needs_master` (a slave) registration is repeated soon until one names a master."""
+        """`on_master(address, ha_address)` is called with the group's leader as a name server knows
+        it. With `needs_master` (a slave) registration is repeated soon until a name server names a
+        master."""
         self._name_servers = tuple(name_servers)
         self._cluster = cluster
         self._broker_name = broker_name
@@ -118,13 +120,13 @@ class Registrar:
         self._wanted = {server: asyncio.Event() for server in self._name_servers}
         self._tasks: list[asyncio.Task[None]] = []
         self._body: tuple[DataVersion, bytes] | None = None  # of the last whole table
-        self._taken: dict[str, DataVersion] = {}  # what name servers that take deltas have
-        self._told: dict[str, int] = {}  # counter of the version that a name server was told last
-        self._news = asyncio.Event()  # one of them was told
+        self._taken: dict[str, DataVersion] = {}  # versions of name servers that take deltas
+        self._told: dict[str, int] = {}  # by name server: counter of the version it was told last
+        self._news = asyncio.Event()  # set when a name server was told
         self.body_bytes_sent = 0
-        self.registered: dict[str, Identity] = {}  # name server → what it was told last
-        # Told of each change there: the name server, the brokerId it lists this broker under now
-        # (None: none), and why.
+        self.registered: dict[str, Identity] = {}  # by name server: what it was last told
+        # Called for each change of a route with the name server, the brokerId it now lists this
+        # broker under (None: not listed), and the reason.
         self.on_route: Callable[[str, int | None, str], None] = lambda server, broker_id, why: None
 
     def start(self) -> None:
@@ -133,13 +135,13 @@ class Registrar:
         self.trigger()
 
     def trigger(self) -> None:
-        """Something changed: tell every name server now."""
+        """Register with every name server now, because something changed."""
         for event in self._wanted.values():
             event.set()
 
     async def spread(self) -> None:
-        """Return once every name server that lists this broker knows the topics of now, or after
-        SPREAD_S: whoever made a topic then finds it."""
+        """Return once every name server that lists this broker knows the current topics, or after
+        SPREAD_S, so that the creator of a topic then finds it."""
         wanted = self._topics.version.counter
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SPREAD_S):
@@ -168,7 +170,7 @@ class Registrar:
         await self._client.close()
 
     def _gone(self, server: str, why: str) -> bool:
-        """Whether that name server had this broker in its routes; it has not any more."""
+        """Note that this broker left that name server's routes; return whether it was there."""
         had = self.registered.pop(server, None) is not None
         if had:
             self.on_route(server, None, why)
@@ -185,12 +187,12 @@ class Registrar:
             wait_ms = self._period_ms if await self._register(server) else RETRY_MS
 
     async def _register(self, server: str) -> bool:
-        """One registration; False if it has to be repeated soon."""
+        """Register once; return False if it has to be repeated soon."""
         identity = self._identity()
         if not identity.member:
             return await self._leave(server)
         version = self._topics.version
-        base = self._taken.pop(server, None)  # whatever comes of this one
+        base = self._taken.pop(server, None)  # popped whatever the outcome of this registration
         command = await self._command(identity, base)
         try:
             response = await self._tell(server, command, self._timeout_ms)
@@ -231,8 +233,7 @@ class Registrar:
     async def _tell(
         self, server: str, command: RemotingCommand, timeout_ms: int
     ) -> RemotingCommand:
-        """Send what this replica says of itself, signed if that is possible. Raises
-        RemotingError."""
+        """Send a registration or unregistration, signed if possible. Raises RemotingError."""
         if not self._signing_keys:
             return await self._client.invoke(server, command, timeout_ms)
         try:
@@ -255,7 +256,7 @@ class Registrar:
         return response
 
     async def _leave(self, server: str) -> bool:
-        """Out of the routes, if this replica may be in them; False if it has to be repeated."""
+        """Leave the routes, if this replica may be in them; False: to be repeated."""
         told = self.registered.get(server)
         if told is None:
             return True
@@ -266,7 +267,7 @@ class Registrar:
         return True
 
     async def _command(self, identity: Identity, base: DataVersion | None) -> RemotingCommand:
-        """A registration; of what changed since `base`, if that is known."""
+        """Build a registration, with only the changes since `base` if those are known."""
         topics = None if base is None else self._topics.since(base)
         if topics is None:
             base, body = None, await self._whole()
@@ -305,7 +306,7 @@ class Registrar:
             answer = await self._tell(server, command, UNREGISTER_TIMEOUT_MS)
             if answer.code != ResponseCode.SUCCESS:
                 log.warning("unregister_refused namesrv=%s: %s", server, answer.remark)
-        except RemotingError as error:  # it will notice by itself that our connection closed
+        except RemotingError as error:  # the name server notices anyway that our connection closed
             log.info("unregister_failed namesrv=%s: %s", server, error)
             return False
         return True

@@ -1,8 +1,8 @@
-"""Which of the log may go now: the store's decision, made by a wall clock only while it is steady.
+"""Which part of the log may go now: the store decides, by a wall clock only while that is steady.
 
-A wall clock that jumped makes everything look old, or young. So it is compared with the monotonic
-clock in each round of retention; after a jump (`clock_jumped`) nothing goes because of its age
-until the clock has been steady for CLOCK_STEADY_MS. What a full disk forces out still goes.
+After a jump of the wall clock everything looks old, or young. So it is compared with the monotonic
+clock in each round of retention; after a jump (`clock_jumped`) nothing is deleted because of its
+age until the clock has been steady for CLOCK_STEADY_MS. What a full disk forces out still goes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ log = logging.getLogger("raftmq.broker.retention")
 
 
 class Retention:
-    """One per broker, made when it starts: the clocks are compared from then on."""
+    """Decides which segments have expired. One per broker, made when it starts: the clocks are
+    compared from then on."""
 
     def __init__(
         self, store: MessageStore, wall_ms: Callable[[], int], clock_ms: Callable[[], int]
@@ -28,8 +29,8 @@ class Retention:
         self._steady = SteadyClock(wall_ms(), clock_ms())
 
     def expired_before(self, *, at_once: bool = False) -> int:
-        """The CommitLog offset below which segments shall go; `at_once`: as at the hour at which
-        they do. Raises OSError."""
+        """Return the CommitLog offset below which segments shall go; `at_once`: decide as if it
+        were the hour of `deleteWhen`. Raises OSError."""
         wall_ms, clock_ms = self._wall_ms(), self._clock_ms()
         jump_ms = self._steady.look(wall_ms, clock_ms)
         if jump_ms:
@@ -46,12 +47,12 @@ class Retention:
 
     @property
     def disk_is_full(self) -> bool:
-        """So full that old segments go whatever their age. Raises OSError."""
+        """True if the disk is so full that old segments go whatever their age. Raises OSError."""
         used_ratio = self._store.disk.usage().used_ratio
         return used_ratio >= self._store.config.retention.disk_ratio_force
 
     def info(self) -> dict[str, str]:
-        """For the runtime info. clockJumpedMs: the last jump, 0 for none since the start."""
+        """Return runtime info. clockJumpedMs: the last jump, 0 for none since the start."""
         return {
             "clockJumpedMs": str(self._steady.jump_ms),
             "retentionByAgeHeldMs": str(self._steady.held_ms(self._clock_ms())),

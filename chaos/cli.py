@@ -99,7 +99,7 @@ def list_scenarios() -> None:
 
 
 def load_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What load a run has."""
+    """Add the options that set a run's load."""
     options = (
         click.option("--seed", default=1, help="The same seed gives the same schedule."),
         click.option(
@@ -149,7 +149,7 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def directory_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Where a run puts its files."""
+    """Add the option for the directory of a run's files."""
     return click.option(
         "--dir",
         "directory",
@@ -321,7 +321,7 @@ def compare(
 
 
 def log_config(options: dict[str, float]) -> MessagesConfig:
-    """The workload `log` as the options have it."""
+    """Return the configuration of the workload `log` that the options give."""
     return MessagesConfig(
         LOG.name,
         LOG.topic,
@@ -336,7 +336,7 @@ def log_config(options: dict[str, float]) -> MessagesConfig:
 
 
 def log_to(directory: Path) -> None:
-    """What the clients of a run log about lost connections and retries goes into a file."""
+    """Log to a file what the clients of a run say about lost connections and retries."""
     directory.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(
         filename=directory / "harness.log",
@@ -346,13 +346,13 @@ def log_to(directory: Path) -> None:
 
 
 def make_console() -> Console:
-    """Standard output; wide enough for the tables where it is no terminal."""
+    """Return standard output; wide enough for the tables if it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_COLUMNS)
 
 
 def attempt(work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work`; an operating error becomes words and exit status 2."""
+    """Run `work`; turn an operating error into words and exit status 2."""
     try:
         return uvloop.run(_interruptible(work))
     except Exception as error:
@@ -366,7 +366,7 @@ def attempt(work: Callable[[], Awaitable[T]]) -> T:
 
 
 def print_result(result: RunResult, console: Console) -> None:
-    """The verdict as a person reads it."""
+    """Print the verdict for a person."""
     load = result.load
     console.print(check_table(result.checks))
     console.print(
@@ -391,7 +391,7 @@ def print_result(result: RunResult, console: Console) -> None:
 
 
 def print_recovery(found: Sequence[Recovery], console: Console) -> None:
-    """Time from each fault to the next acknowledged send, by kind."""
+    """Print the time from each fault to the next acknowledged send, by kind."""
     table = Table(box=SIMPLE_HEAD, title="fault to next acknowledged send", title_justify="left")
     table.add_column("fault")
     for heading in ("times", "any client p50", "p99", "max", "slowest client p50", "p99", "max"):
@@ -408,7 +408,7 @@ def print_recovery(found: Sequence[Recovery], console: Console) -> None:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Both tables, and what was lost."""
+    """Print both tables, and the faults that were not done."""
     for head, body in (
         (HEAD, summary_rows(comparison.candidates)),
         recovery_rows(comparison.candidates),
@@ -426,12 +426,12 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def repeat_command() -> str:
-    """The command line that was typed."""
+    """Return the command line that was typed."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def operating_words(error: BaseException) -> str | None:
-    """What to tell the user if this is an operating error, in groups too; None: it is a bug."""
+    """Return words for the user if this is an operating error, in groups too; None: it is a bug."""
     if isinstance(error, BaseExceptionGroup):
         words = [operating_words(inner) for inner in error.exceptions]
         known = [text for text in words if text is not None]
@@ -440,7 +440,7 @@ def operating_words(error: BaseException) -> str | None:
 
 
 async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
-    """SIGTERM is taken like Ctrl-C: the run is cancelled and stops its cluster."""
+    """Treat SIGTERM like Ctrl-C: the run is cancelled and stops its cluster."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

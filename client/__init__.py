@@ -1,6 +1,6 @@
 """The client room: producers, consumers and admin for RocketMQ-compatible clusters.
 
-asyncio first; `client.sync` has blocking versions. See docs/architecture.md.
+asyncio first; `client.sync` has blocking versions.
 """
 
 from raftmq.client.admin import Admin, ClusterInfo

@@ -1,4 +1,4 @@
-"""Administration: what mqadmin's commands ask name servers and brokers for.
+"""Administration: the requests that mqadmin's commands send to name servers and brokers.
 
 async with Admin("127.0.0.1:9876") as admin:
     await admin.create_topic("orders", queues=8)
@@ -41,13 +41,13 @@ from raftmq.remoting.signedregistration import ask_signer
 from raftmq.store.record import decode_offset_message_id
 
 PERM_READ_WRITE = 6
-TIME_MS_MAX = (1 << 63) - 1  # the end of time of a query
-TO_END = -1  # a reset's timestamp: behind the last message
-PULL_SUBSCRIPTION = 0x4  # of a pull's sysFlag: it brings its own subscription
+TIME_MS_MAX = (1 << 63) - 1  # a query without an end time
+TO_END = -1  # as a reset's timestamp: after the last message
+PULL_SUBSCRIPTION = 0x4  # a pull's sysFlag bit: the request carries its own subscription
 MEMBERS_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 RETRY_PREFIX = "%RETRY%"
 NAME_SERVER_TIMEOUT_MS = 3_000
-# What a name server takes of a signed broker's routes from whoever has the key.
+# Requests that change a signed broker's routes: name servers accept them signed with the same key.
 SIGNED_CODES = (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
 
 
@@ -60,7 +60,9 @@ class ClusterInfo:
 
 
 class Admin:
-    """Every method raises ClientError: NoRoute, NameServerUnreachable, BrokerRefused (with the
+    """An administration client for a cluster.
+
+    Every method raises ClientError: NoRoute, NameServerUnreachable, BrokerRefused (with the
     response code), BrokerUnreachable."""
 
     def __init__(
@@ -96,7 +98,8 @@ class Admin:
         body: bytes = b"",
         timeout_ms: int = 3000,
     ) -> RemotingCommand:
-        """One request to one address; the response whatever its code. Raises BrokerUnreachable."""
+        """Send one request to one address and return the response, whatever its code. Raises
+        BrokerUnreachable."""
         command = RemotingCommand.request(code, dict(ext) if ext else None, body)
         try:
             return await self._instance.remoting.invoke(address, command, timeout_ms)
@@ -111,18 +114,18 @@ class Admin:
         body: bytes = b"",
         timeout_ms: int = 3000,
     ) -> RemotingCommand:
-        """As `invoke`, but any answer except SUCCESS raises BrokerRefused."""
+        """Do as `invoke`, but raise BrokerRefused for any answer except SUCCESS."""
         response = await self.invoke(address, code, ext, body, timeout_ms)
         return _successful(response, address)
 
     # ---- name servers
 
     async def route(self, topic: str) -> TopicRouteData:
-        """The topic's route, asked for now."""
+        """Ask a name server for the topic's route and return it."""
         return await self._instance.directory.refresh(topic)
 
     async def cluster_info(self) -> ClusterInfo:
-        """All broker groups with their replicas (106)."""
+        """Return all broker groups with their replicas (106)."""
         body = await self._name_server_body(RequestCode.GET_BROKER_CLUSTER_INFO, None)
         brokers = {
             name: parse_broker({"brokerName": name, **data})
@@ -134,7 +137,7 @@ class Admin:
         return ClusterInfo(brokers, clusters)
 
     async def topics(self) -> tuple[str, ...]:
-        """Every topic the name server knows (206)."""
+        """Return every topic the name server knows (206)."""
         body = await self._name_server_body(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None)
         return tuple(body.get("topicList") or ())
 
@@ -162,7 +165,7 @@ class Admin:
     # ---- brokers
 
     async def broker_runtime_info(self, address: str) -> dict[str, str]:
-        """A replica's own figures (28)."""
+        """Return a replica's own figures (28)."""
         response = await self.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         table = loads_object(response.body).get("table") or {}
         return {str(key): str(value) for key, value in table.items()}
@@ -170,19 +173,19 @@ class Admin:
     # ---- offsets
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset the next message of the queue gets (30)."""
+        """Return the offset that the queue's next message will get (30)."""
         return await self._queue_offset(queue, RequestCode.GET_MAX_OFFSET, None)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The oldest offset that is still there (31)."""
+        """Return the oldest offset the queue still holds (31)."""
         return await self._queue_offset(queue, RequestCode.GET_MIN_OFFSET, None)
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first offset stored at or after `timestamp_ms` (29)."""
+        """Return the first offset stored at or after `timestamp_ms` (29)."""
         return await self._queue_offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp_ms)
 
     async def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """What the group has committed (14); None if nothing."""
+        """Return the offset the group has committed (14); None if it has committed nothing."""
         header = ConsumerOffsetHeader(group, queue.topic, queue.queue_id, zero_if_not_found=False)
         await self._know(queue.topic)
         response = await self._instance.invoke_leader(
@@ -194,7 +197,8 @@ class Admin:
         return _offset(_successful(response, queue.broker_name), queue.broker_name)
 
     async def update_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Commit for a group (15), confirmed; a running consumer may commit over it."""
+        """Commit an offset for a group (15) and wait for the broker's confirmation. A running
+        consumer may overwrite it."""
         header = ConsumerOffsetHeader(group, queue.topic, queue.queue_id, offset)
         await self._know(queue.topic)
         await self._ask_leader(
@@ -207,7 +211,7 @@ class Admin:
     # ---- messages and groups
 
     async def view_message(self, offset_msg_id: str, broker_name: str = "") -> MessageExt:
-        """The message with that offset message id, from the broker that stored it (33)."""
+        """Return the message with that offset message id, from the broker that stored it (33)."""
         try:
             (host, port), position = decode_offset_message_id(offset_msg_id)
         except ValueError as error:
@@ -217,7 +221,7 @@ class Admin:
     async def view_message_at(
         self, address: str, commit_log_offset: int, broker_name: str = ""
     ) -> MessageExt:
-        """The record at a CommitLog offset of one replica (33)."""
+        """Return the record at a CommitLog offset of one replica (33)."""
         ext = {"offset": str(commit_log_offset)}
         response = await self.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, ext)
         messages = decode_messages(response.body, broker_name)
@@ -235,11 +239,11 @@ class Admin:
         *,
         unique_key: bool = False,
     ) -> list[MessageExt]:
-        """Messages by UNIQ_KEY or one of their KEYS, stored between two times (12): of every
-        broker group of the topic, oldest first, the newest `max_num` of them.
+        """Find messages by UNIQ_KEY or by one of their KEYS, stored between two times (12). Asks
+        every broker group of the topic; returns the newest `max_num`, oldest first.
 
-        `unique_key`: the key is a UNIQ_KEY, for which brokers have a limit of their own. Raises
-        when one group cannot be asked: what it holds would be missing."""
+        `unique_key`: the key is a UNIQ_KEY, for which brokers have a separate limit. Raises if
+        one group cannot be asked, because its messages would be missing from the result."""
         ext = QueryMessageHeader(topic, key, max_num, begin_ms, end_ms, unique_key).to_ext()
         route = await self._instance.directory.route(topic)
         found: list[MessageExt] = []
@@ -250,13 +254,13 @@ class Admin:
             if response.code == ResponseCode.QUERY_NOT_FOUND:
                 continue
             body = _successful(response, name).body
-            # Brokers of others go by the key's hash alone.
+            # Brokers other than ours compare only the key's hash.
             found += [m for m in decode_messages(body, name) if _has_key(m, topic, key)]
         found.sort(key=lambda m: (m.store_timestamp_ms, m.broker_name, m.commit_log_offset))
         return found[-max_num:] if max_num > 0 else []
 
     async def consumers(self, group: str, address: str) -> tuple[str, ...]:
-        """Client ids of a group that one broker knows (38); empty when nobody is there."""
+        """Return the client ids of a group that one broker knows (38); empty if there are none."""
         response = await self.invoke(
             address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
         )
@@ -265,13 +269,13 @@ class Admin:
         body = loads_object(_successful(response, address).body)
         return tuple(str(item) for item in body.get("consumerIdList") or ())
 
-    # ---- what name servers keep (each of them is told; they do not tell each other)
+    # ---- name server state (every name server is asked: they do not talk to each other)
 
     async def ask_name_servers(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
     ) -> dict[str, RemotingCommand]:
-        """One request to every name server: address to answer. Raises when one does not answer or
-        refuses; those before it have taken the request."""
+        """Send one request to every name server; return address → answer. Raises if one does not
+        answer or refuses; those asked before it have carried out the request."""
         answers = {}
         for address in self.name_servers:
             command = RemotingCommand.request(code, dict(ext) if ext else None, body)
@@ -283,7 +287,8 @@ class Admin:
         return answers
 
     async def _ask_name_server(self, address: str, command: RemotingCommand) -> RemotingCommand:
-        """Signed, where that counts and there is a key. Raises RemotingError."""
+        """Send a request, signed if its code calls for it and there is a key. Raises
+        RemotingError."""
         remoting, key = self._instance.remoting, self._instance.config.registration_key
         if key and command.code in SIGNED_CODES:
             connection = await remoting.connect(address)
@@ -298,18 +303,18 @@ class Admin:
         return tuple(sorted(self._instance.name_servers.addresses))
 
     async def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """100."""
+        """Set a key of a namespace on every name server (100)."""
         ext = {"namespace": namespace, "key": key, "value": value}
         await self.ask_name_servers(RequestCode.PUT_KV_CONFIG, ext)
 
     async def delete_kv(self, namespace: str, key: str) -> None:
-        """102."""
+        """Delete a key of a namespace on every name server (102)."""
         ext = {"namespace": namespace, "key": key}
         await self.ask_name_servers(RequestCode.DELETE_KV_CONFIG, ext)
 
     async def set_write_perm(self, broker_name: str, writable: bool) -> dict[str, int]:
-        """Whether routes offer a broker's queues for writing (205, 327): name server to how many
-        topics changed."""
+        """Set whether routes offer a broker's queues for writing (205, 327). Returns, by name
+        server, how many topics changed."""
         code = RequestCode.WIPE_WRITE_PERM_OF_BROKER
         name = "wipeTopicCount"
         if writable:
@@ -318,65 +323,65 @@ class Admin:
         return {address: int((a.ext or {}).get(name, "0")) for address, a in answers.items()}
 
     async def name_server_configs(self) -> dict[str, dict[str, str]]:
-        """319, by name server."""
+        """Return each name server's configuration, by address (319)."""
         answers = await self.ask_name_servers(RequestCode.GET_NAMESRV_CONFIG)
         return {a: adminbodies.properties(r.body.decode()) for a, r in answers.items()}
 
     async def update_name_server_configs(self, key: str, value: str) -> None:
-        """318."""
+        """Set one configuration key on every name server (318)."""
         body = f"{key}={value}\n".encode()
         await self.ask_name_servers(RequestCode.UPDATE_NAMESRV_CONFIG, body=body)
 
     # ---- topics and groups of one broker
 
     async def topic_configs(self, address: str) -> dict[str, dict[str, Any]]:
-        """21: Apache's TopicConfig beans by name."""
+        """Return Apache's TopicConfig beans by topic name (21)."""
         return await self._bean_table(address, RequestCode.GET_ALL_TOPIC_CONFIG, "topicConfigTable")
 
     async def topic_config(self, address: str, topic: str) -> dict[str, Any]:
-        """351: the TopicConfig bean."""
+        """Return the topic's TopicConfig bean (351)."""
         response = await self.ask(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
         return loads_object(response.body)
 
     async def put_topic(self, address: str, header: TopicHeader) -> None:
-        """17, to one broker."""
+        """Create or change a topic on one broker (17)."""
         await self.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
 
     async def delete_topic(self, address: str, topic: str) -> None:
-        """215, of one broker; name servers forget it by `forget_topic`."""
+        """Delete a topic on one broker (215); `forget_topic` removes it from name servers."""
         await self.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
 
     async def forget_topic(self, topic: str, cluster: str = "") -> None:
-        """216."""
+        """Delete a topic on every name server (216)."""
         ext = {"topic": topic} | ({"clusterName": cluster} if cluster else {})
         await self.ask_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext)
 
     async def groups(self, address: str) -> dict[str, dict[str, Any]]:
-        """201: Apache's SubscriptionGroupConfig beans by name."""
+        """Return Apache's SubscriptionGroupConfig beans by group name (201)."""
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         return await self._bean_table(address, code, "subscriptionGroupTable")
 
     async def put_group(self, address: str, bean: Mapping[str, Any]) -> None:
-        """200."""
+        """Create or change a subscription group on one broker (200)."""
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         await self.ask(address, code, None, dumps(dict(bean)))
 
     async def delete_group(self, address: str, group: str, *, offsets: bool = False) -> None:
-        """207; `offsets`: forget what the group committed, too."""
+        """Delete a subscription group on one broker (207), with its offsets if `offsets`."""
         wanted = fields.from_boolean(offsets)
         ext = {"groupName": group, "cleanOffset": wanted, "removeOffset": wanted}
         await self.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
 
     async def leaders_of(self, topic: str) -> dict[str, str]:
-        """Broker name to leader's address, of the groups that have the topic."""
+        """Return broker name → leader's address, for the broker groups that have the topic."""
         route = await self._instance.directory.refresh(topic)
         found = {b.broker_name: b.leader for b in route.brokers}
         return {name: address for name, address in sorted(found.items()) if address}
 
-    # ---- how far everything is
+    # ---- offsets and statistics
 
     async def topic_offsets(self, topic: str) -> dict[MessageQueue, TopicOffset]:
-        """202, of all brokers that have the topic."""
+        """Return the topic's offsets by queue (202), from all brokers that have the topic."""
         found: dict[MessageQueue, TopicOffset] = {}
         for address in (await self.leaders_of(topic)).values():
             response = await self.ask(address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
@@ -384,14 +389,15 @@ class Admin:
         return found
 
     async def consume_stats(self, group: str, topic: str = "") -> ConsumeStats:
-        """208, of all brokers of the group's retry topic, or of `topic`: all topics, or that one.
-        Raises BrokerRefused (26) when no broker knows the group."""
+        """Return the group's progress (208) in `topic`, or in all topics. Asks all brokers of
+        `topic`, or of the group's retry topic. Raises BrokerRefused (26) if no broker knows the
+        group."""
         try:
             leaders = await self.leaders_of(topic or RETRY_PREFIX + group)
         except NoRoute:
             if topic:
                 raise
-            leaders = {  # a group that consumed without a retry topic, or that is not there
+            leaders = {  # the group has no retry topic, or does not exist
                 b.broker_name: b.leader
                 for b in (await self.cluster_info()).brokers.values()
                 if b.leader
@@ -406,20 +412,20 @@ class Admin:
     async def broker_consume_stats(
         self, address: str, *, ordered: bool = False, timeout_ms: int = 50_000
     ) -> dict[str, list[ConsumeStats]]:
-        """317: the groups of one broker."""
+        """Return the progress of one broker's groups (317), by group."""
         ext = {"isOrder": fields.from_boolean(ordered)}
         code = RequestCode.GET_BROKER_CONSUME_STATS
         response = await self.ask(address, code, ext, timeout_ms=timeout_ms)
         return adminbodies.broker_consume_stats(loads_object(response.body))
 
     async def groups_of_topic(self, address: str, topic: str) -> tuple[str, ...]:
-        """300: who consumes the topic, or did."""
+        """Return the groups that consume the topic, or did so once (300)."""
         code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
         body = loads_object((await self.ask(address, code, {"topic": topic})).body)
         return tuple(sorted(str(group) for group in body.get("groupList") or ()))
 
     async def broker_stats(self, address: str, name: str, key: str) -> BrokerStats | None:
-        """315; None where the broker has no such figure."""
+        """Return one of the broker's statistics (315); None if the broker does not have it."""
         ext = {"statsName": name, "statsKey": key}
         response = await self.invoke(address, RequestCode.VIEW_BROKER_STATS_DATA, ext)
         if response.code == ResponseCode.SYSTEM_ERROR:  # what brokers say for "none"
@@ -429,19 +435,20 @@ class Admin:
     # ---- clients
 
     async def consumer_connection(self, address: str, group: str) -> dict[str, Any]:
-        """203: Apache's ConsumerConnection bean; 206 when nobody is there."""
+        """Return Apache's ConsumerConnection bean (203). Raises BrokerRefused (206) if no consumer
+        of the group is connected."""
         code = RequestCode.GET_CONSUMER_CONNECTION_LIST
         return loads_object((await self.ask(address, code, {"consumerGroup": group})).body)
 
     async def producer_connection(self, address: str, group: str) -> dict[str, Any]:
-        """204: Apache's ProducerConnection bean."""
+        """Return Apache's ProducerConnection bean (204)."""
         code = RequestCode.GET_PRODUCER_CONNECTION_LIST
         return loads_object((await self.ask(address, code, {"producerGroup": group})).body)
 
     async def running_info(
         self, address: str, group: str, client_id: str, *, stack: bool = False
     ) -> dict[str, Any]:
-        """307: what a consumer says of itself, asked through a broker it is connected to."""
+        """Return a consumer's report on itself (307), through a broker it is connected to."""
         ext = RunningInfoHeader(group, client_id, stack).to_ext()
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
         return loads_object((await self.ask(address, code, ext, timeout_ms=10_000)).body)
@@ -449,7 +456,8 @@ class Admin:
     async def consume_directly(
         self, address: str, group: str, client_id: str, msg_id: str, broker_name: str = ""
     ) -> dict[str, Any]:
-        """309: a consumer is given one stored message; Apache's ConsumeMessageDirectlyResult."""
+        """Have a consumer consume one stored message (309). Returns Apache's
+        ConsumeMessageDirectlyResult."""
         ext = ConsumeDirectlyHeader(group, client_id, msg_id, broker_name or None).to_ext()
         code = RequestCode.CONSUME_MESSAGE_DIRECTLY
         return loads_object((await self.ask(address, code, ext, timeout_ms=10_000)).body)
@@ -467,9 +475,9 @@ class Admin:
         queue_id: int = -1,
         offset: int = -1,
     ) -> dict[MessageQueue, int]:
-        """222: have the group go on at what was stored at `timestamp_ms`, or TO_END, in every queue
-        of this broker, or in `queue_id` at `offset`. Running consumers follow. Without `force`
-        only back. Returns where each queue is now."""
+        """Reset the group's offsets (222) to what was stored at `timestamp_ms`, or TO_END, in every
+        queue of this broker; or in `queue_id` to `offset`. Running consumers follow. Without
+        `force` offsets only move back. Returns the new offset of each queue."""
         header = ResetOffsetHeader(topic, group, timestamp_ms, force, queue_id, offset)
         ext = header.to_ext()
         if offset < 0:
@@ -479,17 +487,17 @@ class Admin:
         return adminbodies.queue_offsets(loads_object(response.body).get("offsetTable"))
 
     async def clone_offsets(self, address: str, source: str, target: str, topic: str) -> None:
-        """314: `target` has what `source` committed in the topic."""
+        """Give group `target` the offsets that `source` committed in the topic (314)."""
         ext = {"srcGroup": source, "destGroup": target, "topic": topic, "offline": "false"}
         await self.ask(address, RequestCode.CLONE_GROUP_OFFSET, ext)
 
-    # ---- messages by place
+    # ---- messages by offset
 
     async def pull(
         self, queue: MessageQueue, offset: int, count: int = 32, expression: str = "*"
     ) -> tuple[list[MessageExt], int]:
-        """Messages of a queue from `offset` on (11), and the offset to go on at: the same one when
-        there is nothing more. Commits nothing."""
+        """Return messages of a queue from `offset` on (11), and the offset to continue at, which
+        is the same one if there is nothing more. Commits nothing."""
         header = PullHeader(
             "TOOLS_CONSUMER", queue.topic, queue.queue_id, offset, count, PULL_SUBSCRIPTION,
             0, 0, expression, 0, "TAG", None, queue.broker_name,
@@ -510,7 +518,7 @@ class Admin:
     async def consume_queue(
         self, address: str, topic: str, queue_id: int, index: int, count: int, group: str = ""
     ) -> dict[str, Any]:
-        """321: units of a ConsumeQueue, as Apache's QueryConsumeQueueResponseBody."""
+        """Return entries of a ConsumeQueue as Apache's QueryConsumeQueueResponseBody (321)."""
         ext = {
             "topic": topic,
             "queueId": str(queue_id),
@@ -523,41 +531,44 @@ class Admin:
     # ---- a broker itself
 
     async def broker_config(self, address: str) -> dict[str, str]:
-        """26."""
+        """Return a broker's configuration (26)."""
         response = await self.ask(address, RequestCode.GET_BROKER_CONFIG)
         return adminbodies.properties(response.body.decode())
 
     async def update_broker_config(self, address: str, key: str, value: str) -> None:
-        """25."""
+        """Set one key of a broker's configuration (25)."""
         body = f"{key}={value}\n".encode()
         await self.ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
 
     async def clean_expired_queues(self, address: str) -> None:
-        """306."""
+        """Have a broker's queues drop what its log no longer holds (306)."""
         await self.ask(address, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, timeout_ms=10_000)
 
     async def delete_expired_log(self, address: str) -> None:
-        """329."""
+        """Have a broker run now the retention that it runs at `deleteWhen` (329)."""
         await self.ask(address, RequestCode.DELETE_EXPIRED_COMMITLOG, timeout_ms=10_000)
 
     async def transfer_leadership(self, address: str, target: str = "") -> str:
-        """30001, ours: begin to hand leadership to `target`, or, "", to who has most; to whom."""
+        """Start a leadership transfer (30001, ours) to `target`, or, if "", to the replica with
+        the longest log. Returns the target."""
         ext = {"target": target} if target else {}
         response = await self.ask(address, RequestCode.TRANSFER_LEADERSHIP, ext)
         return (response.ext or {}).get("target", "")
 
     async def members(self, address: str) -> list[dict[str, Any]]:
-        """30002, ours: the members of the broker's Raft group, as it knows them: node_id, address,
-        role (voter, learner), broker_id, preferred; and match, lag, whole, which a leader knows."""
+        """Return the members of the broker's Raft group as it knows them (30002, ours): node_id,
+        address, role (voter, learner), broker_id, preferred; from a leader also match, lag and
+        whole (recovered)."""
         response = await self.ask(address, RequestCode.CHANGE_MEMBERS, {"op": "list"})
         return list(loads_object(response.body).get("members") or ())
 
     async def change_members(
         self, address: str, op: str, member_id: str, member_address: str = ""
     ) -> list[dict[str, Any]]:
-        """30002, to the leader: `op` is add-learner, promote, remove, move, or prefer (as leader;
-        "": nobody); add-learner and move with `member_address` (host:port of its Raft listener).
-        The members, once committed."""
+        """Change the Raft group's members (30002), asking the leader at `address`. `op` is
+        add-learner, promote, remove, move, or prefer (as leader; "": nobody); add-learner and move
+        take `member_address` (host:port of its Raft listener). Returns the members once the change
+        is committed."""
         ext = {"op": op, "memberId": member_id}
         if member_address:
             ext["memberAddress"] = member_address
@@ -581,14 +592,14 @@ class Admin:
         return loads_object(_successful(response, "name server").body)
 
     async def _learn_groups(self) -> tuple[str, ...]:
-        """Names of all broker groups, their replicas taken into the directory."""
+        """Return the names of all broker groups, and put their replicas into the directory."""
         info = await self.cluster_info()
         for name, broker in info.brokers.items():
             self._instance.directory.learn(name, dict(broker.addresses))
         return tuple(info.brokers)
 
     async def _know(self, topic: str) -> None:
-        """Learn where the topic's groups are, if not known."""
+        """Learn where the topic's broker groups are, unless that is known."""
         await self._instance.directory.route(topic)
 
     async def _ask_leader(

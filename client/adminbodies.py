@@ -1,7 +1,7 @@
-"""What brokers and name servers answer administrators with, as values. Pure.
+"""Parsers for the bodies with which brokers and name servers answer administrators. Pure.
 
-Readers of bodies (remoting-protocol 4.5, 5): tolerant of absent fields, because brokers of several
-versions answer. Raises BodyError for what is no such body. Times are epoch milliseconds.
+They tolerate absent fields, because brokers of several versions answer. They raise BodyError for a
+body of another form. Times are epoch milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raftmq.remoting.fastjson import MessageQueue as WireQueue
 
 @dataclass(frozen=True, slots=True)
 class TopicOffset:
-    """One queue: the offsets that are there, and when the last of them was stored (0: never)."""
+    """The offsets one queue holds, and when the last message was stored (0: never)."""
 
     min_offset: int
     max_offset: int
@@ -26,7 +26,7 @@ class TopicOffset:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a group is in one queue. `last_ms`: store time of the last message consumed."""
+    """A group's progress in one queue. `last_ms`: store time of the last message consumed."""
 
     broker_offset: int
     consumer_offset: int
@@ -40,7 +40,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeStats:
-    """A group's progress in all queues it was asked about, and messages a second it consumes."""
+    """A group's progress in the queues asked about, and the messages it consumes per second."""
 
     tps: float
     queues: Mapping[MessageQueue, Progress]
@@ -48,7 +48,7 @@ class ConsumeStats:
 
 @dataclass(frozen=True, slots=True)
 class StatsWindow:
-    """Messages counted over a minute, an hour or a day, and a second of it."""
+    """Messages counted over a minute, an hour or a day, and their mean per second."""
 
     total: int
     tps: float
@@ -56,7 +56,7 @@ class StatsWindow:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStats:
-    """315: one figure of a broker."""
+    """One statistic of a broker (315)."""
 
     minute: StatsWindow
     hour: StatsWindow
@@ -64,7 +64,7 @@ class BrokerStats:
 
 
 def topic_offsets(body: Mapping[str, Any]) -> dict[MessageQueue, TopicOffset]:
-    """202 GET_TOPIC_STATS_INFO."""
+    """Parse the body of 202 GET_TOPIC_STATS_INFO."""
     return {
         queue: TopicOffset(
             int(value.get("minOffset", 0)),
@@ -76,7 +76,7 @@ def topic_offsets(body: Mapping[str, Any]) -> dict[MessageQueue, TopicOffset]:
 
 
 def consume_stats(body: Mapping[str, Any]) -> ConsumeStats:
-    """208 GET_CONSUME_STATS, and a part of 317."""
+    """Parse the body of 208 GET_CONSUME_STATS, or a part of that of 317."""
     queues = {}
     for queue, value in _by_queue(body.get("offsetTable")):
         consumed = int(value.get("consumerOffset", 0))
@@ -90,7 +90,7 @@ def consume_stats(body: Mapping[str, Any]) -> ConsumeStats:
 
 
 def broker_consume_stats(body: Mapping[str, Any]) -> dict[str, list[ConsumeStats]]:
-    """317 GET_BROKER_CONSUME_STATS: by group, one for each of its topics."""
+    """Parse the body of 317 GET_BROKER_CONSUME_STATS: by group, one entry for each topic."""
     found: dict[str, list[ConsumeStats]] = {}
     for entry in body.get("consumeStatsList") or ():
         for group, parts in entry.items():
@@ -99,12 +99,12 @@ def broker_consume_stats(body: Mapping[str, Any]) -> dict[str, list[ConsumeStats
 
 
 def queue_offsets(table: Any) -> dict[MessageQueue, int]:
-    """An offsetTable of numbers: 222 INVOKE_BROKER_TO_RESET_OFFSET."""
+    """Parse the offsetTable of 222 INVOKE_BROKER_TO_RESET_OFFSET."""
     return {queue: int(value) for queue, value in _pairs(table)}
 
 
 def broker_stats(body: Mapping[str, Any]) -> BrokerStats:
-    """315 VIEW_BROKER_STATS_DATA."""
+    """Parse the body of 315 VIEW_BROKER_STATS_DATA."""
 
     def window(name: str) -> StatsWindow:
         value = body.get(name) or {}
@@ -114,7 +114,7 @@ def broker_stats(body: Mapping[str, Any]) -> BrokerStats:
 
 
 def merged(parts: Iterable[ConsumeStats]) -> ConsumeStats:
-    """Several brokers' answers as one."""
+    """Merge several brokers' answers into one."""
     queues: dict[MessageQueue, Progress] = {}
     tps = 0.0
     for part in parts:
@@ -124,7 +124,7 @@ def merged(parts: Iterable[ConsumeStats]) -> ConsumeStats:
 
 
 def properties(text: str) -> dict[str, str]:
-    """Properties as brokers write them: `key=value` lines, nothing escaped."""
+    """Parse properties as brokers write them: `key=value` lines, nothing escaped."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if not line or line.startswith(("#", "!")):

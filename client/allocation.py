@@ -1,10 +1,10 @@
-"""Which queues of a topic belong to which consumer of a group: RocketMQ's strategies. Pure.
+"""RocketMQ's strategies for allocating a topic's queues to the consumers of a group. Pure.
 
-Every consumer computes the same answer from the same two sorted lists; nobody coordinates. So all
-consumers of a group must use one strategy, of the same parameters: the answers equal those of
-Apache's Java client, and mixed groups share queues rightly. Both lists are sorted here. A client
-that is not in the list gets nothing: it has not been registered with the broker yet, and taking
-queues now would only take them from others.
+Every consumer computes the same answer from the same two sorted lists; nothing coordinates them. So
+all consumers of a group must use one strategy with the same parameters. The answers equal those of
+Apache's Java client, so mixed groups share queues correctly. Both lists are sorted here. A client
+that is not in the list gets nothing: the broker has not registered it yet, and any queue it took
+now would be taken from another client.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from hashlib import md5
 from raftmq.client.message import MessageQueue
 
 Queues = tuple[MessageQueue, ...]
-# (queues, client ids, own client id) → the own queues
+# (queues, client ids, own client id) → own queues
 AllocationStrategy = Callable[[Sequence[MessageQueue], Sequence[str], str], Queues]
 
 
 def allocate_averagely(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> Queues:
-    """AVG, the default: neighbouring queues to one consumer, the first ones get one more."""
+    """Allocate by AVG, the default: each consumer gets a run of neighbouring queues, and the first
+    consumers get one more if the queues do not divide evenly."""
     ordered, clients, position = _places(queues, client_ids, client_id)
     if position is None:
         return ()
@@ -36,15 +37,17 @@ def allocate_averagely(
 def allocate_averagely_by_circle(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> Queues:
-    """AVG_BY_CIRCLE: dealt out one by one, so that each consumer has queues of every group."""
+    """Allocate by AVG_BY_CIRCLE: deal the queues out one by one, so that each consumer has queues
+    of every broker group."""
     ordered, clients, position = _places(queues, client_ids, client_id)
     return () if position is None else tuple(ordered[position :: len(clients)])
 
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConsistentHash:
-    """CONSISTENT_HASH: few queues move when a consumer comes or goes. Each consumer stands
-    `virtual_nodes` times on a ring; a queue belongs to the next one at or behind its own place."""
+    """The CONSISTENT_HASH strategy: few queues move when a consumer joins or leaves. Each consumer
+    stands `virtual_nodes` times on a ring; a queue belongs to the first one at or after its own
+    hash."""
 
     virtual_nodes: int = 10
 
@@ -67,8 +70,8 @@ class AllocateByConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoom:
-    """MACHINE_ROOM: only brokers named `room@name` of the given rooms; dealt out averagely, the
-    remainder one by one to the first consumers."""
+    """The MACHINE_ROOM strategy: only queues of brokers named `room@name` in the given rooms.
+    Consumers get equal shares, and the first ones get one queue each of the remainder."""
 
     rooms: frozenset[str]
 
@@ -92,8 +95,9 @@ class AllocateByMachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class AllocateMachineRoomNearby:
-    """MACHINE_ROOM_NEARBY: queues go to consumers of their own room, by `inner`; those of rooms
-    without a consumer are shared by all. The two functions say where somebody is."""
+    """The MACHINE_ROOM_NEARBY strategy: queues go to consumers in their own room, by `inner`; all
+    consumers share the queues of rooms without a consumer. The two functions map a queue and a
+    client to their rooms."""
 
     inner: AllocationStrategy
     room_of_queue: Callable[[MessageQueue], str]
@@ -118,8 +122,8 @@ class AllocateMachineRoomNearby:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConfig:
-    """CONFIG: the queues that are written down here, whoever else there is. Those that the topic
-    has not got are left out."""
+    """The CONFIG strategy: exactly the queues listed here, whatever other consumers there are.
+    Queues that the topic does not have are left out."""
 
     queues: tuple[MessageQueue, ...]
 
@@ -141,7 +145,7 @@ class Assignment:
 def assignment_change(
     topic: str, held: Iterable[MessageQueue], allocated: Iterable[MessageQueue]
 ) -> Assignment:
-    """What to give up and what to take, for one topic; queues of other topics are left alone."""
+    """Return the queues to give up and to take for one topic; other topics' queues stay."""
     before = {queue for queue in held if queue.topic == topic}
     after = set(allocated)
     return Assignment(tuple(sorted(before - after)), tuple(sorted(after - before)))
@@ -150,7 +154,7 @@ def assignment_change(
 def _places(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> tuple[list[MessageQueue], list[str], int | None]:
-    """Both lists sorted, and the client's place; None where it gets nothing."""
+    """Return both lists sorted, and the client's position; None if the client gets nothing."""
     clients = sorted(set(client_ids))
     if not queues or client_id not in clients:
         return [], clients, None
@@ -158,5 +162,5 @@ def _places(
 
 
 def _hash(text: str) -> int:
-    """The first four bytes of the MD5."""
+    """Return the first four bytes of the text's MD5 as an integer."""
     return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()[:4], "big")

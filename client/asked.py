@@ -1,4 +1,4 @@
-"""What brokers and administrators ask of a consumer, and its answers (section 4.3)."""
+"""Handlers for requests that brokers and administrators send to a consumer."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ logger = logging.getLogger(__name__)
 
 
 class AskedConsumer(Told, Protocol):
-    """What is needed of a consumer here."""
+    """The parts of a consumer that the handlers need."""
 
     group: str
 
     def ids_changed(self, request: RemotingCommand) -> None:
-        """40: the group's members changed."""
+        """Handle 40: the group's members changed."""
         ...
 
     async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> int:
-        """An administrator moves the group: of the queues that are held, how many are moved."""
+        """Move held queues to `offsets`, because an administrator resets the group. Returns how
+        many of the queues are held."""
         ...
 
 
 class Asked:
-    """Handlers of one consumer. `deliverer()`: its listener's; None for one without a listener,
-    which does not know 309."""
+    """The request handlers of one consumer. `deliverer()` returns its listener's deliverer; None
+    for a consumer without a listener, which does not serve 309."""
 
     def __init__(
         self, consumer: AskedConsumer, deliverer: Callable[[], Deliverer] | None = None
@@ -61,7 +62,7 @@ class Asked:
         self._consumer.ids_changed(request)
 
     async def _reset(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """220: go on at the offsets in the body, for the queues that are held."""
+        """Handle 220: continue held queues at the offsets in the body."""
         header = ResetOffsetHeader.parse(request.ext)
         count = 0
         if header.group == self._consumer.group:
@@ -70,7 +71,7 @@ class Asked:
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS)
 
     def _status(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """221: where this consumer is in every queue of the topic that it holds."""
+        """Handle 221: answer with this consumer's offset in every held queue of the topic."""
         ext = request.ext or {}
         if ext.get("group") != self._consumer.group:
             remark = f"no consumer of group {ext.get('group')} here"
@@ -90,7 +91,7 @@ class Asked:
     async def _consume_directly(
         self, _connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """309: the listener is given the message in the body now, whatever queues are held."""
+        """Handle 309: give the listener the message in the body now, whatever queues are held."""
         started_s = time.monotonic()
         try:
             name = (request.ext or {}).get("brokerName", "")
@@ -109,7 +110,7 @@ class Asked:
 
 
 def reset_table(body: bytes) -> dict[MessageQueue, int]:
-    """The offsets of a 220 body, in either of its two forms (section 4.3)."""
+    """Parse the offsets of a 220 body, in either of its two forms (a list or a map by queue)."""
     table = loads_object(body).get("offsetTable") or {}
     if isinstance(table, list):
         return {

@@ -1,7 +1,7 @@
-"""Many messages into batches that a broker takes. Pure.
+"""Splits many messages into batches that a broker accepts. Pure.
 
-A batch is one request and one topic; its size is that of its items (section 4.1), properties
-included. The broker's limit is its maxMessageSize, 4 MiB unless it was changed.
+A batch is one request for one topic; its size is that of its items, properties included. The
+broker's limit is its maxMessageSize, 4 MiB by default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEY = "0" * 32
 
 
 def batch_item_size(message: Message) -> int:
-    """Bytes that the message takes in a batch. Raises InvalidMessage."""
+    """Return how many bytes the message takes in a batch. Raises InvalidMessage."""
     properties = encoded_properties(message, message.unique_key or _KEY)
     return _ITEM_BYTES + len(message.body) + len(properties.encode())
 
@@ -26,8 +26,8 @@ def batch_item_size(message: Message) -> int:
 def split_batch(
     messages: Sequence[Message], size_bytes_max: int = SPLIT_SIZE_BYTES
 ) -> Iterator[list[Message]]:
-    """Cut into batches of at most `size_bytes_max`, order kept. Raises InvalidMessage for a
-    message that is larger alone, or a bound above 4 MiB."""
+    """Split messages into batches of at most `size_bytes_max`, in order. Raises InvalidMessage if
+    one message alone is larger, or if the bound is above 4 MiB."""
     if size_bytes_max > BODY_SIZE_BYTES_MAX:
         raise InvalidMessage(f"batches of {size_bytes_max} bytes are over {BODY_SIZE_BYTES_MAX}")
     batch: list[Message] = []

@@ -1,8 +1,8 @@
-"""A connection as the producer's hot path uses it: sends out, answers in, nothing in between.
+"""A thin layer on a connection for the producer's hot path: sends out, answers in.
 
-It takes the answers to its own sends straight from the frames and hands every other frame on to
-the connection's usual treatment. No future, task or timer per message. Of an answer that says OK,
-as nearly all do, only the fields that are wanted are decoded.
+It takes the answers to its own sends directly from the frames and passes every other frame to the
+connection's usual dispatch. There is no future, task or timer per message. Of an answer that says
+OK, as nearly all do, it decodes only the fields it needs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 # (channel, pending, response code, remark, extFields)
 OnAnswer = Callable[["Channel", "Pending", int, str, dict[str, str]], None]
-# (channel, pending, what was answered); False: it is not for the quick way, nothing has happened.
+# (channel, pending, answer) → False if the fast path does not apply; then nothing was changed.
 OnStored = Callable[["Channel", "Pending", "StoredAnswer"], bool]
 OnLost = Callable[["Channel", "list[Pending]"], None]
 _NO_FIELDS: dict[str, str] = {}
-# Sends are numbered from here; the connection numbers its other requests from 0, and would have to
-# carry 2^30 of them to come here.
+# Sends are numbered from here. The connection numbers its other requests from 0, so the two meet
+# only after 2^30 of those.
 FIRST_OPAQUE = 1 << 30
 LAST_OPAQUE = (1 << 31) - 1
 
@@ -38,7 +38,7 @@ OK_START = b'{"code":0,'  # how brokers begin such an answer
 
 
 class StoredPlace(Struct, gc=False):
-    """What is looked at of the answer's fields; the numbers are texts on the wire."""
+    """The extFields of the answer that the producer reads; numbers are strings on the wire."""
 
     message_id: str = field(name="msgId")
     queue_id: int = field(name="queueId")
@@ -47,7 +47,7 @@ class StoredPlace(Struct, gc=False):
 
 
 class StoredAnswer(Struct, gc=False):
-    """The answer to a send that is stored."""
+    """The answer to a send that the broker stored."""
 
     code: int
     flag: int
@@ -55,14 +55,15 @@ class StoredAnswer(Struct, gc=False):
     place: StoredPlace = field(name="extFields")
 
 
-# Raises msgspec.MsgspecError for what is not one. Not strict: numbers may be texts.
+# Raises msgspec.MsgspecError for anything else. Not strict: numbers may be strings.
 decode_stored = Decoder(StoredAnswer, strict=False).decode
 
 
 class Channel:
-    """Sends that are not answered yet, by opaque, oldest first.
+    """One connection and its unanswered sends, by opaque, oldest first.
 
-    `write(frame)` queues a frame; frames of one loop iteration leave together. False if closed.
+    `write(frame)` queues a frame; frames of one loop iteration are sent together. It returns False
+    if the connection is closed.
     """
 
     __slots__ = (
@@ -100,19 +101,19 @@ class Channel:
         return self._connection.is_open
 
     def next_opaque(self) -> int:
-        """A number for the next send; comes again after 2^30 of them, long after its time-out."""
+        """Return the next send's opaque. It repeats after 2^30 sends, long after the time-out."""
         opaque = self._opaque
         self._opaque = opaque + 1 if opaque < LAST_OPAQUE else FIRST_OPAQUE
         return opaque
 
     def abandon(self, pending: Pending) -> None:
-        """The current attempt of `pending` is given up; its late answer is still recognised."""
+        """Give up the current attempt of `pending`; a late answer to it is still recognised."""
         if pending.earlier is None:
             pending.earlier = []
         pending.earlier.append((self, pending.opaque))
 
     def forget(self, opaque: int) -> None:
-        """No answer to `opaque` is of interest any more."""
+        """Stop expecting an answer to `opaque`."""
         self.outstanding.pop(opaque, None)
 
     def _receive(self, connection: Connection, frames: list[RawFrame]) -> None:
@@ -125,7 +126,7 @@ class Channel:
                 try:
                     answer = decode_stored(frame[1])
                 except MsgspecError:
-                    answer = None  # the general way says what is wrong with it, if anything is
+                    answer = None  # the general path reports what is wrong with it, if anything is
                 if answer is not None and answer.flag & RESPONSE_FLAG and not answer.code:
                     pending = find(answer.opaque)
                     if pending is not None and on_stored(self, pending, answer):
@@ -136,7 +137,7 @@ class Channel:
                 pending = take(header["opaque"], None) if is_response else None
                 code = header["code"]
             except (RemotingProtocolError, orjson.JSONDecodeError, KeyError, TypeError):
-                pending = None  # dispatch says what is wrong with it and closes
+                pending = None  # dispatch reports what is wrong with it and closes
             if pending is None:
                 connection.dispatch(frame)
                 continue
@@ -150,7 +151,7 @@ class Channel:
 
 
 def _binary_header(frame: RawFrame) -> dict[str, Any]:
-    """The fields of a binary header under the names that the JSON header has."""
+    """Return a binary header's fields under their names in the JSON header."""
     command = decode_command(frame)
     return {
         "code": command.code,

@@ -1,7 +1,8 @@
-"""Bodies made smaller on their way (section 6.1). Pure.
+"""Compression of message bodies. Pure.
 
-Bit 0 of a message's sysFlag says that its body is compressed, bits 8-10 how; none of them means
-zlib, as producers before 5.0 wrote it. LZ4 is the frame format. Brokers never look inside.
+Bit 0 of a message's sysFlag says that its body is compressed, bits 8-10 say how; if none of these
+is set it is zlib, as producers before 5.0 wrote it. LZ4 is the frame format. Brokers never look
+inside.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from raftmq.client.errors import UnsupportedCompression
 from raftmq.store.record import SYS_COMPRESSED, RecordError, StopReason
 
 COMPRESSION_MASK = 0x700
-ZSTD_STEP_BYTES = 1024  # a step grows by 40,000 at the most
+ZSTD_STEP_BYTES = 1024  # of input; one step's output is at most 40,000 times as large
 BODY_SIZE_BYTES_MAX = 64 * 1024 * 1024  # after decompression; guards against a zip bomb
 
 
@@ -31,9 +32,9 @@ class CompressionType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """How a producer compresses: bodies of `from_bytes` or more (0: never), at `level`.
+    """A producer's compression settings: bodies of `from_bytes` or more (0: never), at `level`.
 
-    The level is zlib's and Zstandard's; LZ4 takes it as its own (0 is its fast mode).
+    The level is passed to zlib, Zstandard or LZ4 as it is (0 is LZ4's fast mode).
     """
 
     type: CompressionType = CompressionType.ZLIB
@@ -41,7 +42,8 @@ class Compression:
     level: int = 5
 
     def apply(self, body: bytes) -> tuple[bytes, int]:
-        """(what to send, its sysFlag bits): the body itself and 0 where that is not longer."""
+        """Return (body to send, its sysFlag bits): the body itself and 0 if compressing does not
+        shrink it."""
         if not self.from_bytes or len(body) < self.from_bytes:
             return body, 0
         packed = _compress(body, self.type, self.level)
@@ -54,8 +56,8 @@ NO_COMPRESSION = Compression(from_bytes=0)
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """The body as it was before the producer compressed it. Raises UnsupportedCompression for an
-    algorithm that nobody has named yet, RecordError for damage or more than 64 MiB."""
+    """Return the body as it was before the producer compressed it. Raises UnsupportedCompression
+    for an unknown algorithm, RecordError for damage or more than 64 MiB."""
     kind = sys_flag & COMPRESSION_MASK
     try:
         if kind in (0, CompressionType.ZLIB.value):
@@ -87,7 +89,7 @@ def _compress(body: bytes, kind: CompressionType, level: int) -> bytes:
 
 
 def _from_zstd(body: bytes) -> tuple[bytes, bool]:
-    """Java's writer streams, so the frame need not say how long its content is."""
+    """Decompress in steps: Java's writer streams, so the frame need not state its content size."""
     stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
     parts: list[bytes] = []
     size = 0

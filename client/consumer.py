@@ -6,11 +6,11 @@
     consumer.subscribe("orders", "created || paid")
     async with consumer: ...
 
-Clustering: each queue has one consumer of the group (client.rebalance). At least once: offsets are
-committed behind the last finished message, every `commit_interval_ms`, when a queue is given up,
-and (confirmed) at the end. Orderly: a queue is worked on only under its broker's lock
-(client.locks). Broadcasting: everybody has every queue, and keeps the offsets, too
-(client.localoffsets). What happens to messages that fail: client.listen.
+Clustering: each queue has one consumer of the group (client.rebalance). Delivery is at least once:
+the offset after the last finished message is committed every `commit_interval_ms`, when a queue is
+given up, and (confirmed) at the end. Orderly: a queue is consumed only under its broker's lock
+(client.locks). Broadcasting: every consumer has every queue and keeps the offsets itself
+(client.localoffsets). client.listen says what happens to messages that fail.
 The listener may be a coroutine function or a plain callable; a plain one runs on the event loop and
 must not block (client.sync runs blocking listeners in threads).
 """
@@ -64,14 +64,15 @@ RETRY_ROUTE_PAUSE_S = 1.0  # a retry topic's route appears a moment after its fi
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """Times in milliseconds. `orderly`: one batch of a queue at a time, in order, under the
-    broker's lock; failures block the queue. `confirm_commits`: periodic commits wait for the
-    broker's answer. `offset_storage`: a broadcasting consumer's; None for a file below the home
-    directory. All members of a group use one `allocation`. `consume_timeout_ms`: what a concurrent
-    listener has had for longer goes back to the broker, to come again; 0: never.
-    `listeners_max`: calls of a concurrent listener that run at once, over all queues (each has
-    `pull.consume_tasks` of its own); 0: as many as there are.
-    `stop_grace_ms`: how long `stop` waits for listeners."""
+    """A push consumer's settings; times in milliseconds.
+
+    `orderly`: one batch of a queue at a time, in order, under the broker's lock; failures block the
+    queue. `confirm_commits`: periodic commits wait for the broker's answer. `offset_storage`: for a
+    broadcasting consumer; None means a file below the home directory. All members of a group must
+    use one `allocation`. `consume_timeout_ms`: messages that a concurrent listener has held for
+    longer are sent back to the broker, to be redelivered; 0: never. `listeners_max`: concurrent
+    calls of the listener over all queues (each queue has at most `pull.consume_tasks`); 0: no
+    limit. `stop_grace_ms`: how long `stop` waits for listeners."""
 
     orderly: bool = False
     message_model: MessageModel = MessageModel.CLUSTERING
@@ -91,10 +92,10 @@ class ConsumerConfig:
 
 
 class PushConsumer:
-    """See the module. One event loop; not thread-safe (client.sync is).
+    """A push consumer. It belongs to one event loop and is not thread-safe (client.sync is).
 
     `on_commit(queue, offset)` is called for every commit that a broker confirmed, and
-    `on_committing(queue, offset)` before a commit that waits for that is sent.
+    `on_committing(queue, offset)` before a commit that waits for confirmation is sent.
     """
 
     consume_type = "CONSUME_PASSIVELY"
@@ -144,17 +145,17 @@ class PushConsumer:
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        """The queues this consumer holds now."""
+        """Return the queues this consumer holds now."""
         return tuple(sorted(self._workers))
 
     @property
     def timed_out(self) -> int:
-        """Messages that went back because the listener had them for `consume_timeout_ms`."""
+        """Count the messages sent back because the listener held them for `consume_timeout_ms`."""
         return self._deliverer.timed_out if self._deliverer else 0
 
     @property
     def offsets(self) -> dict[MessageQueue, int]:
-        """Finished offset of every held queue: what has been or will be committed."""
+        """Return each held queue's finished offset: what has been or will be committed."""
         return self._offsets.table.finished() if self._offsets else {}
 
     async def __aenter__(self) -> PushConsumer:
@@ -170,22 +171,22 @@ class PushConsumer:
         await self.stop()
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
-        """Want messages of `topic`; before or after `start`. Raises ClientError (bad expression).
+        """Subscribe to `topic`, before or after `start`. Raises ClientError (bad expression).
 
-        `expression_type` is TAG ("a || b") or SQL92, which brokers evaluate if they are set up so.
-        A changed expression of a topic already consumed applies from the next rebalance on."""
+        `expression_type` is TAG ("a || b") or SQL92, which brokers evaluate if configured to.
+        A changed expression for a topic already consumed applies from the next rebalance on."""
         version = int(time.time() * 1000)
         self._subscriptions[topic] = subscribe(topic, expression, version, expression_type)
         self._rebalancer.subscription_changed()
 
     def unsubscribe(self, topic: str) -> None:
-        """Give up the topic's queues at the next rebalance, which is asked for at once."""
+        """Give up the topic's queues at the next rebalance, and request one at once."""
         self._subscriptions.pop(topic, None)
         self._rebalancer.subscription_changed()
 
     async def start(self) -> None:
-        """Join the group. Waits for a server only to have SQL92 expressions judged; raises
-        BrokerRefused for one that is no good, or when the broker does not filter by them."""
+        """Join the group. Waits for a server only to have SQL92 expressions checked; raises
+        BrokerRefused if one is invalid or the broker does not filter by SQL92."""
         self.started_ms = int(time.time() * 1000)
         retry_topic = RETRY_PREFIX + self.group
         if not self._broadcasting:
@@ -207,10 +208,11 @@ class PushConsumer:
             self._instance.spawn(work, "consume time-outs")
 
     async def stop(self) -> None:
-        """Stop pulling, let the listener finish (`stop_grace_ms`), commit (confirmed), leave."""
+        """Stop pulling, let the listener finish (`stop_grace_ms`), commit (confirmed), and leave
+        the group."""
         if not self._instance.running:
             return
-        await self._rebalancer.stop()  # it must not take queues while they are given up
+        await self._rebalancer.stop()  # so that it takes no queues while they are given up
         if self._retry_look is not None:
             self._retry_look.cancel()
         await self.give_up(list(self._workers))
@@ -220,17 +222,17 @@ class PushConsumer:
         await self._instance.stop()
 
     async def commit(self) -> dict[MessageQueue, int]:
-        """Commit now what moved since the last commit; returns what brokers confirmed."""
+        """Commit now the offsets that moved since the last commit; return those confirmed."""
         return await self._store().commit_confirmed()
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at `offset` in a queue that is held; cached messages are forgotten."""
+        """Continue a held queue at `offset`; cached messages are dropped."""
         worker = self._workers[queue]
         worker.reset(offset)
         self._store().table.begin(queue, offset, told=False)
 
     def pause(self, queues: Sequence[MessageQueue] | None = None) -> None:
-        """Pull no more from these (all: None) of the queues held now; what is cached is still
+        """Stop pulling from these queues (None: all held now); cached messages are still
         delivered."""
         for queue in self._workers if queues is None else queues:
             self._workers[queue].pause()
@@ -239,10 +241,10 @@ class PushConsumer:
         for queue in self._workers if queues is None else queues:
             self._workers[queue].resume()
 
-    # ---- what workers need
+    # ---- called by the queue workers
 
     def arrived(self, queue: MessageQueue) -> None:
-        """The worker's own tasks take it."""
+        """Do nothing: the worker's own tasks take the messages."""
 
     async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
         assert self._deliverer is not None
@@ -259,18 +261,18 @@ class PushConsumer:
             self._greeting = self._instance.spawn(self._instance.heartbeat_all(), "heartbeat")
         await asyncio.wait((self._greeting,))
 
-    # ---- what the rebalancer needs
+    # ---- called by the rebalancer
 
     def held(self) -> Mapping[MessageQueue, Subscription]:
         return {queue: worker.subscription for queue, worker in self._workers.items()}
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
-        """Nobody here wants to know."""
+        """Do nothing: a push consumer has no use for it."""
 
     async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
         config = self.config
         try:
-            # The lock first: whoever had it commits before it is given back.
+            # Take the lock first: the previous holder commits before it releases it.
             if self._locks is not None and not await self._locks.acquire(queue):
                 logger.info("queue_locked_by_another queue=%s", queue)
                 return False
@@ -290,7 +292,7 @@ class PushConsumer:
         return True
 
     async def give_up(self, queues: Sequence[MessageQueue]) -> None:
-        """Stop, commit what is finished, unlock, forget."""
+        """Stop the queues' workers, commit what is finished, release the locks, drop the queues."""
         workers = [self._workers.pop(queue) for queue in queues]
         idle = await asyncio.gather(*(w.stop(self.config.stop_grace_ms) for w in workers))
         await self._store().commit_confirmed(queues)
@@ -314,7 +316,7 @@ class PushConsumer:
         return LocalOffsetStore(self._instance, storage)
 
     def _new_deliverer(self) -> Deliverer:
-        """Also the locks, where there are any."""
+        """Make the deliverer, and the queue locks if the consumer is orderly."""
         back = SendBack(self.group, self._instance)
         if self._broadcasting:
             return Deliverer(self._listener)
@@ -327,7 +329,7 @@ class PushConsumer:
         return OrderlyDeliverer(self._listener, back, self.config.failure, self._locks)
 
     def _lock_lost(self, queue: MessageQueue) -> None:
-        """Another member had the queue: forget it, commit nothing, and begin anew."""
+        """Drop a queue that another member has locked, without committing, and rebalance."""
         worker = self._workers.pop(queue, None)
         if worker is not None:
             self._store().table.drop(queue)
@@ -338,7 +340,8 @@ class PushConsumer:
         self._rebalancer.ask()
 
     async def _check_expressions(self) -> None:
-        """46, for what only brokers can judge. A cluster that is not there yet is no error."""
+        """Have a broker check (46) expressions that only brokers can judge. A cluster that is not
+        up yet is no error."""
         for subscription in list(self._subscriptions.values()):
             if subscription.expression_type == "TAG":
                 continue
@@ -350,7 +353,8 @@ class PushConsumer:
                 logger.warning("expression_not_judged topic=%s %s", subscription.topic, error)
 
     def _sent_back(self, broker_name: str) -> None:
-        """The first one makes the retry topic; do not wait 20 s before it is looked for."""
+        """Look for the retry topic soon: the first message sent back creates it, and the regular
+        rebalance would find it only after up to 20 s."""
         retry_topic = RETRY_PREFIX + self.group
         known = any(
             queue.topic == retry_topic and queue.broker_name == broker_name

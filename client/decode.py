@@ -1,8 +1,8 @@
-"""A pull's body → messages: the consumer's hot loop.
+"""Decodes a pull's body into messages: the consumer's hot loop.
 
-The body is store records, one behind the other (layout: store.record). The usual record (V1 magic,
-IPv4 hosts, whole) is read here with two struct calls; anything else goes to store.record, which
-knows every form and says what is wrong. Properties stay bytes until somebody asks for them.
+The body is a sequence of store records (layout: store.record). The usual record (V1 magic, IPv4
+hosts, complete) is read here with two struct calls; anything else goes to store.record, which knows
+every form and reports what is wrong. Properties stay bytes until they are asked for.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ assert _HEAD_SIZE_BYTES == 88
 def decode_messages(
     body: bytes, broker_name: str, wanted_tags: frozenset[bytes] | None = None
 ) -> list[MessageExt]:
-    """Every message of a pull body whose tag is wanted (None: all), bodies decompressed.
+    """Return every message of a pull body whose tag is wanted (None: all), bodies decompressed.
 
-    Raises RecordError for bytes that are not whole records.
+    Raises RecordError for bytes that are not complete records.
     """
     messages: list[MessageExt] = []
     offset = 0
@@ -104,9 +104,9 @@ def decode_messages(
 
 
 def _plain(body: bytes, sys_flag: int) -> tuple[bytes, int]:
-    """The body decompressed, and the sysFlag without the bit that says it is compressed. One that
-    cannot be decompressed stays as it is, bit and all: it is its producer's mistake, and must not
-    hold up everything behind it."""
+    """Return the body decompressed, and the sysFlag without the compression bit. A body that cannot
+    be decompressed stays as it is, with the bit: that is its producer's mistake, and must not hold
+    up the messages behind it."""
     try:
         return decompress(body, sys_flag), sys_flag & ~SYS_COMPRESSED
     except (RecordError, UnsupportedCompression) as error:
@@ -121,7 +121,7 @@ def _decode_unusual(
     broker_name: str,
     wanted_tags: frozenset[bytes] | None,
 ) -> int:
-    """A record with an IPv6 host or a long topic; returns its size."""
+    """Decode a record with an IPv6 host or a long topic; return its size."""
     size = check_record(body, offset)
     record = decode_record(body, offset)
     if wanted_tags is not None and tag_of(record.properties) not in wanted_tags:

@@ -1,4 +1,4 @@
-"""Where topics and broker groups are: the name servers' answers, kept fresh.
+"""The directory of topics and broker groups: the name servers' answers, kept fresh.
 
 `Directory` asks any name server that answers, keeps routes by topic and one `ReplicaGroup` per
 broker group, and tells its watchers when a group's leader changes or a replica is new. Several
@@ -23,14 +23,16 @@ from raftmq.remoting.fastjson import loads_object
 logger = logging.getLogger(__name__)
 
 NAME_SERVER_TIMEOUT_MS = 1000
-# Asked for: tell this connection when the route changes (namesrv.watchers; Apache's ignores it).
+# Asks the name server to notify this connection of route changes (namesrv.watchers; Apache's
+# ignores it).
 WATCH = {"acceptStandardJsonOnly": "true", "watchRoutes": "true"}
 TOPICS_MAX = 100_000  # routes kept; a client that uses more is refused a new one
 T = TypeVar("T")
 
 
 def parse_addresses(namesrv: str | Sequence[str]) -> tuple[str, ...]:
-    """ "host:port;host:port" or a sequence of them. Raises ValueError if there is none."""
+    """Parse "host:port;host:port", or a sequence of addresses. Raises ValueError if none is
+    given."""
     parts = namesrv.split(";") if isinstance(namesrv, str) else list(namesrv)
     addresses = tuple(part.strip() for part in parts if part.strip())
     if not addresses:
@@ -39,14 +41,14 @@ def parse_addresses(namesrv: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class NameServers:
-    """Requests to whichever name server answers; the last one that did is asked first."""
+    """Sends requests to whichever name server answers; asks the last one that did first."""
 
     def __init__(self, remoting: RemotingClient, addresses: Sequence[str]) -> None:
         self._remoting = remoting
         self.addresses = list(addresses)
 
     async def invoke(self, command: RemotingCommand) -> RemotingCommand:
-        """Send `command`; returns the first response, whatever its code. Raises
+        """Send `command`; return the first response, whatever its code. Raises
         NameServerUnreachable if none answers."""
         reasons: list[str] = []
         for address in list(self.addresses):
@@ -76,56 +78,57 @@ class Directory:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Topics whose route is kept."""
+        """Return the topics whose route is kept."""
         return tuple(self._routes)
 
     def route_if_known(self, topic: str) -> TopicRouteData | None:
         return self._routes.get(topic)
 
     def group(self, name: str) -> ReplicaGroup:
-        """The group of that name; an empty one if no route has named it yet."""
+        """Return the group of that name; an empty one if no route has named it yet."""
         found = self._groups.get(name)
         if found is None:
             found = self._groups[name] = ReplicaGroup(name)
         return found
 
     def addresses(self) -> tuple[str, ...]:
-        """Every replica of every group."""
+        """Return the addresses of every replica of every group."""
         found: dict[str, None] = {}
         for group in self._groups.values():
             found.update(dict.fromkeys(group.addresses))
         return tuple(found)
 
     def watch_leaders(self, watcher: Callable[[ReplicaGroup], None]) -> None:
-        """`watcher(group)` after each change of the believed leader."""
+        """Call `watcher(group)` after each change of the believed leader."""
         self._leader_watchers.append(watcher)
 
     def watch_replicas(self, watcher: Callable[[tuple[str, ...]], None]) -> None:
-        """`watcher(addresses)` when replica addresses appear that were not known."""
+        """Call `watcher(addresses)` when unknown replica addresses appear."""
         self._replica_watchers.append(watcher)
 
     def accepted(self, group: ReplicaGroup, address: str) -> None:
-        """`address` did what only a leader does."""
+        """Take note that `address` did what only a leader does."""
         version = group.version
         group.accepted(address)
         self._announce(group, version)
 
     def presume(self, group: ReplicaGroup, address: str) -> None:
-        """`address`, which the route calls the leader, answers again."""
+        """Take note that `address`, the leader according to the route, answers again."""
         version = group.version
         group.presume(address)
         self._announce(group, version)
 
     def doubt(self, group: ReplicaGroup, address: str, hint: str | None = None) -> None:
-        """`address` refused as no leader, or its connection broke: believe it no longer and ask
-        the name servers at once."""
+        """Stop believing that `address` leads, because it said it does not or its connection broke,
+        and ask the name servers at once."""
         version = group.version
         group.doubt(address, hint)
         self._announce(group, version)
         self.refresh_groups_soon()
 
     async def route(self, topic: str) -> TopicRouteData:
-        """The topic's route, asked for if not known. Raises NoRoute, NameServerUnreachable."""
+        """Return the topic's route, asking for it if not known. Raises NoRoute,
+        NameServerUnreachable."""
         return self._routes.get(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> TopicRouteData:
@@ -141,11 +144,11 @@ class Directory:
         await self._shared("groups", self._fetch_groups)
 
     def refresh_groups_soon(self) -> None:
-        """Start `refresh_groups` unless one runs; its failure is logged, the next one may do."""
+        """Start `refresh_groups` unless one runs; its failure is logged."""
         self._start("groups", self._fetch_groups)
 
     def changed(self, groups: set[str], topics: set[str], everything: bool) -> None:
-        """A name server says what changed (30004) of what was asked for here: ask again."""
+        """Ask again for what a name server says has changed (30004)."""
         if groups or everything:
             self.refresh_groups_soon()
         for topic in self.topics if everything else topics:
@@ -212,11 +215,11 @@ class Directory:
             raise BrokerRefused(response.code, response.remark or "", "name server")
         table = loads_object(response.body).get("brokerAddrTable") or {}
         for name, data in table.items():
-            if name in self._groups:  # only groups that some used topic lives in
+            if name in self._groups:  # only groups that hold a topic in use
                 self.learn(name, dict(parse_broker({"brokerName": name, **data}).addresses))
 
     def learn(self, name: str, addresses: dict[int, str]) -> None:
-        """Take in what a name server said of one group."""
+        """Take over what a name server says about one group."""
         group = self.group(name)
         version = group.version
         new = group.learn(addresses)

@@ -1,10 +1,9 @@
-"""Every error a user of the client can meet, and what it says about a message.
+"""Every error the client raises, and what it says about a message.
 
 `code` is the broker's response code, or one of the negative client codes that RocketMQ's own
-clients use (protocol sheet, section 3). `retriable`: the same call may succeed later.
-`outcome_unknown`: the broker may or may not have done what was asked. A send ends in exactly one
-of: a SendResult (stored), SendFailed (certainly not stored), SendOutcomeUnknown (may be stored, at
-most once per attempt).
+clients use. `retriable`: the same call may succeed later. `outcome_unknown`: the broker may or may
+not have carried out the request. A send ends in exactly one of: a SendResult (stored), SendFailed
+(certainly not stored), SendOutcomeUnknown (may be stored, at most once per attempt).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ CODE_CLOSED = -1008
 
 
 class ClientError(Exception):
-    """Base of what the client raises."""
+    """Base of the errors the client raises."""
 
     retriable = False
     outcome_unknown = False
@@ -54,8 +53,8 @@ class NameServerUnreachable(ClientError):
 
 
 class BrokerRefused(ClientError):
-    """A broker answered an operation with an error code; `remark` is its text. `outcome_unknown` is
-    set on the instance when the broker says that it does not know."""
+    """A broker answered a request with an error code; `remark` is its text. `outcome_unknown` is
+    set on the instance if the broker says that it does not know the outcome."""
 
     def __init__(self, code: int, remark: str, address: str) -> None:
         super().__init__(code, f"{address} answered: {remark or 'no remark'}")
@@ -86,7 +85,7 @@ class SendError(ClientError):
 
 
 class SendFailed(SendError):
-    """Certainly not stored by any broker."""
+    """A send that certainly no broker stored."""
 
     def __init__(self, code: int, message: str, attempts: int = 0, retriable: bool = True) -> None:
         super().__init__(code, message, attempts)
@@ -94,15 +93,16 @@ class SendFailed(SendError):
 
 
 class SendOutcomeUnknown(SendError):
-    """At least one attempt may have been stored; sending again may store it twice."""
+    """A send of which at least one attempt may be stored; sending it again may store it twice."""
 
     retriable = True
     outcome_unknown = True
 
 
 class SplitFailed(ClientError):
-    """One batch of many failed. `results`: the batches before it; `unsent`: its messages and those
-    behind it. The first `in_doubt` of them may be stored, if `outcome_unknown`; the rest are not.
+    """One batch of several failed. `results`: of the batches before it; `unsent`: its messages and
+    all after them. If `outcome_unknown`, the first `in_doubt` of `unsent` may be stored; the rest
+    are not.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class TooManyInFlight(SendFailed):
 
 
 class RequestTimedOut(ClientError):
-    """The request is stored and no reply came in time; it may have been worked on."""
+    """The request is stored but no reply came in time; it may have been processed."""
 
     retriable = True
     outcome_unknown = True

@@ -1,7 +1,7 @@
 """Fault avoidance: for a while after an error, sends go to other broker groups. Pure.
 
-The idea of RocketMQ's latency fault tolerance: a group that failed or answered slowly is put
-aside for a time that grows with how bad it was. If every group is aside, all are used.
+This is RocketMQ's latency fault tolerance: a group that failed or answered slowly is avoided for a
+time that grows with the latency. If every group is avoided, all are used.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FaultPolicy:
-    """(latency from, aside for) in milliseconds, ascending; an error counts as `error_aside_ms`.
+    """How long to avoid a group, in milliseconds. `slow`: (latency from, avoid for), ascending;
+    after an error it is `error_aside_ms`.
 
-    Raft groups fail over in well under a second, so an error puts a group aside only briefly.
+    Raft groups fail over in well under a second, so an error has a group avoided only briefly.
     """
 
     slow: tuple[tuple[float, float], ...] = ((550, 1000), (1000, 3000), (3000, 10000))
@@ -21,7 +22,7 @@ class FaultPolicy:
 
 
 class FaultAvoidance:
-    """Which broker groups are aside until when."""
+    """Keeps track of which broker groups to avoid, and until when."""
 
     def __init__(self, policy: FaultPolicy) -> None:
         self._policy = policy
@@ -29,7 +30,7 @@ class FaultAvoidance:
 
     @property
     def quiet(self) -> bool:
-        """True while no group was ever put aside since it last did well: the common case."""
+        """Return whether no group is marked as avoided: the common case."""
         return not self._aside_until_ms
 
     def failed(self, broker_name: str, now_ms: float) -> None:
@@ -37,7 +38,7 @@ class FaultAvoidance:
         self._aside_until_ms[broker_name] = max(self._aside_until_ms.get(broker_name, 0), until)
 
     def answered(self, broker_name: str, latency_ms: float, now_ms: float) -> None:
-        """A good answer: a quick one clears the group, a slow one puts it aside."""
+        """Take note of a successful answer: a quick one clears the group, a slow one marks it."""
         aside_ms = 0.0
         for threshold_ms, duration_ms in self._policy.slow:
             if latency_ms >= threshold_ms:

@@ -1,6 +1,7 @@
-"""What producer, consumer and admin share: connections, directory, heartbeats, leader requests.
+"""The client instance that producer, consumer and admin build on: connections, directory,
+heartbeats, requests to leaders.
 
-Owns its tasks: `start` creates them, `stop` cancels and awaits them.
+It owns its tasks: `start` creates them, `stop` cancels and awaits them.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from raftmq.remoting.tls import ClientTls, Renewed
 
 logger = logging.getLogger(__name__)
 
-LEAVE_S = 1.0  # how long heartbeats that are on their way hold up a goodbye
-TLS_LOOK_S = 10.0  # between two looks whether the files of certificates changed
+LEAVE_S = 1.0  # how long heartbeats in flight may delay unregistering
+TLS_LOOK_S = 10.0  # between two checks whether the certificate files changed
 _instances = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:
-    """Intervals of the shared machinery, in milliseconds; `credentials` sign every request; with
-    `tls` every connection is (files that change are taken over).
+    """An instance's intervals, in milliseconds, and its security settings. `credentials` sign every
+    request; with `tls` every connection uses TLS (changed files are reloaded).
 
-    Routes are asked for again every `route_interval_ms` besides at every sign of trouble: a leader
-    that is frozen keeps its connections open and gives no sign.
+    Routes are refreshed every `route_interval_ms` and also at every sign of trouble. The interval
+    is needed because a frozen leader keeps its connections open and gives no such sign.
     """
 
     heartbeat_interval_ms: int = 30_000
@@ -52,7 +53,7 @@ class InstanceConfig:
     heartbeat_timeout_ms: int = 3_000
     credentials: Credentials | None = None
     tls: ClientTls | None = None
-    registration_key: bytes = field(default=b"", repr=False)  # of name servers; for Admin alone
+    registration_key: bytes = field(default=b"", repr=False)  # name servers'; only Admin uses it
 
 
 class ClientInstance:
@@ -98,8 +99,8 @@ class ClientInstance:
         heartbeat: Callable[[], Mapping[str, Any]] | None = None,
         handlers: Mapping[int, Any] | None = None,
     ) -> None:
-        """Open for business. `heartbeat()` gives the producer/consumer part of the HeartbeatData;
-        `handlers` serve requests that brokers send to this client. Raises TlsError."""
+        """Start. `heartbeat()` returns the producer/consumer part of the HeartbeatData; `handlers`
+        serve requests that brokers send to this client. Raises TlsError."""
         assert self._remoting is None, "already started"
         tls = None
         if self.config.tls is not None:
@@ -121,7 +122,7 @@ class ClientInstance:
             self.spawn(self._send_heartbeats(), "heartbeats")
 
     def _route_changed(self, _: Connection, command: RemotingCommand) -> None:
-        """30004, from a name server of ours."""
+        """Handle 30004, a name server's notice that routes changed."""
         told = loads_object(command.body)
         everything = boolean_or(command.ext, "everything", False)
         groups, topics = (told.get(name) or [] for name in ("brokerNames", "topics"))
@@ -162,9 +163,9 @@ class ClientInstance:
     ) -> RemotingCommand:
         """Ask the group's leader, searching it through a failover for as long as `policy` allows.
 
-        Returns the response, whatever its code but 14. With `leader_only` a success proves
-        leadership. For requests that may be repeated: an unanswered one is sent again. Raises
-        BrokerUnreachable, or BrokerRefused (14) when the policy ends.
+        Returns the response, whatever its code except 14. With `leader_only` a success proves
+        leadership. Only for requests that may be repeated: an unanswered one is sent again. Raises
+        BrokerUnreachable, or BrokerRefused (14), when the policy ends.
         """
         group = self.directory.group(broker_name)
         async for attempt in policy.while_retriable():
@@ -175,8 +176,8 @@ class ClientInstance:
     async def ask_leader_once(
         self, broker_name: str, command: RemotingCommand, timeout_ms: int = 3000
     ) -> RemotingCommand:
-        """One attempt at whoever is believed to lead. Raises BrokerUnreachable (`outcome_unknown`
-        tells whether the request was written), BrokerRefused (14); both are retriable."""
+        """Ask the believed leader once. Raises BrokerUnreachable (`outcome_unknown` tells whether
+        the request was written), BrokerRefused (14); both are retriable."""
         group = self.directory.group(broker_name)
         return await self._ask_leader(group, command, timeout_ms, False)
 
@@ -212,9 +213,10 @@ class ClientInstance:
             await asyncio.wait(beats)
 
     async def unregister(self, producer_group: str | None, consumer_group: str | None) -> None:
-        """Tell every replica goodbye (35), so that the others rebalance at once. Nothing is told
-        them after that: Apache's brokers work on heartbeats and goodbyes in different threads, and
-        a heartbeat that is overtaken would leave a ghost in the group, with queues of its own."""
+        """Unregister at every replica (35), so that the other members rebalance at once. Heartbeats
+        in flight are awaited first, and none is sent any more: Apache's brokers process heartbeats
+        and unregistrations in different threads, and a heartbeat that is overtaken would leave a
+        ghost member in the group, with queues of its own."""
         self._leaving = True
         if self._beats:
             await asyncio.wait(self._beats, timeout=LEAVE_S)
@@ -238,7 +240,8 @@ class ClientInstance:
             self._start_beat(address)
 
     def _start_beat(self, address: str) -> asyncio.Task[bool]:
-        """A task of its own: a heartbeat that was sent is waited for, whoever gave up on it."""
+        """Send a heartbeat in its own task, so that its answer is awaited even if the caller gives
+        up."""
         work = self.beat(address, self.config.heartbeat_timeout_ms)
         task = self.spawn(work, f"heartbeat {address}")
         self._beats.add(task)
@@ -246,12 +249,12 @@ class ClientInstance:
         return task
 
     def _greet_leader(self, group: ReplicaGroup) -> None:
-        """A new leader may have been restarted and have forgotten us: it could not ask us back."""
-        if group.leader in self._greeted:  # else it is new, and greeted as a new replica
+        """Send a heartbeat to a new leader: it may have restarted and forgotten this client."""
+        if group.leader in self._greeted:  # else it gets its heartbeat as a new replica
             self._greet((group.leader,))
 
     async def beat(self, address: str, timeout_ms: float) -> bool:
-        """One heartbeat; True if it was answered, in whatever way."""
+        """Send one heartbeat; return whether it was answered, with whatever code."""
         if self._heartbeat is None or self._leaving:
             return False
         body = {
@@ -285,27 +288,27 @@ class ClientInstance:
 
 
 def leader_hint(response: RemotingCommand) -> str | None:
-    """The leader's address in a refusal, if the broker knew it."""
+    """Return the leader's address from a refusal, if the broker knew it."""
     return (response.ext or {}).get("leaderAddr") or None
 
 
 def from_slave(response: RemotingCommand) -> bool:
-    """Whether a slave answered, which takes offsets in its master's absence."""
+    """Return whether a slave answered; slaves accept offsets in their master's absence."""
     return (response.ext or {}).get("brokerRole") == "SLAVE"
 
 
 def local_address() -> bytes:
-    """An IPv4 address of this host, 4 bytes; loopback where none can be found without asking."""
+    """Return an IPv4 address of this host, 4 bytes; loopback if the kernel knows no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("10.255.255.255", 1))  # a datagram socket: nothing is sent
+            probe.connect(("10.255.255.255", 1))  # on a datagram socket this sends nothing
             return socket.inet_aton(probe.getsockname()[0])
         except OSError:
             return b"\x7f\x00\x00\x01"
 
 
 def make_client_id() -> str:
-    """ip@pid#nanotime: a new identity for every instance, so two in one process never clash."""
+    """Return ip@pid#nanotime and a counter, so that two instances in one process never clash."""
     address = socket.inet_ntoa(local_address())
     return f"{address}@{os.getpid()}#{time.monotonic_ns()}{next(_instances)}"
 

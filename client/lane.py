@@ -1,13 +1,13 @@
-"""All sends to one broker group: straight to its leader, or waiting while the leader is looked for.
+"""All sends to one broker group: written to its leader, or queued during a leader search.
 
 A lane is either *open* (it has a channel to the leader; sends are written at once) or *searching*
 (one task owns the search; sends wait in order). The search sends the first waiting message to one
-replica after the other: a refusal is certain and quick, an acceptance proves the leader and lets
-all the others follow. So a fail-over costs one probing message, not a storm of them.
+replica after another. A refusal is certain and quick; an acceptance proves the leader, and all the
+other messages follow. So a fail-over costs one probing message, not a storm of them.
 
-A replica that is silent is not one that is gone: its disk may be slow, and a message that it has
-would be stored twice if it went elsewhere. So before a probe is given up the replica is asked for
-a sign of life (client.pulse), and given time for as long as it gives one and nobody else leads.
+A silent replica need not be dead: its disk may be slow, and if it has the message, sending that
+elsewhere would store it twice. So before a probe is given up the replica is asked for a sign of
+life (client.pulse); the lane waits for as long as it gives one and no other replica leads.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class LaneOwner(Protocol):
-    """What a lane needs of the producer's engine."""
+    """The parts of the producer's engine that a lane needs."""
 
     async def open_channel(self, address: str) -> Channel:
-        """Raises BrokerUnreachable."""
+        """Open a channel to `address`. Raises BrokerUnreachable."""
         ...
 
     def write(self, pending: Pending, channel: Channel) -> None:
@@ -40,15 +40,15 @@ class LaneOwner(Protocol):
         ...
 
     def unanswered(self, pending: Pending, channel: Channel) -> None:
-        """The scout got no answer over `channel`: line it up again in front."""
+        """Put the unanswered probe back at the front of the queue."""
         ...
 
     def pulse(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
-        """Ask the broker for a sign of life; the task says whether it came in time."""
+        """Ask the broker for a sign of life; the task returns whether it came in time."""
         ...
 
     def expire(self, pending: Pending, now: float) -> bool:
-        """End `pending` if its time is over; True if it is done."""
+        """End `pending` if its deadline has passed; return whether it is done."""
         ...
 
     def doubt(self, group: ReplicaGroup, address: str, hint: str | None) -> None: ...
@@ -63,8 +63,8 @@ class LaneOwner(Protocol):
 
 
 class Lane:
-    """See the module. `scout_timeout_ms`: how long a replica may give neither an answer to the
-    probe nor a sign of life."""
+    """The sends to one broker group. `scout_timeout_ms`: how long a replica may give neither an
+    answer to the probe nor a sign of life."""
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class Lane:
 
     @property
     def open(self) -> bool:
-        """Sends are written at once."""
+        """Return whether sends are written at once."""
         return self.channel is not None
 
     def submit(self, pending: Pending) -> None:
-        """Write `pending` to the leader, or line it up behind the search."""
+        """Write `pending` to the leader, or queue it while the leader is searched."""
         if self.channel is not None:
             self._owner.write(pending, self.channel)
             return
@@ -95,7 +95,7 @@ class Lane:
         self._search_if_needed()
 
     def again(self, pendings: list[Pending]) -> None:
-        """Line up again, in front and in this order, what has to be sent once more."""
+        """Send `pendings` again, in this order and before all that wait."""
         if self.channel is not None:
             for pending in pendings:
                 self._owner.write(pending, self.channel)
@@ -104,29 +104,29 @@ class Lane:
         self._search_if_needed()
 
     def lost(self, channel: Channel, hint: str | None = None) -> None:
-        """`channel` broke or its broker does not lead (any more)."""
+        """Start a search, because `channel` broke or its broker does not lead (any more)."""
         if self.channel is not None and self.channel is not channel:
-            return  # late news of a leader that was left already
+            return  # late news about a leader already left
         self.channel = None
         self._owner.doubt(self.group, channel.address, hint)
         self._search_if_needed()
 
     def leader_changed(self) -> None:
-        """The directory believes in another leader now; go and see."""
+        """Search if the directory now believes in another leader."""
         if self.channel is not None and self.group.leader != self.channel.address:
             self.channel = None
             self._search_if_needed()
 
     def drop_expired(self, now: float) -> None:
-        """End waiting sends whose time is over. Their callbacks may send again at once: what they
-        send lines up behind what waits already."""
+        """End waiting sends whose deadline has passed. Their callbacks may send again at once; such
+        sends queue behind those already waiting."""
         if any(pending.done or pending.deadline <= now for pending in self.waiting):
             waiting, self.waiting = self.waiting, deque()
             kept = [pending for pending in waiting if not self._owner.expire(pending, now)]
             self.waiting.extendleft(reversed(kept))
 
     async def search(self) -> None:
-        """Find the leader with what waits. Ends when found, or when nothing waits any more."""
+        """Find the leader by sending waiting messages. Ends when it is found or nothing waits."""
         try:
             await LEADER_SEARCH.until_true()(self._round)
         finally:
@@ -139,7 +139,7 @@ class Lane:
             self._owner.spawn_search(self)
 
     async def _round(self) -> bool:
-        """Ask each candidate once; True if the search is over."""
+        """Try each candidate once; return whether the search is over."""
         asked: set[str] = set()
         while True:
             self.drop_expired(self._now())
@@ -154,7 +154,7 @@ class Lane:
                 channel = await self._owner.open_channel(address)
             except BrokerUnreachable as error:
                 logger.debug("leader_search_unreachable address=%s error=%s", address, error)
-                if self.waiting:  # else what waited has ended meanwhile
+                if self.waiting:  # else the waiting sends have ended meanwhile
                     self.waiting[0].reason = error.message
                 continue
             if await self._probe(channel):
@@ -163,7 +163,7 @@ class Lane:
                 return True
 
     async def _probe(self, channel: Channel) -> bool:
-        """Send the first waiting message over `channel`; True if the broker leads."""
+        """Send the first waiting message over `channel`; return whether the broker leads."""
         while self.waiting:
             pending = self.waiting.popleft()
             if not self._owner.expire(pending, self._now()):
@@ -181,9 +181,9 @@ class Lane:
             pending.scout = None
 
     async def _decided(self, verdict: asyncio.Future[bool], channel: Channel) -> bool:
-        """True when there is a verdict; False if the replica lives no more, or another one leads.
-        The probe's own deadline ends the waiting for one that lives and says nothing."""
-        half = self._scout_timeout / 2  # in silence, then for the sign of life
+        """Wait for the verdict on the probe; return False if the replica gives no sign of life or
+        another one leads. If it lives but does not answer, the probe's own deadline ends this."""
+        half = self._scout_timeout / 2  # for the answer alone, then with the sign of life
         version = self.group.version
         while True:
             await asyncio.wait((verdict,), timeout=half)
@@ -199,7 +199,7 @@ class Lane:
                 return True
 
     def _flush(self) -> None:
-        """The search is over: everything that waits goes to the leader."""
+        """After the search, write everything that waits to the leader."""
         channel = self.channel
         if channel is None:
             self._search_if_needed()

@@ -1,14 +1,14 @@
-"""Hands batches to the user's listener and deals with what fails.
+"""Hands batches to the user's listener and handles failed messages.
 
-Concurrent: a failed message is sent back to the broker (36), which delivers it again later through
-the group's retry topic, and to the group's dead letters after `max_reconsume_times`. Where that
-does not work the message is sent to the retry topic as a new one; where that does not work either
-it is kept and delivered again here after a pause. The offset does not pass it before one of them
-succeeded: nothing is skipped, nothing is lost. A message that the listener has had for longer than
-the consume time-out is sent back, too, and holds up the offset no more. The listener is left alone
-and keeps its place among those that run; what it says in the end is ignored.
-Orderly: a batch is only worked on under a valid lock of its queue. A failed message stops the queue
-for a moment and comes again here; after `max_reconsume_times` it goes to the dead letters.
+Concurrent: a failed message is sent back to the broker (36), which redelivers it later through the
+group's retry topic, or moves it to the group's dead letters after `max_reconsume_times`. If that
+fails, the message is sent to the retry topic as a new one; if that fails, too, it is kept and
+redelivered here after a pause. The offset does not pass it before one of them succeeded, so nothing
+is skipped or lost. A message that the listener has had for longer than the consume time-out is sent
+back, too, and no longer holds up the offset. The listener call is not cancelled and still counts
+as running; its eventual answer is ignored.
+Orderly: a batch is consumed only under a valid lock of its queue. A failed message stops the queue
+for a moment and is redelivered here; after `max_reconsume_times` it goes to the dead letters.
 Broadcasting: a failed message is logged and not repeated, as every member has its own copy.
 """
 
@@ -29,18 +29,18 @@ from raftmq.client.sendback import SendBack
 logger = logging.getLogger(__name__)
 
 DEAD_LETTER_NOW = -1  # a delay level
-TIMED_OUT_LEVEL = 3  # the delay level of what took too long: RocketMQ's
-EXPIRY_LOOKS = 10  # within one consume time-out: it is late by a tenth at most
-RECONSUME_TIMES_MAX = 16  # RocketMQ's, when nothing else is said, for concurrent listeners
+TIMED_OUT_LEVEL = 3  # RocketMQ's delay level for messages that timed out
+EXPIRY_LOOKS = 10  # checks within one consume time-out, so it is late by a tenth at most
+RECONSUME_TIMES_MAX = 16  # RocketMQ's default for concurrent listeners
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A listener's fuller answer: the first `done` messages succeeded, the rest shall come again.
+    """A listener's detailed answer: the first `done` messages succeeded, redeliver the rest.
 
-    `delay_level` is for concurrent listeners: 1 to 18, 0 for the broker's own (rising with each
-    time), -1 for the dead letters at once. `suspend_ms` is for orderly ones: how long the queue
-    stops (10 ms to 30 s); None for the policy's.
+    `delay_level` is for concurrent listeners: 1 to 18, 0 for the broker's choice (rising with each
+    attempt), -1 for the dead letters at once. `suspend_ms` is for orderly ones: how long the queue
+    stops (10 ms to 30 s); None for the policy's value.
     """
 
     done: int = 0
@@ -56,8 +56,9 @@ SUSPEND_MS_MIN, SUSPEND_MS_MAX = 10, 30_000
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """A concurrent message that no broker takes back waits here first * 2^n, at most max. An
-    orderly queue stops for first. `max_reconsume_times` None: 16, for orderly listeners no end."""
+    """The treatment of failed messages. A concurrent message that no broker takes back waits here
+    for `retry_pause_ms_first` * 2^n, at most `retry_pause_ms_max`. An orderly queue stops for
+    `retry_pause_ms_first`. `max_reconsume_times` None: 16, and no limit for orderly listeners."""
 
     retry_pause_ms_first: int = 1000
     retry_pause_ms_max: int = 30_000
@@ -66,38 +67,39 @@ class FailurePolicy:
 
 
 class Locks(Protocol):
-    """What orderly delivery needs: see client.locks."""
+    """The part of client.locks that orderly delivery needs."""
 
     async def hold(self, queue: MessageQueue) -> None: ...
 
 
 class Deliverer:
-    """Runs the listener over a batch until every message of it is dealt with. This one is for
-    broadcasting, and what the others share."""
+    """Runs the listener over a batch until every message in it is dealt with. This class is for
+    broadcasting, and the base of the others."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self.delivered = 0  # messages the listener succeeded with
-        self.failed = 0  # messages of failed deliveries, each time
-        self.timed_out = 0  # messages that went back while the listener had them
-        self.last_ms = 0.0  # what the last call of the listener took
+        self.failed = 0  # failed deliveries of messages, each attempt counted
+        self.timed_out = 0  # messages sent back while the listener had them
+        self.last_ms = 0.0  # duration of the listener's last call
 
     async def deliver(
         self, queue: MessageQueue, messages: list[MessageExt], finish: Finish
     ) -> None:
-        """Returns when all messages are dealt with and the listener is at rest. Calls `finish` if
-        the first is true long before the second."""
+        """Deliver a batch. Returns when all messages are dealt with and the listener has returned.
+        Calls `finish` if the messages are dealt with long before the listener returns."""
         failed = (await self._attempt(messages))[0]
         if failed:
             logger.warning("broadcast_not_consumed queue=%s count=%d", queue, len(failed))
 
     async def offer(self, messages: list[MessageExt]) -> bool:
-        """One attempt, for an administrator who asks; counted nowhere, not sent back."""
+        """Deliver once, on an administrator's request; not counted, and not sent back. Returns
+        whether the listener succeeded."""
         restore_topics(messages)
         return await self._listen(messages) is None
 
     async def _attempt(self, messages: list[MessageExt]) -> tuple[list[MessageExt], Later]:
-        """(what did not succeed, what the listener said of it)."""
+        """Call the listener once; return (messages that failed, the listener's answer)."""
         restore_topics(messages)
         answer = await self._listen(messages)
         done = len(messages) if answer is None else min(max(answer.done, 0), len(messages))
@@ -106,7 +108,7 @@ class Deliverer:
         return messages[done:], answer or Later()
 
     async def _listen(self, messages: list[MessageExt]) -> Later | None:
-        """None if the listener succeeded. What it raises is its answer: again later."""
+        """Call the listener; return None if it succeeded. An exception means: again later."""
         started_s = time.monotonic()
         try:
             given = self._listener(list(messages))
@@ -127,8 +129,9 @@ class Deliverer:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """Messages with a concurrent listener, since when (loop time, seconds; None: between two
-    attempts). `going_back`: they took too long; done when it is clear what a broker took."""
+    """Messages given to a concurrent listener, and since when (loop time, seconds; None: between
+    two attempts). `going_back`: set when they timed out; done when it is known which of them a
+    broker took back."""
 
     messages: list[MessageExt]
     finish: Finish
@@ -137,9 +140,9 @@ class Delivery:
 
 
 class ConcurrentDeliverer(Deliverer):
-    """See the module. `sent_back(broker_name)` is told of every message that comes again.
-    `at_once_max`: calls of the listener that run together, over all queues; 0: any number. Who
-    waits for a place has not begun: the consume time-out is for what runs."""
+    """Delivers to concurrent listeners. `sent_back(broker_name)` is called for every message that
+    is sent back. `at_once_max`: concurrent calls of the listener over all queues; 0: any number.
+    The consume time-out covers only running calls, not those that wait for their turn."""
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class ConcurrentDeliverer(Deliverer):
             self._deliveries.discard(delivery)
 
     async def expire_forever(self, timeout_ms: int) -> None:
-        """Send back what listeners have had for longer."""
+        """Send back messages that the listener has had for longer than `timeout_ms`."""
         while True:
             await asyncio.sleep(timeout_ms / EXPIRY_LOOKS / 1000)
             before = self._now() - timeout_ms / 1000
@@ -187,7 +190,7 @@ class ConcurrentDeliverer(Deliverer):
             await asyncio.gather(*(self._expire(d) for d in slow if d.messages))
 
     async def _try(self, delivery: Delivery) -> bool:
-        """One attempt; True if there are messages that have to come again here."""
+        """Attempt a delivery; return whether messages are left to be redelivered here."""
         given = delivery.messages
         restore_topics(given)
         async with self._places:
@@ -195,7 +198,7 @@ class ConcurrentDeliverer(Deliverer):
             answer = await self._listen(given)
             delivery.since = None
         if delivery.going_back is not None:
-            await asyncio.wait((delivery.going_back,))  # which a cancellation leaves alone
+            await asyncio.wait((delivery.going_back,))  # a cancellation does not cancel that
             delivery.going_back = None
         left = set(map(id, delivery.messages))
         if len(left) < len(given):
@@ -210,10 +213,10 @@ class ConcurrentDeliverer(Deliverer):
         return bool(failed)
 
     async def _expire(self, delivery: Delivery) -> None:
-        """What a broker takes is dealt with; for what none takes the listener's answer counts, if
-        it comes before the next look."""
+        """Send a timed-out delivery back. Messages that a broker takes are dealt with; for others
+        the listener's answer counts, if it comes before the next check."""
         if delivery.since is None or not self._policy.send_back:
-            return  # it has just come back; or nothing is sent back at all
+            return  # the listener has just returned; or nothing is ever sent back
         delivery.going_back = asyncio.get_running_loop().create_future()
         had = delivery.messages
         try:
@@ -227,7 +230,7 @@ class ConcurrentDeliverer(Deliverer):
             delivery.going_back.set_result(None)
 
     async def _send_back(self, messages: list[MessageExt], delay_level: int) -> list[MessageExt]:
-        """What no broker took."""
+        """Send messages back; return those that no broker took."""
         kept: list[MessageExt] = []
         for message in messages:
             if await self._back.send(message, delay_level, self._reconsume_times_max):
@@ -238,7 +241,7 @@ class ConcurrentDeliverer(Deliverer):
 
 
 class OrderlyDeliverer(Deliverer):
-    """See the module."""
+    """Delivers to orderly listeners, under the queue's lock."""
 
     def __init__(
         self, listener: Listener, back: SendBack, policy: FailurePolicy, locks: Locks
@@ -267,7 +270,8 @@ class OrderlyDeliverer(Deliverer):
             await asyncio.sleep(pause_ms / 1000)
 
     async def _given_up(self, message: MessageExt, answer: Later) -> bool:
-        """True if it came often enough, and the dead letters have it now."""
+        """Move a message that has failed often enough to the dead letters; return whether it is
+        there."""
         limit = self._policy.max_reconsume_times
         over = limit is not None and message.reconsume_times >= limit
         if not over and answer.delay_level != DEAD_LETTER_NOW:
@@ -276,7 +280,7 @@ class OrderlyDeliverer(Deliverer):
 
 
 def restore_topics(messages: list[MessageExt]) -> None:
-    """Messages of the retry topic show the topic they were first sent to (section 9.2)."""
+    """Give messages of the retry topic the topic they were first sent to."""
     for message in messages:
         if message.topic.startswith(RETRY_PREFIX):
             message.topic = message.properties.get("RETRY_TOPIC") or message.topic

@@ -1,4 +1,4 @@
-"""The lite pull consumer: messages are fetched ahead and handed out when the user polls.
+"""The lite pull consumer: fetches messages ahead and hands them out when the user polls.
 
     consumer = LitePullConsumer("group", "127.0.0.1:9876")
     consumer.subscribe("orders")
@@ -8,10 +8,10 @@
                 ...
 
 With `subscribe` the queues are shared with the group's other members, as PushConsumer shares them;
-with `assign` the user names them and no member is asked. A message is processed, for all that can
-be known here, when `poll` is called the next time: auto-commit (at a poll, when its interval is
-over, and when a queue is given up) commits up to there and never what is still in the user's
-hands. `commit` commits all that was handed out.
+with `assign` the user names them, regardless of other members. A message counts as processed when
+`poll` is called the next time. Auto-commit (at a poll, when its interval is over, and when a queue
+is given up) commits up to there, and never messages that the user is still processing. `commit`
+commits all that was handed out.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ QueuesChanged = Callable[[str, Sequence[MessageQueue]], None]
 
 @dataclass(frozen=True, slots=True)
 class LitePullConfig:
-    """Times in milliseconds; `poll_size`: messages of one poll at most. The rest as in
-    ConsumerConfig."""
+    """A lite pull consumer's settings; times in milliseconds. `poll_size`: most messages one poll
+    returns. The rest is as in ConsumerConfig."""
 
     auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
@@ -64,9 +64,9 @@ class LitePullConfig:
 
 
 class LitePullConsumer:
-    """See the module. One event loop, one `poll` at a time. Methods that ask brokers raise
-    ClientError. `on_queues_changed(topic, queues)`: the topic's queues came, went or were first
-    seen."""
+    """A lite pull consumer. One event loop, one `poll` at a time. Methods that ask brokers raise
+    ClientError. `on_queues_changed(topic, queues)` is called when queues of the topic are added or
+    removed, and when they are first seen."""
 
     consume_type = "CONSUME_ACTIVELY"
     locks: QueueLocks | None = None
@@ -91,8 +91,8 @@ class LitePullConsumer:
         self._workers: dict[MessageQueue, QueueWorker] = {}
         self._budget = CacheBudget(self._pull_config.limits)
         self._offsets: Offsets = self._new_offsets()
-        self._polled: dict[MessageQueue, int] = {}  # handed out below
-        self._processed: dict[MessageQueue, int] = {}  # handed out by an earlier poll than the last
+        self._polled: dict[MessageQueue, int] = {}  # everything below was handed out
+        self._processed: dict[MessageQueue, int] = {}  # handed out before the latest poll
         self._paused: set[MessageQueue] = set()
         self._arrival = asyncio.Event()
         self._commit_due = 0.0
@@ -115,7 +115,7 @@ class LitePullConsumer:
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """The queues this consumer has now."""
+        """Return the queues this consumer has now."""
         return tuple(sorted(self._workers))
 
     async def __aenter__(self) -> LitePullConsumer:
@@ -131,7 +131,7 @@ class LitePullConsumer:
         await self.stop()
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
-        """Share the topic's queues with the group. Not together with `assign`."""
+        """Share the topic's queues with the group. Cannot be combined with `assign`."""
         if self._assigned:
             raise ClientError(-1, "queues are assigned: subscribe to nothing")
         version = int(time.time() * 1000)
@@ -145,8 +145,9 @@ class LitePullConsumer:
     async def assign(
         self, queues: Iterable[MessageQueue], expression: str = ALL, expression_type: str = "TAG"
     ) -> None:
-        """Have exactly these queues from now on; after `start`. Not together with `subscribe`.
-        Raises ClientError if the begin of one cannot be found out; the others are assigned then."""
+        """Consume exactly these queues from now on; to be called after `start`. Cannot be combined
+        with `subscribe`. Raises ClientError if a queue's start offset cannot be found out; queues
+        that sort before it are assigned then."""
         if self._subscriptions and not self._assigned:
             raise ClientError(-1, "topics are subscribed to: assign nothing")
         self._assigned = True
@@ -168,7 +169,7 @@ class LitePullConsumer:
                 raise ClientError(-1, f"where to begin in {queue} could not be found out")
 
     async def start(self) -> None:
-        """Does not wait for any server."""
+        """Start, without waiting for any server."""
         self.started_ms = int(time.time() * 1000)
         await self._instance.start(self._heartbeat, self._asked.handlers())
         self._instance.directory.watch_leaders(self._leader_changed)
@@ -177,7 +178,7 @@ class LitePullConsumer:
             self._rebalancer.start()
 
     async def stop(self) -> None:
-        """Auto-commit what was processed, leave the group."""
+        """Auto-commit what was processed, and leave the group."""
         if not self._instance.running:
             return
         await self._rebalancer.stop()
@@ -186,7 +187,7 @@ class LitePullConsumer:
         await self._instance.stop()
 
     async def poll(self, timeout_ms: int = 5_000, count_max: int = 0) -> list[MessageExt]:
-        """The next messages of one queue, queues taking turns; [] if none came in time."""
+        """Return the next messages of one queue, queues taking turns; [] if none came in time."""
         self._processed = dict(self._polled)
         if self.config.auto_commit and self._now() >= self._commit_due:
             await self._auto_commit()
@@ -211,22 +212,23 @@ class LitePullConsumer:
     async def commit(
         self, offsets: Mapping[MessageQueue, int] | None = None
     ) -> dict[MessageQueue, int]:
-        """Commit `offsets`, or all that was handed out; returns what brokers confirmed."""
+        """Commit `offsets`, or all that was handed out; return what brokers confirmed."""
         given = self._polled if offsets is None else offsets
         chosen = {queue: offset for queue, offset in given.items() if queue in self._workers}
-        self._processed.update(chosen)  # auto-commit does not go back behind it
+        self._processed.update(chosen)  # so that auto-commit does not commit less
         return await self._commit(chosen)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """What the group committed (broadcasting: this member), None for nothing."""
+        """Return what the group committed (broadcasting: this member); None for nothing."""
         return await self._offsets.committed(queue)
 
     def position(self, queue: MessageQueue) -> int:
-        """Everything below it was handed out. Raises KeyError for a queue it has not got."""
+        """Return the offset below which everything was handed out. Raises KeyError for a queue that
+        is not held."""
         return self._polled[queue]
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Hand out from `offset` on. Raises KeyError for a queue it has not got."""
+        """Hand out from `offset` on. Raises KeyError for a queue that is not held."""
         self._workers[queue].reset(offset)
         self.rewound(queue, offset)
 
@@ -237,15 +239,15 @@ class LitePullConsumer:
         await self.seek(queue, await max_offset(self._instance, queue))
 
     async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first message stored at that time or later."""
+        """Return the offset of the first message stored at that time or later."""
         return await offset_for(self._instance, queue, timestamp_ms)
 
     async def fetch_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The topic's queues that may be read."""
+        """Ask for the topic's route and return its readable queues."""
         return (await self._instance.directory.refresh(topic)).read_queues(topic)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Neither pull nor hand out these queues, also when they come later, until `resume`."""
+        """Neither pull nor hand out these queues until `resume`, also if they are taken later."""
         for queue in queues:
             self._paused.add(queue)
             if queue in self._workers:
@@ -258,7 +260,7 @@ class LitePullConsumer:
                 self._workers[queue].resume()
         self._arrival.set()
 
-    # ---- what workers need
+    # ---- called by the queue workers
 
     def arrived(self, queue: MessageQueue) -> None:
         self._arrival.set()
@@ -279,7 +281,7 @@ class LitePullConsumer:
             self._greeting = self._instance.spawn(self._instance.heartbeat_all(), "heartbeat")
         await asyncio.wait((self._greeting,))
 
-    # ---- what the rebalancer needs
+    # ---- called by the rebalancer
 
     def held(self) -> Mapping[MessageQueue, Subscription]:
         return {queue: worker.subscription for queue, worker in self._workers.items()}
@@ -346,7 +348,7 @@ class LitePullConsumer:
 
     @property
     def offsets(self) -> dict[MessageQueue, int]:
-        """Below it everything was worked on, as far as polls tell."""
+        """Return, by queue, the offset below which everything counts as processed."""
         return dict(self._processed)
 
     @property

@@ -1,10 +1,10 @@
-"""Offsets of broadcasting consumers, who keep their own: every member has its own place.
+"""Offsets of broadcasting consumers: every member keeps its own.
 
-The file is Java's LocalFileOffsetStore's, at the same place below the home directory, so that a
-member may be replaced by one in the other language:
+The file has the format of Java's LocalFileOffsetStore and the same place below the home directory,
+so that a member may be replaced by one in the other language:
     <directory>/<ip>@<instance name>/<group>/offsets.json
     {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:12}}
-with the version before it beside it as offsets.json.bak, which is read when the file is damaged.
+The previous version stands beside it as offsets.json.bak, which is read if the file is damaged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ INSTANCE_NAME = "DEFAULT"
 
 
 class OffsetStorage(Protocol):
-    """Where a broadcasting consumer's offsets are kept; users may give their own. Both are called
-    in a thread, one call at a time; what `save` raises is logged, and the next save may work."""
+    """Storage for a broadcasting consumer's offsets; users may pass their own. Both methods are
+    called in a thread, one call at a time. An OSError that `save` raises is logged, and saving is
+    tried again."""
 
     def load(self) -> Mapping[MessageQueue, int]: ...
 
@@ -40,19 +41,20 @@ class OffsetStorage(Protocol):
 
 
 def offset_file(group: str, address: str, directory: Path | None = None) -> Path:
-    """Where Java keeps it."""
+    """Return the path at which Java keeps the group's offsets."""
     root = directory or Path.home() / ".rocketmq_offsets"
     return root / f"{address}@{INSTANCE_NAME}" / group / "offsets.json"
 
 
 class OffsetFile:
-    """See the module."""
+    """An offsets.json with its backup."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def load(self) -> dict[MessageQueue, int]:
-        """What was saved last, or before that; {} if there is nothing. Raises OSError."""
+        """Return the offsets saved last, or the ones before if those are damaged; {} if there are
+        none. Raises OSError."""
         for path in (self.path, self._backup):
             try:
                 return parse_offsets(path.read_bytes())
@@ -85,7 +87,7 @@ def offsets_json(offsets: Mapping[MessageQueue, int]) -> bytes:
 
 
 def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
-    """Raises ValueError for what is no offset file."""
+    """Parse an offset file. Raises ValueError if it is none."""
     try:
         table = loads_object(data)["offsetTable"]
         return {
@@ -97,7 +99,7 @@ def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
 
 
 class LocalOffsetStore:
-    """OffsetStore's face over a storage of the consumer's own."""
+    """OffsetStore's interface on top of an OffsetStorage."""
 
     def __init__(self, instance: ClientInstance, storage: OffsetStorage) -> None:
         self.table = OffsetTable()
@@ -109,7 +111,7 @@ class LocalOffsetStore:
     async def start_offset(
         self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
     ) -> tuple[int, bool]:
-        """(offset to begin at, whether it was kept here). Raises ClientError, OSError."""
+        """Return (offset to begin at, whether it was saved here). Raises ClientError, OSError."""
         saved = await self._load()
         if queue in saved:
             return saved[queue], True
@@ -124,7 +126,8 @@ class LocalOffsetStore:
     async def commit_confirmed(
         self, queues: Iterable[MessageQueue] | None = None
     ) -> dict[MessageQueue, int]:
-        """Save what moved; returns it, or {} if that failed (logged, and tried again)."""
+        """Save the offsets that moved; return them, or {} if that failed (logged, and tried again
+        at the next commit)."""
         dirty = self.table.dirty(queues)
         if not dirty:
             return {}

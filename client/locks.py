@@ -1,12 +1,12 @@
-"""Locks of queues for orderly consumption: who may work on a queue now (section 5.5).
+"""Queue locks for orderly consumption.
 
-A broker's leader grants a queue to one client of a group (41) for 60 s, and again whenever that
-client asks. They are asked for again every 20 s, and a lock is believed for 30 s from the moment of
-asking, so that there is no time at which two clients believe they have it. Brokers may keep locks
-in memory only: when a group's leader changes, its locks count for nothing until the new leader has
-granted them again, which is asked for at once. A lock that is refused instead was another client's
-meanwhile, who went on from the committed offset: what is cached here is of no use any more, and
-`lost(queue)` is told so.
+A broker group's leader grants a queue to one client of a consumer group (41) for 60 s, and renews
+the lock whenever that client asks. The client asks every 20 s and believes a lock for 30 s from the
+moment of asking, so that two clients never believe at the same time that they have it. Brokers may
+keep locks in memory only: when a group's leader changes, its locks are invalid until the new leader
+has granted them again, which the client requests at once. If the new leader refuses, another client
+held the lock meanwhile and went on from the committed offset: the messages cached here are of no
+use any more, and `lost(queue)` is called.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ UNLOCK = RetryPolicy(20, 100, 2, 20, time_ms_max=1000)
 
 @dataclass(frozen=True, slots=True)
 class LockConfig:
-    """Milliseconds. Brokers let a lock expire 60 s after it was last asked for."""
+    """Times of locks, in milliseconds. Brokers expire a lock 60 s after the last request for it."""
 
     renew_interval_ms: int = 20_000
     age_max_ms: int = 30_000
-    retry_ms: int = 200  # before a lock that somebody else has is asked for again
+    retry_ms: int = 200  # pause before asking again for a lock that another client has
 
 
 class QueueLocks:
@@ -55,12 +55,12 @@ class QueueLocks:
         self._lost = lost
         self._instance = instance
         self._config = config
-        self._asked_at: dict[MessageQueue, float] = {}  # granted: loop time of the asking, seconds
+        self._asked_at: dict[MessageQueue, float] = {}  # granted: loop time of the request, seconds
         self._held: set[MessageQueue] = set()  # to be renewed
-        # What a broker may have granted, believed here or not: a leader that is new here knows it
-        # from its log, and nobody else gets it for a minute unless it is given back.
+        # Locks that a broker may have granted, whether or not we believe in them. A new leader
+        # knows them from its log, and no other client gets them for a minute unless released.
         self._perhaps: set[MessageQueue] = set()
-        self._at_work: set[MessageQueue] = set()  # given up silently; never told of later, either
+        self._at_work: set[MessageQueue] = set()  # given up without telling; never unlocked later
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -68,14 +68,14 @@ class QueueLocks:
         self._instance.spawn(self._renew_forever(), "renew locks")
 
     def valid(self, queue: MessageQueue) -> bool:
-        """The lock is granted and young enough to work under."""
+        """Return whether the lock is granted and recent enough to consume under."""
         asked_at = self._asked_at.get(queue)
         return (
             asked_at is not None and self._loop.time() - asked_at < self._config.age_max_ms / 1000
         )
 
     def age_ms(self, queue: MessageQueue) -> float | None:
-        """Since it was last granted; None if it is not."""
+        """Return the time since the last request that was granted; None if there is none."""
         asked_at = self._asked_at.get(queue)
         return None if asked_at is None else (self._loop.time() - asked_at) * 1000
 
@@ -89,8 +89,8 @@ class QueueLocks:
         return False
 
     async def hold(self, queue: MessageQueue) -> None:
-        """Returns while the lock is valid; waits, and asks for it, as long as it is not. Whoever
-        is told that it is lost cancels this."""
+        """Return once the lock is valid; until then ask for it again and again. The callee of
+        `lost` has to cancel this."""
         while not self.valid(queue):
             try:
                 await self._ask(queue.broker_name, [queue])
@@ -100,8 +100,8 @@ class QueueLocks:
                 await asyncio.sleep(self._config.retry_ms / 1000)
 
     async def release(self, queues: Iterable[MessageQueue], tell: bool = True) -> None:
-        """Give locks up. `tell` False: work under them may still go on; the broker's time frees
-        them."""
+        """Give locks up. `tell` False: do not unlock at the broker, because work under them may
+        still go on; they expire there."""
         by_group: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             self._held.discard(queue)
@@ -119,11 +119,12 @@ class QueueLocks:
                 logger.info("unlock_failed group=%s error=%s", name, error)
 
     async def release_all(self) -> None:
-        """Give up whatever a broker may think is ours: also a lock whose grant was not heard."""
+        """Unlock whatever a broker may have granted us, also locks whose grant did not arrive."""
         await self.release(self._perhaps - self._at_work)
 
     def leader_changed(self, broker_name: str) -> None:
-        """Its locks may be forgotten: nothing is worked on until they are granted again."""
+        """Invalidate the group's locks until they are granted again: the new leader may not know
+        them."""
         for queue in [queue for queue in self._asked_at if queue.broker_name == broker_name]:
             del self._asked_at[queue]
         self._changed.set()
@@ -152,7 +153,7 @@ class QueueLocks:
 
         def command() -> RemotingCommand:
             nonlocal asked_at
-            asked_at = self._loop.time()  # of the attempt that is answered: the last
+            asked_at = self._loop.time()  # the last attempt is the one that is answered
             return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, body)
 
         self._perhaps.update(queues)

@@ -1,8 +1,8 @@
-"""Consumed offsets: what is to be committed, and what to make of a broker's answers. Pure.
+"""Consumed offsets: what to commit, and how to judge a broker's answers. Pure.
 
-Offsets live on the broker. The table here holds, per queue, what this consumer has finished and
-what the broker has been told; a commit sends only the difference and never goes back, except after
-a reset that somebody asked for.
+Offsets are kept by the broker. The table here holds, per queue, the offset this consumer has
+finished and the one it has told the broker. A commit sends only the difference and never goes back,
+except after an explicit reset.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from raftmq.client.message import MessageQueue
 
 
 class OffsetTable:
-    """Finished and told offsets of the queues this consumer holds."""
+    """The finished and told offsets of the queues this consumer holds."""
 
     def __init__(self) -> None:
         self._finished: dict[MessageQueue, int] = {}
@@ -30,13 +30,13 @@ class OffsetTable:
             self._told.pop(queue, None)
 
     def advance(self, queue: MessageQueue, offset: int) -> None:
-        """Everything below `offset` is finished; a smaller offset than before is ignored."""
+        """Mark everything below `offset` as finished; ignored if smaller than before."""
         current = self._finished.get(queue)
         if current is not None and offset > current:
             self._finished[queue] = offset
 
     def dirty(self, queues: Iterable[MessageQueue] | None = None) -> dict[MessageQueue, int]:
-        """What the broker has not been told, of `queues` or of all."""
+        """Return the offsets the broker has not been told, of `queues` or of all."""
         chosen = self._finished if queues is None else queues
         return {
             queue: self._finished[queue]
@@ -45,12 +45,12 @@ class OffsetTable:
         }
 
     def told(self, queue: MessageQueue, offset: int) -> None:
-        """The broker was told `offset` (or confirmed it)."""
+        """Take note that the broker was told `offset` (or confirmed it)."""
         if queue in self._finished:
             self._told[queue] = offset
 
     def forget_told(self, broker_name: str) -> None:
-        """The group's leader changed: a one-way commit may be lost with the old one; tell again."""
+        """Tell the group's new leader again: one-way commits may be lost with the old one."""
         for queue in [queue for queue in self._told if queue.broker_name == broker_name]:
             del self._told[queue]
 
@@ -59,12 +59,12 @@ class OffsetTable:
         self._told.pop(queue, None)
 
     def finished(self) -> dict[MessageQueue, int]:
-        """Finished offset of every held queue."""
+        """Return the finished offset of every held queue."""
         return dict(self._finished)
 
 
 class ConsumeFrom(Enum):
-    """Where a group begins in a queue it never committed an offset for."""
+    """Where a group begins in a queue for which it has no committed offset."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -87,13 +87,13 @@ class MovedAction(Enum):
 
 
 class OffsetMoved:
-    """Decides whether a PULL_OFFSET_MOVED is believed.
+    """Decides whether to believe a PULL_OFFSET_MOVED.
 
-    Forward (our offset was deleted by retention): believed at the second equal answer. Backward
-    (the broker ends before our offset): a replica that is behind says that, so it is believed only
-    after `backward_confirmations` equal answers in a row, each after asking the route again. An
-    answer whose own bounds contradict each other is never believed. Losing progress to one stale
-    answer is the oldest complaint about RocketMQ's fail-over.
+    Forward (retention deleted our offset): believed at the second equal answer. Backward (the
+    broker's queue ends before our offset): a replica that lags says this, too, so it is believed
+    only after `backward_confirmations` equal answers in a row, each after asking for the route
+    again. An answer whose own bounds contradict each other is never believed. Losing progress to
+    one stale answer is the oldest complaint about RocketMQ's fail-over.
     """
 
     def __init__(self, backward_confirmations: int = 10) -> None:
@@ -102,7 +102,7 @@ class OffsetMoved:
         self._equal = 0
 
     def judge(self, requested: int, answer: PullAnswer) -> MovedAction:
-        """What to do with an answer 21 to a pull at `requested`."""
+        """Decide what to do with an answer 21 to a pull at `requested`."""
         if not 0 <= answer.min_offset <= answer.max_offset:
             self.clear()
             return MovedAction.KEEP
@@ -119,6 +119,6 @@ class OffsetMoved:
         return MovedAction.MOVE
 
     def clear(self) -> None:
-        """Any other answer ends the row."""
+        """Start counting anew, after any other answer."""
         self._last = None
         self._equal = 0

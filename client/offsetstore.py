@@ -1,4 +1,4 @@
-"""Consumed offsets on the broker: read them when a queue is taken over, write them as they move."""
+"""Consumed offsets on the broker: read when a queue is taken over, written as they move."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ OnCommit = Callable[[MessageQueue, int], None]
 
 
 class OffsetStore:
-    """`table` is what this consumer knows; the broker is the truth."""
+    """Reads and commits a group's offsets. `table` is what this consumer knows; the broker's state
+    is authoritative."""
 
     def __init__(
         self,
@@ -44,14 +45,14 @@ class OffsetStore:
     async def start_offset(
         self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
     ) -> tuple[int, bool]:
-        """(offset to begin at, whether the group committed it). Raises ClientError."""
+        """Return (offset to begin at, whether the group committed it). Raises ClientError."""
         committed = await self.committed(queue)
         if committed is not None:
             return committed, True
         return await initial_offset(self._instance, queue, consume_from, timestamp_ms), False
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """What the group committed, None for nothing. Raises ClientError.
+        """Return the offset the group committed; None for none. Raises ClientError.
 
         Without the flag a broker answers 0 for a young queue, whatever `consume_from` says.
         """
@@ -65,7 +66,7 @@ class OffsetStore:
         return offset_of(response, queue)
 
     async def write(self, queue: MessageQueue, offset: int) -> None:
-        """Commit this offset now, whatever the table says. Raises ClientError."""
+        """Commit this offset now, regardless of the table. Raises ClientError."""
         response = await self._instance.invoke_leader(
             queue.broker_name, lambda: self._command(queue, offset), leader_only=True
         )
@@ -73,8 +74,8 @@ class OffsetStore:
             raise BrokerRefused(response.code, response.remark or "", queue.broker_name)
 
     async def commit_oneway(self) -> None:
-        """Tell the leaders what moved, without waiting for answers. What is lost with a leader is
-        told again to the next one (OffsetTable.forget_told)."""
+        """Tell the leaders the offsets that moved, without waiting for answers. What is lost with a
+        leader is sent again to the next one (OffsetTable.forget_told)."""
         leaderless: list[MessageQueue] = []
         for queue, offset in self.table.dirty().items():
             leader = self._instance.directory.group(queue.broker_name).leader
@@ -87,13 +88,13 @@ class OffsetStore:
                 logger.info("commit_failed queue=%s error=%s", queue, error)
                 continue
             self.table.told(queue, offset)
-        if leaderless:  # nobody to tell blindly: a request that is answered finds the leader
+        if leaderless:  # no leader is known for a one-way request; a confirmed one searches it
             await self.commit_confirmed(leaderless)
 
     async def commit_confirmed(
         self, queues: Iterable[MessageQueue] | None = None
     ) -> dict[MessageQueue, int]:
-        """Write what moved and wait for the answers; returns what brokers confirmed."""
+        """Write the offsets that moved, wait for the answers, and return what was confirmed."""
         dirty = list(self.table.dirty(queues).items())
         done = await asyncio.gather(*(self._commit_one(q, offset) for q, offset in dirty))
         return {queue: offset for (queue, offset), ok in zip(dirty, done, strict=True) if ok}
@@ -125,7 +126,7 @@ class OffsetStore:
 
 
 class Offsets(Protocol):
-    """What a consumer needs of its offsets: OffsetStore, or LocalOffsetStore."""
+    """A consumer's offsets: OffsetStore or LocalOffsetStore."""
 
     table: OffsetTable
 
@@ -145,8 +146,8 @@ class Offsets(Protocol):
 async def initial_offset(
     instance: ClientInstance, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
 ) -> int:
-    """Where to begin in a queue without a committed offset; a retry topic from its beginning.
-    Raises ClientError."""
+    """Return where to begin in a queue without a committed offset; a retry topic begins at its
+    first offset. Raises ClientError."""
     if queue.topic.startswith(RETRY_PREFIX):
         consume_from = ConsumeFrom.FIRST_OFFSET
     if consume_from is ConsumeFrom.TIMESTAMP:
@@ -157,19 +158,19 @@ async def initial_offset(
 
 
 async def min_offset(instance: ClientInstance, queue: MessageQueue) -> int:
-    """The first offset there is. Raises ClientError."""
+    """Return the first offset the queue still holds. Raises ClientError."""
     ext = QueueOffsetHeader(queue.topic, queue.queue_id).to_ext()
     return offset_of(await ask_queue(instance, queue, RequestCode.GET_MIN_OFFSET, ext), queue)
 
 
 async def max_offset(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Just behind the last message. Raises ClientError."""
+    """Return the offset just after the last message. Raises ClientError."""
     ext = QueueOffsetHeader(queue.topic, queue.queue_id).to_ext()
     return offset_of(await ask_queue(instance, queue, RequestCode.GET_MAX_OFFSET, ext), queue)
 
 
 async def offset_for(instance: ClientInstance, queue: MessageQueue, timestamp_ms: int) -> int:
-    """The first message stored at that time or later. Raises ClientError."""
+    """Return the offset of the first message stored at that time or later. Raises ClientError."""
     ext = QueueOffsetHeader(queue.topic, queue.queue_id, timestamp_ms).to_ext()
     code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
     return offset_of(await ask_queue(instance, queue, code, ext), queue)
@@ -178,14 +179,14 @@ async def offset_for(instance: ClientInstance, queue: MessageQueue, timestamp_ms
 async def ask_queue(
     instance: ClientInstance, queue: MessageQueue, code: int, ext: dict[str, str]
 ) -> RemotingCommand:
-    """The answer of the queue's leader, whatever its code. Raises ClientError."""
+    """Ask the queue's leader and return its answer, whatever its code. Raises ClientError."""
     return await instance.invoke_leader(
         queue.broker_name, lambda: RemotingCommand.request(code, dict(ext))
     )
 
 
 def offset_of(response: RemotingCommand, queue: MessageQueue) -> int:
-    """The offset in a successful answer. Raises BrokerRefused."""
+    """Return the offset in a successful answer. Raises BrokerRefused."""
     if response.code != ResponseCode.SUCCESS:
         raise BrokerRefused(response.code, response.remark or "", queue.broker_name)
     try:

@@ -1,13 +1,13 @@
-"""A send that is not decided yet, and the rules of how it ends. Pure.
+"""A send that is not decided yet, and the rules by which it ends. Pure.
 
-attempt's fate                        afterwards
+outcome of an attempt                 consequence
 answered 0, 10, 11, 12                SendResult
 answered 14, 2, 17, 16, 204, 205,
-  215, 1500                           certainly not stored there: again elsewhere or later
-answered 1                            unknown ([OUTCOME_UNKNOWN], quorum time-out): again
-answered anything else                certainly not stored, and again would not help
-connection broke, or silence          unknown: again
-out of time                           SendOutcomeUnknown if any attempt is unknown or not
+  215, 1500                           certainly not stored there: repeat elsewhere or later
+answered 1                            unknown ([OUTCOME_UNKNOWN], quorum time-out): repeat
+answered anything else                certainly not stored, and repeating would not help
+connection broke, or silence          unknown: repeat
+deadline passed                       SendOutcomeUnknown if any attempt is unknown or not
                                       answered, else SendFailed
 """
 
@@ -39,31 +39,31 @@ SYSTEM_BUSY = 2
 SERVICE_NOT_AVAILABLE = 14
 GO_AWAY = 1500
 STORED = {int(status): status for status in SendStatus}
-# 16 NO_PERMISSION is what a read-only broker says, 17 a broker that has not got the topic yet.
+# A read-only broker answers 16 NO_PERMISSION; one that does not have the topic yet answers 17.
 RETRIED_ELSEWHERE = frozenset({SYSTEM_BUSY, 16, 17, 204, 205, 215})
 
 
 class Verdict(Enum):
-    """What one answer means for the send and for the belief in the leader."""
+    """The meaning of one answer, for the send and for the belief in the leader."""
 
     STORED = "stored"
-    NOT_LEADER = "not leader"  # not stored; somebody else leads
-    LATER = "later"  # not stored; another group now, or this one after a pause
-    UNKNOWN = "unknown"  # perhaps stored; again
+    NOT_LEADER = "not leader"  # not stored; another replica leads
+    LATER = "later"  # not stored; try another group now, or this one after a pause
+    UNKNOWN = "unknown"  # perhaps stored; repeat
     REFUSED = "refused"  # not stored, final
 
 
 def judge(code: int, remark: str) -> Verdict:
-    """The table above, for an answered attempt."""
+    """Judge an answered attempt by the table above."""
     if code in STORED:
         return Verdict.STORED
     if code == SERVICE_NOT_AVAILABLE:
-        # A full disk is the leader's own trouble: looking for another leader would not help.
+        # The leader itself says that its disk is full: searching for a leader would not help.
         return Verdict.LATER if remark.startswith("[DISK_FULL]") else Verdict.NOT_LEADER
     if code == GO_AWAY:
         return Verdict.NOT_LEADER
     if code == SYSTEM_ERROR:
-        # Access control refuses before anything is done with the request.
+        # Access control refuses a request before anything is done with it.
         return Verdict.REFUSED if remark.startswith(ACL_EXCEPTION) else Verdict.UNKNOWN
     if code in RETRIED_ELSEWHERE:
         return Verdict.LATER
@@ -71,8 +71,8 @@ def judge(code: int, remark: str) -> Verdict:
 
 
 class Pending:
-    """One undecided send. `channel` and `opaque` name the current attempt; `earlier` the ones that
-    were given up without an answer, whose late success still counts."""
+    """One undecided send. `channel` and `opaque` identify the current attempt, `earlier` those that
+    were given up unanswered; their late success still counts."""
 
     __slots__ = (
         "attempts",
@@ -117,14 +117,14 @@ class Pending:
         self.earlier: list[tuple[Channel, int]] | None = None
 
     def failed_attempt(self, code: int, reason: str, unknown: bool) -> None:
-        """The current attempt is over without success."""
+        """Take note that the current attempt ended without success."""
         self.code = code
         self.reason = reason
         self.unknown = self.unknown or unknown
         self.channel = None
 
     def error(self) -> SendFailed | SendOutcomeUnknown:
-        """The error to end with now."""
+        """Return the error to end with now."""
         if self.unknown or self.channel is not None:
             reason = self.reason if self.unknown else "not answered in time"
             return SendOutcomeUnknown(self.code, reason, self.attempts)

@@ -1,8 +1,8 @@
 """The messages of one queue between pull and commit. Pure; one owner.
 
-Messages are taken out in offset order as batches; a batch is finished as a whole. The offset that
-may be committed is the first one that is not finished: a batch that was taken but not finished
-holds it back, so a crash re-delivers and never skips.
+Messages are taken out in offset order as batches; a batch is finished as a whole. The committable
+offset is the first one that is not finished: an unfinished batch holds it back, so a crash causes
+redelivery and never a gap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftmq.client.message import MessageExt
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Messages handed to a listener together. `end` is the queue offset just behind them."""
+    """Messages handed to a listener together. `end` is the queue offset just after them."""
 
     messages: list[MessageExt]
     first: int
@@ -27,10 +27,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """Flow control. A queue stops pulling while it holds this many messages or bytes, while its
-    last message is `span_max` offsets behind the first unfinished one (what would come again after
-    a crash), or while all queues of the consumer together hold `all_*`. What a pull brought is
-    always kept, so each bound is passed by less than one pull per queue."""
+    """Flow control limits. A queue stops pulling while it holds this many messages or bytes, while
+    its last message is `span_max` offsets after the first unfinished one (the span that a crash
+    would redeliver), or while all queues of the consumer together hold `all_*`. The result of a
+    pull is always kept, so each limit is exceeded by less than one pull per queue."""
 
     messages_max: int = 1000
     size_bytes_max: int = 64 * 1024 * 1024
@@ -40,7 +40,8 @@ class CacheLimits:
 
 
 class CacheBudget:
-    """What all queues of one consumer hold together, and who waits for it to become less."""
+    """The messages and bytes that all queues of one consumer hold, and the callbacks that wait for
+    room."""
 
     def __init__(self, limits: CacheLimits) -> None:
         self._limits = limits
@@ -56,7 +57,7 @@ class CacheBudget:
         )
 
     def change(self, count: int, size_bytes: int) -> None:
-        """Add what came, or with negative numbers what went; tells whoever waits for room."""
+        """Add to the totals, or subtract with negative numbers; call those who wait for room."""
         was_full = self.full
         self.count += count
         self.size_bytes += size_bytes
@@ -87,7 +88,7 @@ class ProcessQueue:
 
     @property
     def full(self) -> bool:
-        """At or over a limit: do not pull."""
+        """Return whether a limit is reached, so that pulling has to stop."""
         return (
             self.cached_count >= self._limits.messages_max
             or self.cached_bytes >= self._limits.size_bytes_max
@@ -101,12 +102,12 @@ class ProcessQueue:
 
     @property
     def taken_count(self) -> int:
-        """Batches that are out and hold back the commit, finished ones behind them included."""
+        """Count the batches that hold back the commit, with finished ones after an unfinished."""
         return len(self._taken)
 
     @property
     def committable(self) -> int:
-        """The offset to commit: everything below it is finished."""
+        """Return the offset to commit: everything below it is finished."""
         if self._taken:
             return self._taken[0].first
         if self._waiting:
@@ -132,7 +133,7 @@ class ProcessQueue:
             self._finished_to = next_pull
 
     def take(self, count_max: int) -> Batch | None:
-        """The next messages, at most `count_max`; None if nothing waits."""
+        """Take out the next messages, at most `count_max`; None if nothing waits."""
         if not self._waiting:
             return None
         count = min(count_max, len(self._waiting))
@@ -147,19 +148,19 @@ class ProcessQueue:
         return batch
 
     def finish(self, batch: Batch) -> int:
-        """Mark a taken batch as done; returns `committable`."""
+        """Mark a taken batch as done; return `committable`."""
         assert not batch.finished
         batch.finished = True
         self._account(-len(batch.messages), -batch.size_bytes)
         while self._taken and self._taken[0].finished:
             self._finished_to = self._taken.popleft().end
         if not self._taken and not self._waiting:
-            self._finished_to = self.next_pull  # what a later pull filtered out is done as well
+            self._finished_to = self.next_pull  # what a later pull filtered out is done, too
         return self.committable
 
     def discard(self) -> None:
-        """It is given up: what it still holds counts for the whole no more. Batches in hand may
-        still be finished."""
+        """Give the queue up: take what it still holds out of the budget. Batches that were taken
+        may still be finished."""
         if not self._discarded:
             self._budget.change(-self.cached_count, -self.cached_bytes)
             self._discarded = True
@@ -171,5 +172,5 @@ class ProcessQueue:
             self._budget.change(count, size_bytes)
 
     def _next_offset(self) -> int:
-        """Where the batch just taken ends: filtered offsets behind it belong to it."""
+        """Return where the batch just taken ends: filtered offsets after it belong to it."""
         return self._waiting[0][0].queue_offset if self._waiting else self.next_pull

@@ -4,9 +4,9 @@
         result = await producer.send(Message("orders", b"...", tags="created"))
 
 A send ends within its `timeout_ms` in a SendResult (stored, on a majority), SendFailed (certainly
-not stored) or SendOutcomeUnknown. In between it is repeated, with the same UNIQ_KEY, on whichever
-replica leads. Order: messages for one queue are written in the order of the calls; after a
-failed attempt a message may come behind later ones, so a strict order needs one send at a time.
+not stored) or SendOutcomeUnknown. Until then it is repeated, with the same UNIQ_KEY, on whichever
+replica leads. Order: messages for one queue are written in the order of the calls, but after a
+failed attempt a message may be stored after later ones, so strict order needs one send at a time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PROVISIONAL_LOOK_S = 0.2
 
 
 class Publication:
-    """The queues of one topic that may be sent to, and whose turn it is."""
+    """The writable queues of one topic, handed out in turn."""
 
     __slots__ = ("_turn", "provisional", "queues", "route", "single_group")
 
@@ -80,7 +80,7 @@ class Publication:
         return self.queues[self._turn % len(self.queues)]
 
     def next_fit(self, fit: Callable[[str], bool]) -> MessageQueue | None:
-        """The next queue in turn whose group is fit."""
+        """Return the next queue in turn whose broker group is fit; None if none is."""
         for _ in self.queues:
             queue = self.next()
             if fit(queue.broker_name):
@@ -89,7 +89,7 @@ class Publication:
 
 
 class Producer:
-    """See the module. One event loop; not thread-safe (client.sync is)."""
+    """A producer. It belongs to one event loop and is not thread-safe (client.sync is)."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Producer:
         self._unrouted: dict[str, list[Pending]] = {}
         self._looked_at = 0.0
         self._requests = WaitingRequests(self._instance.client_id)
-        self._announced: set[str] = set()  # groups that had our heartbeat
+        self._announced: set[str] = set()  # broker groups that got our heartbeat
         self._suffix = IDEMPOTENT_SUFFIX if self.config.idempotent else ""
 
     async def __aenter__(self) -> Producer:
@@ -124,12 +124,12 @@ class Producer:
         await self.stop()
 
     async def start(self) -> None:
-        """Open for sends. Does not wait for any server."""
+        """Start accepting sends, without waiting for any server."""
         await self._instance.start(self._heartbeat, self._handlers())
         self._engine = SendEngine(self._instance, self.group, self.config, self._alternative)
 
     async def stop(self) -> None:
-        """End undecided sends as they stand, say goodbye to the brokers, close."""
+        """End undecided sends as they stand, unregister at the brokers, and close."""
         if self._engine is None:
             return
         for parked in self._unrouted.values():
@@ -143,7 +143,7 @@ class Producer:
 
     @property
     def in_flight(self) -> int:
-        """Sends that are not decided yet."""
+        """Count the sends that are not decided yet."""
         return self._engine.in_flight if self._engine else 0
 
     async def send(
@@ -174,8 +174,8 @@ class Producer:
         timeout_ms: int = 3000,
         queue: MessageQueue | None = None,
     ) -> SendResult:
-        """Send messages of one topic to one queue, all or none. `msg_id` and `offset_msg_id` are
-        comma lists, `queue_offset` is the first one's. Errors as `send`."""
+        """Send messages of one topic to one queue, all or none. `msg_id` and `offset_msg_id` of the
+        result are comma lists, `queue_offset` is the first message's. Raises as `send`."""
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
         if self.config.idempotent:
@@ -192,7 +192,8 @@ class Producer:
         queue: MessageQueue | None = None,
     ) -> list[SendResult]:
         """Send any number of messages of one topic as batches of at most `size_bytes_max`, one
-        after the other. What an error leaves unsent: `SplitFailed.unsent`, its cause the error."""
+        after another. Raises SplitFailed, whose `unsent` are the messages not sent and whose cause
+        is the error."""
         results: list[SendResult] = []
         done = 0
         for batch in list(split_batch(messages, size_bytes_max)):
@@ -214,7 +215,7 @@ class Producer:
         the loop, never from within this call unless the producer is being stopped.
 
         Returns the UNIQ_KEY. Raises TooManyInFlight (nothing was sent), InvalidMessage,
-        ClientClosed. Retries as `send`, at no cost in tasks or futures.
+        ClientClosed. Retries as `send` does, without a task or future per message.
         """
         engine = self._engine
         if engine is None:
@@ -225,7 +226,7 @@ class Producer:
         fixed = queue is not None
         publication = None if fixed else self._publication_if_known(topic)
         if publication is not None:
-            # The usual case without a call: one group, or no group in trouble.
+            # The usual case saves the call to `_choose`: one group, or no group in trouble.
             quiet = publication.single_group or engine.fault.quiet
             queue = publication.next() if quiet else self._choose(publication)
             if publication.provisional:
@@ -244,7 +245,7 @@ class Producer:
     ) -> None:
         """Write one message and do not wait for an answer: it may be lost without notice.
 
-        Returns when it was handed to a connection. Raises SendFailed if that was not possible.
+        Returns when a connection has it. Raises SendFailed if that was not possible.
         """
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
@@ -276,15 +277,15 @@ class Producer:
         selector: Selector[Any] | None = None,
         arg: Any = None,
     ) -> MessageExt:
-        """Send a message whose consumer answers it; returns the reply.
+        """Send a message that its consumer answers; return the reply.
 
-        Raises as `send`, or RequestTimedOut: stored, and perhaps worked on, but not answered.
+        Raises as `send`, or RequestTimedOut: stored, and perhaps processed, but not answered.
         """
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
         publication = await self._publication_by(message.topic, deadline)
         names = {queue.broker_name for queue in publication.queues}
-        if not names <= self._announced:  # no broker could hand us a reply before that
+        if not names <= self._announced:  # brokers that do not know us cannot push us a reply
             await self._instance.heartbeat_all()
             self._announced |= names
         correlation_id, marked = self._requests.begin(message, timeout_ms)
@@ -311,9 +312,9 @@ class Producer:
         return await self._submit(item, queue, True, deadline)
 
     async def recall(self, topic: str, recall_handle: str, timeout_ms: int = 3000) -> str:
-        """Have a message that waits for its time (`SendResult.recall_handle`) never delivered;
-        returns its id. Raises InvalidMessage, BrokerRefused (604: its time is over, or nearly),
-        BrokerUnreachable: it may be delivered then."""
+        """Cancel the delivery of a delayed message (`SendResult.recall_handle`); return its id.
+        Raises InvalidMessage; BrokerRefused (604: its time has come, or nearly); BrokerUnreachable,
+        after which it may or may not be delivered."""
         try:
             handle = RecallHandle.decode(recall_handle)
         except ValueError as error:
@@ -330,7 +331,7 @@ class Producer:
         return (response.ext or {}).get("msgId", "")
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The topic's write queues. Raises NoRoute, NameServerUnreachable."""
+        """Return the topic's write queues. Raises NoRoute, NameServerUnreachable."""
         return (await self._publication(topic)).queues
 
     # ---- inside
@@ -344,7 +345,7 @@ class Producer:
         return {"producerDataSet": [{"groupName": self.group}]}
 
     def _handlers(self) -> Mapping[int, Handler]:
-        """What brokers may ask of this producer."""
+        """Return the handlers of requests that brokers may send to this producer."""
         return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.pushed}
 
     def _outgoing(
@@ -399,12 +400,12 @@ class Producer:
                     async with asyncio.timeout(remaining):
                         await engine.wait_for_room()
                 except TimeoutError:
-                    continue  # the next look raises what the limit has to say
+                    continue  # `admit` then raises TooManyInFlight once more
         engine.submit(pending)
         return await future
 
     def _choose(self, publication: Publication) -> MessageQueue:
-        """Round robin, past groups that are in trouble as long as there are others."""
+        """Choose a queue round robin, skipping groups in trouble as long as there are others."""
         engine = self._running()
         fault = engine.fault
         if publication.single_group or fault.quiet:
@@ -414,8 +415,9 @@ class Producer:
         return fit or publication.next()
 
     def _alternative(self, pending: Pending) -> MessageQueue | None:
-        """A queue of another group that is in good health, for a send that failed in its own. Not
-        for an idempotent one that its own group may have: only that group would know it again."""
+        """Return a queue of another, healthy group for a send that failed in its own; None if there
+        is none. Also None for an idempotent send that its own group may have stored: only that
+        group would recognise it."""
         if self.config.idempotent and pending.unknown:
             return None
         publication = self._publications.get(pending.queue.topic)
@@ -434,7 +436,7 @@ class Producer:
         return bool(self._instance.directory.group(queue.broker_name).addresses)
 
     def _publication_if_known(self, topic: str) -> Publication | None:
-        """What is known without asking; follows the directory's route when that changed."""
+        """Return the publication if it is known without asking; follow changes of the route."""
         publication = self._publications.get(topic)
         route = self._instance.directory.route_if_known(topic)
         if publication is not None and (route is publication.route or route is None):
@@ -465,7 +467,7 @@ class Producer:
         return publication
 
     def _provisional(self, topic: str, template: TopicRouteData) -> Publication:
-        """The queues the topic will have once the first send created it (section 9.3)."""
+        """Return the queues the topic will have once the first send has created it."""
         queues = [
             MessageQueue(topic, data.broker_name, number)
             for data in template.queues
@@ -479,14 +481,14 @@ class Producer:
         return publication
 
     def _look_for_created(self, topic: str) -> None:
-        """The first send creates the topic; take up its real route once there is one."""
+        """Look for the real route of a topic that the first send creates."""
         now = self._running().now()
         if now - self._looked_at >= PROVISIONAL_LOOK_S:
             self._looked_at = now
             self._instance.directory.refresh_soon(topic)
 
     async def _publication_by(self, topic: str, deadline: float) -> Publication:
-        """The publication, asked for until `deadline`. Raises SendFailed."""
+        """Return the publication, asking for it until `deadline`. Raises SendFailed."""
         known = self._publication_if_known(topic)
         if known is not None and not known.provisional:
             return known
@@ -501,11 +503,11 @@ class Producer:
                             reason = error.message if isinstance(error, ClientError) else str(error)
                             raise
         except (TimeoutError, RemotingError):
-            pass  # the reason is said below
+            pass  # the reason is raised below
         raise SendFailed(CODE_NO_ROUTE, f"topic {topic!r}: {reason}")
 
     def _park(self, topic: str, pending: Pending) -> None:
-        """Keep a send until the route is known; one task asks for all of the topic's."""
+        """Keep a send until the route is known; one task asks for all sends of the topic."""
         parked = self._unrouted.setdefault(topic, [])
         parked.append(pending)
         if len(parked) == 1:

@@ -1,11 +1,11 @@
-"""One queue of a consumer: pulls from the leader, keeps what came, hands it to the listener.
+"""One queue of a consumer: pulls from the leader, caches messages, hands them to the listener.
 
 A `QueueWorker` owns one pulling task and `consume_tasks` consuming tasks. Pulling goes on while
 the process queue has room; a pull that finds nothing waits at the broker (long polling). After a
-fail-over it goes on at the new leader from its own offset.
+fail-over the worker continues at the new leader from its own offset.
 
-In classic mode it pulls where the brokers suggest: cold data from a slave. While the master is away
-any replica will do; the master is tried again once the route names it.
+In classic (master/slave) mode it pulls where the brokers suggest: cold data from a slave. While the
+master is away it pulls from any replica, and tries the master again once the route names it.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from raftmq.store.record import RecordError
 
 logger = logging.getLogger(__name__)
 
-OFFSET_RESET = "OFFSET_RESET"  # remark of a 21 that is no accident
+OFFSET_RESET = "OFFSET_RESET"  # remark of a 21 caused by an administrator's reset
 PAUSE_MS_FIRST = 10.0
 PAUSE_MS_MAX = 1000.0
-LEADER_TRY_MS_FIRST = 1000.0  # before a leader that nobody could reach is tried again; doubled,
-LEADER_TRY_MS_MAX = 30_000.0  # while the route names it
+LEADER_TRY_MS_FIRST = 1000.0  # until an unreachable leader is tried again; doubles up to
+LEADER_TRY_MS_MAX = 30_000.0  # this, while the route names it
 LEADER_TRY_TIMEOUT_MS = 1000  # it may be frozen
-FAST_EMPTY_MS = 20  # a "nothing new" quicker than this was not held: do not spin on it
+FAST_EMPTY_MS = 20  # a "nothing new" quicker than this was not a long poll: do not spin on it
 
 
 @dataclass(frozen=True, slots=True)
 class PullConfig:
-    """How one queue is pulled and consumed; times in milliseconds. `interval_ms`: from a pull that
-    found something to the next one, for whoever must not be flooded."""
+    """How one queue is pulled and consumed; times in milliseconds. `interval_ms`: pause after a
+    pull that found messages, to limit the rate."""
 
     batch_size: int = 256
     batch_bytes_max: int = 4 * 1024 * 1024
     interval_ms: int = 0
     suspend_ms: int = 15_000
-    answer_grace_ms: int = 3_000  # an answer later than suspend_ms plus this never comes
+    answer_grace_ms: int = 3_000  # a pull times out after suspend_ms plus this
     consume_batch_size: int = 32
     consume_tasks: int = 4  # per queue; 1 when orderly, 0 where the user polls
     limits: CacheLimits = field(default_factory=CacheLimits)
@@ -68,32 +68,32 @@ class PullConfig:
 
 
 class WorkerOwner(Protocol):
-    """What a worker needs of its consumer."""
+    """The parts of its consumer that a worker calls."""
 
     def arrived(self, queue: MessageQueue) -> None:
-        """Messages wait to be taken."""
+        """Take note that messages wait to be taken."""
         ...
 
     async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
-        """Returns when every message of the batch is dealt with and the next one may come; takes
-        as long as it likes. `finish()` says before that that they are dealt with."""
+        """Deal with a batch, however long that takes; return when the next one may come. Calls
+        `finish()` if the messages are dealt with before that."""
         ...
 
     def advanced(self, queue: MessageQueue, offset: int) -> None:
-        """Everything below `offset` is finished."""
+        """Take note that everything below `offset` is finished."""
         ...
 
     def rewound(self, queue: MessageQueue, offset: int) -> None:
-        """The queue goes on at `offset`, which is before what was finished."""
+        """Take note that the queue goes on at `offset`, whatever was finished before."""
         ...
 
     async def subscription_outdated(self) -> None:
-        """The broker does not know our subscription (yet)."""
+        """Tell the brokers our subscription: one does not know it (yet)."""
         ...
 
 
 class QueueWorker:
-    """See the module."""
+    """Pulls and consumes one queue."""
 
     def __init__(
         self,
@@ -147,8 +147,8 @@ class QueueWorker:
             )
 
     async def stop(self, grace_ms: float) -> bool:
-        """Stop pulling at once; give the listener `grace_ms` for what it has in hand. False if it
-        took longer: a thread may still be at it."""
+        """Stop pulling at once; give the listener `grace_ms` for the batches it has. Returns False
+        if it took longer: then a thread may still be working on one."""
         if self._pulling is not None:
             await _cancel([self._pulling])
         self._stopping = True
@@ -167,20 +167,20 @@ class QueueWorker:
         return idle
 
     def leader_changed(self) -> None:
-        """Another leader: a pull held by the old one (perhaps frozen) is of no use."""
+        """Pull from the new leader: a pull held by the old one (perhaps frozen) is of no use."""
         leader = self._replicas.leader
         self._read_from = LEADER_ID
         if self._pull is not None and leader is not None and leader != self._pull_address:
             self._pull.cancel()
 
     def reset(self, offset: int) -> None:
-        """Forget what is cached and go on at `offset`. Batches in hand no longer count."""
+        """Drop what is cached and go on at `offset`. Batches already taken no longer count."""
         self._begin_at(offset)
         if self._pull is not None:
             self._pull.cancel()
 
     def pause(self) -> None:
-        """Pull no more; what is cached stays."""
+        """Stop pulling; what is cached stays."""
         self.paused = True
         if self._pull is not None:
             self._pull.cancel()
@@ -190,7 +190,7 @@ class QueueWorker:
         self._room.set()
 
     def taken(self, count_max: int) -> Batch | None:
-        """Where the user polls: the next messages, finished as far as this queue is concerned."""
+        """Take the next messages for a user who polls; this queue counts them as finished."""
         if self.paused:
             return None
         batch = self.process_queue.take(count_max)
@@ -228,7 +228,7 @@ class QueueWorker:
                 await asyncio.sleep(self._config.interval_ms / 1000)
 
     async def _request(self, offset: int) -> RemotingCommand | None:
-        """One pull; None if it has to be tried again (the leader is not found, or changed)."""
+        """Pull once; None if it has to be tried again (the leader is not found, or changed)."""
         address = self._address()
         if address is None:
             self._instance.directory.refresh_groups_soon()
@@ -279,7 +279,7 @@ class QueueWorker:
             self._pull = None
 
     def _address(self) -> str | None:
-        """Whom to pull from."""
+        """Return the address to pull from; None if none is known."""
         replicas = self._replicas
         if self._read_from != LEADER_ID:
             return replicas.replica(self._read_from) or replicas.target
@@ -294,13 +294,14 @@ class QueueWorker:
         return replicas.target
 
     def _follow_suggestion(self, answer: PullResponseHeader) -> bool:
-        """Take in where the broker says the next pull shall go; True if that is somewhere else."""
+        """Note the replica that the broker suggests for the next pull; return whether it is
+        another one."""
         if self._pull_address == self._replicas.absent_leader:
             self._instance.directory.presume(self._replicas, self._pull_address)
         self._read_from = answer.suggested_broker_id
         wanted = self._replicas.replica(self._read_from)
         if self._read_from == LEADER_ID and self._replicas.leader is None:
-            return False  # nobody knows it
+            return False  # no leader is known
         return wanted is not None and wanted != self._pull_address
 
     async def _take_in(self, process_queue: ProcessQueue, response: RemotingCommand) -> None:
@@ -346,14 +347,15 @@ class QueueWorker:
     def _only_new(
         self, process_queue: ProcessQueue, messages: list[MessageExt]
     ) -> list[MessageExt]:
-        """A broker may begin a batch before the offset asked for; never deliver those again."""
+        """Drop messages before the requested offset, with which a broker may begin a batch."""
         start = process_queue.next_pull
         if messages and messages[0].queue_offset < start:
             return [message for message in messages if message.queue_offset >= start]
         return messages
 
     def _nothing_new(self, process_queue: ProcessQueue, response: RemotingCommand) -> None:
-        """19: nothing behind the offset. 20: what there was did not match; go on behind it."""
+        """Handle 19 (nothing at or after the offset) and 20 (nothing there matched: go on after
+        it)."""
         answer = PullResponseHeader.parse(response.ext)
         self._moved.clear()
         elsewhere = self._follow_suggestion(answer)
@@ -375,7 +377,7 @@ class QueueWorker:
             self._pause_ms = 0.0
 
     def _reset_by_broker(self, offset: int) -> None:
-        """An administrator moved the group: what is cached here is not wanted any more."""
+        """Go on at the offset to which an administrator moved the group, and drop the cache."""
         logger.info("offset_reset queue=%s to=%d", self.queue, offset)
         self._good_answer()
         self._begin_at(offset)
@@ -410,7 +412,8 @@ class QueueWorker:
         self._moved.clear()
 
     def _back_off(self, pause_ms_max: float = PAUSE_MS_MAX) -> None:
-        """Wait before the next pull: 10 ms, doubling. A fail-over keeps the bound low."""
+        """Pause before the next pull: 10 ms, doubling up to the bound, which is low during a
+        fail-over."""
         self._pause_ms = min(max(PAUSE_MS_FIRST, self._pause_ms * 2), pause_ms_max)
 
     # ---- consuming
@@ -430,7 +433,7 @@ class QueueWorker:
             await asyncio.sleep(0)  # a listener that never waits must not keep the loop
 
     def _finish(self, process_queue: ProcessQueue, batch: Batch) -> None:
-        """Once, whoever says it first."""
+        """Finish a batch, once, on the first call."""
         if batch.finished:
             return
         offset = process_queue.finish(batch)

@@ -1,15 +1,15 @@
-"""The pull consumer: messages of a queue from an offset, when asked. No group work is shared.
+"""The pull consumer: returns messages of a queue from an offset, on request. It does not share a
+group's queues.
 
     async with PullConsumer("group", "127.0.0.1:9876") as consumer:
         for queue in await consumer.queues("orders"):
             await consumer.seek_to_committed(queue)
             result = await consumer.fetch(queue)
 
-`pull` is stateless; `fetch` goes on from where the last one, or `seek`, left off. Every call finds
-the leader through a failover. Messages come from a follower where the brokers suggest one (cold
-data); that there are none is believed of the leader only, and so is every offset. Whoever wants to
-be told of messages uses PushConsumer; whoever wants to share a topic's queues but poll uses
-LitePullConsumer.
+`pull` is stateless; `fetch` goes on where the last one, or `seek`, left off. Every call finds the
+leader through a failover. Messages may come from a follower if the brokers suggest one (cold data);
+only the leader is believed about offsets, and that there are no messages. PushConsumer calls a
+listener instead; LitePullConsumer is polled, too, but shares a topic's queues with its group.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BYTES_MAX = 4 * 1024 * 1024
 
 
 class PullStatus(Enum):
-    """What a pull met. OFFSET_ILLEGAL: outside of what there is; `next_offset` is the nearest."""
+    """The outcome of a pull. OFFSET_ILLEGAL: outside of the queue; `next_offset` is the nearest."""
 
     FOUND = 0
     NO_NEW_MESSAGE = 19
@@ -53,7 +53,8 @@ class PullStatus(Enum):
 
 
 class PullResult(NamedTuple):
-    """`next_offset` is where to pull next; the queue has messages in [min_offset, max_offset)."""
+    """A pull's result. `next_offset` is where to pull next; the queue has messages in
+    [min_offset, max_offset)."""
 
     status: PullStatus
     messages: list[MessageExt]
@@ -63,7 +64,8 @@ class PullResult(NamedTuple):
 
 
 class PullConsumer:
-    """Every method raises ClientError: NoRoute, BrokerUnreachable, BrokerRefused."""
+    """A pull consumer. Every method raises ClientError: NoRoute, BrokerUnreachable,
+    BrokerRefused."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class PullConsumer:
             await self._instance.stop()
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The topic's queues that may be read."""
+        """Ask for the topic's route and return its readable queues."""
         return (await self._instance.directory.refresh(topic)).read_queues(topic)
 
     async def pull(
@@ -112,7 +114,7 @@ class PullConsumer:
         expression_type: str = "TAG",
         wait_ms: int = 0,
     ) -> PullResult:
-        """Messages from `offset` on that match; `wait_ms` > 0: as long, until there are some."""
+        """Return matching messages from `offset` on; wait up to `wait_ms` until there are some."""
         subscription = self._subscription(queue.topic, expression, expression_type)
         await self._know(queue)
         header = PullHeader(
@@ -158,9 +160,9 @@ class PullConsumer:
         expression_type: str = "TAG",
         wait_ms: int = 0,
     ) -> list[MessageExt]:
-        """Messages from the queue's position on, which moves behind them. It begins at the
-        committed offset, or at the first there is. An offset that retention has passed moves
-        forward; one beyond the end is left alone, for a replica that is behind may say so."""
+        """Return messages from the queue's position on, and move it past them. It begins at the
+        committed offset, or at the first offset. A position that retention has passed moves
+        forward; one beyond the end stays, because a replica that lags may say so."""
         if queue not in self._positions:
             await self.seek_to_committed(queue)
         offset = self._positions[queue]
@@ -171,26 +173,27 @@ class PullConsumer:
         return result.messages
 
     def position(self, queue: MessageQueue) -> int | None:
-        """Where `fetch` goes on; None before the first."""
+        """Return where `fetch` goes on; None before the first one."""
         return self._positions.get(queue)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """`fetch` goes on there."""
+        """Have `fetch` go on at `offset`."""
         self._positions[queue] = offset
 
     async def seek_to_committed(self, queue: MessageQueue) -> int:
-        """To the group's committed offset; if there is none, to the first there is."""
+        """Seek to the group's committed offset, or to the first offset if there is none; return
+        it."""
         offset = await self.committed(queue)
         self._positions[queue] = await self.min_offset(queue) if offset is None else offset
         return self._positions[queue]
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's committed offset, None for none."""
+        """Return the group's committed offset; None for none."""
         await self._know(queue)
         return await self._offsets.committed(queue)
 
     async def commit(self, queue: MessageQueue, offset: int | None = None) -> None:
-        """Commit `offset`, or the position; returns when the broker has it."""
+        """Commit `offset`, or the position; return when the broker has it."""
         chosen = self._positions.get(queue) if offset is None else offset
         if chosen is None:
             raise ClientError(-1, f"nothing was fetched of {queue}")
@@ -198,17 +201,18 @@ class PullConsumer:
         await self._offsets.write(queue, chosen)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The first offset there is."""
+        """Return the first offset the queue still holds."""
         await self._know(queue)
         return await min_offset(self._instance, queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Just behind the last message."""
+        """Return the offset just after the last message."""
         await self._know(queue)
         return await max_offset(self._instance, queue)
 
     async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first message stored at that time or later; behind the last one if there is none."""
+        """Return the offset of the first message stored at that time or later; the one after the
+        last message if there is none."""
         await self._know(queue)
         return await offset_for(self._instance, queue, timestamp_ms)
 
@@ -222,7 +226,7 @@ class PullConsumer:
     async def _ask_follower(
         self, queue: MessageQueue, header: PullHeader
     ) -> RemotingCommand | None:
-        """What a follower has that was suggested; None if none was, or it has nothing."""
+        """Pull from a suggested follower; None if none was suggested, or it has nothing."""
         group = self._instance.directory.group(queue.broker_name)
         address = group.replica(self._suggested.pop(queue, LEADER_ID))
         if address is None or address in (group.leader, group.route_leader):
@@ -254,7 +258,7 @@ class PullConsumer:
             )
             if response.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST or not again:
                 break
-            await self._instance.heartbeat_all()  # makes the group where that is allowed
+            await self._instance.heartbeat_all()  # creates the group if that is allowed
         return response
 
     def _subscription(self, topic: str, expression: str, kind: str) -> Subscription:

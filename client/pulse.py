@@ -1,9 +1,9 @@
-"""Whether a broker that owes an answer is slow or gone.
+"""Finds out whether a broker that owes an answer is slow or gone.
 
-A leader whose disk is slow keeps a send waiting, and so does one that is frozen or cut off. The
-first will answer, and the send would be stored twice if it were repeated; the second will not. A
-heartbeat tells them apart: brokers answer it out of their memory, on the connection that the send
-went over. It is asked only where something has been silent for a while, one at a time a broker.
+A leader whose disk is slow keeps a send waiting, and so does one that is frozen or partitioned. The
+first will answer, and repeating the send would store it twice; the second will not. A heartbeat
+tells them apart: brokers answer it from memory, on the same connection. It is sent only to a broker
+that has been silent for a while, one at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Spawn = Callable[[Coroutine[Any, Any, bool], str], "asyncio.Task[bool]"]
 
 
 class Pulses:
-    """Of all brokers of one client; times in seconds, of the loop."""
+    """The pulses (heartbeats) of all brokers of one client; times are the loop's, in seconds."""
 
     def __init__(self, beat: Beat, spawn: Spawn, now: Callable[[], float]) -> None:
         self._beat = beat
@@ -28,7 +28,8 @@ class Pulses:
         self._heard: dict[str, float] = {}
 
     def take(self, address: str, timeout_s: float) -> asyncio.Task[bool]:
-        """The pulse that is being taken, or a new one: True if the broker answers in time."""
+        """Return the running pulse, or start one; its result is True if the broker answers in
+        time."""
         task = self._running.get(address)
         if task is None:
             self._asked[address] = self._now()
@@ -38,12 +39,12 @@ class Pulses:
         return task
 
     def watch(self, address: str, interval_s: float) -> None:
-        """Take its pulse if none was taken within the interval."""
+        """Take the broker's pulse if none was taken within the interval."""
         if self._now() - self._asked.get(address, float("-inf")) >= interval_s:
             self.take(address, interval_s)
 
     def heard_within(self, address: str, seconds: float) -> bool:
-        """It answered a pulse so lately."""
+        """Return whether the broker answered a pulse within the last `seconds`."""
         return self._now() - self._heard.get(address, float("-inf")) <= seconds
 
     async def _take(self, address: str, timeout_s: float) -> bool:

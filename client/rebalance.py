@@ -1,8 +1,8 @@
-"""Joins a group and follows it: which queues this consumer is to hold, found anew all the time.
+"""Rebalancing: joins a group and keeps computing which queues this consumer has to hold.
 
-Every `interval_ms`, when a broker says that the group changed (40), and when asked. In clustering a
-strategy shares the queues among the members that the broker names; in broadcasting everybody has
-all. What is to be done with queues is the owner's: it takes them and gives them up.
+It runs every `interval_ms`, when a broker says that the group changed (40), and on request. In
+clustering a strategy shares the queues among the members that the broker names; in broadcasting
+every member has all. The owner takes and gives up the queues.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from raftmq.remoting.fastjson import loads_object
 
 logger = logging.getLogger(__name__)
 
-UNSETTLED_PAUSE_S = 0.5  # before something that did not work is tried again
+UNSETTLED_PAUSE_S = 0.5  # before a rebalance that did not succeed is tried again
 
 
 class QueueHolder(Protocol):
-    """What a rebalancer needs of its consumer."""
+    """The parts of its consumer that a rebalancer calls."""
 
     def held(self) -> Mapping[MessageQueue, Subscription]:
-        """The queues held now, each with the subscription it is pulled by."""
+        """Return the queues held now, each with the subscription it is pulled with."""
         ...
 
     async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
-        """Begin with a queue; False to be asked again soon."""
+        """Begin with a queue; return False to be asked again soon."""
         ...
 
     async def give_up(self, queues: Sequence[MessageQueue]) -> None:
-        """End with queues, everything finished committed."""
+        """Give up queues, after committing everything finished."""
         ...
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
-        """The allocation of `topic` was computed; `queues` are all it has."""
+        """Take note that the allocation of `topic` was computed; `queues` are all it has."""
         ...
 
 
 class Rebalancer:
-    """See the module. `strategy` None: broadcasting."""
+    """Computes one consumer's queues. `strategy` None: broadcasting."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Rebalancer:
         self._strategy = strategy
         self._interval_ms = interval_ms
         self._wanted = asyncio.Event()
-        self._announced: set[str] = set()  # groups that had our heartbeat since the last change
+        self._announced: set[str] = set()  # broker groups told of us since the last change
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -73,22 +73,22 @@ class Rebalancer:
         self._task = self._instance.spawn(self._run(), "rebalance")
 
     async def stop(self) -> None:
-        """It takes no queues any more."""
+        """Stop taking queues."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
     def ask(self) -> None:
-        """Compute soon."""
+        """Rebalance soon."""
         self._wanted.set()
 
     def ids_changed(self, request: RemotingCommand) -> None:
-        """40, one-way."""
+        """Handle 40 (one-way): a group's members changed."""
         if (request.ext or {}).get("consumerGroup") == self._group:
             self._wanted.set()
 
     def subscription_changed(self) -> None:
-        """Brokers have to be told before anything else."""
+        """Rebalance, with heartbeats first: brokers have to know the new subscription."""
         self._announced.clear()
         self._wanted.set()
 
@@ -99,13 +99,13 @@ class Rebalancer:
                 async with asyncio.timeout(interval):
                     await self._wanted.wait()
             except TimeoutError:
-                pass  # its time has come without a sign
+                pass  # the regular interval is over
             self._wanted.clear()
             settled = await self._once()
             interval = self._interval_ms / 1000 if settled else UNSETTLED_PAUSE_S
 
     async def _once(self) -> bool:
-        """One pass over all topics; False if something has to be tried again soon."""
+        """Go through all topics once; return False if something has to be tried again soon."""
         settled = True
         held = self._owner.held()
         for topic in {queue.topic for queue in held} - set(self.subscriptions):
@@ -114,7 +114,7 @@ class Rebalancer:
             try:
                 settled = await self._topic(topic, subscription) and settled
             except NoRoute as error:
-                if not topic.startswith(RETRY_PREFIX):  # that one appears with the first failure
+                if not topic.startswith(RETRY_PREFIX):  # it is created with the first failure
                     logger.info("rebalance_without_route topic=%s error=%s", topic, error)
                     settled = False
             except (ClientError, RemotingError) as error:
@@ -129,7 +129,7 @@ class Rebalancer:
             raise NoRoute(topic, "it has no queue that may be read")
         names = sorted({queue.broker_name for queue in queues})
         if set(names) - self._announced:
-            await self._instance.heartbeat_all()  # nobody counts us as a member before that
+            await self._instance.heartbeat_all()  # makes us a member for these brokers
             self._announced.update(names)
         if self._strategy is None:
             mine: tuple[MessageQueue, ...] = queues
@@ -151,7 +151,7 @@ class Rebalancer:
         return all(taken)
 
     async def _members(self, broker_names: Sequence[str]) -> list[str]:
-        """Client ids of the group, from the first broker group that answers."""
+        """Return the client ids of the group, from the first broker group that answers."""
         ext = {"consumerGroup": self._group}
         failure: ClientError | None = None
         for name in broker_names:

@@ -1,12 +1,12 @@
-"""Request and reply over topics: a message out, its consumer's answer back (section 9.6).
+"""Request and reply over topics: a message goes out, its consumer's answer comes back.
 
-The requester marks its message with an id and its own client id; whoever consumes it answers with
-`Producer.reply`, through the broker group that stores the request; that broker pushes the answer
-(326) over the requester's connection. For that it must know the requester, so a request is only
-sent after a heartbeat to every replica: any of them may lead by the time the answer comes.
+The requester marks its message with an id and its own client id. The consumer answers with
+`Producer.reply`, through the broker group that stores the request, and that broker pushes the
+answer (326) over the requester's connection. For that it must know the requester, so a request is
+sent only after a heartbeat to every replica: any of them may lead by the time the answer comes.
 
-A request ends in the reply, in SendFailed (nobody will see it), or in RequestTimedOut or
-SendOutcomeUnknown: it may have been worked on. Limit: `REQUESTS_MAX` requests wait at a time.
+A request ends in the reply, in SendFailed (no consumer will see it), or in RequestTimedOut or
+SendOutcomeUnknown (it may have been processed). Limit: `REQUESTS_MAX` requests wait at a time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WaitingRequests:
         return len(self._waiting)
 
     def begin(self, message: Message, timeout_ms: int) -> tuple[str, Message]:
-        """(correlation id, the message as it is to be sent). Raises TooManyInFlight."""
+        """Register a request; return (correlation id, message to send). Raises TooManyInFlight."""
         if len(self._waiting) >= self._requests_max:
             raise TooManyInFlight(f"{len(self._waiting)} requests wait for a reply")
         correlation_id = str(uuid.uuid4())
@@ -64,7 +64,7 @@ class WaitingRequests:
         return correlation_id, replace(message, properties={**message.properties, **marks})
 
     async def reply(self, correlation_id: str, deadline: float) -> MessageExt:
-        """The reply. Raises RequestTimedOut at `deadline` (loop time)."""
+        """Wait for the reply and return it. Raises RequestTimedOut at `deadline` (loop time)."""
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._waiting[correlation_id]
@@ -72,11 +72,11 @@ class WaitingRequests:
             raise RequestTimedOut(f"no reply to {correlation_id} in time") from None
 
     def end(self, correlation_id: str) -> None:
-        """Nobody waits for this one any more."""
+        """Forget a request for which nobody waits any more."""
         del self._waiting[correlation_id]
 
     def pushed(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """326: a broker hands over a reply."""
+        """Handle 326: take the reply that a broker pushes."""
         try:
             message = reply_of(request)
         except (HeaderError, RecordError, UnsupportedCompression) as error:
@@ -92,7 +92,7 @@ class WaitingRequests:
 
 
 def reply_message(request: MessageExt, body: bytes) -> Message:
-    """The answer to a consumed request. Raises InvalidMessage if it does not ask for one."""
+    """Build the answer to a consumed request. Raises InvalidMessage if it asks for none."""
     marks = {name: request.properties.get(name) for name in ("CORRELATION_ID", "REPLY_TO_CLIENT")}
     cluster = request.properties.get("CLUSTER")
     if not cluster or not all(marks.values()):
@@ -105,7 +105,7 @@ def reply_message(request: MessageExt, body: bytes) -> Message:
 
 
 def reply_of(request: RemotingCommand) -> MessageExt:
-    """A pushed reply as a message. Raises HeaderError, RecordError, UnsupportedCompression."""
+    """Decode a pushed reply. Raises HeaderError, RecordError, UnsupportedCompression."""
     header = SendHeader.parse(request.ext, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
     body = request.body
     if header.sys_flag & SYS_COMPRESSED:
@@ -116,7 +116,7 @@ def reply_of(request: RemotingCommand) -> MessageExt:
         header.properties.encode(),
         header.broker_name or "",
         header.queue_id,
-        -1,  # where it is stored, if at all, is not told
+        -1,  # the broker does not say where it is stored, if at all
         -1,
         header.sys_flag & ~SYS_COMPRESSED,
         header.flag,

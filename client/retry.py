@@ -1,6 +1,7 @@
-"""Retry policies as data, and the tenacity loops made of them.
+"""Retry policies as data, and the tenacity loops made from them.
 
-Every policy is bounded: pauses by `pause_ms_max`, the whole by `time_ms_max` or `attempts_max`.
+Every loop is bounded: pauses by `pause_ms_max`, the whole by `time_ms_max`, `attempts_max` or the
+loop's owner.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class RetryPolicy:
         return wait, stop
 
     def while_retriable(self) -> AsyncRetrying:
-        """Repeats while a ClientError with `retriable` is raised; the last error comes out."""
+        """Repeat while a ClientError with `retriable` is raised; the last error is raised on."""
         wait, stop = self._parts()
         return AsyncRetrying(
             wait=wait, stop=stop, retry=retry_if_exception(_is_retriable), reraise=True
         )
 
     def until_true(self) -> AsyncRetrying:
-        """Repeats while the outcome is False; exceptions come out at once."""
+        """Repeat while the outcome is False; exceptions are raised on at once."""
         wait, stop = self._parts()
         return AsyncRetrying(wait=wait, stop=stop, retry=retry_if_result(_is_false), reraise=True)
 
@@ -72,8 +73,8 @@ def _is_false(result: object) -> bool:
     return result is False
 
 
-# A search round asks every replica once. A new leader needs 150-400 ms to appear; asking every
-# 10-60 ms finds it within one round of its being ready and costs a few refusals.
+# A search round asks every replica once. A new leader needs 150-400 ms to appear; with a round
+# every 10-60 ms it is found in the first round after that, at the cost of a few refusals.
 LEADER_SEARCH = RetryPolicy(10, 60, 1.5, 10)
 # Admin and offset requests: a failover in the middle must not surface to the caller.
 CONTROL = RetryPolicy(15, 250, 1.6, 20, time_ms_max=5000)

@@ -1,8 +1,8 @@
-"""The route of a topic: which broker groups hold its queues, and where their replicas are. Pure.
+"""The route of a topic: the broker groups that hold its queues, and their replicas. Pure.
 
-A group's brokerId 0 is the leader or master, the others follow (section 5.2). `ReplicaGroup` keeps
-what is known of one group and gives the order in which its replicas are asked for the leader:
-the hint from a refusal, then the route's id 0, then every known replica.
+A group's brokerId 0 is the leader or master, the others are followers. `ReplicaGroup` keeps what is
+known about one group and decides in which order its replicas are tried as the leader: the hint from
+a refusal, then the believed leader, the route's id 0, and every known replica.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RouteError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """How many queues of the topic one broker group has, and what may be done with them."""
+    """The queues of the topic in one broker group, and the permission bits (PERM_*)."""
 
     broker_name: str
     read_count: int
@@ -48,13 +48,13 @@ class BrokerData:
 
 @dataclass(frozen=True, slots=True)
 class TopicRouteData:
-    """What a name server answered for one topic."""
+    """A name server's answer for one topic."""
 
     queues: tuple[QueueData, ...]
     brokers: tuple[BrokerData, ...]
 
     def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues that may be sent to, by group and number.
+        """Return the queues that may be sent to, by group and number.
 
         A group without a leader keeps its queues: a new leader is being elected, and a send that
         waits for it is better than one that fails or piles onto the other groups for good.
@@ -68,7 +68,7 @@ class TopicRouteData:
         )
 
     def read_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues that may be pulled from, by group and number."""
+        """Return the queues that may be pulled from, by group and number."""
         return tuple(
             MessageQueue(topic, data.broker_name, number)
             for data in sorted(self.queues, key=lambda q: q.broker_name)
@@ -78,7 +78,7 @@ class TopicRouteData:
 
 
 def parse_route(body: Mapping[str, Any]) -> TopicRouteData:
-    """A decoded route body → TopicRouteData. Raises RouteError."""
+    """Parse a decoded route body. Raises RouteError."""
     try:
         queues = tuple(
             QueueData(
@@ -96,13 +96,13 @@ def parse_route(body: Mapping[str, Any]) -> TopicRouteData:
 
 
 def parse_broker(data: Mapping[str, Any]) -> BrokerData:
-    """One decoded BrokerData; map keys may be numbers or their text (section 1.5)."""
+    """Parse one decoded BrokerData; its map keys may be numbers or strings."""
     addresses = {int(key): str(value) for key, value in data["brokerAddrs"].items()}
     return BrokerData(data.get("cluster") or "", data["brokerName"], addresses)
 
 
 class ReplicaGroup:
-    """What this client believes about one broker group: its replicas and who leads.
+    """This client's belief about one broker group: its replicas and its leader.
 
     `leader` is the address requests go to, or None while it is unknown. `version` rises with
     every change of leader, so that a late refusal from an old leader changes nothing.
@@ -127,42 +127,42 @@ class ReplicaGroup:
         self._ids: dict[int, str] = {}  # the latest route: brokerId → address
         self._route_leader: str | None = None
         self._hint: str | None = None
-        self._doubted: dict[str, None] = {}  # who refused, in order: asked again after the others
+        self._doubted: dict[str, None] = {}  # those that refused, in order; tried after the others
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every replica address known."""
+        """Return every known replica address."""
         return tuple(self._addresses)
 
     @property
     def route_leader(self) -> str | None:
-        """The route's id 0, whether or not it is believed."""
+        """Return the route's id 0, whether or not it is believed to lead."""
         return self._route_leader
 
     def replica(self, broker_id: int) -> str | None:
-        """The address of that brokerId in the latest route."""
+        """Return the address of that brokerId in the latest route."""
         return self._ids.get(broker_id)
 
     @property
     def absent_leader(self) -> str | None:
-        """Whom the latest route calls the leader, while nobody is believed to be and no replica
-        has named another: it may have been away only for a while."""
+        """Return the latest route's leader if no replica is believed to lead and none has named
+        another: it may have been away only for a while. Else None."""
         if self.leader is not None or self._hint is not None:
             return None
         return self._ids.get(LEADER_ID)
 
     @property
     def target(self) -> str | None:
-        """Whom to ask next: the leader, else the best guess. Whoever refuses goes to the end of
-        the line (`doubt`), so asking `target` again and again asks everybody in turn."""
+        """Return the address to ask next: the leader, else the best guess. A replica that refuses
+        goes to the end of the line (`doubt`), so repeated asking tries all of them in turn."""
         return self.leader or next(iter(self.candidates()), None)
 
     def learn(self, addresses: Mapping[int, str]) -> tuple[str, ...]:
-        """Take in a route answer; returns the addresses that were not known before.
+        """Take over a route answer; return the addresses that were not known before.
 
-        Only a change of the route's id 0 is news and believed at once; that it is back after a
-        route without it is one. A route that still says what it said before may be older than what
-        the replicas themselves told us since.
+        Only a change of the route's id 0 is believed at once; its return after a route without it
+        counts as one. An unchanged route may be older than what the replicas themselves have told
+        us since.
         """
         new = self._remember(addresses[key] for key in sorted(addresses))
         self._ids = dict(addresses)
@@ -178,7 +178,7 @@ class ReplicaGroup:
         return new
 
     def accepted(self, address: str) -> None:
-        """`address` answered as a leader does."""
+        """Take note that `address` answered as a leader does."""
         self._hint = None
         self._doubted.clear()
         if self.leader != address:
@@ -186,13 +186,14 @@ class ReplicaGroup:
             self._lead(address)
 
     def presume(self, address: str) -> None:
-        """`address`, which the route calls the leader, answers again."""
+        """Take note that `address`, the leader according to the route, answers again."""
         self._doubted.pop(address, None)
         if self.leader is None:
             self._lead(address)
 
     def doubt(self, address: str, hint: str | None = None) -> bool:
-        """`address` refused or broke; True if it was the believed leader until now."""
+        """Take note that `address` refused or its connection broke; return whether it was the
+        believed leader."""
         if hint is not None and hint != address:
             self._remember((hint,))
             self._hint = hint
@@ -205,7 +206,7 @@ class ReplicaGroup:
         return False
 
     def candidates(self) -> tuple[str, ...]:
-        """Whom to ask for leadership, best guess first, each address once."""
+        """Return the addresses to try as leader, best guess first, each once."""
         order = dict.fromkeys(
             address
             for address in (self._hint, self.leader, self._route_leader, *self._addresses)

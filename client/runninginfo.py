@@ -1,5 +1,5 @@
-"""ConsumerRunningInfo (section 5.6): what a consumer tells an administrator who asks (307). Pure
-but for the state it reads."""
+"""ConsumerRunningInfo: a consumer's answer to an administrator (307). Pure except for the state it
+reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raftmq.remoting.fastjson import dumps
 
 
 class Told(Protocol):
-    """What is told of a consumer."""
+    """The state of a consumer that the report covers."""
 
     consume_type: str
     started_ms: int
@@ -43,7 +43,7 @@ class Told(Protocol):
 
 
 def running_info(consumer: Told) -> bytes:
-    """The body, in the form Java readers expect (queue objects as map keys)."""
+    """Return the body in the form Java readers expect (queue objects as map keys)."""
     now_ms = time.time() * 1000
     offsets = consumer.offsets
     queues = {}

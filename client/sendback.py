@@ -1,8 +1,8 @@
-"""Messages that a consumer could not deal with, back to the broker (section 9.2).
+"""Sends messages that a consumer could not process back to the broker.
 
-First CONSUMER_SEND_MSG_BACK (36): the broker still has the message and needs only its place. If
-that is refused, the message is sent whole to the group's retry topic. Both may be done although
-the answer is lost; the message then comes twice, as at-least-once allows.
+CONSUMER_SEND_MSG_BACK (36) is tried first: the broker still has the message and needs only its
+offset. If that fails, the whole message is sent to the group's retry topic. If an answer is lost,
+both may take effect; the message is then delivered twice, as at-least-once allows.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from raftmq.remoting.headers import SendBackHeader, SendHeader
 
 logger = logging.getLogger(__name__)
 
-# With a failover's patience; after that the message is kept here for a while.
+# Long enough for a failover; after that the message is kept here for a while.
 PATIENCE = RetryPolicy(20, 100, 2, 20, time_ms_max=1000)
 UNSUPPORTED_MEMORY_S = 60.0  # how long "not supported" is remembered per broker group
-DELAY_LEVEL_FIRST = 3  # of the first time that a message comes again; one more for each further
+DELAY_LEVEL_FIRST = 3  # of a message's first redelivery; one more for each further one
 STORED = frozenset({0, 10, 11, 12})
 
 
 class SendBack:
-    """Of one consumer group."""
+    """Sends one consumer group's messages back."""
 
     def __init__(self, group: str, instance: ClientInstance) -> None:
         self._group = group
@@ -37,8 +37,9 @@ class SendBack:
         self._unsupported_until: dict[str, float] = {}
 
     async def send(self, message: MessageExt, delay_level: int, reconsume_times_max: int) -> bool:
-        """True if the broker has it now: to come again after `delay_level` (0: its own choice), or
-        among the dead letters, for `delay_level` < 0 or after so many times."""
+        """Send a message back; return whether the broker has it. It is redelivered after
+        `delay_level` (0: the broker's choice), or goes to the dead letters if `delay_level` < 0 or
+        after `reconsume_times_max`."""
         if await self._ask_back(message, delay_level, reconsume_times_max):
             return True
         return await self._send_whole(message, delay_level, reconsume_times_max)
@@ -97,7 +98,7 @@ class SendBack:
         return response is not None and response.code in STORED
 
     async def _ask(self, message: MessageExt, command: RemotingCommand) -> RemotingCommand | None:
-        """The leader's answer; None if there is none to be had now."""
+        """Ask the leader; return its answer, or None if none can be had now."""
         ext, body = dict(command.ext or {}), command.body
         try:
             response = await self._instance.invoke_leader(

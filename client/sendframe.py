@@ -1,7 +1,7 @@
-"""A send request as bytes, and its answer from bytes: the producer's hot path. Pure.
+"""Encodes send requests and decodes their answers: the producer's hot path. Pure.
 
-The JSON header of SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320) is one %-format of bytes: all
-that does not change between two messages of a topic is prepared once per (topic, broker group).
+The JSON header of SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320) is one %-format of bytes:
+everything that is the same for all messages of a topic is prepared once per (topic, broker group).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PLAIN_PROPERTIES = b'"UNIQ_KEY\\u0001%b\\u0002WAIT\\u0001true\\u0002"'  # as JS
 
 
 class SendTemplate:
-    """Everything of the header that is the same for one producer group, topic and broker group."""
+    """The header parts that are the same for one producer group, topic and broker group."""
 
     __slots__ = ("_format", "_plain_format")
 
@@ -55,7 +55,7 @@ class SendTemplate:
                 b'"serializeTypeCurrentRPC":"JSON","version":' + b"%d}" % MQ_VERSION,
             )
         )
-        # The same where the flags are what they nearly always are: 0.
+        # The same for flags of 0, as nearly all sends have them.
         self._plain_format = (
             self._format.replace(b'"f":"%d"', b'"f":"0"')
             .replace(b'"h":"%d"', b'"h":"0"')
@@ -63,7 +63,7 @@ class SendTemplate:
         )
 
     def frame(self, item: OutgoingSend, queue_id: int, opaque: int, rpc_flag: int = 0) -> bytes:
-        """The whole frame, length prefix included. `rpc_flag` 2 is one-way."""
+        """Return the whole frame, length prefix included. `rpc_flag` 2 is one-way."""
         if item.sys_flag or item.flag or rpc_flag:
             header = self._format % (
                 queue_id,
@@ -84,7 +84,7 @@ class SendTemplate:
 
 
 class OutgoingSend:
-    """One send in the form that every attempt repeats: same UNIQ_KEY, same body."""
+    """One encoded send, which every attempt repeats: same UNIQ_KEY, same body."""
 
     __slots__ = ("body", "born_ms", "code", "flag", "properties_json", "sys_flag", "unique_key")
 
@@ -117,8 +117,8 @@ def outgoing(
     sys_flag: int = 0,
     suffix: str = "",
 ) -> OutgoingSend:
-    """Encode one message. Raises InvalidMessage. `suffix`: encoded properties of the library's own
-    (`properties_text`), behind those of the message."""
+    """Encode one message. Raises InvalidMessage. `suffix`: the library's own properties, encoded
+    (`properties_text`), to append to those of the message."""
     body = message.body
     if not body:
         raise InvalidMessage("body is empty")
@@ -135,7 +135,7 @@ def outgoing(
         and message.delay_time is None
         and message.deliver_time is None
         and message.wait_store
-    ):  # as the line below has it, in half the time
+    ):  # the same result as below, in half the time
         json = _PLAIN_PROPERTIES % unique_key.encode()
     else:
         json = orjson.dumps(encoded_properties(message, unique_key) + suffix)
@@ -145,7 +145,7 @@ def outgoing(
 def outgoing_batch(
     messages: Sequence[Message], unique_keys: Sequence[str], born_ms: int
 ) -> OutgoingSend:
-    """Encode messages of one topic as one batch (section 4.1). Raises InvalidMessage.
+    """Encode messages of one topic as one batch. Raises InvalidMessage.
 
     Bodies are not compressed: the flag would have to hold for the batch as a whole.
     """
@@ -171,20 +171,20 @@ def outgoing_batch(
     if len(body) > BODY_SIZE_BYTES_MAX:
         raise InvalidMessage(f"batch of {len(body)} bytes is over {BODY_SIZE_BYTES_MAX}")
     wait = "true" if first.wait_store else "false"
-    # Apache's broker puts these behind every item's own, where the later of a name counts: a
-    # UNIQ_KEY here would take the place of all of theirs.
+    # Apache's broker appends these to every item's own properties, and the last one of a name
+    # counts: a UNIQ_KEY here would replace those of all items.
     json = orjson.dumps(properties_text({"WAIT": wait}))
     return OutgoingSend(SEND_BATCH_MESSAGE, body, ",".join(unique_keys), json, 0, 0, born_ms)
 
 
 def parse_answer(header: bytes) -> tuple[int, int, dict[str, Any]]:
-    """A JSON response header → (opaque, code, the decoded header). Raises ValueError, KeyError."""
+    """Decode a JSON response header into (opaque, code, header). Raises ValueError, KeyError."""
     decoded = orjson.loads(header)
     return decoded["opaque"], decoded["code"], decoded
 
 
 def encoded_properties(message: Message, unique_key: str) -> str:
-    """The properties string; the plain message (tag or nothing) does not pay for a dict.
+    """Return the properties string, without building a dict for a plain message (at most a tag).
     Raises InvalidMessage."""
     if message.properties or message.keys or message.is_later or not message.wait_store:
         try:
@@ -203,5 +203,5 @@ def encoded_properties(message: Message, unique_key: str) -> str:
 
 
 def _constant(text: str) -> bytes:
-    """A JSON string for use inside a %-format."""
+    """Return the text as a JSON string for use in a %-format."""
     return orjson.dumps(text).replace(b"%", b"%%")

@@ -1,12 +1,12 @@
-"""The producer's engine: every undecided send, the lanes to the broker groups, retries, time-outs.
+"""The producer's engine: undecided sends, the lanes to the broker groups, retries, time-outs.
 
-One attempt costs no task, future or timer. A sweep every `sweep_interval_ms` looks only at attempts
-that are old: it ends what is out of time, repeats what got no answer within `attempt_timeout_ms`,
-and asks for the route when a leader has been silent for `silence_ms` (a frozen leader keeps its
-connections open, so nothing else would tell). A leader that is merely slow gives a sign of life
-when it is asked for one (client.pulse); what it has is not repeated then, for it would be stored
-twice. And nothing is written again over a connection that it was written to and that still stands:
-it has arrived there, or will.
+An attempt costs no task, future or timer. A sweep every `sweep_interval_ms` looks only at old
+attempts: it ends sends whose deadline has passed, repeats those unanswered for
+`attempt_timeout_ms`, and asks for the route when a leader has been silent for `silence_ms` (a
+frozen leader keeps its connections open, so there is no other sign). A leader that is merely slow
+gives a sign of life when asked (client.pulse); its sends are not repeated then, because they would
+be stored twice. And no send is written twice to a connection that is still open: it has arrived
+there, or will.
 
 Limits: `in_flight_max` undecided sends and `in_flight_bytes_max` of their bodies.
 """
@@ -41,19 +41,19 @@ from raftmq.remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
 
-LOOK_FROM_S = 0.1  # attempts younger than this are not looked at: the most a time-out is late
+LOOK_FROM_S = 0.1  # younger attempts are not looked at, so a time-out may be that much late
 SLOW_MS = 550  # below this, an answer needs no entry in the fault table
 
 
 @dataclass(frozen=True, slots=True)
 class SendConfig:
-    """Times in milliseconds. `attempt_timeout_ms`: an attempt is repeated after so long if its
-    broker gives no sign of life either; one that does is waited for, as long as it leads.
-    `scout_timeout_ms`: the same while it is not known who leads. `retry_unknown` False: an attempt
-    with an unknown outcome ends the send instead of being repeated, so nothing is ever stored
-    twice. `idempotent`: every message has the property IDEMPOTENT=true, by which a broker that
-    knows it stores a repeated one once; an attempt of unknown outcome is repeated in its own group
-    only, and batches are refused."""
+    """A producer's settings; times in milliseconds. `attempt_timeout_ms`: an unanswered attempt is
+    repeated after that time if its broker gives no sign of life either; while the broker does, and
+    leads, the attempt waits. `scout_timeout_ms`: the same during a leader search. `retry_unknown`
+    False: an attempt with an unknown outcome ends the send instead of being repeated, so nothing is
+    ever stored twice. `idempotent`: every message has the property IDEMPOTENT=true, by which a
+    broker that supports it stores a repeated message once; an attempt with an unknown outcome is
+    repeated only in its own group, and batches are refused."""
 
     attempt_timeout_ms: int = 1000
     scout_timeout_ms: int = 300
@@ -70,8 +70,8 @@ class SendConfig:
 
 
 class SendEngine:
-    """See the module. `alternative(pending)` names another queue for a send that may go elsewhere,
-    or None; the producer decides it, for only the producer knows routes."""
+    """Runs a producer's sends to their end. `alternative(pending)` returns another queue for a send
+    that may go elsewhere, or None; the producer decides this, because only it knows routes."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class SendEngine:
         self._alternative = alternative
         self._lanes: dict[str, Lane] = {}
         self._channels: dict[str, Channel] = {}
-        # By group, topic and code: three look-ups are cheaper than making a tuple to look up.
+        # By group, topic and code: three look-ups are cheaper than making a tuple as the key.
         self._templates: dict[str, dict[str, dict[int, SendTemplate]]] = {}
         self._room: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -115,16 +115,16 @@ class SendEngine:
         self.in_flight_bytes += size
 
     async def wait_for_room(self) -> None:
-        """Until some send in flight is decided."""
+        """Wait until some send in flight is decided."""
         if self._room is None or self._room.done():
             self._room = self._loop.create_future()
         await asyncio.shield(self._room)
 
     def submit(self, pending: Pending, now: float | None = None) -> None:
-        """First attempt of an admitted send. `now`: what `now()` says, if that is known."""
+        """Make the first attempt of an admitted send. `now`: the value of `now()`, if known."""
         lane = self._lanes.get(pending.queue.broker_name)
         if lane is not None and lane.channel is not None:
-            self.write(pending, lane.channel, now)  # as the lane would, two calls shorter
+            self.write(pending, lane.channel, now)  # as the lane would, saving two calls
         else:
             self.lane(pending.queue.broker_name).submit(pending)
 
@@ -137,7 +137,7 @@ class SendEngine:
         return found
 
     def is_open(self, broker_name: str) -> bool:
-        """The group's leader is known and connected."""
+        """Return whether the group's leader is known and connected."""
         lane = self._lanes.get(broker_name)
         return lane is not None and lane.open
 
@@ -153,7 +153,7 @@ class SendEngine:
                 self.finish(pending, None, pending.error())
             channel.outstanding.clear()
 
-    # ---- what lanes need
+    # ---- called by the lanes
 
     async def open_channel(self, address: str) -> Channel:
         channel = self._channels.get(address)
@@ -186,16 +186,16 @@ class SendEngine:
         pending.sent_at = self.now() if now is None else now
         channel.outstanding[opaque] = pending
         if not channel.write(template.frame(item, queue_id, opaque)):
-            # Closed a moment ago, and its close callback is still to come. Not from within this
-            # call: the caller is in the middle of its own bookkeeping.
+            # It closed a moment ago, and its close callback is still to come. Handle this in a
+            # later call: the caller is in the middle of its own bookkeeping.
             channel.forget(opaque)
             pending.attempts -= 1
             pending.failed_attempt(pending.code, f"{channel.address} closed", False)
             self._loop.call_soon(self._unwritten, channel, pending)
 
     def _resumed(self, pending: Pending, channel: Channel) -> bool:
-        """True if an earlier attempt over this connection is still to be answered: it has arrived,
-        or will, and another one could only be stored besides it."""
+        """Resume an earlier attempt over this connection that is still unanswered; return whether
+        there is one. It has arrived, or will, so another one would be stored a second time."""
         assert pending.earlier is not None
         for number, (earlier, opaque) in enumerate(pending.earlier):
             if earlier is channel and opaque in channel.outstanding:
@@ -234,7 +234,7 @@ class SendEngine:
         if not self.stopped:
             self._instance.spawn(lane.search(), f"leader search {lane.group.name}")
 
-    # ---- what comes back
+    # ---- answers
 
     def finish(
         self, pending: Pending, result: SendResult | None, error: ClientError | None
@@ -262,8 +262,8 @@ class SendEngine:
             logger.exception("send_callback_failed")  # the user's mistake must not stop the others
 
     def _stored_plainly(self, channel: Channel, pending: Pending, answer: StoredAnswer) -> bool:
-        """The quick way of `_answered` for a send that was answered OK at its first attempt, and
-        that nobody else waits for. False: nothing has happened."""
+        """Do what `_answered` does, faster, for a send whose first attempt was answered OK and that
+        is not a probe. Returns False, having changed nothing, for any other."""
         item = pending.item
         if (
             pending.done
@@ -339,7 +339,7 @@ class SendEngine:
         queue = pending.queue
         if pending.channel is not channel:
             queue = self._queue_of_late_answer(pending, channel)
-        if pending.item.code == SEND_REPLY_MESSAGE_V2:  # handed on; brokers need not store it
+        if pending.item.code == SEND_REPLY_MESSAGE_V2:  # forwarded; brokers need not store it
             ext = {"queueId": str(queue.queue_id), "queueOffset": "-1", "msgId": "", **ext}
         try:
             queue_id = int(ext["queueId"])
@@ -371,14 +371,15 @@ class SendEngine:
         )
 
     def _queue_of_late_answer(self, pending: Pending, channel: Channel) -> MessageQueue:
-        """An attempt that was given up succeeded after all, perhaps in another group."""
+        """Return the queue of an abandoned attempt that succeeded after all, perhaps in another
+        group."""
         for name, lane in self._lanes.items():
             if channel.address in lane.group.addresses:
                 return pending.queue._replace(broker_name=name)
         return pending.queue
 
     def _lost(self, channel: Channel, pendings: list[Pending]) -> None:
-        """The connection ended: what was outstanding there has an unknown outcome."""
+        """Handle a connection's end: sends outstanding there have an unknown outcome."""
         if self._channels.get(channel.address) is channel:
             del self._channels[channel.address]
         if self.stopped:
@@ -410,7 +411,7 @@ class SendEngine:
         return self._pulses.take(channel.address, timeout_s)
 
     def _give_up(self, channel: Channel, pendings: list[Pending]) -> None:
-        """Attempts over `channel` that will not be waited for: repeat them."""
+        """Stop waiting for attempts over `channel`, and repeat them."""
         by_lane: dict[str, list[Pending]] = {}
         for pending in pendings:
             pending.failed_attempt(CODE_TIMEOUT, f"{channel.address} did not answer", True)
@@ -426,7 +427,7 @@ class SendEngine:
             self._again(self.lane(name), items)
 
     def _again(self, lane: Lane, pendings: Sequence[Pending]) -> None:
-        """Once more: over another group where that is allowed and one is fit, else here."""
+        """Repeat sends: in another group if that is allowed and one is fit, else here."""
         stay: list[Pending] = []
         now = self.now()
         for pending in pendings:
@@ -442,7 +443,7 @@ class SendEngine:
             lane.again(stay)
 
     def _later(self, pending: Pending) -> None:
-        """Once more, elsewhere at once or here after a pause."""
+        """Repeat a send, elsewhere at once or here after a pause."""
         queue = None if pending.fixed else self._alternative(pending)
         if queue is not None:
             pending.queue = queue
@@ -482,7 +483,8 @@ class SendEngine:
             self._sweep_channel(channel, now, channel in current)
 
     def _sweep_channel(self, channel: Channel, now: float, current: bool) -> None:
-        """Oldest first; stops at the first attempt that is young enough for everything."""
+        """Sweep a channel's attempts, oldest first; stop at the first one younger than
+        LOOK_FROM_S."""
         silence = self.config.silence_ms / 1000
         patience = self.config.attempt_timeout_ms / 1000 if current else silence
         overdue: list[Pending] = []
@@ -507,7 +509,7 @@ class SendEngine:
         if silent and current:
             self._pulses.watch(channel.address, silence)
         if overdue and current and self._pulses.heard_within(channel.address, 2 * silence):
-            overdue = []  # slow, and alive: it will answer, or another will lead
+            overdue = []  # slow but alive: it will answer, or another will lead
         if silent and now - self._asked_route_at >= 0.1:
             self._asked_route_at = now
             self.ask_route()

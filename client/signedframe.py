@@ -1,8 +1,8 @@
-"""Send requests that are signed: the hot path of a producer with credentials. Pure.
+"""Encodes signed send requests: the hot path of a producer with credentials. Pure.
 
 The signed text of a V2 header is its values in the order of their short names, a to n; `AccessKey`
-and `SecurityToken` sort before them all, and are the same for every message. So only what changes
-between two messages is put in between (see client.sendframe).
+and `SecurityToken` sort before them all, and are the same for every message. So a constant start
+and end are prepared, and only what differs between messages is put in between (client.sendframe).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SignedTemplate(SendTemplate):
         _, plain_size = FRAME_PREFIX.unpack_from(plain)
         start = FRAME_PREFIX.size
         header = plain[start : start + plain_size]
-        # The first extFields opens right behind the code, before anything that a user chose.
+        # The first extFields opens right after the code, before any text that a user chose.
         at = header.index(_OPENING) + len(_OPENING)
         added = b'%s,"%s":"%s",' % (self._extra, _NAME, signature(self._secret, text).encode())
         size = plain_size + len(added)
@@ -68,7 +68,7 @@ _NAME = SIGNATURE.encode()
 def template_for(
     credentials: Credentials | None, producer_group: str, topic: str, broker_name: str, code: int
 ) -> SendTemplate:
-    """The template of sends that are signed with `credentials`, if there are any."""
+    """Return the template for sends, signed with `credentials` if there are any."""
     if credentials is None:
         return SendTemplate(producer_group, topic, broker_name, code)
     return SignedTemplate(credentials, producer_group, topic, broker_name, code)

@@ -1,7 +1,7 @@
-"""What a consumer wants of a topic: tags or a SQL92 expression.
+"""A consumer's subscription to a topic: tags or a SQL92 expression.
 
-The broker filters by the hash of the tag; two tags may share a hash, so the client compares the
-string again (section 10).
+The broker filters by the tag's hash; two tags may share a hash, so the client compares the string
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TAGS = re.compile(rb"(?:^|\x02)TAGS\x01([^\x02]*)")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """`expression` as given; `tags` empty means every message; `version` is its time in ms."""
+    """One subscription. Empty `tags` mean every message; `version` is its creation time in ms."""
 
     topic: str
     expression: str
@@ -36,7 +36,7 @@ class Subscription:
     version: int
 
     def to_json(self) -> dict[str, Any]:
-        """SubscriptionData of a heartbeat (section 5.1)."""
+        """Return the SubscriptionData for a heartbeat."""
         return {
             "classFilterMode": False,
             "codeSet": sorted(tags_code(tag) for tag in self.tags),
@@ -48,7 +48,7 @@ class Subscription:
         }
 
     def wanted_tags(self) -> frozenset[bytes] | None:
-        """The tags to compare with on the bytes of a record, or None if every message is wanted."""
+        """Return the tags as bytes, to compare with those of records; None if all are wanted."""
         if not self.tags:
             return None
         return frozenset(tag.encode() for tag in self.tags)
@@ -61,7 +61,7 @@ def consumer_heartbeat(
     consume_from: str,
     subscriptions: Iterable[Subscription],
 ) -> Mapping[str, Any]:
-    """The consumer's part of a heartbeat (section 5.1)."""
+    """Return the consumer's part of a heartbeat."""
     data = {
         "groupName": group,
         "consumeType": consume_type,
@@ -76,7 +76,7 @@ def consumer_heartbeat(
 def subscribe(
     topic: str, expression: str, version: int, expression_type: str = "TAG"
 ) -> Subscription:
-    """Parse a subscription expression. Raises ClientError for one with an empty tag."""
+    """Parse a subscription expression. Raises ClientError for an empty tag or unknown type."""
     if expression_type == "SQL92":
         return Subscription(topic, expression, "SQL92", frozenset(), version)
     if expression_type != "TAG":
@@ -91,8 +91,8 @@ def subscribe(
 
 
 async def check_in_broker(instance: ClientInstance, group: str, subscription: Subscription) -> None:
-    """Have a broker of the topic judge the expression (46). Raises BrokerRefused for a bad one or
-    a broker that does not filter so, ClientError when nobody can be asked."""
+    """Have the topic's brokers check the expression (46). Raises BrokerRefused for an invalid one
+    or a broker that does not filter by it, ClientError if a broker cannot be asked."""
     route = await instance.directory.route(subscription.topic)
     body = orjson.dumps(
         {
@@ -110,6 +110,6 @@ async def check_in_broker(instance: ClientInstance, group: str, subscription: Su
 
 
 def tag_of(properties_raw: bytes) -> bytes:
-    """The TAGS value in a stored properties string, b"" if it has none."""
+    """Return the TAGS value in a stored properties string, b"" if it has none."""
     found = _TAGS.search(properties_raw)
     return found.group(1) if found else b""

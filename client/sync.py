@@ -1,4 +1,5 @@
-"""The same verbs for programs without an event loop: one background thread runs it.
+"""Blocking versions of the clients, for programs without an event loop: a background thread runs
+one.
 
 Every method blocks until it is done and may be called from any thread.
 """
@@ -49,7 +50,8 @@ class LoopThread:
         ready.wait()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Raises what `work` raises; ClientClosed when the thread is not running."""
+        """Run `work` on the loop and wait. Raises what `work` raises; ClientClosed if the thread is
+        not running."""
         loop = self._loop
         if loop is None:
             work.close()
@@ -72,7 +74,7 @@ class LoopThread:
 
 
 class Blocking(ABC):
-    """What may be used with `with`."""
+    """Base of the blocking clients, which may be used with `with`."""
 
     @abstractmethod
     def start(self) -> None: ...
@@ -159,7 +161,7 @@ class BlockingProducer(Blocking):
         return self._thread.run(self._producer.request(message, timeout_ms, queue))
 
     def reply(self, request: MessageExt, body: bytes, timeout_ms: int = 3000) -> SendResult:
-        """May be called from a BlockingConsumer's listener."""
+        """Answer a consumed request; may be called from a BlockingConsumer's listener."""
         return self._thread.run(self._producer.reply(request, body, timeout_ms))
 
     def recall(self, topic: str, recall_handle: str, timeout_ms: int = 3000) -> str:
@@ -213,19 +215,19 @@ class BlockingTransactionProducer(BlockingProducer):
         self._pool.shutdown()
 
     async def execute(self, message: Message, arg: Any) -> TransactionState:
-        """For the producer, on its loop."""
+        """Run the listener in a thread; the producer calls this on its loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._listener.execute, message, arg)
 
     async def check(self, message: MessageExt) -> TransactionState:
-        """For the producer, on its loop."""
+        """Run the listener in a thread; the producer calls this on its loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._listener.check, message)
 
 
 class BlockingConsumer(Blocking):
-    """`PushConsumer` whose listener blocks: it runs in a pool of `threads` threads, for which
-    nothing waits that the consumer counts as begun."""
+    """`PushConsumer` whose listener blocks: it runs in a pool of `threads` threads. At most as many
+    calls run at once, so none that counts as running waits for a thread."""
 
     def __init__(
         self,
@@ -248,7 +250,7 @@ class BlockingConsumer(Blocking):
         self._thread = LoopThread(f"consumer {group}")
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
-        """Before `start`."""
+        """Subscribe to `topic`; to be called before `start`."""
         self._consumer.subscribe(topic, expression, expression_type)
 
     def start(self) -> None:
@@ -260,7 +262,7 @@ class BlockingConsumer(Blocking):
 
     @property
     def timed_out(self) -> int:
-        """As `PushConsumer.timed_out`."""
+        """Return `PushConsumer.timed_out`."""
         return self._consumer.timed_out
 
     def stop(self) -> None:
@@ -302,7 +304,7 @@ class BlockingLitePullConsumer(Blocking):
         return self._consumer.assignment
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
-        """Before `start`."""
+        """Subscribe to `topic`; to be called before `start`."""
         self._consumer.subscribe(topic, expression, expression_type)
 
     def assign(self, queues: Sequence[MessageQueue], expression: str = ALL) -> None:
@@ -370,5 +372,5 @@ class BlockingPullConsumer(Blocking):
 
 
 async def _called(function: Callable[..., None], *arguments: Any) -> None:
-    """On the loop: what is there belongs to it."""
+    """Call `function` on the loop, to which its objects belong."""
     function(*arguments)

@@ -8,12 +8,12 @@
         result = await producer.send_in_transaction(Message("orders", b"..."), arg)
 
 A half message is stored first; `execute` runs once that is certain; END_TRANSACTION (37) then
-commits or rolls back. A half message stored with a reservation (a status other than OK) is rolled
-back without running `execute`. When the decision is UNKNOWN, when `execute` raises, or when it
-cannot be told whether the broker has the decision, nothing is repeated here: the broker asks some
-producer of the group (39), which answers from `check`. So `check` must know the truth from storage
-that outlives this process. An END_TRANSACTION whose answer is lost is not sent twice, for brokers
-exist that would deliver the message twice.
+commits or rolls back. A half message stored with a status other than OK is rolled back without
+running `execute`. If the decision is UNKNOWN, if `execute` raises, or if it is unknown whether the
+broker has the decision, nothing is repeated here: the broker asks some producer of the group (39),
+which answers with `check`. So `check` must read the truth from storage that outlives this process.
+An END_TRANSACTION whose answer is lost is not sent again, because some brokers would deliver the
+message twice.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from raftmq.store.record import RecordError
 
 logger = logging.getLogger(__name__)
 
-CHECKS_MAX = 2000  # check-backs in work; beyond that they are dropped, and asked for again
+CHECKS_MAX = 2000  # check-backs in progress; further ones are dropped, and brokers ask again
 END_TIMEOUT_MS = 3000
 
 
 class TransactionState(IntEnum):
-    """What became of the local transaction; values as in END_TRANSACTION. UNKNOWN: ask later."""
+    """The local transaction's outcome; values as in END_TRANSACTION. UNKNOWN: ask later."""
 
     UNKNOWN = 0
     COMMIT = 8
@@ -63,10 +63,10 @@ class TransactionState(IntEnum):
 
 
 class TransactionListener(Protocol):
-    """The user's side; both may be coroutine functions or plain ones (on the event loop).
+    """The user's part; both methods may be coroutine functions or plain ones (run on the loop).
 
     The transaction's id is `message.unique_key` in `execute` and `message.msg_id` in `check`, which
-    may be asked while `execute` is still at work, and on another producer of the group.
+    may be called while `execute` still runs, and on another producer of the group.
     """
 
     def execute(
@@ -78,8 +78,9 @@ class TransactionListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """`half` is where the half message is; `state` what `execute` decided. `confirmed`: the broker
-    said that it has the decision. If not, it will ask, and `check` has to answer."""
+    """A transactional send's result. `half` says where the half message is, `state` is the decision
+    of `execute`. `confirmed`: the broker confirmed that it has the decision. If not, it will ask,
+    and `check` has to answer."""
 
     half: SendResult
     state: TransactionState
@@ -87,7 +88,7 @@ class TransactionResult:
 
 
 class TransactionProducer(Producer):
-    """See the module. Its other sends are a Producer's."""
+    """A producer of transactional messages. Its other sends are a Producer's."""
 
     def __init__(
         self,
@@ -114,10 +115,10 @@ class TransactionProducer(Producer):
         timeout_ms: int = 3000,
         queue: MessageQueue | None = None,
     ) -> TransactionResult:
-        """Store a half message, run `execute(message, arg)`, tell the broker what it decided.
+        """Store a half message, run `execute(message, arg)`, tell the broker the decision.
 
-        Raises as `send` does when the half message is not certainly stored; `execute` did not run
-        then. What `execute` raises comes out, and counts as UNKNOWN: it may have got half way.
+        Raises as `send` if the half message is not certainly stored; `execute` did not run then.
+        An exception of `execute` is raised on, and counts as UNKNOWN: it may have got half way.
         """
         if message.is_later:
             raise InvalidMessage("a transactional message cannot be delayed")
@@ -133,7 +134,7 @@ class TransactionProducer(Producer):
         state = TransactionState.ROLLBACK
         if half.status is SendStatus.OK:
             state = await _answer(self._listener.execute(message, arg))
-        if state is TransactionState.UNKNOWN:  # nothing to tell; Apache's broker answers nothing
+        if state is TransactionState.UNKNOWN:  # no decision; Apache's broker gives no answer
             return TransactionResult(half, state, False)
         return TransactionResult(half, state, await self._end(half, message.topic, state))
 
@@ -149,7 +150,8 @@ class TransactionProducer(Producer):
     # ---- the end of a transaction
 
     async def _end(self, half: SendResult, topic: str, state: TransactionState) -> bool:
-        """Tell the leader; True if it confirmed. Repeated only while nothing can have arrived."""
+        """Tell the leader the decision; return whether it confirmed. Repeated only while no earlier
+        request can have arrived."""
         header = EndTransactionHeader(
             self.group,
             half.queue_offset,
@@ -185,13 +187,13 @@ class TransactionProducer(Producer):
             )
         except BrokerUnreachable as error:
             if error.outcome_unknown:
-                error.retriable = False  # it may have been done: the check-back finds out
+                error.retriable = False  # it may have taken effect: the check-back finds out
             raise
 
     # ---- check-backs
 
     def _check_asked(self, connection: Connection, request: RemotingCommand) -> None:
-        """39, one-way: answered with a one-way 37 to the broker that asked."""
+        """Handle 39 (one-way): answer with a one-way 37 to the broker that asked."""
         if len(self._checks) >= CHECKS_MAX:
             logger.warning("transaction_check_dropped in_work=%d", len(self._checks))
             return
@@ -237,7 +239,7 @@ class TransactionProducer(Producer):
 
 
 async def _answer(given: Any) -> TransactionState:
-    """What the listener said. Raises TypeError for what is no state."""
+    """Return the listener's answer. Raises TypeError if it is no TransactionState."""
     state = await given if inspect.isawaitable(given) else given
     if not isinstance(state, TransactionState):
         raise TypeError(f"a transaction listener returns a TransactionState, not {state!r}")

@@ -1,4 +1,4 @@
-"""The same figures from the topic: Spark reads one replica's CommitLog as a table of messages."""
+"""Computes the same figures from the topic: Spark reads a replica's CommitLog as messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FLIGHT_SCHEMA = "carrier string, month int, dep_delay bigint"
 
 
 def delays_in_topic(spark: SparkSession, store: Path, topic: str) -> DelayTable:
-    """Departures and delay per carrier and month of the flights in the topic's message bodies.
+    """Return departures and delay per carrier and month of the flights in the topic's message
+    bodies.
 
     A message that a client's retry stored twice counts once.
     """
@@ -41,7 +42,7 @@ def delays_in_topic(spark: SparkSession, store: Path, topic: str) -> DelayTable:
 
 
 def differences(expected: DelayTable, found: DelayTable) -> list[str]:
-    """Every carrier and month whose figures are not exactly equal, in words."""
+    """Return, in words, every carrier and month whose figures are not exactly equal."""
     words = []
     for key in sorted(expected.keys() | found.keys(), key=str):
         if expected.get(key) != found.get(key):

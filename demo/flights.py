@@ -103,7 +103,7 @@ def main(
 
 
 def run(config: LoadConfig, data: Path, report_directory: Path, board: Board) -> bool:
-    """The whole demo; returns whether everything holds."""
+    """Run the whole demo; return whether everything holds."""
     begin_s = time.monotonic()
     flights = itertools.islice(read_flights(data), config.total)
     load = uvloop.run(_interruptible_load(config, flights, board))
@@ -123,7 +123,7 @@ def run(config: LoadConfig, data: Path, report_directory: Path, board: Board) ->
 def judge(
     config: LoadConfig, data: Path, load: LoadResult, board: Board, load_s: float
 ) -> Evidence:
-    """Audit, history checks, delay figures. One Spark session for all of it."""
+    """Audit, check the history, compute delay figures. One Spark session does all of it."""
     spark_begin_s = time.monotonic()
     first_store = next(iter(load.stores.values()))
     with session() as spark:
@@ -154,7 +154,7 @@ class RoomTaken(Exception):
 
 
 def make_room(directory: Path, keep: bool) -> None:
-    """An empty work directory. What an earlier demo left running there is stopped.
+    """Make an empty work directory. A cluster that an earlier demo left running there is stopped.
 
     Raises RoomTaken rather than remove a directory that no demo made.
     """
@@ -190,7 +190,7 @@ def _free_name(directory: Path) -> Path:
 async def _interruptible_load(
     config: LoadConfig, flights: Iterable[Flight], board: Board
 ) -> LoadResult:
-    """SIGTERM is taken like Ctrl-C: the load is cancelled and its cluster stopped."""
+    """Treat SIGTERM like Ctrl-C: the load is cancelled and its cluster stopped."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -63,7 +63,7 @@ DelayTable = dict[tuple[str, int], Delays]  # (carrier, month) → figures
 
 
 def data_file() -> Path:
-    """The zipped CSV inside the installed package. Raises DataMissing."""
+    """Return the zipped CSV inside the installed package. Raises DataMissing."""
     spec = importlib.util.find_spec(PACKAGE)  # finds, does not import: that would want pandas
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / "data" / "flights.csv.zip"
@@ -84,20 +84,21 @@ def read_flights(path: Path) -> Iterator[Flight]:
 
 
 def flight_id(flight: Flight) -> str:
-    """Unique in the data set: carrier, number, origin and day, e.g. UA1545-EWR-20130101."""
+    """Return an id unique in the data set: carrier, number, origin and day, e.g.
+    UA1545-EWR-20130101."""
     year, month, day = flight["year"], flight["month"], flight["day"]
     assert isinstance(month, int) and isinstance(day, int)
     return f"{flight['carrier']}{flight['flight']}-{flight['origin']}-{year}{month:02}{day:02}"
 
 
 def tail_number(flight: Flight) -> str:
-    """The aircraft, "" if it is not known."""
+    """Return the aircraft, "" if it is not known."""
     tail = flight["tailnum"]
     return tail if isinstance(tail, str) else ""
 
 
 def delays_of(flights: Iterable[Flight]) -> DelayTable:
-    """Departures and delay per carrier and month, straight from the rows."""
+    """Sum up departures and delay per carrier and month, straight from the rows."""
     sums: dict[tuple[str, int], list[int]] = {}
     for flight in flights:
         carrier, month, delay = flight["carrier"], flight["month"], flight["dep_delay"]

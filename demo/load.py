@@ -1,8 +1,8 @@
 """The demo's live part: cluster, two consumers, every departure sent in order, two leader kills.
 
-The leader is killed with -9 at one third of the acknowledgements and whoever leads then at two
+The leader is killed with -9 at one third of the acknowledgements and the leader of that time at two
 thirds; each comes back after `RESTART_AFTER_S`, while the load goes on. Before the second kill all
-replicas must have caught up: where that takes longer than the load, the load waits for it.
+replicas must have caught up: if that takes longer than the load, the load waits for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KILLS_AT = (1 / 3, 2 / 3)  # of all sends acknowledged
 RESTART_AFTER_S = 2.0
 JOIN_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 180.0
-SEND_TIMEOUT_MS = 60_000  # far above any failover: what fails after it is worth a failed demo
+SEND_TIMEOUT_MS = 60_000  # far above any failover: a send that fails after it may fail the demo
 SETTINGS = {
     "mappedFileSizeCommitLog": str(64 * 1024 * 1024),  # several segments, not one
     # Apache's default of 32 messages an answer makes consumers wait for round trips under load.
@@ -47,7 +47,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """`rate_per_s` None: as fast as the window allows."""
+    """The load to run. `rate_per_s` None: as fast as the window allows."""
 
     directory: Path
     total: int
@@ -66,7 +66,7 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What the live part knows by itself; the rest is in the history and the stores."""
+    """The live part's own results; the rest is in the history and the stores."""
 
     tally: Tally
     drained: bool
@@ -75,7 +75,7 @@ class LoadResult:
 
 
 class Milestones:
-    """Tells waiters when so many sends were acknowledged."""
+    """Wakes waiters when a number of sends was acknowledged."""
 
     def __init__(self) -> None:
         self.acknowledged = 0
@@ -100,7 +100,7 @@ class Milestones:
 
 
 def messages(flights: Iterable[Flight]) -> Iterator[Item]:
-    """Each departure as a message: ordered by aircraft, tagged with its carrier."""
+    """Yield each departure as a message: ordered by aircraft, tagged with its carrier."""
     for flight in flights:
         tail = tail_number(flight)
         properties = {"__SHARDINGKEY": tail} if tail else {}
@@ -218,8 +218,8 @@ async def _kill_leaders(
 
 @asynccontextmanager
 async def held_at(count: int, milestones: Milestones, sender: KeyedSender) -> AsyncIterator[None]:
-    """The load waits at `count` acknowledged sends for this to end: a machine on which a broker
-    takes long to come back would be through with all of it before the next kill."""
+    """Hold the load at `count` acknowledged sends until this ends; without that, on a machine where
+    a broker takes long to come back, all would be sent before the next kill."""
 
     async def hold() -> None:
         await milestones.reached(count)

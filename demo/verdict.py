@@ -56,7 +56,7 @@ class Evidence:
 
 
 def lines_of(evidence: Evidence) -> list[Line]:
-    """The verdict, line by line, in the order a reader wants it."""
+    """Return the verdict, line by line, in the order a reader wants it."""
     audit, figures = evidence.audit, evidence.audit.figures
     failed = [check.name for check in evidence.checks if check.verdict is not Verdict.PASS]
     others = [check for check in audit.checks if check.name not in NAMED and not check.ok]
@@ -99,12 +99,12 @@ def lines_of(evidence: Evidence) -> list[Line]:
 
 
 def all_hold(lines: Sequence[Line]) -> bool:
-    """The verdict."""
+    """Return whether everything holds."""
     return all(line.holds is not False for line in lines)
 
 
 def kill_lines(found: Sequence[Recovery]) -> list[Line]:
-    """Time from each kill to the next acknowledged send; every kill must have one."""
+    """Return the time from each kill to the next acknowledged send; every kill must have one."""
     lines = [Line("leaders killed under load", f"{len(found)}", len(found) == len(KILLS_AT))]
     for number, recovery in enumerate(found, 1):
         name = f"kill {number} ({recovery.node}) to the next acknowledged send"
@@ -116,7 +116,7 @@ def kill_lines(found: Sequence[Recovery]) -> list[Line]:
 
 
 def rate_lines(history: History) -> list[Line]:
-    """Acknowledged messages a second before, between and after the kills."""
+    """Return acknowledged messages a second before, between and after the kills."""
     done = sorted(send.done_ns for send in history.sends if send.outcome is Outcome.OK)
     if not done:
         return []
@@ -132,7 +132,7 @@ def rate_lines(history: History) -> list[Line]:
 
 
 def phase_names(kills: int) -> list[str]:
-    """before, between, after; numbered where there are more kills than two."""
+    """Return the names of the phases: before, between, after; numbered for more kills than two."""
     if kills == 0:
         return ["all of it"]
     between = ["between the kills"] if kills == 2 else [f"after kill {n}" for n in range(1, kills)]
@@ -140,7 +140,7 @@ def phase_names(kills: int) -> list[str]:
 
 
 def table_of(lines: Sequence[Line]) -> Table:
-    """The verdict as a person reads it."""
+    """Return the verdict as a table for a person."""
     table = Table(title="the verdict", title_justify="left")
     table.add_column("")
     table.add_column("", justify="right")
@@ -152,7 +152,7 @@ def table_of(lines: Sequence[Line]) -> Table:
 
 
 def write_verdict(evidence: Evidence, lines: Sequence[Line], directory: Path) -> None:
-    """report/verdict.json and report/index.html."""
+    """Write report/verdict.json and report/index.html."""
     directory.mkdir(parents=True, exist_ok=True)
     content = orjson.dumps(verdict_data(evidence, lines), option=orjson.OPT_INDENT_2)
     (directory / "verdict.json").write_bytes(content)
@@ -161,7 +161,7 @@ def write_verdict(evidence: Evidence, lines: Sequence[Line], directory: Path) ->
 
 
 def verdict_data(evidence: Evidence, lines: Sequence[Line]) -> dict[str, Any]:
-    """Plain data: the lines, and beneath them what they rest on."""
+    """Return plain data: the lines, and their evidence."""
     return {
         "ok": all_hold(lines),
         "lines": [{"name": x.name, "value": x.value, "holds": x.holds} for x in lines],
@@ -178,7 +178,7 @@ def verdict_data(evidence: Evidence, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def page_of(evidence: Evidence, lines: Sequence[Line]) -> Page:
-    """The page's words and tables."""
+    """Return the page's words and tables."""
     rows = tuple(
         Row((x.name, x.value), "" if x.holds is None else "pass" if x.holds else "fail")
         for x in lines
@@ -227,7 +227,7 @@ def _audit_table(checks: Sequence[CheckResult]) -> PageTable:
 
 
 def _delay_table(delays: DelayTable) -> PageTable:
-    """Whole year per carrier: 180 lines of carrier and month would be a wall."""
+    """Sum up each carrier's whole year: 180 lines of carrier and month would be too many."""
     carriers: dict[str, list[int]] = {}
     for (carrier, _), figures in delays.items():
         sums = carriers.setdefault(carrier, [0, 0, 0])

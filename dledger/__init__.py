@@ -1,1 +1,1 @@
-"""The dledger room: see docs/architecture.md."""
+"""Raft: the pure core, the log, the links between peers, and the member that drives them."""

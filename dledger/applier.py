@@ -1,10 +1,10 @@
-"""Hands committed frames to the application, in order, each exactly once in this run.
+"""Applier: hands committed frames to the application, in order, each exactly once in this run.
 
 Frames come from the log's cache, or from the file when there is much to catch up with. A long
 tail is applied in batches bounded in bytes, one per turn of the loop, so that heartbeats and
-votes are answered in between. At a damaged frame it waits until that is mended.
+votes are answered in between. At a damaged frame the applier waits until it is mended.
 
-`Application` is what the broker implements.
+The broker implements `Application`.
 """
 
 from __future__ import annotations
@@ -28,34 +28,36 @@ class Application(Protocol):
 
     @property
     def applied_index(self) -> int:
-        """The last frame in the state this application recovered: where applying starts. Asked
-        first in a thread, when the log is whole and before anything else is asked; may block."""
+        """The last frame reflected in the state that this application recovered: applying starts
+        behind it. Read first in a thread, when the log is recovered and before any other call;
+        may block."""
         ...
 
     def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
-        """A sealed frame (index, term) of what is waiting, at position `place(its length)`.
+        """Seal what is waiting into a frame (index, term) at position `place(its length)`.
 
-        None if nothing waits. Asked only while this node leads and everything up to its no-op is
-        applied; what is returned counts as proposed."""
+        Return None if nothing waits. Called only while this node leads and everything up to its
+        no-op is applied; a returned frame counts as proposed."""
         ...
 
     def apply(self, frames: Sequence[Frame]) -> None:
-        """Committed frames of every kind, in order. A waiting send is stored if the frame of its
-        index carries the term it was cut with."""
+        """Apply committed frames of every kind, in order. A waiting send is stored if the frame of
+        its index carries the term it was proposed in."""
         ...
 
     def role_changed(self, event: RoleEvent) -> None:
-        """`leader_ready` arrives only when everything up to the term's no-op is applied."""
+        """Take note of this node's role. `leader_ready` comes true only when everything up to the
+        term's no-op is applied."""
         ...
 
     def truncated(self, from_index: int) -> None:
-        """Whatever was cut here, has index >= from_index and is not applied yet, is certainly
-        not stored: a committed frame of a higher term stands in its way."""
+        """Note that proposals made here with index >= from_index and not applied yet are certainly
+        not stored: a committed frame of a higher term has taken their place."""
         ...
 
 
 class Applier:
-    """Follows the commit index."""
+    """Applies frames up to the commit index."""
 
     def __init__(
         self,
@@ -79,11 +81,11 @@ class Applier:
         self._later: asyncio.Handle | None = None
 
     def start(self) -> None:
-        """Begin behind what the application has."""
+        """Start behind the last frame that the application's state reflects."""
         self.applied_index = self._application.applied_index
 
     def resume(self) -> None:
-        """A damaged frame was mended: go on if it was the one that is next."""
+        """Continue after a damaged frame was mended, if it was the next one to apply."""
         if self._later is None and self.applied_index < self._commit_index:
             self._later = asyncio.get_running_loop().call_soon(self._continue)
 
@@ -93,7 +95,7 @@ class Applier:
             self._later = None
 
     def advance(self, commit_index: int) -> None:
-        """Frames up to `commit_index` are committed: apply a batch now, the rest later."""
+        """Apply frames up to `commit_index`, which are committed: a batch now, the rest later."""
         self._commit_index = commit_index
         if self._later is None and self.applied_index < commit_index:
             self._apply_batch()

@@ -1,12 +1,12 @@
-"""The clock of a replica that may be kept from running. Pure.
+"""A stall-aware clock, for a replica whose process may be kept from running. Pure.
 
-A process that gets no processor, or whose loop is held up, hears nobody meanwhile: what the others
-sent lies in its sockets. If such a time counted as their silence, it would give a leader up whose
-heartbeats are there to be read. So the core is driven by a clock that goes on by at most
-`step_ms_max` from one turn of the loop to the next, however long that took: between two turns
+A process that gets no processor, or whose loop is held up, hears nobody meanwhile: the messages of
+the others lie unread in its sockets. If such a time counted as silence, the replica would give up a
+leader whose heartbeats have arrived. So the core is driven by a clock that advances by at most
+`step_ms_max` from one turn of the loop to the next, however long the turn took: between two turns
 everything that had arrived has been read. A time-out takes at least time-out / step_ms_max turns.
 
-It never goes back, and goes like the clock it is made from while no turn takes too long. It is for
+The clock never goes back, and runs like its source clock while no turn takes too long. It is for
 judging silence and progress only, not for anything that is promised in real time.
 """
 
@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 
 class AttendedClock:
-    """Call it for the time, and `turn` once in every turn of the loop."""
+    """The stall-aware clock: call it for the time, and call `turn` once in every turn of the
+    loop."""
 
     __slots__ = ("_at_turn_ms", "_clock_ms", "_step_ms_max", "_turned_ms")
 
@@ -31,7 +32,7 @@ class AttendedClock:
         return self._at_turn_ms + min(passed_ms, self._step_ms_max)
 
     def turn(self) -> float:
-        """The loop comes round. Returns the time."""
+        """Note a turn of the loop. Return the time in milliseconds."""
         now_ms = self._clock_ms()
         self._at_turn_ms += min(now_ms - self._turned_ms, self._step_ms_max)
         self._turned_ms = now_ms

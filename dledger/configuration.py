@@ -1,17 +1,18 @@
-"""Who is in a group: the configuration, its codec, and the changes that lead to the next. Pure.
+"""The configuration of a group (its members), its codec, and the changes that lead from one
+configuration to the next. Pure.
 
-A configuration is the payload of a frame of kind CONFIGURATION. A replica goes by the newest one
-in its log from the moment it is appended, committed or not, and goes back when that frame is cut
-(Ongaro's thesis, 4.1); `Configurations` keeps those it may still go back to. Changes come one at
-a time, each by at most one voter: so any majority of the one meets any majority of the next.
-What else a change needs is membership.py's to say.
+A configuration is the payload of a frame of kind CONFIGURATION. A replica uses the newest one in
+its log from the moment it is appended, committed or not, and falls back to the one before if that
+frame is truncated (Ongaro's thesis, 4.1); `Configurations` keeps those it may still fall back to.
+Changes are made one at a time, each by at most one voter: so any majority of one configuration
+meets any majority of the next. membership.py says what else a change needs.
 
-The founding configuration comes from broker.conf, as index 0, and is in no frame. Founders'
-addresses stand in everybody's broker.conf, which goes first (each replica may reach them by
-another route) until a change moves them. A broker id, once given, is not given again.
+The founding configuration comes from broker.conf, counts as index 0, and is in no frame. The
+founders' addresses stand in every replica's own broker.conf, which takes precedence (each replica
+may reach them by another route) until a change moves them. A broker id is never given twice.
 
-A configuration also says which voter should lead when it can (preference.py): so that is known to
-every replica, survives what the members survive, and goes with the member that it names.
+A configuration also says which voter should lead when it can (the preferred leader, preference.py).
+So every replica knows it, it is as durable as the membership, and it goes with the member it names.
 
     payload  off size field            then, per member        off size field
              0   1    version                                  0   1    1 voter, 2 learner
@@ -20,8 +21,8 @@ every replica, survives what the members survive, and goes with the member that 
              3   4    next broker id                           6   1    length of the id
                                                                7   1    length of the address
     then, per removed id: length (1), id                       8   n    id, address, UTF-8
-    version 1: nobody ever said who should lead; version 2: then, of that voter: length (1), id;
-    length 0: nobody in particular, and that was said
+    version 1: no preferred leader was ever set; version 2: then, of that voter: length (1), id;
+    length 0: the preference was explicitly set to nobody
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _FOUNDER = 1
 
 
 class ConfigurationError(Exception):
-    """These bytes are no configuration."""
+    """Bytes that are not a configuration."""
 
 
 class MemberRole(Enum):
@@ -64,8 +65,8 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`address` (host:port) of ADD_LEARNER and MOVE. `instead_of`: of PREFER, only if the preferred
-    leader is one of these."""
+    """One change to a configuration. `address` (host:port) is for ADD_LEARNER and MOVE;
+    `instead_of` is for PREFER: change only if the current preferred leader is one of these."""
 
     kind: ChangeKind
     node_id: NodeId
@@ -75,7 +76,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """`founder`: the address in a replica's own broker.conf, if there is one, goes first."""
+    """A member of a group. `founder`: its address in a replica's own broker.conf, if there is one,
+    takes precedence over `address`."""
 
     node_id: NodeId
     address: str
@@ -86,9 +88,9 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """`members` in the order in which they came; `removed`: who went last, the latest at the
-    end. `preferred`: the voter that should lead when it can; "": nobody; None: that was never said,
-    and broker.conf may (preferredLeaderId)."""
+    """The configuration of a group. `members` are in the order in which they joined; `removed` are
+    the last members removed, the latest at the end. `preferred` is the voter that should lead when
+    it can; "": nobody; None: never set, and broker.conf (preferredLeaderId) may say."""
 
     members: tuple[GroupMember, ...] = ()
     removed: tuple[NodeId, ...] = ()
@@ -104,11 +106,12 @@ class Configuration:
         return frozenset(m.node_id for m in self.members)
 
     def get(self, node_id: NodeId) -> GroupMember | None:
-        """The member of that id, if there is one."""
+        """Return the member with that id, None if there is none."""
         return next((m for m in self.members if m.node_id == node_id), None)
 
     def after(self, change: Change) -> Configuration:
-        """What `change` makes of this one. Raises ChangeRefused if it makes no sense here."""
+        """Return this configuration with `change` made. Raises ChangeRefused if the change does not
+        fit this configuration."""
         member = self.get(change.node_id)
         if change.kind is ChangeKind.ADD_LEARNER:
             after = self._with_learner(change, member)
@@ -170,7 +173,8 @@ class Configuration:
 
 
 def founding(peers: Iterable[tuple[NodeId, str]]) -> Configuration:
-    """What broker.conf says: (id, address) of each voter, in its order."""
+    """Return the founding configuration, from the (id, address) of each voter in broker.conf's
+    order."""
     members = tuple(
         GroupMember(node_id, address, 1 + ordinal, founder=True)
         for ordinal, (node_id, address) in enumerate(peers)
@@ -190,7 +194,7 @@ def _check_address(address: str) -> None:
 
 
 def encode_configuration(configuration: Configuration) -> bytes:
-    """The payload of a CONFIGURATION frame."""
+    """Return the payload of a CONFIGURATION frame."""
     members, removed = configuration.members, configuration.removed
     version = _VERSION if configuration.preferred is None else _VERSION_PREFERRING
     parts = [_HEAD.pack(version, len(members), len(removed), configuration.broker_id_next)]
@@ -206,7 +210,7 @@ def encode_configuration(configuration: Configuration) -> bytes:
 
 
 def decode_configuration(payload: bytes | memoryview) -> Configuration:
-    """Raises ConfigurationError."""
+    """Return the configuration in a CONFIGURATION frame's payload. Raises ConfigurationError."""
     data = bytes(payload)
     try:
         configuration, end = _decode(data)
@@ -222,8 +226,8 @@ def decode_configuration(payload: bytes | memoryview) -> Configuration:
 
 
 def check_proposed(payload: bytes | memoryview) -> None:
-    """Whether a group can go by a configuration that its leader proposes: somebody votes, it is no
-    larger than what can be noted, addresses are addresses. Raises ConfigurationError."""
+    """Check that a group can use a configuration its leader proposes: it has a voter, it is no
+    larger than what can be saved, and its addresses are valid. Raises ConfigurationError."""
     if len(payload) > SIZE_BYTES_MAX:
         raise ConfigurationError(f"{len(payload)} bytes, more than {SIZE_BYTES_MAX}")
     proposed = decode_configuration(payload)
@@ -268,13 +272,13 @@ def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
     return data[at : at + size].decode(), at + size
 
 
-# -- those of a log -------------------------------------------------------------------------------
+# -- the configurations of a log ------------------------------------------------------------------
 
 
 class Configurations:
-    """The configurations that a log's end may make valid, by frame index.
+    """The configurations that may be in force, depending on where the log ends, by frame index.
 
-    The first one is committed (or founding, index 0) and can not be cut; those behind it may be."""
+    The first is committed (or founding, index 0), so it cannot be truncated; later ones can be."""
 
     __slots__ = ("_entries",)
 
@@ -283,7 +287,8 @@ class Configurations:
 
     @staticmethod
     def founded_by(node_ids: Iterable[NodeId]) -> Configurations:
-        """Of voters without addresses: for whoever drives a core by hand."""
+        """Return a founding configuration of voters without addresses: for driving a core by
+        hand."""
         return Configurations(0, founding((node_id, "") for node_id in node_ids))
 
     def copy(self) -> Configurations:
@@ -293,30 +298,32 @@ class Configurations:
 
     @property
     def current(self) -> Configuration:
-        """The one in force."""
+        """The configuration in force."""
         return self._entries[-1][1]
 
     @property
     def index(self) -> int:
-        """The frame of the one in force; 0: founding."""
+        """The frame index of the configuration in force; 0: founding."""
         return self._entries[-1][0]
 
     @property
     def settled(self) -> tuple[int, Configuration]:
-        """The newest one that is known to be committed."""
+        """The newest configuration known to be committed, with its frame index."""
         return self._entries[0]
 
     @property
     def ids(self) -> frozenset[NodeId]:
-        """Members of the one in force, or of one that may come back."""
+        """Members of the configuration in force, or of one that may come back into force."""
         return frozenset().union(*(configuration.ids for _, configuration in self._entries))
 
     def ever_voter(self, node_id: NodeId) -> bool:
-        """Whether it votes in the one in force, or in one that may come back."""
+        """Return whether the node votes in the configuration in force or in one that may come
+        back."""
         return any(node_id in configuration.voters for _, configuration in self._entries)
 
     def append(self, index: int, configuration: Configuration) -> bool:
-        """Frame `index` holds `configuration`. False if a newer one is known to be committed."""
+        """Add the configuration of frame `index`. Return False if a newer one is known to be
+        committed."""
         if index <= self._entries[0][0]:
             return False
         assert index > self.index, (index, self.index)
@@ -324,14 +331,15 @@ class Configurations:
         return True
 
     def truncate(self, from_index: int) -> bool:
-        """Frames from there on are cut; whether another one is in force now."""
+        """Drop the configurations of frames from `from_index` on. Return whether that changed which
+        one is in force."""
         kept = [entry for entry in self._entries[1:] if entry[0] < from_index]
         changed = len(kept) < len(self._entries) - 1
         self._entries[1:] = kept
         return changed
 
     def settle(self, commit_index: int) -> None:
-        """Forget those that a committed one supersedes."""
+        """Forget the configurations that a committed one supersedes."""
         committed = sum(index <= commit_index for index, _ in self._entries[1:])
         del self._entries[:committed]
 

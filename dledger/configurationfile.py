@@ -1,15 +1,16 @@
 """The configuration that a replica starts with: from its file, its log, or broker.conf.
 
-Retention may take the frame that holds the configuration in force. So the newest one that is known
-to be committed also stands in a `SlotFile`, saved before retention may pass its frame:
+Retention may delete the frame that holds the configuration in force. So the newest one that is
+known to be committed is also kept in a `SlotFile`, saved before retention may pass its frame:
 
     off size field
     0   8    index      of its frame, int64, big-endian
     8   n    payload    of that frame (configuration.py)
 
-There is no file as long as no change was ever made: then the founding configuration is in force.
-The frames behind `index` come from the log. A damaged file is made anew from a log that still has
-its beginning; without that, nobody knows who is in the group, and the replica must not guess.
+There is no file until the first change is made: then the founding configuration is in force.
+Configurations of frames behind `index` are read from the log. A damaged file is rebuilt from a log
+that still has its beginning; from any other log the replica cannot know the group's members, and
+must not guess.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ConfigurationLost(RaftError):
 
 
 class ConfigurationFile:
-    """`load` first; then `save` whatever is committed."""
+    """The file with the newest committed configuration. Call `load` first, then `save`."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._slots = SlotFile(disk, f"{directory}/configuration")
@@ -47,8 +48,8 @@ class ConfigurationFile:
         self.damaged = False  # found so by `load`
 
     def load(self) -> tuple[int, Configuration] | None:
-        """What was saved last: (index, configuration). None if nothing was, or if it is damaged.
-        Blocking. Raises OSError."""
+        """Return what was saved last: (index, configuration). None if nothing was, or if the file
+        is damaged. Blocking. Raises OSError."""
         try:
             content = self._slots.load()
             if content is None:
@@ -62,7 +63,7 @@ class ConfigurationFile:
         return index, configuration
 
     def save(self, index: int, configuration: Configuration) -> None:
-        """Durable on return. Blocking. Raises OSError."""
+        """Save the configuration of frame `index`; durable on return. Blocking. Raises OSError."""
         self._slots.save(_INDEX.pack(index) + encode_configuration(configuration))
         self.saved_index = index
 
@@ -73,8 +74,9 @@ class ConfigurationFile:
 def starting_configurations(
     saved: tuple[int, Configuration] | None, damaged: bool, founding: Configuration, log: RaftLog
 ) -> Configurations:
-    """Those of a log that is open. Blocking. Raises ConfigurationLost, FrameDamaged (only what is
-    behind the last committed configuration is read), OSError."""
+    """Return the configurations of an open log. Blocking. Raises ConfigurationLost if the file is
+    damaged and the log lacks its beginning, FrameDamaged (only frames behind the last committed
+    configuration are read), OSError."""
     if damaged and log.index.first_index > 1:
         raise ConfigurationLost(
             "the configuration file is damaged, and the log begins with frame "

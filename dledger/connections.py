@@ -1,8 +1,8 @@
-"""The connections of a replica's links: those that peers dial, those that it dials, and what keeps
-the latter up. Shell.
+"""The connections of a replica's links: those that peers dial, those that it dials, and the
+`Dialer` that keeps the latter up. Shell.
 
-Which messages pass, and who is welcome, says their owner (peers.py); how a connection comes about
-says its `Network`. What a connection brings that is malformed closes it, and nothing else.
+The owner (peers.py) decides which messages pass and which peers are welcome; the `Network` decides
+how a connection is made. Malformed data closes the connection it came over, and does nothing else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PeerAddress:
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """Time-outs in milliseconds, limits in bytes."""
+    """Settings of the links: time-outs in milliseconds, limits in bytes."""
 
     backoff_ms_min: int = 20
     backoff_ms_max: int = 500
@@ -63,31 +63,32 @@ class LinkConfig:
 
 
 class LinkHandler(Protocol):
-    """What the links report. Called on the loop, directly from the connection's callbacks."""
+    """Receives the links' events. Called on the loop, directly from the connection's callbacks."""
 
     def on_messages(self, messages: list[PeerMessage]) -> None:
-        """All messages that one read brought, in order, all from one peer."""
+        """Take all messages of one read, in order, all from one peer."""
 
     def on_opened(self, peer: NodeId) -> None:
-        """Messages to `peer` go out from now on."""
+        """Note that messages to `peer` go out from now on."""
 
     def on_closed(self, peer: NodeId) -> None:
-        """An established connection to or from `peer` was lost."""
+        """Note that an established connection to or from `peer` was lost."""
 
     def on_failed(self, error: BaseException) -> None:
-        """A bug ended the task that keeps a link up."""
+        """Note that a bug ended the task that keeps a link up."""
 
 
 class Reader(Protocol):
-    """Cuts what one peer's connection brings into messages, as `wire.MessageReader` does."""
+    """Splits the bytes of one peer's connection into messages, as `wire.MessageReader` does."""
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """All messages that are whole with `data`. Raises WireError: the connection is closed."""
+        """Return all messages that `data` completes. Raises WireError: the connection is then
+        closed."""
         ...
 
 
 class Owner(Protocol):
-    """What connections ask of the links that they belong to, and tell them."""
+    """The links that a connection belongs to, as the connection sees them."""
 
     node_id: NodeId
     group: str
@@ -98,23 +99,23 @@ class Owner(Protocol):
     refused: int
 
     def refusal(self, hello: Hello, transport: asyncio.BaseTransport) -> str:
-        """Why a dialler is not welcome; empty if it is."""
+        """Return why a dialler is not welcome; empty if it is."""
         ...
 
     def judge(self, connection: Connection, peer: NodeId, dialled: bool) -> str:
-        """Why the two may not talk, for the groups they are of; empty if they may."""
+        """Return why the two replicas' groups forbid them to talk; empty if they may."""
         ...
 
     def announce(self, connection: Dialled, peer: NodeId) -> None:
-        """Tell a peer what was not known yet when it was greeted."""
+        """Tell a peer this end's group id if that changed since the connection's handshake."""
         ...
 
     def accepted_opened(self, connection: Accepted) -> bool:
-        """Count a new connection; False if it is one too many."""
+        """Count a new connection; return False if it is one too many."""
         ...
 
     def accepted_welcome(self, connection: Accepted, peer: NodeId) -> None:
-        """From now on it brings messages of `peer`."""
+        """Note that the connection brings messages of `peer` from now on."""
         ...
 
     def accepted_lost(self, connection: Accepted) -> None: ...
@@ -123,7 +124,7 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """What both ends share: the transport, and a future that is done when it is closed."""
+    """The part common to both ends: the transport, and a future that is done when it is closed."""
 
     def __init__(self, links: Owner) -> None:
         self.links = links
@@ -155,7 +156,7 @@ class Connection(asyncio.Protocol):
 
 
 class Accepted(Connection):
-    """A connection a peer dialled: its hello, then its messages."""
+    """A connection that a peer dialled: brings the peer's hello, then its messages."""
 
     def __init__(self, links: Owner) -> None:
         super().__init__(links)
@@ -194,8 +195,8 @@ class Accepted(Connection):
         self.links.accepted_lost(self)
 
     def _receive_hello(self, data: bytes) -> bytes:
-        """Consume the hello, and who dials is of which group; return what follows that. Raises
-        WireError if it is not welcome."""
+        """Consume the hello and the dialler's group id; return the bytes behind them. Raises
+        WireError if they are malformed."""
         self._opening += data
         assert self.transport is not None
         if self._hello is None:
@@ -222,12 +223,12 @@ class Accepted(Connection):
         return self._welcome(self._hello)
 
     def _answer(self, hello: Hello, reason: str) -> bool:
-        """Whether that is a welcome."""
+        """Answer the hello: a refusal if there is a `reason`. Return whether it is a welcome."""
         assert self.transport is not None
         self.transport.write(encode_answer(HelloAnswer(reason, spoken(hello))))
         if reason:
             self.links.refused += 1
-            if not self.group_id:  # else it was logged if that was due
+            if not self.group_id:  # otherwise `judge` has logged it if that was due
                 log.warning("peer_refused from=%s reason=%s", self.where, reason, extra=FROM_PEER)
             self.transport.close()  # not abort: the reason shall arrive
         return not reason
@@ -247,14 +248,15 @@ class Accepted(Connection):
 
 
 class Dialled(Connection):
-    """The connection to a peer: hello out, the answer in, of which group each is, then only out."""
+    """The connection to a peer: sends a hello, receives the answer, exchanges group ids, and from
+    then on only sends."""
 
     def __init__(self, links: Owner, dialer: Dialer) -> None:
         super().__init__(links)
         self._dialer = dialer
         self._opening = b""
-        self.version = 0  # that is spoken; 0: not answered yet
-        self.said: bytes | None = None  # of which group this end is; None: nothing yet
+        self.version = 0  # of the protocol, as agreed; 0: not answered yet
+        self.said: bytes | None = None  # the group id this end sent; None: nothing sent yet
         self._doubt = ""  # why this end does not want to talk
         self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -283,8 +285,9 @@ class Dialled(Connection):
         self._dialer.opened(self)
 
     def _receive_answers(self) -> bool:
-        """Whether all are there. Raises WireError if we, or they, are not welcome. They hear of
-        which group we are before we go, so that both sides say what is wrong."""
+        """Consume the peer's answers; return whether all are there. Raises WireError if either end
+        refuses the other. Our group id is sent before we close, so that both sides log the
+        reason."""
         if not self.version:
             answer = self._take_answer()
             if answer is None:
@@ -305,7 +308,7 @@ class Dialled(Connection):
         return self._take_answer() is not None
 
     def _take_answer(self) -> HelloAnswer | None:
-        """None while it is not whole. Raises WireError for a refusal."""
+        """Return the answer, None while it is incomplete. Raises WireError for a refusal."""
         decoded = decode_answer(self._opening)
         if decoded is None:
             return None
@@ -316,8 +319,9 @@ class Dialled(Connection):
         return answer
 
     def give_up(self) -> None:
-        """Close it, and take it for lost at once: a dial that is cancelled while uvloop still tells
-        of the connection has its transport closed, and `connection_lost` is never called."""
+        """Close the connection and treat it as lost at once: if a dial is cancelled before uvloop
+        has reported its connection, the transport is closed but `connection_lost` is never
+        called."""
         self.welcome.cancel()
         self.abort()
         self.connection_lost(None)
@@ -331,7 +335,7 @@ class Dialled(Connection):
 
 
 class Dialer:
-    """Keeps one connection to one peer up; owns the task that does."""
+    """Keeps one connection to one peer up, by a task that it owns."""
 
     def __init__(self, links: Owner, address: PeerAddress, rng: Random) -> None:
         self.address = address
@@ -351,14 +355,14 @@ class Dialer:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The task ends by cancellation only; anything else is a bug and must be heard."""
+        """Report the task's end unless it was cancelled: any other end is a bug."""
         if not task.cancelled():
             error = task.exception()
             assert error is not None, "a dialler never returns"
             self._links.handler.on_failed(error)
 
     async def stop(self) -> None:
-        """End the task; the open connection, if any, is the caller's to close."""
+        """End the task. The caller closes the open connection, if there is one."""
         self.transport = None
         if self._task is not None:
             self._task.cancel()
@@ -366,7 +370,7 @@ class Dialer:
             self._task = None
 
     def cut(self) -> None:
-        """Abort the connection and dial no more."""
+        """Abort the connection and stop dialling."""
         self.transport = None
         if self._task is not None:
             self._task.cancel()
@@ -374,8 +378,7 @@ class Dialer:
             self.connection.abort()
 
     def retire(self) -> None:
-        """Dial no more, and close the connection when what waits has been sent. Reports nothing
-        any more."""
+        """Stop dialling and reporting, and close the connection once what waits has been sent."""
         self.transport = None
         if self._task is not None:
             self._task.cancel()
@@ -384,16 +387,17 @@ class Dialer:
 
     @property
     def is_over(self) -> bool:
-        """Whether a retired one has nothing left to be waited for."""
+        """True if a retired dialer has nothing left to wait for."""
         return self.connection is None and (self._task is None or self._task.done())
 
     def hurry(self) -> None:
-        """Dial now if a back-off is being waited out."""
+        """Dial now instead of waiting for the back-off to end."""
         self._wake.set()
 
     def ask_again(self) -> None:
-        """The peer knows its group's id: if it did not when it was dialled, it is dialled anew, for
-        only then is it believed. Not at each dial of somebody else who goes by its name."""
+        """Dial the peer anew if it now knows its group's id and did not when it was dialled: its id
+        is believed only on a connection dialled from here. At most every ASK_AGAIN_MS, because
+        somebody else may dial in under the peer's name."""
         at_ms = now_ms()
         connection = self.connection
         if self.transport is None or connection is None or connection.group_id:
@@ -438,7 +442,7 @@ class Dialer:
                 pass  # the back-off is over: the usual case
 
     async def _connect(self) -> Dialled:
-        """Resolve, connect and be welcome, all within the time-out."""
+        """Resolve, connect and be welcomed, all within the time-out. Raises OSError, WireError."""
         network = self._links.config.network
         try:
             async with asyncio.timeout(self._links.config.connect_timeout_ms / 1000):
@@ -464,5 +468,5 @@ class Dialer:
 
 
 def now_ms() -> float:
-    """By the loop's clock."""
+    """Return the time of the loop's clock, in milliseconds."""
     return asyncio.get_running_loop().time() * 1000

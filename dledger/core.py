@@ -11,17 +11,18 @@ How a shell drives it (`member.py`, and the simulator, which is the specificatio
 
 `perform` does the steps of `Ready` in their order. Whenever none is left and `core.wants_noop` is
 true, the shell seals a no-op at `core.last_index + 1` with `core.term` and proposes it: nothing
-else can be proposed before it. It opens a leader's term (only when it is committed does
-`leader_ready` become true), or is a recovering follower's barrier (standing.py).
+else can be proposed before it. It opens a leader's term (`leader_ready` becomes true only when it
+is committed), or is a recovering follower's barrier (standing.py).
 
-`incarnation` is a number above 0 that no earlier process of this node has used. A replica whose
-hard state is not whole says so; make it durable before the first message (the core asks for it
-if it was loaded so, the shell must if it decided so). `segment_end(position)` says where the log's
-segment ends that holds it: where a leader's frames may stand. Without, they stand anywhere.
+`incarnation` is a number above 0 that no earlier process of this node has used. A replica that has
+not recovered says so in its hard state (`whole` is false); that must be durable before the first
+message (the core asks for it if the hard state was loaded so; the shell must save it if it decided
+so). `segment_end(position)` returns the end of the log's segment that holds the position, and so
+where a leader's frames may stand. Without it they may stand anywhere.
 
 The log index handed in must describe frames that are all durable: `RaftLog.open` syncs what it
 recovered. The core keeps its own copy. `commit_index` is what the shell has applied durably, if
-anything (the checkpoint); retention's cut counts as committed, too.
+anything (the checkpoint); the frames that retention deleted count as committed, too.
 
 A failed assertion means that Raft's promises are broken: the node must stop.
 """
@@ -50,7 +51,7 @@ from raftmq.dledger.state import NEVER_MS
 
 class RaftCore(Leading, Following):
     """One replica. Attributes for reading: `node_id`, `configurations`, `voters`, `is_voter`,
-    `peers` (with whom it speaks), `config`, `role`, `term`, `voted_for`, `whole`, `incarnation`,
+    `peers` (it sends to these), `config`, `role`, `term`, `voted_for`, `whole`, `incarnation`,
     `unfit`, `has_room` (the shell sets it), `leader`, `leader_ready`, `commit_index`,
     `durable_index`, `last_index`, `wants_noop`, `can_propose`, `transfer_target`, `patience`,
     `next_deadline_ms`. Times are milliseconds of one clock that never goes back (attention.py)."""
@@ -60,20 +61,20 @@ class RaftCore(Leading, Following):
     # -- in ---------------------------------------------------------------------------------
 
     def step(self, message: Message, now_ms: float) -> None:
-        """Take one message from a peer. Those to others are dropped, and answers of strangers.
+        """Take one message from a peer. Drop messages to other nodes and strangers' answers.
 
-        Strangers' requests are not: a leader or candidate may be a member that this replica has
-        not heard of yet (thesis 4.1). Who was removed is kept off by PreVote, and by nobody
-        voting while a leader is heard. Neither may a stranger order an election.
+        Strangers' requests are taken: a leader or candidate may be a member that this replica has
+        not heard of yet (thesis 4.1). Removed members are kept off by PreVote, and because nobody
+        votes while it hears a leader. A stranger cannot order an election (TimeoutNow).
 
-        Raises MessageRefused for what only somebody says who breaks Raft's rules: it was not
-        acted on, but for its term."""
+        Raises MessageRefused for a message that only a replica breaking Raft's rules can send: only
+        its term was acted on."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         if message.to != self.node_id or message.sender == self.node_id:
             return
         if self._closed:
-            self._closed.discard(message.sender)  # whoever speaks is connected
+            self._closed.discard(message.sender)  # a peer that sends is connected
         if self._given_up and message.sender in self._given_up:
             self._speaks_after_all()
         kind = type(message)
@@ -113,9 +114,9 @@ class RaftCore(Leading, Following):
             self._tick_election()
 
     def durable(self, index: int) -> None:
-        """Frames up to `index` are durable here, under the flush policy in force.
+        """Note that frames up to `index` are durable here, under the flush policy in force.
 
-        Only what was handed out for writing and not cut since counts.
+        Only frames that were handed out for writing and not truncated since count.
         """
         index = min(index, self._handed_index)
         if index <= self.durable_index:
@@ -130,8 +131,9 @@ class RaftCore(Leading, Following):
             self._follower_durable()
 
     def peer_closed(self, peer: NodeId, now_ms: float) -> None:
-        """The connection with `peer` closed. Was it the leader, ask for PreVotes after a short
-        random delay, so that two followers that see the same close do not split the vote."""
+        """Note that the connection with `peer` closed. If it was the leader, ask for PreVotes
+        after a short random delay: two followers that see the same close must not split the
+        vote."""
         self._now_ms = max(self._now_ms, now_ms)
         if peer not in self.peers:
             return
@@ -146,7 +148,7 @@ class RaftCore(Leading, Following):
             self._count_votes()
 
     def peer_opened(self, peer: NodeId) -> None:
-        """The connection with `peer` is open (again)."""
+        """Note that the connection with `peer` is open (again)."""
         self._closed.discard(peer)
         if self.role is Role.LEADER and peer in self._progress:
             self._leader_peer_opened(peer)
@@ -161,10 +163,10 @@ class RaftCore(Leading, Following):
             self._step_down(reason)
 
     def disk_fails(self, reason: str, takes_frames: bool = True) -> None:
-        """The disk does not keep up, or is full: do not lead, nor try to, until `disk_works`.
+        """Neither lead nor try to until `disk_works`: the disk does not keep up, or is full.
 
-        Without `takes_frames` no new frames are taken from a leader either: heartbeats are
-        answered, and the leader sends again what is missing later."""
+        Without `takes_frames` no new frames are taken from a leader either: heartbeats are still
+        answered, and the leader later sends again what is missing."""
         self.unfit = reason
         self._takes_frames = takes_frames
         if self.role is Role.LEADER:
@@ -173,12 +175,13 @@ class RaftCore(Leading, Following):
             self._become_follower(self.term, None, reason)
 
     def disk_works(self) -> None:
-        """The disk is as it should be again."""
+        """Note that the disk works again."""
         self.unfit = None
         self._takes_frames = True
 
     def trim(self, first_index: int) -> None:
-        """Retention cut the log: `first_index` (at most commit_index + 1) is its first frame."""
+        """Note that retention deleted the log's beginning: `first_index` (at most commit_index + 1)
+        is its first frame now."""
         assert first_index <= self.commit_index + 1, (first_index, self.commit_index)
         self._log.trim(first_index)
 
@@ -191,17 +194,18 @@ class RaftCore(Leading, Following):
 
     @property
     def progress(self) -> dict[NodeId, Progress]:
-        """What the leader knows of each follower (read only); empty on other replicas."""
+        """The leader's view of each follower (read only); empty on other replicas."""
         return self._progress
 
     @property
     def patience(self) -> int:
-        """By what the configured election time-outs are multiplied now (patience.py)."""
+        """The election back-off: the factor on the configured election time-outs (patience.py)."""
         return self._patience.factor
 
     def silent_ms(self, peer: NodeId, now_ms: float | None = None) -> float | None:
-        """How long ago `peer` was heard, as far as this replica keeps count: a leader does of its
-        followers, a follower of its leader. Without `now_ms`: when the core was told the time."""
+        """Return how many milliseconds ago `peer` was heard; None if this replica does not keep
+        count: a leader does for its followers, a follower for its leader. Without `now_ms`: as of
+        the time that the core was told last."""
         now_ms = self._now_ms if now_ms is None else now_ms
         if peer in self._progress:
             return max(0.0, now_ms - self._progress[peer].heard_ms)
@@ -210,7 +214,7 @@ class RaftCore(Leading, Following):
 
     @property
     def next_deadline_ms(self) -> float:
-        """When `tick` has something to do, if nothing happens before."""
+        """The time at which `tick` has something to do, if nothing happens before."""
         if self.role is not Role.LEADER:
             if self._tally is None:
                 return self._election_due_ms
@@ -222,7 +226,7 @@ class RaftCore(Leading, Following):
         return due_ms
 
     def ready(self) -> Ready | None:
-        """What the shell must do now; None if nothing. Each is handed out once."""
+        """Return what the shell must do now; None if nothing. Each is handed out once."""
         if not self._dirty:
             return None
         if self.role is Role.LEADER:

@@ -1,12 +1,13 @@
-"""How a replica asks for votes and gives them: Raft 5.2 and 5.4.1, thesis 9.6 (PreVote). Pure.
+"""Elections: how a replica asks for votes and grants them. Raft 5.2 and 5.4.1, thesis 9.6
+(PreVote). Pure.
 
 An election starts with PreVote: nobody's term rises before a majority has said that it would
-vote. Voters that have not answered are asked again every heartbeat, so a lost message costs that
-and not a whole time-out. A voter grants its vote again to the same candidate.
+vote. Voters that have not answered are asked again every heartbeat interval, so a lost message
+costs that much and not a whole time-out. A voter grants its vote again to the same candidate.
 
 A replica whose disk is short of room stands back: it lets one more time-out pass before it asks for
 votes, so that those that have room go first. If none of them can be elected it is, since somebody
-has to lead. It tells its leader so, too (following.py).
+has to lead. It also tells its leader that it is short of room (following.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from raftmq.dledger.state import CoreState
 
 
 class Election(CoreState):
-    """Pre-candidate, candidate, voter."""
+    """The behaviour of a pre-candidate, a candidate and a voter."""
 
     __slots__ = ()
 
@@ -28,10 +29,10 @@ class Election(CoreState):
 
     @property
     def _may_campaign(self) -> bool:
-        """Voters; and a replica whose removal is not committed yet: it may be the only one that
-        can bring that about (thesis 4.2.2). It does not count itself. Not one that reads the log
-        from its beginning with an empty disk: what it meets there are configurations long past.
-        And not beyond the last term there is."""
+        """True for voters, and for a replica whose removal is not committed yet: it may be the only
+        one that can get it committed (thesis 4.2.2), and does not count its own vote. False for a
+        replica that receives the log from its beginning on an empty disk, because the
+        configurations it meets there are long past; and false in the last term, TERM_MAX."""
         if self.term >= TERM_MAX:
             return False
         if not self.whole and self.configurations.index and not self._vouched:
@@ -56,7 +57,7 @@ class Election(CoreState):
         self._count_votes()
 
     def _start_election(self, reason: str, transfer: bool = False) -> None:
-        """Raft 5.2: a new term, the own vote, and a request to everybody."""
+        """Enter a new term, vote for this replica, and ask all other voters (Raft 5.2)."""
         assert self.role is not Role.LEADER
         self._enter_term(self.term + 1)
         self.role = Role.CANDIDATE
@@ -113,7 +114,7 @@ class Election(CoreState):
                 soon = self.config.close_jitter_ms / 2 + self._close_jitter()
                 self._election_due_ms = self._now_ms + soon
             elif self._now_ms - self._asked_ms < self.config.election_ms_min:
-                # They answer fast: no reason to be patient now, whatever was before.
+                # The peers answer fast: undo the election back-off for this time-out.
                 patient_ms = self._election_due_ms - self._now_ms
                 self._election_due_ms = self._now_ms + patient_ms / self._patience.factor
 
@@ -141,7 +142,8 @@ class Election(CoreState):
                 progress.no_room_told = True
 
     def _on_timeout_now(self, order: TimeoutNow) -> None:
-        """Thesis 3.10: the leader hands over; no PreVote, for it knows that it is alive."""
+        """Start an election because the leader hands over (thesis 3.10); without PreVote, since
+        the leader itself asks for it."""
         may_lead = self.unfit is None and self._may_campaign
         if order.term == self.term and self.role is not Role.LEADER and may_lead:
             self._start_election(f"{order.sender} hands leadership over", transfer=True)
@@ -194,8 +196,9 @@ class Election(CoreState):
         self._answer_vote(request, granted)
 
     def _may_vote_for(self, request: VoteRequest) -> bool:
-        """One vote a term; again to the same candidate, as long as it is the same candidacy: a
-        candidate that lost its memory may have led this term already."""
+        """Return whether the one vote of this term is free, or was given to this same candidacy.
+        The same candidate in another incarnation does not get it: it has lost its memory, and may
+        have led this term already."""
         return self.voted_for is None or (
             self.voted_for == request.sender and self._voted_incarnation == request.incarnation
         )
@@ -205,8 +208,9 @@ class Election(CoreState):
             request.term > self.term and not self._hears_leader() and self._is_up_to_date(request)
         )
         if granted and self.role is Role.FOLLOWER and not self._yielded:
-            # Whoever asked first goes first: wait long enough for its election to be decided,
-            # or two that saw the same close would split the vote. Only once: it may not hear us.
+            # Whoever asked first goes first: wait long enough for its election to be decided, or
+            # two that saw the same close would split the vote. Only once: our answer may not
+            # reach it.
             self._yielded = True
             decided_ms = self.config.heartbeat_ms * self._patience.factor
             later = self._now_ms + decided_ms + self._close_jitter()

@@ -1,9 +1,9 @@
-"""When a replica stops taking peers that give no proof (gate.py): once every other voter has proven
-itself to it. Shell: the note is saved in a thread.
+"""Enforcement of proofs: a replica stops taking peers that give no proof (gate.py) once every other
+voter has proven itself to it. Shell: the note is saved in a thread.
 
-That is durable in the file `enforced` (a SlotFile) before it is in force, so a restart does not
-fall back; nor does a change of members: who joins later has to prove itself. Who wants to go back
-to a program that knows no proofs removes the file of a stopped replica.
+The decision is durable in the file `enforced` (a SlotFile) before it is in force, so a restart does
+not undo it; nor does a change of members: whoever joins later has to prove itself. To go back to a
+program that knows no proofs, stop the replica and remove its file.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ _ENFORCED = b"\1"
 
 
 class Enforcement:
-    """`load` before anything listens, `look` again and again, `stop` in the end."""
+    """Decides when proofs are enforced. Call `load` before anything listens, `look` periodically,
+    and `stop` in the end."""
 
     def __init__(
         self, file: SlotFile, gate: Gate | None, on_failed: Callable[[str, BaseException], None]
     ) -> None:
-        """Without a gate nobody is asked for a proof, and nothing is noted."""
+        """Without a `gate` nobody is asked for a proof, and nothing is saved."""
         self._file = file
         self._gate = gate
         self._on_failed = on_failed
         self._saving: asyncio.Future[None] | None = None
 
     def load(self) -> None:
-        """Blocking. Raises OSError."""
+        """Read the file, and enforce proofs if it says so. Blocking. Raises OSError."""
         if self._gate is None:
             return
         try:
             noted = self._file.load()
         except SlotsDamaged as error:
-            # Written here only when proofs were enforced, so that is what it said.
+            # The file is written only when proofs are enforced, so that is what it said.
             log.error("enforcement_note_damaged %s: taken for what it was", error)
             noted = _ENFORCED
         if noted is not None:
             self._gate.enforce()
 
     def look(self, voters: Collection[NodeId], own: NodeId, pool: Executor) -> None:
-        """Whether that moment has come."""
+        """Begin to enforce proofs if every other voter has proven itself."""
         gate = self._gate
         if gate is None or not gate.accepts_unproven or self._saving is not None or not voters:
             return

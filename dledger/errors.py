@@ -1,6 +1,6 @@
-"""What the core and its shell refuse, and why.
+"""Errors of the core and its shell.
 
-Nothing was appended when one of these is raised, OutcomeUnknown excepted.
+When one of these is raised nothing was appended, except with OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RaftError(Exception):
 
 
 class NotLeader(RaftError):
-    """This replica does not lead; `leader` is who does, as far as it knows."""
+    """This replica does not lead; `leader` is the leader it knows of, None if none."""
 
     code = "NOT_LEADER"
 
@@ -45,13 +45,13 @@ class UnknownTarget(RaftError):
 
 
 class ChangeRefused(RaftError):
-    """A change of members that may not be made, or not now; the text says why."""
+    """A membership change may not be made, or not now; the text says why."""
 
     code = "CHANGE_REFUSED"
 
 
 class PreferredChanged(ChangeRefused):
-    """Another leader is `preferred` by now than the change was meant to replace."""
+    """The preferred leader is now `preferred`, not one that the change was meant to replace."""
 
     retriable = False
 
@@ -61,29 +61,30 @@ class PreferredChanged(ChangeRefused):
 
 
 class OutcomeUnknown(RaftError):
-    """It was proposed, and whether it is or will be stored is not known: nobody may say 'no'."""
+    """It was proposed, but it is not known whether it is or will be stored: it must not be
+    reported as not stored."""
 
     code = "OUTCOME_UNKNOWN"
     outcome_unknown = True
 
 
 class CommandTooLarge(RaftError):
-    """A command that could never be proposed."""
+    """A command is too large to be ever proposed."""
 
     code = "COMMAND_TOO_LARGE"
     retriable = False
 
 
 class StateTooOld(RaftError):
-    """The application's state ends before the log begins: frames in between are gone here."""
+    """The application's state ends before the log begins: this replica lacks frames in between."""
 
     code = "STATE_TOO_OLD"
     retriable = False
 
 
 class MessageRefused(Exception):
-    """A peer's message cannot be true of a replica that keeps Raft's rules, and was not acted on:
-    the connection that it came over should end. Nothing is wrong with this replica."""
+    """A peer's message that no replica keeping Raft's rules can send. It was not acted on, and its
+    connection should be closed. Nothing is wrong with this replica."""
 
     def __init__(self, sender: NodeId, reason: str) -> None:
         super().__init__(f"{sender}: {reason}")
@@ -92,8 +93,8 @@ class MessageRefused(Exception):
 
 
 class FrameDamaged(StoreDamaged):
-    """Frame `index`, whose term and place are known, is not what was written. It is fetched again
-    from a peer; until then whoever needs it has to wait."""
+    """Frame `index`, whose term and position are known, is not what was written. It is fetched
+    again from a peer; until then its readers have to wait."""
 
     code = "FRAME_DAMAGED"
     retriable = True

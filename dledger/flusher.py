@@ -1,8 +1,8 @@
-"""Makes the log durable: one fdatasync at a time, in a thread of its own.
+"""The flusher makes the log durable: one fdatasync at a time, in a thread of its own.
 
 SYNC_FLUSH: a frame is durable when an fdatasync that began after its write has returned. While
-one is under way frames gather for the next: group commit without a timer. The leader's runs while
-its peers receive the frames.
+one is in flight frames gather for the next: group commit without a timer. The leader's fdatasync
+runs while its peers receive the frames.
 ASYNC_FLUSH: a frame counts as durable once it is written (it survives the process, not the power);
 an fdatasync follows on an interval.
 
@@ -22,14 +22,15 @@ from raftmq.dledger.log import LogSyncTicket, RaftLog
 
 
 class FlushMode(Enum):
-    """The names are the broker's `flushDiskType`."""
+    """The flush policy; the values are those of the broker's `flushDiskType`."""
 
     SYNC = "SYNC_FLUSH"
     ASYNC = "ASYNC_FLUSH"
 
 
 class LogFlusher:
-    """Owned by the member; all methods on the loop, only `ticket.run` in the thread."""
+    """Makes one member's log durable. All methods are called on the loop; only `ticket.run` runs
+    in the thread."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class LogFlusher:
         self._queue: SimpleQueue[LogSyncTicket | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._busy: asyncio.Future[None] | None = None  # done when the sync under way is
+        self._busy: asyncio.Future[None] | None = None  # done when the sync in flight is
         self._begun_ms: float | None = None
         self._due_ms = 0.0
         self._failed = False
@@ -60,7 +61,7 @@ class LogFlusher:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Wait for the sync under way, do a last one, end the thread."""
+        """Wait for the sync in flight, do a last one, end the thread."""
         if self._thread is None:
             return
         assert self._loop is not None
@@ -72,19 +73,19 @@ class LogFlusher:
         self._thread = None
 
     def written(self) -> None:
-        """Frames were appended: in SYNC mode, see that they become durable."""
+        """Note that frames were appended: in SYNC mode, see that they become durable."""
         if self.mode is FlushMode.SYNC and self._busy is None:
             self._begin()
 
     def tick(self, now_ms: float) -> None:
-        """ASYNC mode: start what is due."""
+        """Start a sync if one is due by the interval (of use in ASYNC mode)."""
         if self._busy is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + self._interval_ms
             self._begin()
 
     @property
     def all_durable(self) -> bool:
-        """Behind `stop`: whether everything that was ever written is durable."""
+        """True if, after `stop`, everything ever written is durable."""
         return (
             self._thread is None
             and not self._failed
@@ -92,7 +93,8 @@ class LogFlusher:
         )
 
     def stalled_ms(self, now_ms: float) -> float:
-        """For how long (to a call) one fdatasync has been under way; 0 if none is."""
+        """Return for how many milliseconds the fdatasync in flight has been running; 0 if none is.
+        Counted from the first call that saw it."""
         if self._busy is None:
             return 0.0
         if self._begun_ms is None:
@@ -100,7 +102,7 @@ class LogFlusher:
         return now_ms - self._begun_ms
 
     def _begin(self) -> bool:
-        """Hand the next sync to the thread; False if there is nothing to sync."""
+        """Hand the next sync to the thread; return False if there is nothing to sync."""
         if self._failed or self._thread is None:
             return False
         ticket = self._log.begin_sync()
@@ -112,7 +114,7 @@ class LogFlusher:
         return True
 
     def _run(self) -> None:
-        """The thread."""
+        """Run tickets: the thread's body."""
         assert self._loop is not None
         while (ticket := self._queue.get()) is not None:
             error: Exception | None = None

@@ -1,12 +1,12 @@
-"""What a replica does with its leader's messages: Raft 5.3, the receiver's side. Pure.
+"""The follower's side of replication: how a replica handles its leader's messages. Raft 5.3. Pure.
 
-Invariants: only a frame whose term differs from the request's frame of the same index cuts the
-log, and never at or below commit; nothing else removes a frame: not an old, repeated or empty
-request, not a heartbeat. An acknowledgement names min(durable, proven to match), nothing beyond.
+Invariants: the log is truncated only at a frame whose term differs from the request's frame of the
+same index, and never at or below commit; nothing else removes a frame: not an old, repeated or
+empty request, not a heartbeat. An acknowledgement names min(durable, proven to match), no more.
 
-What a leader says is looked at before any of it is done (MessageRefused): a second leader of one
+A leader's message is checked before any of it is acted on (MessageRefused): a second leader of one
 term, a frame in the place of one that is committed or that this term's leader has sent, frames
-that do not stand one behind the other. An honest leader says none of these.
+that are not contiguous. An honest leader sends none of these.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Following(Standing):
     __slots__ = ()
 
     def _accept_leader(self, sender: NodeId) -> None:
-        """`sender` leads the current term (Raft 5.2: there is no other). Raises MessageRefused."""
+        """Follow `sender`, which leads the current term. Raises MessageRefused if another replica
+        leads it (Raft 5.2: there is only one)."""
         if self.leader not in (None, sender):
             raise MessageRefused(sender, f"leads term {self.term}, as {self.leader} does")
         assert self.role is not Role.LEADER, (self.node_id, sender, self.term)
@@ -74,7 +75,8 @@ class Following(Standing):
             self._durable_ack_due = True
 
     def _fits(self, request: AppendRequest) -> bool:
-        """Whether the frame before the request's first one is here (Raft 5.3)."""
+        """Return whether the frame before the request's first one is here (Raft 5.3). Raises
+        MessageRefused if it contradicts a committed one."""
         prev_index = request.prev_index
         if prev_index <= self.commit_index:
             # Committed frames are the leader's, by leader completeness (Raft 5.4.3).
@@ -89,8 +91,8 @@ class Following(Standing):
         return self._log.term_at(prev_index) == request.prev_term
 
     def _check_frames(self, request: AppendRequest) -> None:
-        """Whether these frames can follow each other, and this log, as far as it keeps what it
-        has of them. Raises MessageRefused; nothing has changed then."""
+        """Check that these frames can follow each other and the part of this log that they leave in
+        place. Raises MessageRefused; nothing has changed then."""
         log, index, term = self._log, request.prev_index, request.prev_term
         end = -1  # where the frame before the next one ends, from the first new one on
         for frame in request.frames:
@@ -115,7 +117,8 @@ class Following(Standing):
             end = frame.end
 
     def _check_frame(self, sender: NodeId, frame: Frame, end: int) -> None:
-        """Whether a new frame can stand behind one that ends at `end`, and says what it should."""
+        """Check a new frame's position behind one that ends at `end`, and its payload if it is a
+        configuration. Raises MessageRefused."""
         segment_end = self._segment_end
         if segment_end is None:
             fits = frame.position >= end
@@ -131,7 +134,7 @@ class Following(Standing):
                 raise MessageRefused(sender, f"{frame!r}: {error}") from error
 
     def _take_frames(self, request: AppendRequest) -> None:
-        """Skip what is here already, cut at a conflict, append what is new."""
+        """Skip the frames already here, truncate at a conflict, append the new ones."""
         log = self._log
         index = request.prev_index
         for frame in request.frames:
@@ -201,16 +204,16 @@ class Following(Standing):
         )
 
     def _follower_durable(self) -> None:
-        """More frames are durable: emit the acknowledgement that waited for it."""
+        """Send the acknowledgement that waited for more frames to be durable."""
         if self._durable_ack_due and self.leader is not None:
             self._acknowledge(self._verified_index)
 
     # -- heartbeats -------------------------------------------------------------------------
 
     def _tell_no_room(self, leader: NodeId) -> None:
-        """In front of a heartbeat response: this replica's disk is short of room. Said by a refused
-        PreVote that answers no candidate: every version can read that, and who knows nothing of
-        it drops it."""
+        """Tell the leader, ahead of a heartbeat response, that this replica's disk is short of
+        room. The message is a refused PreVote that answers no candidate: every version can read
+        it, and a version that gives it no meaning drops it."""
         self._send(VoteResponse(self.node_id, leader, self.term, self.term, True, False))
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:

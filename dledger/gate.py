@@ -1,15 +1,15 @@
-"""The gate before a replica's ports and dials: nobody passes who has not proven that it has the
-group's secret (proof.py). Shell.
+"""The gate before a replica's ports and dials: no connection passes unless both ends have proven
+that they have the group's secret (proof.py). Shell.
 
-A connection comes to whom it is for, as if it had just been made, when both ends have proven
-themselves; before that nothing of what it is for is said or heard. Connections that are still
-proving themselves are bounded in time, and in number: beyond HANDSHAKING_MAX the one that came
-first is closed. Nothing of the secret is logged, nor of what others sent for it.
+When both ends have proven themselves the connection is handed to its protocol as if it had just
+been made; before that none of that protocol's data is sent or read. Connections that are still
+proving themselves are bounded in time, and in number: beyond HANDSHAKING_MAX the oldest one is
+closed. Neither the secret nor what others sent in its place is logged.
 
-For the way from an older program, which knows no proofs, to this one: a gate that was told so
-(`accept_unproven`) takes whoever begins with something else than a challenge, and dials anew
-without one where its challenge was answered by a closed connection; with a count and, seldom, a
-line of the log for each. `enforce` ends that for good (enforcement.py says when).
+For an upgrade from an older program, which knows no proofs: a gate with `accept_unproven` accepts
+whoever begins with something other than a challenge, and dials again without a challenge where the
+first was answered by closing the connection. Each is counted and, seldom, logged. `enforce` ends
+that for good (enforcement.py says when).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("raftmq.dledger.gate")
 
 HANDSHAKING_MAX = 64
 HANDSHAKE_TIMEOUT_S = 3.0  # a dial with TLS takes no longer (broker.replication.engine)
-NAMES_MAX = 64  # of who proved itself; more than a group ever has
+NAMES_MAX = 64  # of proven nodes; more than a group ever has
 
 Connect = Callable[[Factory], Awaitable[asyncio.BaseProtocol]]
 
@@ -46,11 +46,12 @@ class Unproven(ConnectionError):
 
 
 class _Unanswered(Unproven):
-    """It closed the connection instead of answering the challenge, as an older program does."""
+    """The other end closed the connection instead of answering the challenge, as an older program
+    does."""
 
 
 class Gate:
-    """One for each port: `accepting` for what comes, `dial` for what goes."""
+    """The gate of one port: `accepting` guards a listener, `dial` guards outgoing connections."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Gate:
     ) -> None:
         self.accepts_unproven = accept_unproven
         self.timeout_s = timeout_s
-        self.proven: set[str] = set()  # who has proven itself to this one, whoever dialled
+        self.proven: set[str] = set()  # the nodes proven to this one, in either direction
         self.refused_count = 0
         self.unproven_count = 0  # connections that were taken, or made, without a proof
         self._secret = secret
@@ -75,12 +76,14 @@ class Gate:
         self._unproven: list[asyncio.Transport] = []
 
     def accepting(self, factory: Factory) -> Factory:
-        """For a listener: what `factory` makes gets only connections that have passed."""
+        """Return a factory for a listener: the protocols of `factory` get only connections that
+        have passed."""
         return lambda: _Arriving(self, factory)
 
     async def dial(self, connect: Connect, factory: Factory, receiver: str) -> asyncio.BaseProtocol:
-        """What `factory` made, connected to `receiver`, which has proven itself. `connect(factory)`
-        makes a connection. Raises OSError; may be cancelled."""
+        """Return the protocol that `factory` made, connected to `receiver`, which has proven itself
+        (or is taken without proof). `connect(factory)` makes a connection. Raises OSError; may be
+        cancelled."""
         claim = Claim(self._purpose, self._group, self._node_id, receiver)
         link = _Leaving(self, factory, claim)
         try:
@@ -105,14 +108,14 @@ class Gate:
         return protocol.inner
 
     def enforce(self) -> None:
-        """From now on nobody passes without a proof; who did goes."""
+        """Let nobody pass without a proof from now on, and close the connections that did."""
         self.accepts_unproven = False
         for transport in self._unproven:
             transport.abort()
         self._unproven.clear()
 
     def close(self) -> None:
-        """Hang up on whoever has not passed yet."""
+        """Abort the accepted connections that have not passed yet."""
         for arriving in list(self._handshaking):
             arriving.abort()
 
@@ -178,7 +181,7 @@ class GuardedNetwork:
 
 
 class GuardedListening:
-    """Closes the gate with the listener."""
+    """A listener that closes its gate with itself."""
 
     def __init__(self, listening: Listening, gate: Gate) -> None:
         self._listening = listening
@@ -313,7 +316,7 @@ class _Leaving(asyncio.Protocol):
 
 
 class _Unchallenged(asyncio.Protocol):
-    """A connection that was dialled anew, without a challenge."""
+    """A connection that was dialled again, without a challenge."""
 
     def __init__(self, gate: Gate, factory: Factory) -> None:
         self.inner = factory()
@@ -325,7 +328,7 @@ class _Unchallenged(asyncio.Protocol):
 
 
 def _hand_over(transport: asyncio.Transport, protocol: asyncio.BaseProtocol, data: bytes) -> None:
-    """From here on the connection is `protocol`'s, which finds it as if it had just been made."""
+    """Give the connection to `protocol`, which sees it as if it had just been made."""
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
     if data and not transport.is_closing():
@@ -333,5 +336,5 @@ def _hand_over(transport: asyncio.Transport, protocol: asyncio.BaseProtocol, dat
 
 
 def _is_due(count: int) -> bool:
-    """Whether the log speaks of it: at 1, 2, 4, 8, …: no flood."""
+    """Return whether to log this one: at 1, 2, 4, 8, …, so that the log is not flooded."""
     return count & (count - 1) == 0

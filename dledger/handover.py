@@ -1,11 +1,12 @@
-"""A leader that leaves: who can take over, and when the change is through.
+"""Handing leadership over before a planned stop: who can take over, and when it is done.
 
-The leader goes on taking proposals until a follower is *able*: a whole voter, connected, heard a
-moment ago, and as good as caught up; so the time in which nobody takes any is a transfer's
-(thesis 3.10: the last frames, a vote, a no-op) and no more. Behind it the former leader stays until
-it knows who leads, has told its application so (the core may be ahead of what the disk lets the
-member do), and has applied what it had proposed itself: its senders are owed that answer.
-Bounded: if nobody is able in time, or nobody is within reach, it leaves without a successor.
+The leader goes on taking proposals until a follower is *able*: a recovered ("whole") voter,
+connected, heard a moment ago, and nearly caught up. So the time in which nobody takes proposals is
+that of one transfer (thesis 3.10: the last frames, a vote, a no-op) and no more. Afterwards the
+former leader stays until it knows who leads, has told its application so (the core may be ahead of
+what the disk lets the member do), and has applied what it had proposed itself, because its senders
+are owed that answer. Bounded: if nobody is able in time, or connected, it leaves without a
+successor.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ POLL_S = 0.002  # a fraction of the transfer itself, for a moment at a process's
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """One leader's leaving. The callables ask and drive its member."""
+    """One leader's hand-over. The callables query and drive its member."""
 
     core: RaftCore
     is_open: Callable[[NodeId], bool]  # whether the connection to this peer is
@@ -41,8 +42,9 @@ class Handover:
     core_ms: Callable[[], float]  # the time as the core is told it (attention.py)
 
     async def run(self, timeout_ms: float) -> NodeId | None:
-        """Give leadership to the follower that has most. Returns who leads then; None if nobody
-        took it, and the log says why. Harmless on a replica that does not lead."""
+        """Transfer leadership to the able follower that has most of the log (one with room on its
+        disk first). Return the new leader; None if nobody took over, with the reason logged.
+        Harmless on a replica that does not lead."""
         core = self.core
         if core.role is not Role.LEADER:
             return None
@@ -66,7 +68,8 @@ class Handover:
         return None
 
     async def _is_through(self, last_index: int, deadline_ms: float) -> bool:
-        """Whether it becomes known in time who leads, and what of the own frames is committed."""
+        """Wait until the new leader is known and this node's own frames are applied; return whether
+        that happened in time."""
         core = self.core
         while self.working() and self._is_connected() and self.now_ms() < deadline_ms:
             known = core.leader not in (None, core.node_id) and self.told_leader() == core.leader
@@ -79,7 +82,7 @@ class Handover:
         return any(self.is_open(peer) for peer in self.core.peers)
 
     def _begin(self) -> None:
-        """Start a transfer if somebody is able now."""
+        """Start a transfer if a follower is able now."""
         able = able_successors(self.core, self.is_open, self.core_ms())
         if not able:
             return
@@ -93,8 +96,8 @@ class Handover:
 def hindrance_of(
     peer: NodeId, core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
 ) -> tuple[str, bool]:
-    """Of a leader's follower: why it could not lead now, "" if it could; and whether it lacks no
-    more than LAG_FRAMES_MAX. It may lack more for a moment, and still be able."""
+    """Return why a leader's follower could not lead now, "" if it could; and whether it lacks at
+    most LAG_FRAMES_MAX frames. It may lack more for a moment without any hindrance."""
     progress = core.progress.get(peer)
     if progress is None or peer not in core.voters:
         return f"{peer} is no other voter of this group", False
@@ -116,8 +119,8 @@ def hindrance_of(
 
 
 def with_room(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]:
-    """Of a leader's followers: which voters may have room on their disks. Who has not been heard
-    yet may."""
+    """Return a leader's connected voters that may have room on their disks, including those not
+    heard yet."""
     return [
         progress.peer
         for progress in core.progress.values()
@@ -131,7 +134,7 @@ def with_room(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]
 def able_successors(
     core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
 ) -> list[Progress]:
-    """Who could lead at once, of a leader's followers. `now_ms` is the core's time."""
+    """Return the leader's followers that could lead at once. `now_ms` is the core's time."""
     heard_since_ms = now_ms - HEARD_HEARTBEATS * core.config.heartbeat_ms
     return [
         progress

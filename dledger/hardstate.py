@@ -12,8 +12,8 @@ A `SlotFile` whose content is, big-endian,
 Version 1 had neither version nor flags (its first byte, the term's highest, is 0): read as whole.
 
 A lost vote lets one replica vote twice in a term, and two leaders in a term lose messages. So a
-missing or damaged file is never read as 'no vote': the replica is not whole then. A file that says
-a term above TERM_MAX counts as damaged: nobody can be elected beyond it.
+missing or damaged file is never read as 'no vote': the replica then is not whole, and must recover.
+A file with a term above TERM_MAX counts as damaged: nobody can be elected beyond it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ NODE_ID_SIZE_BYTES_MAX = 255
 
 
 class HardStateDamaged(Exception):
-    """Term and vote of this replica are lost."""
+    """This replica's term and vote are lost."""
 
 
 class HardStateFile:
-    """Load once, then save at every election."""
+    """The file with term and vote. Load once, then save at every election."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._slots = SlotFile(disk, path)
@@ -46,7 +46,7 @@ class HardStateFile:
         self.saves = 0
 
     def load(self) -> HardState:
-        """What was saved last; term 0, no vote and not whole if there is no file.
+        """Return what was saved last; term 0, no vote and not whole if there is no file.
 
         Raises HardStateDamaged, after which `save` begins anew, and OSError."""
         try:
@@ -59,7 +59,7 @@ class HardStateFile:
         return self._decode(content)
 
     def save(self, state: HardState) -> None:
-        """Returns once term and vote are durable. Raises OSError: then no message may leave."""
+        """Save term and vote; durable on return. Raises OSError: then no message may leave."""
         assert 0 <= state.term <= TERM_MAX, state
         flags = 0 if state.whole else _NOT_WHOLE
         if state.voted_for is None:

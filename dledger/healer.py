@@ -1,13 +1,13 @@
-"""Healer: what one member does about damage in its log. The shell of dledger.repair.
+"""Healer: repairs damage in one member's log. The shell of dledger.repair.
 
-Before the core starts, `recover` brings the log to its end: it asks the peers for what is damaged,
-writes it in place, syncs it and goes on, until the log is what it was. Then the replica has lost
-nothing, nor if what cannot be mended is what the leader has not got, and is cut. If nobody can
-help it gives up (dledger.repair says when): the replica is noted as
-recovering first, what stands behind the good part is copied aside, and then it is cut.
+Before the core starts, `recover` reads the log to its end: it asks the peers for damaged frames,
+writes them in place, syncs them and goes on, until the log is what it was. Then the replica has
+lost nothing. Nor has it if what cannot be mended is missing in the leader's log too, and is
+truncated. If nobody can help, the healer gives up (dledger.repair says when): it first notes the
+replica as recovering, then copies what stands behind the good part aside, then truncates it.
 
-While the core runs, damage that a read or the scrubber meets is mended frame by frame, under the
-feet of everybody else: reads of that frame wait or come again.
+While the core runs, damage that a read or the scrubber meets is mended frame by frame while
+everything else goes on: reads of that frame wait or are repeated.
 
 Limits: one question at a time, one frame in memory, FRAMES_WANTED_MAX known damaged frames,
 ASIDE_FILES_MAX copies of at most ASIDE_BYTES_MAX.
@@ -56,7 +56,7 @@ _NOTHING = LogIndex()
 
 
 class Healer:
-    """Owned by the member; on the loop, but for what `pool` does."""
+    """Repairs one member's log. All methods run on the loop; blocking work runs in `pool`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Healer:
         on_mended: Callable[[], None],
         on_failed: Callable[[str, BaseException], None],
     ) -> None:
-        """`standing` gives what this replica is, its commit index and term, once the core runs.
+        """`standing` returns this replica's standing, commit index and term, once the core runs.
         `on_mended` is called when a frame is readable again, `on_failed` when the disk fails."""
         self._config = config
         self._disk = disk
@@ -98,7 +98,7 @@ class Healer:
         self._failure: BaseException | None = None
 
     def set_members(self, members: frozenset[NodeId]) -> None:
-        """Whom to ask from now on."""
+        """Set the members to ask from now on."""
         self._start.asker.set_members(members)
         self._frames.asker.set_members(members)
 
@@ -111,11 +111,11 @@ class Healer:
         give_up: Callable[[str], None],
         last_term: Callable[[], int],
     ) -> None:
-        """Open the log, mended if need be. `give_up(reason)` makes it durable that this replica
-        has lost promises, `last_term` reads the term in which it made the last ones; both run in
-        `pool`.
+        """Open the log, and mend it if need be. `give_up(reason)` makes it durable that this
+        replica has lost promises; `last_term` reads the term in which it made the last ones; both
+        run in `pool`.
 
-        Raises StoreDamaged in a group of one, OSError."""
+        Raises StoreDamaged if damage is found in a group of one, OSError."""
         self._pool = pool
         wanted = await self._in_pool(self._log.recover)
         voted = self._disk.exists(f"{self._config.directory}/hardstate")
@@ -153,7 +153,7 @@ class Healer:
         )
 
     def abandon(self, error: BaseException) -> None:
-        """There is no use in waiting: `recover` shall raise this."""
+        """Make `recover` raise `error`: there is no use in waiting for an answer."""
         self._failure = error
         if self._verdict is not None and not self._verdict.done():
             self._verdict.set_exception(error)
@@ -169,7 +169,7 @@ class Healer:
         )
 
     async def _ask(self, wanted: Wanted) -> Patch | GiveUp:
-        """Ask until there is an answer that decides."""
+        """Ask the peers until an answer decides what to do."""
         repair = self._start
         repair.begin(wanted, self._clock_ms())
         while True:
@@ -206,7 +206,7 @@ class Healer:
         )
 
     async def _in_pool(self, work: Callable[[], Result]) -> Result:
-        """Blocking work on a log that is not open; nobody else looks at it meanwhile."""
+        """Run blocking work on a log that is not open; nobody else reads the log meanwhile."""
         assert self._pool is not None
         self._log_is_busy = True
         task = asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -220,7 +220,7 @@ class Healer:
     # -- while it runs --------------------------------------------------------------------------
 
     def start(self, pool: Executor) -> None:
-        """The log is open and the core runs."""
+        """Start to watch for damage: the log is open and the core runs."""
         self._pool = pool
         self._log.on_damage = self._damaged
         self._scrubber.start(pool)
@@ -232,7 +232,7 @@ class Healer:
             await asyncio.wait(self._syncing)
 
     def tick(self, now_ms: float, busy: bool) -> None:
-        """Ask, ask again, scrub; `busy`: there is better to do than to scrub."""
+        """Ask for damaged frames, again if need be, and scrub; `busy` holds the scrubber back."""
         self._frames.prune(self._is_there)
         self._frames.tick(now_ms)
         self._send_requests()
@@ -245,7 +245,7 @@ class Healer:
         self._scrubber.tick(now_ms, busy)
 
     def on_message(self, message: RepairRequest | RepairResponse) -> None:
-        """Before the core runs, and while it does."""
+        """Take a repair message, before the core runs or while it does."""
         if isinstance(message, RepairRequest):
             self._send(self._answer(message))
         elif self._verdict is not None and not self._log.is_open:
@@ -280,7 +280,8 @@ class Healer:
         return answer(request, index, 0, Standing.REPAIRS, self._log.frames, 0)
 
     def _is_there(self, index: int, term: int) -> bool:
-        """Not cut, nor taken by retention since."""
+        """Return whether the frame is still in the log: neither truncated nor deleted by
+        retention."""
         there = self._log.index
         return there.first_index <= index <= there.last_index and there.term_at(index) == term
 
@@ -311,8 +312,8 @@ class Healer:
             self._send(request)
 
     def _sync(self, ticket: SyncTicket) -> None:
-        """Make a patch durable. Nobody waits for that: the frame is damaged as long as it is not,
-        and would be found so again."""
+        """Make a patch durable. Nobody waits for that: should it not become durable, the frame is
+        still damaged on disk, and would be found so again."""
         assert self._pool is not None
         syncing = asyncio.get_running_loop().run_in_executor(self._pool, ticket.run)
         self._syncing.add(syncing)
@@ -331,7 +332,8 @@ class Healer:
 
     @property
     def repairing(self) -> dict[str, object] | None:
-        """What is being mended before the core can start; None if nothing is."""
+        """The repair that must finish before the core can start, for the status; None if there is
+        none."""
         wanted = self._wanted
         if wanted is None:
             return None
@@ -349,7 +351,8 @@ class Healer:
         }
 
     def status(self) -> dict[str, object]:
-        """Damage known now, what was mended since the start, and how far the scrubber is."""
+        """Return the damage known now, what was mended since the start, and how far the scrubber
+        is."""
         return {
             "repairing": self.repairing,
             "damaged": self._frames.indexes()[:100],

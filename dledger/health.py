@@ -1,4 +1,4 @@
-"""Whether this node's disk lets it lead. Pure.
+"""The state of this node's disk: whether it lets the node lead. Pure.
 
 ok          it does
 stalled     an fdatasync, of the log or of a vote, has been under way for too long
@@ -21,8 +21,8 @@ class DiskState(Enum):
 
 
 class DiskHealth:
-    """The state and why. `failed` is final; a full or unreadable disk is not also called
-    stalled."""
+    """The disk's state and the reason for it. `failed` is final; a full or unreadable disk is not
+    also called stalled."""
 
     def __init__(self, stall_ms: int) -> None:
         self.state = DiskState.OK
@@ -30,7 +30,8 @@ class DiskHealth:
         self._stall_ms = stall_ms
 
     def synced(self, under_way_ms: float) -> bool:
-        """Note for how long the oldest fdatasync has been under way; True if the state changed."""
+        """Note for how many milliseconds the oldest fdatasync has been in flight; return True if
+        the state changed."""
         if self.state is DiskState.OK and under_way_ms > self._stall_ms:
             self.state = DiskState.STALLED
             self.reason = f"fdatasync has not returned for {under_way_ms:.0f} ms"
@@ -57,7 +58,8 @@ class DiskHealth:
         return self.state is DiskState.UNREADABLE
 
     def unreadable(self, reason: str) -> bool:
-        """True if the state changed: a disk that is bad already stays what it is."""
+        """Note a failed read; return True if the state changed. A disk that is bad already stays
+        what it is."""
         if self.state is not DiskState.OK:
             return False
         self.state, self.reason = DiskState.UNREADABLE, reason

@@ -1,23 +1,23 @@
-"""Which group this replica is of. Two groups may have one name and the same ids: a copy beside its
-original, two clusters of tests on one machine, an address that was used before. Their logs must
-never meet.
+"""The id of the group that this replica belongs to. Two groups may have one name and the same node
+ids: a copy beside its original, two clusters of tests on one machine, an address that was used
+before. Their logs must never meet.
 
-A group has an id, 16 random bytes, in its log: the application proposes it and tells what it
-applied (`applied`). What this replica goes by stands in the file `group` (a SlotFile), for it has
-to be known before the log is: links begin with it (wire). The rules, for two replicas that meet:
+A group has an id, 16 random bytes, in its log: the application proposes it and reports what it
+applied (`applied`). This replica keeps its group's id in the file `group` (a SlotFile), because it
+must be known before the log is: links begin with it (wire). The rules, for two replicas that meet:
 
-- Both know an id, and they differ: they part, on both sides, whoever dialled.
+- Both know an id, and the ids differ: both close the connection, whoever dialled.
 - One or both know none: they talk. A replica that has frames learns its id from them. If a link was
   made before an id was known, the id is announced over it, and the first rule holds from then on.
-- This replica knows none and its log is empty: it is of the group of the first one that it *dials*
-  and that knows an id. That is durable in its file before any message passes between them, so it
-  never takes frames of two groups that have their ids. Whoever dials it with an id has to wait
-  until then: else a stray replica with a wrong address would decide. (Who is dialled before it
-  knows an id is dialled again when it dials with one. One that dials nobody, because it was told
-  of nobody, believes whom it hears.)
+- This replica knows none and its log is empty: it joins the group of the first replica that it
+  *dials* and that knows an id. That is durable in its file before any message passes between them,
+  so it never takes frames of two groups that have ids. A peer that dials it with an id has to wait
+  until then: otherwise a stray replica with a wrong address would decide. (A peer that was dialled
+  before it knew an id is dialled again when it dials in with one. A replica that dials nobody,
+  because it was given no peers, believes whoever dials it.)
 
-A file that is damaged says nothing; what is applied says it again. What is applied while the file
-says another id (the frames of a restored log, from before it was restored) changes nothing here.
+A damaged file counts as no id; applying the log tells the id again. An id that is applied while the
+file says another (frames of a restored log, from before it was restored) changes nothing here.
 
 Not promised: anything between groups that have no ids yet, and between exact copies of one
 replica's files, which have one id. Shell: the file is saved in a thread.
@@ -47,20 +47,20 @@ FOREIGN_MAX = 32  # remembered at a time
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Two replicas, each with where it is (host:port), and what the other one says it is of."""
+    """This replica and a peer, each with its address (host:port), and the peer's group id."""
 
     own: NodeId
     own_address: str
     peer: NodeId
     peer_address: str
     theirs: bytes  # empty: it knows no id yet
-    dialled: bool  # by this one
-    alone: bool = False  # this one dials nobody
+    dialled: bool  # by this replica
+    alone: bool = False  # this replica dials nobody
 
 
 class GroupIdentity:
-    """`load`, then `start`; `stop` in the end. Without a file nothing outlives it, and no id is
-    taken from anybody."""
+    """This replica's group id. Call `load`, then `start`, and `stop` in the end. Without a file the
+    id is not saved, and none is taken from a peer."""
 
     def __init__(
         self,
@@ -68,9 +68,10 @@ class GroupIdentity:
         is_empty: Callable[[], bool] = lambda: False,
         on_failed: Callable[[str, BaseException], None] = lambda reason, error: None,
     ) -> None:
-        """`is_empty`: the log has no frame, for certain. `on_failed`: the file cannot be saved."""
+        """`is_empty` returns whether the log certainly has no frame. `on_failed` is called if the
+        file cannot be saved."""
         self.group_id = b""  # empty: not known yet
-        self.known: Callable[[], None] = lambda: None  # called when it is, or is another
+        self.known: Callable[[], None] = lambda: None  # called when the id becomes known or changes
         self._file = file
         self._is_empty = is_empty
         self._on_failed = on_failed
@@ -81,7 +82,7 @@ class GroupIdentity:
         self._foreign: dict[tuple[NodeId, bytes, bool], tuple[float, str]] = {}
 
     def load(self) -> None:
-        """Blocking. Raises OSError."""
+        """Read the id from the file. Blocking. Raises OSError."""
         assert self._file is not None
         try:
             content = self._file.load() or b""
@@ -103,7 +104,8 @@ class GroupIdentity:
             self._file.close()
 
     def applied(self, before: bytes, now: bytes) -> None:
-        """The log says `now`, where it said `before` (empty: nothing)."""
+        """Note that the log's group id, as applied, changed from `before` to `now` (empty:
+        none)."""
         if self.group_id in (b"", before) and now:
             changed = self.group_id != now
             self.group_id = now
@@ -116,7 +118,7 @@ class GroupIdentity:
             )
 
     def judge(self, meeting: Meeting, now_ms: float) -> str:
-        """Why the two may not talk; empty if they may. May begin to take the other's id."""
+        """Return why the two may not talk; empty if they may. May begin to adopt the peer's id."""
         theirs = meeting.theirs
         if not theirs:
             return ""
@@ -135,14 +137,15 @@ class GroupIdentity:
         return f"{meeting.own} is empty, and first notes that it is of group id {self._taken.hex()}"
 
     def foreign(self, now_ms: float) -> list[str]:
-        """Of whom this replica refused to be a peer lately, and why."""
+        """Return the reasons for which this replica refused peers of other groups, of the last
+        FOREIGN_MS."""
         for key, (seen_ms, _) in list(self._foreign.items()):
             if now_ms - seen_ms > FOREIGN_MS:
                 del self._foreign[key]
         return [text for _, text in self._foreign.values()]
 
     def status(self, now_ms: float) -> dict[str, object]:
-        """`group_id` in hex (None: not known yet), and `foreign`."""
+        """Return `group_id` in hex (None: not known yet) and `foreign`, for the status."""
         return {"group_id": self.group_id.hex() or None, "foreign": self.foreign(now_ms)}
 
     def _part(self, meeting: Meeting, now_ms: float) -> str:
@@ -175,8 +178,8 @@ class GroupIdentity:
         self._saving = None
         error = done.exception()
         if isinstance(error, OSError) and error.errno in FULL:
-            # As with the log: whoever has a full disk waits for room. Until then what is applied
-            # says it, and nothing is taken from a peer.
+            # As with the log: a full disk is waited out. Until then the id is known from what is
+            # applied, and none is taken from a peer.
             log.warning("group_id_not_saved: %s", error)
             asyncio.get_running_loop().call_later(FULL_RETRY_S, self._save)
             return
@@ -191,5 +194,5 @@ class GroupIdentity:
 
 
 def file_of(disk: Disk, directory: str) -> SlotFile:
-    """Of the replica whose directory (dledger.settings) this is."""
+    """Return the group id's file of the replica whose directory (dledger.settings) this is."""
     return SlotFile(disk, f"{directory}/{FILE}")

@@ -1,14 +1,14 @@
 """Terms and positions of the frames of a log, by frame index. Pure.
 
-Who owns one: `RaftLog` builds its own on `open()` and keeps it in step with what is *written*;
+Owners: `RaftLog` builds its own on `open()` and keeps it in step with what is *written*;
 `RaftCore` takes a *copy* (`copy()`) of it at the start and keeps that in step with what it has
-*accepted*, which runs ahead of the file by one Ready. Nobody shares one.
+*accepted*, which runs ahead of the file by one Ready. An index is never shared.
 
 Twelve bytes a frame (position and size); terms are kept as runs, because a log has few terms.
 
 Invariants: indexes have no holes; terms never fall; a frame starts at or behind the end of the
 one before it (behind it where a blank record fills the rest of a segment).
-`first_index - 1` is the frame that retention cut off last: its term is still known.
+`first_index - 1` is the last frame that retention deleted: its term is still known.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LogIndex:
         self._run_terms: list[int] = []
 
     def copy(self) -> LogIndex:
-        """An independent index with the same content."""
+        """Return an independent index with the same content."""
         other = LogIndex(self.first_index, self.previous_term, self.start_position)
         other.last_index = self.last_index
         other.last_term = self.last_term
@@ -71,7 +71,7 @@ class LogIndex:
         self.add(frame.index, frame.term, frame.position, len(frame.data))
 
     def add(self, index: int, term: int, position: int, size_bytes: int) -> None:
-        """`append` for a caller that has only read the frame's header."""
+        """Add the next frame, for a caller that has only read its header."""
         assert index == self.last_index + 1, (index, self.last_index)
         assert position >= self.end_position, (position, self.end_position)
         if term != self.last_term or not self._run_firsts:
@@ -85,7 +85,7 @@ class LogIndex:
         self._sizes.append(size_bytes)
 
     def term_at(self, index: int) -> int:
-        """The term of frame `index`, which is first_index - 1 .. last_index."""
+        """Return the term of frame `index`, which must be in first_index - 1 .. last_index."""
         assert self.first_index - 1 <= index <= self.last_index, (index, self)
         firsts = self._run_firsts
         if not firsts or index < firsts[0]:
@@ -95,17 +95,18 @@ class LogIndex:
         return self._run_terms[bisect_right(firsts, index) - 1]
 
     def position_of(self, index: int) -> int:
-        """The byte offset at which frame `index` (present) starts."""
+        """Return the byte offset at which frame `index`, which must be present, starts."""
         assert self.first_index <= index <= self.last_index, (index, self)
         return self._positions[index - self.first_index]
 
     def size_of(self, index: int) -> int:
-        """The bytes of frame `index` (present), header included."""
+        """Return the size in bytes of frame `index`, which must be present, header included."""
         assert self.first_index <= index <= self.last_index, (index, self)
         return self._sizes[index - self.first_index]
 
     def spans(self, first: int, last: int) -> tuple[tuple[int, int, int], ...]:
-        """(term, position, size) of each of the frames first..last, which are present."""
+        """Return (term, position, size) of each of the frames first..last, which must be
+        present."""
         assert self.first_index <= first <= last <= self.last_index, (first, last, self)
         low, high = first - self.first_index, last + 1 - self.first_index
         term = self.term_at(first)
@@ -116,7 +117,8 @@ class LogIndex:
         return tuple(zip(terms, self._positions[low:high], self._sizes[low:high], strict=True))
 
     def end_of(self, index: int) -> int:
-        """The byte offset just behind frame `index`; `start_position` for first_index - 1."""
+        """Return the byte offset just behind frame `index`; `start_position` for
+        first_index - 1."""
         if index == self.last_index:
             return self.end_position
         at = index - self.first_index
@@ -124,7 +126,8 @@ class LogIndex:
         return self._positions[at] + self._sizes[at] if at >= 0 else self.start_position
 
     def last_within(self, first: int, bytes_max: int) -> int:
-        """The last index so that frames first..it take at most `bytes_max`; at least `first`."""
+        """Return the largest index such that the frames from `first` to it take at most
+        `bytes_max`; at least `first`."""
         limit = self.position_of(first) + bytes_max
         if self.end_position <= limit:
             return self.last_index
@@ -134,7 +137,8 @@ class LogIndex:
         return max(first, self.first_index + at)
 
     def last_ending_by(self, position: int) -> int:
-        """The last index whose frame ends at or below `position`; first_index - 1 if none does."""
+        """Return the last index whose frame ends at or below `position`; first_index - 1 if none
+        does."""
         if self.end_position <= position:
             return self.last_index
         at = bisect_right(self._positions, position) - 1
@@ -143,14 +147,15 @@ class LogIndex:
         return self.first_index + at
 
     def first_index_of_term(self, term: int) -> int | None:
-        """The first frame of exactly `term` that is present; None if there is none."""
+        """Return the first frame of exactly `term` that is present; None if there is none."""
         run = bisect_right(self._run_terms, term) - 1
         if run < 0 or self._run_terms[run] != term:
             return None
         return self._run_firsts[run]
 
     def last_at_most(self, index: int, term: int) -> int:
-        """The largest i <= `index` whose term is <= `term`; first_index - 1 if none is present.
+        """Return the largest i <= `index` whose term is <= `term`; first_index - 1 if none is
+        present.
 
         A frame of a higher term than `term` cannot equal the other log's at or before `index`:
         so a whole term is skipped in one step (Raft 5.3, the back-off).
@@ -174,7 +179,7 @@ class LogIndex:
         self.last_term = self._run_terms[-1] if self._run_terms else self.previous_term
 
     def trim(self, first: int) -> None:
-        """Forget all frames before `first` (at most last_index + 1): retention took them."""
+        """Forget all frames before `first` (at most last_index + 1): retention deleted them."""
         assert self.first_index <= first <= self.last_index + 1, (first, self)
         if first == self.first_index:
             return

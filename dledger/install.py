@@ -1,7 +1,7 @@
-"""Installations: what stands in for frames that retention took everywhere. Pure.
+"""Snapshot install: an installation replaces frames that retention deleted on the leader. Pure.
 
 A follower that needs frames from before the leader's first one (its disk is new, or it was away
-for too long: `PeerState.STRANDED`) cannot be brought on by appends. It gets an *installation*:
+for too long: `PeerState.STRANDED`) cannot catch up by appends. It gets an *installation*:
 
 - where the leader's log begins: its first index F, the term of F - 1, and the CommitLog position
   of F, which is a segment's first byte; a log that begins there is filled by ordinary appends, and
@@ -10,37 +10,37 @@ for too long: `PeerState.STRANDED`) cannot be brought on by appends. It gets an 
   of an applied index X >= F - 1. Frames F..X are applied again: tables skip what they reflect
   already;
 - the newest configuration known to be committed, which is not older than the one in force before
-  F, and the index of its frame, as they stand in a replica's file of them (configurationfile.py);
-  empty while nobody ever changed it: then broker.conf's is in force.
+  F, and the index of its frame, in the format of a replica's configuration file
+  (configurationfile.py); empty if it was never changed: then broker.conf's is in force.
 
-Who asks what. The leader offers where its log begins, again and again, while a follower is
+The protocol. The leader offers where its log begins, again and again, while a follower is
 stranded. The follower asks for a chunk, and for the next one when it has come: one chunk in
-flight. The first question has number 0; the leader then makes a *parcel*, one for all, and its
-chunks name that parcel. A parcel that is gone (another leader, retention went on, too old) is
-answered by an empty chunk: the follower begins anew with the next offer. The whole has a
-checksum besides the ones of the messages. The leader need not be ready for that: the majority that
-its first no-op waits for may be one with the stranded replica.
+flight. The first request has number 0; the leader then makes a *parcel*, one for all followers,
+and its chunks name that parcel. A request for a parcel that is gone (another leader, retention
+went on, too old) is answered by an empty chunk: the follower begins anew with the next offer. The
+whole parcel has a checksum besides those of the messages. The leader need not be ready for that:
+the majority that its first no-op waits for may need the stranded replica.
 
-Why the follower may throw its own log away for it. All that an installation says is committed:
-retention takes only applied frames, the state is of applied frames, and what is committed once is
-so for ever, whoever says it, deposed or not. So it is enough to look at what is thrown away.
+Why the follower may throw its own log away. All that an installation says is committed: retention
+deletes only applied frames, the state is of applied frames, and what is committed once is so for
+ever, even if a deposed leader says so. So only what is thrown away has to be considered.
 `lacks` is true only if F - 1 is above this replica's commit index, and its log has no frame F - 1
 of that term. Let it have frames 1..L.
-- Those at and below F - 1 either are the committed ones, which the installation stands for, or
+- Its frames at and below F - 1 either are the committed ones, which the installation replaces, or
   others, which can never be committed (state machine safety).
-- Frames above F - 1 it can only have behind a frame F - 1 that is another than the committed one
-  (were it absent, L would be below). By log matching (Raft 5.3) none of them is in any log that
-  has the committed frame F - 1, which every committed frame above stands behind: they were not
-  and will not be committed.
+- Frames above F - 1 can only stand behind a frame F - 1 that differs from the committed one (if it
+  had no frame F - 1, L would be below). By log matching (Raft 5.3) none of them is in any log that
+  has the committed frame F - 1, and every committed frame above stands behind that one: they were
+  not and will not be committed.
 So its acknowledgements of frames stay true as far as they can matter, and a replica that was whole
-is whole. Its log is now at least as good as before by Raft 5.4.1 as far as what it lost was
-committed: no vote that it grants from now on can elect a leader without a committed frame. Term
-and vote are not touched. A replica that recovers has nothing to keep; it becomes whole
-by its barrier, as always (standing.py): that is a frame above X.
+stays whole. By Raft 5.4.1 its log is at least as good as before with regard to committed frames:
+no vote that it grants from now on can elect a leader without a committed frame. Term and vote are
+not touched. A recovering replica has nothing to keep; it becomes whole by its barrier, as always
+(standing.py), which is a frame above X.
 
-But between the decision and the replica's restart it must acknowledge nothing (an append of a
-next leader to the log that goes away): it falls silent first (installer.py), before the
-installation is noted on disk (installation.py, which also says what a kill in between leaves).
+But between the decision and its restart the replica must acknowledge nothing (such as a next
+leader's append to the old log): it falls silent first (installer.py), before the installation is
+noted on disk (installation.py, which also says what a kill in between leaves).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from raftmq.dledger.messages import TERM_MAX, NodeId
 
 CHUNK_BYTES = 256 << 10
 INSTALLATION_BYTES_MAX = 256 << 20  # a million topics; in memory, once, on either side
-PARCEL_KEEP_MS = 60_000  # not asked for by anybody for so long: made anew
+PARCEL_KEEP_MS = 60_000  # a parcel not asked for during this time is dropped
 _MAGIC = b"RMQI"
 _VERSION = 1
 # magic, version, first index, previous term, position, applied index, segment size,
@@ -69,12 +69,13 @@ _INDEX = struct.Struct(">q")
 
 
 class InstallationDamaged(Exception):
-    """These bytes are no installation; the message says why."""
+    """Bytes that are not an installation; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """See the module."""
+    """A snapshot of a group at one moment: where a log begins, the application's state as of
+    `applied_index`, and the configuration. `position` and sizes are in bytes."""
 
     first_index: int
     previous_term: int
@@ -101,7 +102,7 @@ class Installation:
 
 
 def decode_installation(data: bytes) -> Installation:
-    """Raises InstallationDamaged."""
+    """Return the installation encoded in `data`. Raises InstallationDamaged."""
     if len(data) < _HEAD.size + 4:
         raise InstallationDamaged(f"{len(data)} bytes")
     if crc32c(data[:-4]) != int.from_bytes(data[-4:], "big"):
@@ -122,13 +123,14 @@ def decode_installation(data: bytes) -> Installation:
 
 
 def configuration_part(index: int, configuration: Configuration) -> bytes:
-    """What an installation says of the configuration in frame `index`; 0: the founding one."""
+    """Return an installation's `configuration` part, for the configuration in frame `index`; empty
+    for the founding one (index 0)."""
     return _INDEX.pack(index) + encode_configuration(configuration) if index else b""
 
 
 def lacks(log: LogIndex, commit_index: int, first_index: int, previous_term: int) -> bool:
-    """Whether only an installation can help a log to the frames of one that begins at
-    `first_index`, and the log holds nothing that it would miss then; see the module."""
+    """Return whether a log can catch up with one that begins at `first_index` only by an
+    installation, and may be thrown away for it (the module says why)."""
     before = first_index - 1
     if before <= commit_index:
         return False
@@ -140,8 +142,9 @@ def lacks(log: LogIndex, commit_index: int, first_index: int, previous_term: int
 
 @dataclass(frozen=True, slots=True)
 class InstallOffer:
-    """The leader's log: frames `first_index`.., behind one of `previous_term`, up to byte
-    `end_position`. To whom it does not help, it only says how far that one is behind."""
+    """Says which frames the leader's log has: from `first_index` on, behind one of `previous_term`,
+    up to byte `end_position`. A follower that needs no installation only learns how far it is
+    behind."""
 
     sender: NodeId
     to: NodeId
@@ -153,7 +156,8 @@ class InstallOffer:
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """Wants the bytes of parcel `number` from `offset` on; number 0: of any, from its start."""
+    """Asks for the bytes of parcel `number` from `offset` on; number 0: of any parcel, from its
+    start."""
 
     sender: NodeId
     to: NodeId
@@ -164,7 +168,7 @@ class InstallRequest:
 
 @dataclass(frozen=True, slots=True)
 class InstallChunk:
-    """A part of a parcel of `size_bytes`; no `data`: there is no such parcel (any more)."""
+    """A part of a parcel of `size_bytes`; without `data`: there is no such parcel (any more)."""
 
     sender: NodeId
     to: NodeId
@@ -180,13 +184,13 @@ InstallMessage = InstallOffer | InstallRequest | InstallChunk
 
 @dataclass(frozen=True, slots=True)
 class InstallTiming:
-    """Milliseconds."""
+    """Intervals and limits, in milliseconds (`retries_max` in attempts)."""
 
     offer_ms: float = 150  # between offers to one follower: two heartbeats
-    retry_ms: float = 1_000  # a question without an answer is asked again
+    retry_ms: float = 1_000  # a request without an answer is sent again
     retries_max: int = 10  # then all begins anew
-    hold_ms: float = 30 * 60_000  # retention waits so long, at most, for one that is refilled
-    silent_ms: float = 15_000  # and not for one that is silent
+    hold_ms: float = 30 * 60_000  # retention waits so long, at most, for a follower's refill
+    silent_ms: float = 15_000  # and not for one that has been silent for so long
 
 
 # -- the donor -------------------------------------------------------------------------------------
@@ -194,18 +198,19 @@ class InstallTiming:
 
 @dataclass(slots=True)
 class _Refill:
-    """A follower that is being refilled. Retention keeps what it needs."""
+    """A follower whose snapshot install is under way. Retention keeps what it needs."""
 
     first_index: int  # of the parcel that it got
     since_ms: float
-    last_index: int  # what the log was when it asked last: caught up when it has that
+    last_index: int  # the log's last index when it asked last: caught up when it has that frame
 
 
 class Donor:
-    """The leader's side. Time and randomness are handed in."""
+    """The leader's side of snapshot install. Time and randomness are handed in."""
 
     def __init__(self, node_id: NodeId, timing: InstallTiming, first_number: int) -> None:
-        """`first_number`: above 0, and above all that earlier processes of this node used."""
+        """`first_number` is above 0, and above all numbers that earlier processes of this node
+        used."""
         self._node_id = node_id
         self._timing = timing
         self._number = first_number
@@ -217,7 +222,7 @@ class Donor:
         self._refills: dict[NodeId, _Refill] = {}
 
     def drop(self) -> None:
-        """It leads no more."""
+        """Forget everything: this replica does not lead any more."""
         if self._first_index or self._offered_ms or self._waiting:
             self._data, self._first_index = b"", 0
             self._waiting, self._offered_ms, self._refills = {}, {}, {}
@@ -225,7 +230,7 @@ class Donor:
     def offers(
         self, stranded: Iterable[NodeId], term: int, log: LogIndex, now_ms: float
     ) -> list[InstallOffer]:
-        """What is to be said to stranded followers now, and to those that are being refilled."""
+        """Return the offers due now to stranded followers and to those being refilled."""
         if self._first_index and (
             self._first_index != log.first_index or now_ms - self._asked_ms > PARCEL_KEEP_MS
         ):
@@ -249,13 +254,14 @@ class Donor:
 
     @property
     def wants_parcel(self) -> bool:
-        """Whether one should be made now, and given to `made`."""
+        """True if a parcel should be made now, and given to `made`."""
         return bool(self._waiting) and not self._first_index
 
     def made(
         self, data: bytes, log: LogIndex, first_index: int, now_ms: float
     ) -> list[InstallChunk]:
-        """A parcel is ready, unless retention went on meanwhile: first chunks for who waits."""
+        """Take a parcel that was made; return the first chunks for the followers that wait. It is
+        dropped if retention went on meanwhile."""
         assert 0 < len(data) <= INSTALLATION_BYTES_MAX, len(data)
         if first_index != log.first_index:
             return []
@@ -265,7 +271,7 @@ class Donor:
         return [self._chunk(peer, term, 0) for peer, term in waiting.items()]
 
     def step(self, request: InstallRequest, log: LogIndex, now_ms: float) -> InstallChunk | None:
-        """The answer; None: it comes when there is a parcel (`wants_parcel`)."""
+        """Return the answer; None: it follows when there is a parcel (`wants_parcel`)."""
         peer = request.sender
         refill = _Refill(log.first_index, now_ms, log.last_index)
         if peer in self._refills:
@@ -289,8 +295,9 @@ class Donor:
         return InstallChunk(self._node_id, peer, term, self._number, offset, size, data)
 
     def still_refilled(self, peers: dict[NodeId, tuple[int, float]], now_ms: float) -> list[NodeId]:
-        """Followers that are being refilled; `peers`: what each has, and when it was heard last.
-        While there are some retention shall take nothing, if there is room."""
+        """Return the followers still being refilled. `peers` gives the last index each has, and
+        when it was heard last. While there are any, retention should delete nothing if the disk
+        has room."""
         timing = self._timing
         for peer, refill in list(self._refills.items()):
             match_index, heard_ms = peers.get(peer, (0, float("-inf")))
@@ -307,7 +314,8 @@ class Donor:
 
 
 class Receiver:
-    """The follower's side: collects one parcel at a time, from one leader in one term."""
+    """The follower's side of snapshot install: collects one parcel at a time, from one leader in
+    one term."""
 
     def __init__(self, node_id: NodeId, timing: InstallTiming) -> None:
         self._node_id = node_id
@@ -317,7 +325,7 @@ class Receiver:
         self._due_ms = 0.0
         self._retries = 0
         self._out: list[InstallRequest] = []
-        self.leader: NodeId | None = None  # whom it collects from; None: nobody
+        self.leader: NodeId | None = None  # the sender of the parcel; None: collects none
         self.term = 0
         self.size_bytes = 0
         self.begun = 0  # parcels, since the start
@@ -327,7 +335,7 @@ class Receiver:
         return len(self._data)
 
     def follow(self, leader: NodeId | None, term: int) -> None:
-        """Who leads now: an installation from anybody else is given up."""
+        """Note who leads now; give up an installation from anybody else."""
         if self.leader is not None and (self.leader, self.term) != (leader, term):
             self.give_up()
 
@@ -337,7 +345,7 @@ class Receiver:
         self.leader, self._number, self.size_bytes = None, 0, 0
 
     def offered(self, offer: InstallOffer, now_ms: float) -> None:
-        """An offer from the current leader of what this replica `lacks`."""
+        """Take the current leader's offer of what this replica `lacks`."""
         if self.leader is None:
             self.leader, self.term = offer.sender, offer.term
             self.begun += 1
@@ -345,7 +353,7 @@ class Receiver:
             self._ask(now_ms)
 
     def step(self, chunk: InstallChunk, now_ms: float) -> bytes | None:
-        """Take a chunk; the whole parcel when this was its last one."""
+        """Take a chunk; return the whole parcel if this was its last one."""
         if (chunk.sender, chunk.term) != (self.leader, self.term):
             return None
         if self._number and chunk.number != self._number:
@@ -354,7 +362,7 @@ class Receiver:
             self.give_up()  # the next offer begins anew
             return None
         if chunk.offset != len(self._data):
-            return None  # once more, after all
+            return None  # a repeated answer
         size = chunk.size_bytes
         if size > INSTALLATION_BYTES_MAX or (self._number and size != self.size_bytes):
             self.give_up()
@@ -379,7 +387,7 @@ class Receiver:
             self._ask(now_ms)
 
     def requests(self) -> list[InstallRequest]:
-        """What is to be sent; each is handed out once."""
+        """Return the requests to send; each is handed out once."""
         out, self._out = self._out, []
         return out
 

@@ -1,4 +1,5 @@
-"""An installation on disk: how one log takes another's place, whatever moment the process dies at.
+"""Snapshot install on disk: how an installation takes the place of a log, whenever the process
+dies.
 
     raft/installation       the marker: a whole, checksummed installation (install.py)
     raft/installed          SlotFile: the applied index of the last one, int64
@@ -6,18 +7,20 @@
 1. `note`: the installation is written beside, synced, renamed to the marker, the directory synced.
    Killed before the rename is durable, the old log stands untouched and is what the next start
    finds. (The replica fell silent before, so nothing was promised meanwhile.)
-2. From then on the old log is void. Whoever opens the store looks for the marker first (`pending`)
-   and, if it is there, makes the new state: `begin_log` here, the application's part elsewhere.
-   Every step begins by removing what stands in its place, so killed at any of them all are done
-   again by the next start, and nobody ever sees a mixture.
+2. From then on the old log is void. Before the store is opened, the marker is looked for
+   (`pending`); if it is there, the new state is made: `begin_log` here, the application's part
+   elsewhere.
+   Every step begins by removing what stands in its place, so after a kill at any point the next
+   start does all steps again, and nobody ever sees a mixture.
 3. `done` removes the marker when all of that is durable.
 
-What `begin_log` leaves is a log without segments that begins at P: retention's note says so (F, the
-term of F - 1, P), and the checkpoint says that it was durable and dispatched up to P. Term and vote
+`begin_log` leaves a log without segments that begins at P: retention's note says so (F, the term of
+F - 1, P), and the checkpoint says that it was durable and dispatched up to P. Term and vote
 (raft/hardstate) are not touched.
 
-A marker that rotted says nothing about the state beside it, which may be half made: all of it goes
-(`begin_nothing`), the replica is as one with a new disk but for its vote file, and recovers.
+If the marker is damaged, the state beside it may be half made: all of it is removed
+(`begin_nothing`). The replica is then like one with a new disk, except for its vote file, and
+recovers.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _WRITE_BYTES = 1 << 20
 
 
 def note(disk: Disk, directory: str, data: bytes) -> None:
-    """Make the marker durable. Blocking. Raises OSError: then there is none, or there may be."""
+    """Make the marker durable. Blocking. Raises OSError: the marker may exist then, or not."""
     path = f"{directory}/{_MARKER}"
     beside = path + ".new"
     disk.makedirs(directory)
@@ -55,17 +58,17 @@ def note(disk: Disk, directory: str, data: bytes) -> None:
 
 
 def pending(disk: Disk, directory: str) -> bool:
-    """Whether there is a marker: then nothing may be opened before it is carried out."""
+    """Return whether there is a marker: then nothing may be opened before it is carried out."""
     return disk.exists(f"{directory}/{_MARKER}")
 
 
 def read(disk: Disk, directory: str) -> Installation:
-    """The pending installation. Blocking. Raises InstallationDamaged, OSError."""
+    """Return the pending installation. Blocking. Raises InstallationDamaged, OSError."""
     path = f"{directory}/{_MARKER}"
     file = disk.open(path)
     try:
-        # Killed before the directory was synced, a power cut could still take the name away when
-        # the old state is half gone.
+        # If the process was killed before the directory was synced, a power cut could still take
+        # the name away when the old state is half gone.
         file.sync()
         data = file.pread(0, file.size_bytes)
     finally:
@@ -91,8 +94,8 @@ def begin_log(
 
 
 def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -> None:
-    """Instead of `begin_log`, where the marker is damaged: a log that never had anything. That this
-    replica has lost promises is noted first."""
+    """Make the log an empty one from byte 0, instead of `begin_log`, if the marker is damaged. That
+    this replica has lost promises is noted first. Blocking. Raises OSError."""
     votes = HardStateFile(disk, f"{directory}/hardstate")
     try:
         state = votes.load()
@@ -109,14 +112,14 @@ def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -
 
 
 def done(disk: Disk, directory: str) -> None:
-    """Everything is durable: remove the marker. Blocking. Raises OSError."""
+    """Remove the marker when everything is durable. Blocking. Raises OSError."""
     disk.remove(f"{directory}/{_MARKER}")
     disk.sync_directory(directory)
 
 
 def installed_index(disk: Disk, directory: str) -> int:
-    """The applied index of the last installation: so far the application's state may be ahead of
-    the log. 0: there was none, or nobody knows. Blocking. Raises OSError."""
+    """Return the applied index of the last installation: up to it the application's state may be
+    ahead of the log. 0: there was none, or it is not known. Blocking. Raises OSError."""
     slots = SlotFile(disk, f"{directory}/installed")
     try:
         content = _load(slots)
@@ -144,7 +147,7 @@ def _load(slots: SlotFile) -> bytes | None:
     try:
         return slots.load()
     except SlotsDamaged:
-        return None  # what it held is made anew, or not needed
+        return None  # its content is rebuilt, or not needed
 
 
 def _remove_files(disk: Disk, directory: str) -> None:

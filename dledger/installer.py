@@ -1,12 +1,13 @@
-"""Installer: the shell of install.py. Offers this log to those that are stranded, and takes the
-leader's place when this replica is.
+"""Installer: the shell of install.py. On a leader it offers a snapshot install to stranded
+followers; on a stranded follower it takes one.
 
 A leader copies the application's state on the loop (`capture`), encodes it in a thread, and keeps
-the parcel while somebody asks for it. A follower collects a parcel in memory. When it is whole and
-still wanted, the member falls silent for good (`silence`): from then on nothing is promised on the
-old log. Then the installation is noted durably, and `on_installed` is told: the process has to
-stop this member, carry the installation out (installation.py, broker.tables.installation) and begin
-again. If it could not be noted the old log stays, and the next start begins with that.
+the parcel while somebody asks for it. A follower collects a parcel in memory. When it is complete
+and still wanted, the member falls silent for good (`silence`): from then on nothing is promised on
+the old log. Then the installation is noted durably, and the source's `installed` is called: the
+process has to stop this member, carry the installation out (installation.py,
+broker.tables.installation) and begin again. If it could not be noted the old log stays, and the
+next start begins with that.
 
 Limits: one parcel, one capture at a time, one chunk in flight to each follower;
 INSTALLATION_BYTES_MAX in memory on either side.
@@ -53,24 +54,25 @@ class Capture(Protocol):
     def applied_index(self) -> int: ...
 
     def encode(self) -> bytes:
-        """Blocking; in a thread."""
+        """Return the state as bytes. Blocking; called in a thread."""
         ...
 
 
 class InstallationSource(Protocol):
-    """What an application adds to RaftMember's needs so that its log can be installed elsewhere."""
+    """The application's part in snapshot install, besides what RaftMember needs."""
 
     def capture(self) -> Capture | None:
-        """A copy of the state, on the loop; None: not now (ask again)."""
+        """Copy the state, on the loop; return None if that is not possible now (ask again)."""
         ...
 
     def installed(self, reason: str) -> None:
-        """An installation is noted: stop this member, carry it out, begin again."""
+        """Stop this member, carry the installation out that was noted, and begin again."""
         ...
 
 
 class Installer:
-    """Owned by the member; on the loop, but for encoding and noting."""
+    """Offers and takes snapshot installs for one member. All methods run on the loop; encoding and
+    noting run in a thread."""
 
     def __init__(
         self,
@@ -84,8 +86,8 @@ class Installer:
         silence: Callable[[str], None],
         on_failed: Callable[[str, BaseException], None],
     ) -> None:
-        """Without a `source` nothing is offered or taken. `silence(reason)` ends what the member
-        says and hears. `on_failed`: the disk failed."""
+        """Without a `source` nothing is offered or taken. `silence(reason)` stops the member's
+        sending and receiving. `on_failed` is called when the disk failed."""
         self._config = config
         self._disk = disk
         self._log = raft_log
@@ -108,7 +110,7 @@ class Installer:
         self._pool = pool
 
     async def stop(self) -> None:
-        """Wait for what is under way in a thread."""
+        """Wait for the work in flight in a thread."""
         if self._work is not None:
             await asyncio.wait([self._work])
 
@@ -118,7 +120,7 @@ class Installer:
         core = self._core
         if self._source is None or self._installing:
             return
-        if core.role is Role.LEADER:  # ready or not: its own no-op may wait for who is stranded
+        if core.role is Role.LEADER:  # ready or not: its no-op may wait for a stranded follower
             progress = core.progress.values()
             stranded = [p.peer for p in progress if p.state is PeerState.STRANDED]
             for offer in self._donor.offers(stranded, core.term, self._log.index, now_ms):
@@ -133,7 +135,8 @@ class Installer:
         self._send_requests()
 
     def refilled(self) -> list[NodeId]:
-        """Followers that are being refilled: while there are some retention shall take nothing."""
+        """Return the followers being refilled: while there are any, retention should delete
+        nothing."""
         core, now_ms = self._core, self._clock_ms()
         peers = {
             p.peer: (p.match_index, now_ms - (core.silent_ms(p.peer) or 0.0))
@@ -245,7 +248,8 @@ class Installer:
             self._note(found, data)
 
     def _note(self, found: Installation, data: bytes) -> None:
-        """Nothing is promised on this log any more; then it is void."""
+        """Fall silent, so that nothing is promised on this log any more; then note the
+        installation, which makes the log void."""
         reason = (
             f"an installation takes its place: frames from {found.first_index} at "
             f"{found.position}, state of frame {found.applied_index}"
@@ -281,8 +285,8 @@ class Installer:
     # -- for the status -------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
-        """`installing`: None, or how far it is. `behind_bytes`: how much of the leader's log is not
-        here yet, as far as this replica was told; 0 if nobody said."""
+        """Return `installing` (None, or how far it is) and `behind_bytes`: how much of the leader's
+        log is not here yet, by the leader's last offer; 0 if there was none."""
         receiver = self._receiver
         installing: dict[str, object] | None = None
         if self._installing or receiver.leader is not None:

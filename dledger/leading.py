@@ -1,9 +1,9 @@
-"""What a leader does: Raft 5.3 and 5.4.2, ReadIndex (thesis 6.4), transfer (3.10). Pure.
+"""The leader's behaviour: Raft 5.3 and 5.4.2, ReadIndex (thesis 6.4), transfer (3.10). Pure.
 
 The leader writes and sends at the same time; its own copy counts, like every other, only once
-it is durable. Frames of an earlier term are committed by committing one of the own term (Raft
+it is durable. Frames of an earlier term are committed by committing one of its own term (Raft
 5.4.2, figure 8): the no-op that opens the term. Limits: bytes and messages in flight per peer,
-bytes uncommitted, reads waiting, bytes a second for those that are far behind (pace.py).
+bytes uncommitted, reads waiting, bytes a second for followers that are far behind (pace.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Leading(Election, Membership):
 
     @property
     def can_propose(self) -> bool:
-        """Whether `propose` would take a frame of ordinary size now."""
+        """True if `propose` would take a frame of ordinary size now."""
         return (
             self.role is Role.LEADER
             and self.transfer_target is None
@@ -79,7 +79,7 @@ class Leading(Election, Membership):
                 raise Busy(f"leadership is being handed to {self.transfer_target}")
             if not self.is_voter:
                 raise Busy("this leader is leaving the group")
-            # One frame may always be under way, or a frame above the limit could never be sent.
+            # One frame may always be in flight, or a frame above the limit could never be sent.
             waiting_bytes = log.end_position - self._commit_end
             if (
                 waiting_bytes + len(frame.data) > self.config.uncommitted_bytes_max
@@ -96,7 +96,7 @@ class Leading(Election, Membership):
             self._adopt(frame.index, decode_configuration(frame.payload))
 
     def _order_appends(self) -> None:
-        """Fill every follower's window with what the log holds."""
+        """Fill every follower's append window with frames of the log."""
         self._appends_due = False
         for progress in self._progress.values():
             while progress.next_index <= self._log.last_index and progress.may_send():
@@ -159,7 +159,8 @@ class Leading(Election, Membership):
             self._back_off(progress, response)
 
     def _check_match(self, progress: Progress, match_index: int) -> None:
-        """Nobody has more of this leader's frames than it has itself. Raises MessageRefused."""
+        """Check that the follower acknowledges only frames that this log has. Raises
+        MessageRefused."""
         if match_index > self._log.last_index:
             what = f"acknowledges frame {match_index} of a log that ends at {self._log.last_index}"
             raise MessageRefused(progress.peer, what)
@@ -177,8 +178,8 @@ class Leading(Election, Membership):
             self._dirty = True
 
     def _back_off(self, progress: Progress, response: AppendResponse) -> None:
-        """Raft 5.3, faster: the last frame here that may equal the follower's (both sides skip
-        whole terms)."""
+        """Probe from the last frame here that may equal the follower's: Raft 5.3, faster, because
+        both sides skip whole terms."""
         assert response.conflict_index <= response.prev_index, response
         at = self._log.last_at_most(response.conflict_index - 1, response.conflict_term)
         progress.probe_from(max(progress.match_index, at) + 1)
@@ -186,8 +187,8 @@ class Leading(Election, Membership):
         self._dirty = True
 
     def _advance_commit(self) -> None:
-        """Commit what a majority has made durable, by frames of the own term only (5.4.2).
-        A copy counts only if its replica is whole."""
+        """Commit what a majority has made durable, by frames of the leader's own term only (Raft
+        5.4.2). A copy counts only if its replica is whole."""
         reached = [progress.whole_index for progress in self._voting]
         if self.is_voter:
             reached.append(self.durable_index if self.whole else 0)
@@ -202,7 +203,8 @@ class Leading(Election, Membership):
     # -- heartbeats, quorum check -----------------------------------------------------------
 
     def _send_heartbeats(self) -> None:
-        """One round to everybody: leadership, commit progress, and a confirmation of reads."""
+        """Send a heartbeat round to everybody: it asserts leadership, carries commit progress, and
+        confirms reads."""
         self._round += 1
         self._heartbeat_due_ms = self._now_ms + self.config.heartbeat_ms
         for progress in self._progress.values():
@@ -250,8 +252,8 @@ class Leading(Election, Membership):
                 self._confirm_reads()
             has = response.match_index if response.recovering else response.last_index
             if response.round > progress.match_round and has < progress.match_index:
-                # Asked after it had acknowledged more: its disk forgot (a reordered answer of
-                # an earlier round proves nothing).
+                # This round was sent after it had acknowledged more: its disk lost frames (a
+                # reordered answer of an earlier round proves nothing).
                 progress.regressed(min(response.last_index, self._log.last_index))
         if progress.state is STRANDED and response.last_index >= self._log.first_index - 1:
             self._try_stranded(progress, response.last_index)
@@ -266,8 +268,9 @@ class Leading(Election, Membership):
             self._dirty = True
 
     def _try_stranded(self, progress: Progress, last_index: int) -> None:
-        """Its log is long enough to meet ours by now, or it is long but another one: then the
-        probe strands it again, and it is not tried before its log has changed (install.py)."""
+        """Probe a stranded follower whose log is now long enough to meet ours. If its frames are
+        other ones the probe strands it again, and it is not tried before its log has changed
+        (install.py)."""
         if progress.tried_last == last_index:
             return
         progress.tried_last = last_index
@@ -298,8 +301,8 @@ class Leading(Election, Membership):
             self._let_go()
 
     def _quorum_due_ms(self) -> float:
-        """CheckQuorum: when a majority has been silent for a whole election time-out, with the
-        same patience as elections."""
+        """Return when this leader must step down because no majority has been heard for a whole
+        election time-out (CheckQuorum), with the same election back-off as elections."""
         heard = [progress.heard_ms for progress in self._voting]
         if self.is_voter:
             heard.append(self._now_ms)
@@ -329,7 +332,8 @@ class Leading(Election, Membership):
             self._reads_unready.append(token)  # the commit index may be behind (thesis 6.4)
 
     def _queue_read(self, token: int) -> None:
-        """Only a round that starts from now on proves leadership for this read."""
+        """Queue a read for the next round: only a round that starts from now on proves leadership
+        for it."""
         round_needed = self._round + 1
         last = self._reads[-1] if self._reads else None
         if last is not None and last.round == round_needed and last.index == self.commit_index:
@@ -343,7 +347,8 @@ class Leading(Election, Membership):
             self._queue_read(token)
 
     def _start_read_round(self) -> None:
-        """Send a round for new reads, unless one is on its way: then they share the next."""
+        """Send a heartbeat round for new reads, unless one is in flight: then they share the
+        next."""
         if not self._reads or self._reads[-1].round <= self._round:
             return
         if not self._voting:
@@ -399,8 +404,8 @@ class Leading(Election, Membership):
         self._role_changed(f"transfer to {target} given up: {reason}")
 
     def _step_down(self, reason: str) -> None:
-        """Give leadership up for good reason, and let a follower go first: one with room on its
-        disk if there is one, and of those the one that has most."""
+        """Give up leadership and ask a follower to take over: one with room on its disk if there is
+        one, and of those the one that has most of the log."""
         best = max(
             self._voting,
             key=lambda p: (not p.recovering, not p.no_room, p.match_index),
@@ -414,7 +419,7 @@ class Leading(Election, Membership):
     # -- connections ------------------------------------------------------------------------
 
     def _leader_peer_closed(self, peer: NodeId) -> None:
-        """What was in flight is lost; nothing more is sent until the peer is heard again."""
+        """Treat what was in flight to `peer` as lost; send no more until it is heard again."""
         progress = self._progress[peer]
         if progress.state is not STRANDED:
             progress.probe_from(progress.match_index + 1)

@@ -1,19 +1,19 @@
 """RaftLog: the CommitLog as the Raft log. One frame is one entry, at the position it names.
 
 Keeps a `LogIndex` in step with what is written, and the latest frames in memory, so that
-replication and apply read the file only for whoever is far behind. What is read from the file is
-verified again (both checksums).
+replication and apply read the file only for replicas that are far behind. Frames read from the
+file are verified again (both checksums).
 
-Damage. At start `recover` stops at each damaged place; `mend` takes the frames that belong there,
-`cut_damaged` gives up what stands behind the good part. Later, a read that meets a bad frame tells
-`on_damage` and raises FrameDamaged; `overwrite` puts the frame in its place again.
+Damage. At start `recover` stops at each damaged place; `mend` writes the frames that belong there,
+`cut_damaged` truncates everything behind the good part. Later, a read that meets a bad frame calls
+`on_damage` and raises FrameDamaged; `overwrite` writes the frame in its place again.
 
 Durability is by ticket, as in the CommitLog: `begin_sync` on the loop, `ticket.run()` in a thread,
 `finish_sync` on the loop. A truncation in between bumps the epoch: the sync then counts for
-nothing here, and the next one proves what it would have.
+nothing here, and the next one proves durability in its place.
 
-Retention removes the frames below a position; that there were some, the term of the last of them,
-and where the log begins now stand in a `SlotFile`, because no file of the log says it any more.
+Retention removes the frames below a position. The first index left, the term of the frame before
+it, and where the log begins now are kept in a `SlotFile`, because no file of the log says so.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _TRIM = struct.Struct(">qqq")  # first index, term of the frame before it, where
 
 
 def trim_note(first_index: int, previous_term: int, start: int) -> bytes:
-    """What stands in the trim file of a log that begins at byte `start` with frame `first_index`,
-    behind one of `previous_term`."""
+    """Return the trim file's content for a log that begins at byte `start` with frame
+    `first_index`, behind one of `previous_term`."""
     return _TRIM.pack(first_index, previous_term, start)
 
 
 def read_trim_note(content: bytes) -> tuple[int, int, int]:
-    """What `trim_note` was given."""
+    """Return the (first_index, previous_term, start) that `trim_note` was given."""
     first_index, previous_term, start = _TRIM.unpack(content)
     return first_index, previous_term, start
 
@@ -62,12 +62,13 @@ class LogSyncTicket:
         self.epoch = epoch
 
     def run(self) -> None:
-        """Blocking. Raises OSError: then nothing it was to prove will ever be true."""
+        """Run the fdatasync. Blocking. Raises OSError: then the frames that it was to make durable
+        can never count as durable."""
         self._ticket.run()
 
 
 class RaftLog:
-    """See the module. One caller (the loop), except `LogSyncTicket.run`."""
+    """The Raft log. For one caller (the loop), except `LogSyncTicket.run`."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class RaftLog:
         trim: SlotFile | None = None,
         cache_bytes_max: int = CACHE_BYTES_MAX,
     ) -> None:
-        """Without `trim` the log can be used, but retention cannot cut it."""
+        """Without `trim` the log can be used, but retention cannot delete from it."""
         self.commitlog = commitlog
         self.index = LogIndex()
         self.durable_index = 0
@@ -95,7 +96,8 @@ class RaftLog:
     # -- recovery -----------------------------------------------------------------------------
 
     def open(self) -> None:
-        """`recover` for an owner that cannot mend: raises StoreDamaged, nothing is cut then."""
+        """Recover, for an owner that cannot mend. Raises StoreDamaged; nothing is truncated
+        then."""
         damage = self.recover()
         if damage is not None:
             assert self._recovery is not None and self._recovery.damage is not None
@@ -105,8 +107,9 @@ class RaftLog:
         """Build the index from the frames of the CommitLog, which its owner has opened; find its
         end if that was not done yet. Blocking. All frames are durable afterwards.
 
-        A torn tail is cut. Returns the first frame that is not whole although it was durable
-        once: then `mend` or `cut_damaged` goes on. Raises OSError, SlotsDamaged."""
+        A torn tail is truncated. Returns None if the log is open then, or else the first frame that
+        is damaged although it was durable once: go on with `mend` or `cut_damaged`. Raises OSError,
+        SlotsDamaged."""
         log = self.commitlog
         assert log.settled or log.segments(), "the CommitLog is not open"
         start = 0
@@ -126,33 +129,35 @@ class RaftLog:
         return self._recovered()
 
     def mend(self, frames: Sequence[Frame], proven: bool, last: bool = False) -> Wanted | None:
-        """Put these frames where the damage begins, durably, and recover on: as `recover`.
+        """Write these frames durably where the damage begins, and go on recovering; returns what
+        `recover` does.
 
-        `proven`: what stands intact behind them is known to follow them; `last`: nothing does.
+        `proven`: the intact frames behind them are known to follow them; `last`: nothing follows.
         Blocking."""
         assert self._recovery is not None
         self._recovery.patch(frames, proven, last)
         return self._recovered()
 
     def cut_damaged(self) -> None:
-        """Give up everything from the damage on; the log is open then. Blocking."""
+        """Truncate everything from the damage on; the log is open then. Blocking."""
         assert self._recovery is not None
         self._recovery.cut()
         assert self._recovered() is None
 
     @property
     def is_open(self) -> bool:
-        """Whether it is recovered to its end."""
+        """True if the log is recovered to its end."""
         return self._recovery is None
 
     @property
     def may_lack_its_end(self) -> bool:
-        """Whether nothing is left that would tell if whole segments are gone from its end."""
+        """True if whole segments may be missing from the log's end without a trace, because the
+        note of how far it was durable is lost."""
         return self.commitlog.mark_was_lost
 
     @property
     def damage_reason(self) -> str:
-        """What is wrong where `recover` stopped; empty once the log is open."""
+        """Why `recover` stopped where it did; empty once the log is open."""
         recovery = self._recovery
         return recovery.damage.reason if recovery is not None and recovery.damage else ""
 
@@ -186,12 +191,12 @@ class RaftLog:
     # DamagedLog, for dledger.repair
 
     def segment_end(self, position: int) -> int:
-        """The offset behind the segment of `position`."""
+        """Return the offset behind the segment of `position`."""
         return self.commitlog.segment_end(position)
 
     def following(self, position: int) -> tuple[int, int] | None:
-        """While it is not open: (index, term) of the frame whose intact header stands behind a
-        frame that ends at `position`; None if there is none."""
+        """Return (index, term) of the frame whose intact header stands behind a frame that ends at
+        `position`; None if there is none. Only while the log is not open."""
         assert self._recovery is not None
         header = self._recovery.neighbour(position)
         return None if header is None else (header.index, header.term)
@@ -204,10 +209,10 @@ class RaftLog:
         return self.index.last_index
 
     def frames(self, first: int, last: int, bytes_max: int | None = None) -> tuple[Frame, ...]:
-        """Frames first..last, fewer if they exceed `bytes_max` together or one of them is
-        damaged, but at least one.
+        """Return frames first..last; fewer if they exceed `bytes_max` together or one of them is
+        damaged, but at least one (none if first > last).
 
-        Raises FrameDamaged if that one, `first`, is damaged."""
+        Raises FrameDamaged if frame `first` is damaged."""
         if first > last:
             return ()
         if first == last and first >= self._cache_first:
@@ -231,8 +236,8 @@ class RaftLog:
         return tuple(found)
 
     def _read_run(self, first: int, last: int) -> tuple[list[Frame], FrameDamaged | None]:
-        """Read frames that lie one behind the other in one segment, at least `first`: all, or
-        those before the first damaged one, and that."""
+        """Read contiguous frames of one segment from `first` on. Return them and None, or those
+        before the first damaged one and its damage."""
         index = self.index
         start = index.position_of(first)
         last = min(last, index.last_within(first, READ_BYTES_MAX))
@@ -251,7 +256,8 @@ class RaftLog:
         return frames, None
 
     def check(self, index: int) -> FrameDamaged | None:
-        """Whether frame `index` stands in the file as it was written; past the cache."""
+        """Read frame `index` from the file, past the cache; return its damage, None if it is
+        intact or not in the log."""
         log = self.index
         if not log.first_index <= index <= log.last_index:
             return None
@@ -266,7 +272,7 @@ class RaftLog:
         return damage
 
     def _parse(self, index: int, data: bytes, offset: int) -> tuple[Frame | None, str]:
-        """Frame `index` out of bytes that were read from the log, or what is wrong with it."""
+        """Return frame `index`, parsed from bytes read from the log, or None and what is wrong."""
         if not data:
             return None, "cannot be read"
         try:
@@ -283,7 +289,8 @@ class RaftLog:
         return frame, ""
 
     def _read(self, position: int, size: int) -> bytes:
-        """b"" where a sector cannot be read: that is damage, not a disk that fails."""
+        """Read the file. Return b"" if a sector cannot be read (EIO): that is damage, not a failing
+        disk."""
         try:
             return self.commitlog.read(position, size)
         except OSError as error:
@@ -292,7 +299,7 @@ class RaftLog:
             return b""
 
     def wanted(self, index: int) -> Wanted:
-        """What is known of frame `index`, which is present, should it be damaged."""
+        """Return what is known of frame `index`, which must be present, to ask the peers for it."""
         log = self.index
         return Wanted(
             index,
@@ -303,8 +310,8 @@ class RaftLog:
         )
 
     def overwrite(self, frame: Frame) -> SyncTicket:
-        """Put a frame that was found damaged in its place again. Readable at once; durable when
-        the ticket has run, which then goes to `commitlog.finish_sync`. Raises OSError."""
+        """Write a frame that was found damaged in its place again. Readable at once; durable when
+        the returned ticket has run, which then goes to `commitlog.finish_sync`. Raises OSError."""
         index = self.index
         there = (index.term_at(frame.index), index.position_of(frame.index))
         assert (frame.term, frame.position) == there, (frame, there)
@@ -312,8 +319,8 @@ class RaftLog:
         return self.commitlog.patch(frame.position, frame.data)
 
     def overwrite_blank(self, index: int) -> SyncTicket | None:
-        """Put the blank record behind frame `index` in its place again, as `overwrite` does; None
-        if there is none to stand there (any more)."""
+        """Write the blank record behind frame `index` in its place again, as `overwrite` does;
+        return None if no blank record belongs there (any more)."""
         log = self.index
         if not log.first_index <= index < log.last_index:
             return None
@@ -326,7 +333,7 @@ class RaftLog:
     # -- writing ------------------------------------------------------------------------------
 
     def place(self, payload_length: int) -> int:
-        """The position of the next frame with that much payload. Raises RecordTooLarge."""
+        """Return the position of the next frame with that much payload. Raises RecordTooLarge."""
         return self.commitlog.place(HEADER_SIZE_BYTES + payload_length)
 
     def append(self, frames: Sequence[Frame]) -> None:
@@ -343,7 +350,7 @@ class RaftLog:
             self._cache_first += 1
 
     def truncate(self, from_index: int) -> None:
-        """Drop frame `from_index` and all behind it; durable when it returns. Raises OSError."""
+        """Drop frame `from_index` and all behind it; durable on return. Raises OSError."""
         index = self.index
         assert index.first_index <= from_index <= index.last_index, (from_index, index)
         self._epoch += 1
@@ -352,13 +359,13 @@ class RaftLog:
         self._cache_first = min(self._cache_first, from_index)
         index.truncate(from_index)
         self.durable_index = min(self.durable_index, from_index - 1)
-        # To the end of the frame before, which takes a blank record behind it away, too: the new
-        # leader's frame may be small enough for the segment that the cut one had closed.
+        # Down to the end of the frame before, so that a blank record behind it goes, too: the new
+        # leader's frame may be small enough for the segment that the truncated one had closed.
         self.commitlog.truncate(index.end_position)
 
     @property
     def wants_next_segment(self) -> bool:
-        """Whether the last segment is more than half full."""
+        """True if the last segment is more than half full."""
         log = self.commitlog
         return (log.max_offset - self._segment_start(log.max_offset)) * 2 > log.segment_size_bytes
 
@@ -369,15 +376,16 @@ class RaftLog:
     # -- durability ---------------------------------------------------------------------------
 
     def begin_sync(self) -> LogSyncTicket | None:
-        """A ticket for all frames written so far; None if they are durable. Raises SyncFailed."""
+        """Return a ticket for all frames written so far; None if they are durable. Raises
+        SyncFailed."""
         ticket = self.commitlog.begin_sync()
         if ticket is None:
             return None
         return LogSyncTicket(ticket, self.index.last_index, self._epoch)
 
     def finish_sync(self, ticket: LogSyncTicket) -> int | None:
-        """Take a ticket that has run: the last durable index, or None if frames were truncated
-        meanwhile. Raises SyncFailed."""
+        """Take a ticket that has run; return the last durable index, or None if frames were
+        truncated meanwhile. Raises SyncFailed."""
         self.commitlog.finish_sync(ticket._ticket)
         if ticket.epoch != self._epoch:
             return None
@@ -388,7 +396,7 @@ class RaftLog:
     # -- retention ----------------------------------------------------------------------------
 
     def trim(self, position: int) -> int:
-        """Remove whole segments that end at or below `position`; returns the first index left.
+        """Remove whole segments that end at or below `position`; return the first index left.
 
         Raises OSError."""
         assert self._trim is not None, "this log has no place to note what was cut"
@@ -413,6 +421,6 @@ class RaftLog:
     # -- life ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close what this log opened itself; the CommitLog is its owner's, before and after."""
+        """Close what this log opened itself; the CommitLog is its owner's to close."""
         if self._trim is not None:
             self._trim.close()

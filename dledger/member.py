@@ -1,8 +1,7 @@
-"""RaftMember: one replica at work. Drives the pure core from asyncio; what the broker sees of Raft.
+"""RaftMember: one running replica. Drives the pure core from asyncio; the broker's view of Raft.
 
 Everything runs on one loop; only fdatasync (and allocating the next segment) runs in threads.
-What the core wants is performed by performing.py: there stands the order persist → send →
-acknowledge.
+performing.py performs what the core wants, in the order persist → send → acknowledge.
 
 A failed write or fdatasync, and any broken assertion, ends this member for good (`_fail`): the
 connections are cut so that the peers elect another leader at once, and `on_fatal` is called. A
@@ -67,14 +66,15 @@ from raftmq.store.errors import StoreDamaged
 
 log = logging.getLogger("raftmq.dledger.member")
 
-TICK_MS = 10  # < a seventh of a heartbeat: what a deadline may be late by
+TICK_MS = 10  # < a seventh of a heartbeat: how late a deadline may be noticed
 HOUSEKEEPING_MS = 500
-HEALING_MS = 50  # between looks at what damage there is, and at what the scrubber may do
+HEALING_MS = 50  # between ticks of healer (repair and scrubber) and installer
 FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
 
 
 class RaftMember(Performing):
-    """See the module. `start` before anything else; `stop` in the end, also after a failure."""
+    """One replica of a group. `start` before anything else; `stop` in the end, even after a
+    failure."""
 
     _patience = 1  # the core's, as the log has it
 
@@ -94,7 +94,7 @@ class RaftMember(Performing):
     ) -> None:
         """`clock_ms` never goes back; `wall_ms` stamps frames. `on_fatal(reason)` is called at
         most once; the process should end then. `listen_socket` is bound already (tests).
-        Without a `source` no replica is refilled from this one, nor this one from another."""
+        Without a `source` no snapshot install is sent or taken."""
         assert not pending(disk, config.directory), "an installation is to be carried out first"
         self.config = config
         self.failure: str | None = None
@@ -108,7 +108,7 @@ class RaftMember(Performing):
         asynchronous = config.flush is FlushMode.ASYNC
         self._promises = Promises(disk, config.directory, asynchronous)
         self._saver = HardStateSaver(self._promises.hard_state)
-        self._unfinished: Ready | None = None  # performed but for what comes behind hard state
+        self._unfinished: Ready | None = None  # its hard state is being saved; the rest waits
         self._health = DiskHealth(config.sync_stall_ms)
         trim = SlotFile(disk, f"{config.directory}/trim")
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
@@ -147,7 +147,7 @@ class RaftMember(Performing):
         self._preference = Preference(config.preference)
         self._relief = Relief()
         self._linked = False  # listens and dials
-        self._has_core = False  # the log is whole
+        self._has_core = False  # the log is recovered
         self._running = self._pumping = False
         self._leaving = False  # hands over for a planned stop
         self._commit_due = 0  # committed, to be applied; 0: nothing
@@ -202,8 +202,8 @@ class RaftMember(Performing):
 
     async def start(self) -> None:
         """Recover, listen, dial, and take part. While the log is damaged this waits for the peers
-        (`status` says what for). Raises StoreDamaged, StateTooOld, OSError; call `stop` then, too,
-        and when it is cancelled."""
+        (`status` says what for). Raises StoreDamaged, StateTooOld, OSError. Call `stop` also after
+        it has raised or was cancelled."""
         loop = asyncio.get_running_loop()
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
         await loop.run_in_executor(self._housekeeper, self._roster.load)
@@ -259,7 +259,7 @@ class RaftMember(Performing):
         self._pump()
 
     async def _recover(self, pool: ThreadPoolExecutor) -> HardState:
-        """Open the log, mended if need be, and what was promised."""
+        """Open the log, mended if need be, and return the hard state to start from."""
         given_up: list[HardState] = []
 
         def give_up(reason: str) -> None:
@@ -277,7 +277,7 @@ class RaftMember(Performing):
             await self._links.start()
 
     async def stop(self) -> None:
-        """Hand leadership over if there is somebody to take it, then close everything."""
+        """Hand leadership over if a follower can take it, then close everything."""
         clean = self._running
         if self._running and self.failure is None:
             await self.hand_over()
@@ -305,8 +305,8 @@ class RaftMember(Performing):
         self.log.close()
 
     async def hand_over(self) -> NodeId | None:
-        """Before a planned `stop`: give leadership up, for a bounded time, once somebody can take
-        it. Returns who leads then, as handover.py says."""
+        """Hand leadership over before a planned `stop`, as soon as a follower can take it, within
+        `transfer_on_stop_ms`. Return the new leader, as handover.py says."""
         if not self._running:
             return None
         leaving = Handover(
@@ -322,12 +322,13 @@ class RaftMember(Performing):
         self._leaving = True
         return await leaving.run(self.config.transfer_on_stop_ms)
 
-    # -- what the broker asks -----------------------------------------------------------------
+    # -- for the broker -----------------------------------------------------------------------
 
     def request_cut(self, at_once: bool = False) -> None:
-        """Something waits in the application. Cheap; one cut per turn of the loop follows, with
-        what other connections bring in the same turn; or one at once, if the peers have little to
-        do (what they have is commonly written while more is gathered into a larger frame)."""
+        """Note that the application has something to propose. Cheap: one `cut` per turn of the loop
+        follows, with what other connections bring in the same turn. With `at_once` it follows at
+        once if the peers have little to do (else more is gathered into a larger frame while they
+        write what they have)."""
         if not self._running:
             return
         self._proposer.cut_wanted = True
@@ -346,8 +347,8 @@ class RaftMember(Performing):
     def propose_command(self, payload: bytes) -> asyncio.Future[int]:
         """Replicate a command frame; the future gives its index once it is applied here.
 
-        Raises, or the future fails with: NotLeader, Busy, CommandTooLarge (not stored, for
-        certain), OutcomeUnknown (may be stored, now or later)."""
+        Raises, or the future fails with: NotLeader, Busy, CommandTooLarge (certainly not stored),
+        OutcomeUnknown (may be stored, now or later)."""
         if not self._running or self.core.role is not Role.LEADER:
             raise NotLeader(self.leader)
         future = self._proposals.submit(payload, self._clock_ms())
@@ -371,8 +372,8 @@ class RaftMember(Performing):
         self._pump()
 
     def preferred_successor(self) -> NodeId | None:
-        """To whom this leader should `transfer` now, because that replica is the preferred leader;
-        None: to nobody. To be asked some times a second, on every replica (preference.py)."""
+        """Return the preferred leader if this leader should `transfer` to it now, else None. To be
+        called a few times a second, on every replica (preference.py)."""
         if not self._running:
             return None
         core = self.core
@@ -395,14 +396,14 @@ class RaftMember(Performing):
         return self._preference.look(seen, self._clock_ms())
 
     def room_is(self, has_room: bool) -> None:
-        """Whether the disk has room for what a leader writes. A replica without leads only if
-        nobody else can, and tells its leader so."""
+        """Note whether the disk has room for what a leader writes. A replica without room leads
+        only if nobody else can, and tells its leader that it is short of room."""
         if self._running:
             self.core.has_room = has_room
 
     def successor_with_room(self, full: bool) -> NodeId | None:
-        """To whom this leader should `transfer` now because its own disk is `full`; None: to
-        nobody. To be asked some times a second, on every replica (relief.py)."""
+        """Return the replica to which this leader should `transfer` now because its own disk is
+        `full`, else None. To be called a few times a second, on every replica (relief.py)."""
         if not self._running:
             return None
         core = self.core
@@ -424,11 +425,12 @@ class RaftMember(Performing):
 
     @property
     def hopes_for_room(self) -> bool:
-        """Whether somebody with room may take over in a moment, as the last look found."""
+        """True if a replica with room may take over soon, as of the last `successor_with_room`."""
         return self._relief.hoped
 
     def _busy(self) -> str:
-        """What goes on here that another leader would have to begin anew; "" for nothing."""
+        """Return what this leader is busy with that a successor would have to begin anew; "" if
+        nothing."""
         core = self.core
         if core.configurations.index > core.commit_index or self._proposer.change_waits:
             return "the members are being changed"
@@ -438,8 +440,8 @@ class RaftMember(Performing):
         return f"{core.node_id} is leaving" if self._leaving else ""
 
     def delete_before(self, position: int) -> int:
-        """Retention: drop whole segments below the CommitLog offset `position`, applied frames
-        only. Returns the new first offset. Raises OSError."""
+        """Delete whole segments below the CommitLog offset `position`, applied frames only
+        (retention). Return the new first offset. Raises OSError."""
         index = self.log.index
         settled = min(self._applier.applied_index, self.core.commit_index, self.log.durable_index)
         settled = self._roster.may_go(self.core, settled)
@@ -449,32 +451,33 @@ class RaftMember(Performing):
 
     @property
     def refilled(self) -> list[NodeId]:
-        """Followers that are being refilled from this log: retention should take nothing of it."""
+        """Followers being refilled from this log: retention should delete nothing of it."""
         return self._installer.refilled() if self._running else []
 
     def frame_is_damaged(self, position: int) -> bool:
-        """Whether the frame that holds this CommitLog offset is not what was written; if so, it
-        is fetched again from a peer."""
+        """Return whether the frame that holds this CommitLog offset is damaged; if so, it is
+        fetched again from a peer."""
         index = self.log.index.last_ending_by(position) + 1
         return self._running and self.log.check(index) is not None
 
     @property
     def recovering(self) -> str | None:
-        """Why this replica may have lost promises; None if it is whole."""
+        """Why this replica may have lost promises; None if it has recovered ("whole")."""
         return self._promises.recovering
 
     def start_recovering(self, reason: str) -> None:
-        """Before `start`, or during it until the log is open: frames that this replica once had
-        durable are gone. It counts neither in elections nor for commit until it is whole again."""
+        """Note that frames this replica once had durable are gone: it counts neither in elections
+        nor for commit until it is whole again. Before `start`, or during it until the log is
+        open."""
         self._promises.give_up(reason)
 
     def abandon(self, reason: str) -> None:
-        """Fall silent at once, as after a failed disk; `stop` has to follow."""
+        """Stop sending and receiving at once, as after a failed disk; `stop` has to follow."""
         self._fail("abandoned", RuntimeError(reason))
 
     @property
     def leader(self) -> NodeId | None:
-        """Who leads, as far as this node knows."""
+        """The leader, as far as this node knows."""
         return self.core.leader if self._running else None
 
     @property
@@ -482,7 +485,7 @@ class RaftMember(Performing):
         return self._applier.applied_index
 
     def status(self) -> dict[str, object]:
-        """This node's own view, for the admin API and the runtime info."""
+        """Return this node's own view, for the admin API and the runtime info."""
         config = self.config
         if not self._has_core:
             healing = self._healer.status()
@@ -518,10 +521,10 @@ class RaftMember(Performing):
 
     @property
     def members(self) -> list[dict[str, object]]:
-        """Who is in the group, as this node knows it (roster.members_of)."""
+        """The members of the group, as this node knows them (roster.members_of)."""
         return members_of(self.core) if self._has_core else []
 
-    # -- what happens (LinkHandler, timer, threads) -------------------------------------------
+    # -- events (LinkHandler, timer, threads) -------------------------------------------------
 
     def on_messages(self, messages: list[PeerMessage]) -> None:
         if not self._running:
@@ -548,7 +551,7 @@ class RaftMember(Performing):
         self._pump()
 
     def _on_early_messages(self, messages: list[PeerMessage]) -> None:
-        """While the log is mended nobody votes here, and nothing is acknowledged."""
+        """Take messages while the log is mended: this node neither votes nor acknowledges."""
         try:
             for message in messages:
                 if isinstance(message, RepairRequest | RepairResponse):
@@ -565,7 +568,7 @@ class RaftMember(Performing):
         self._links.send(message.to, encode_message(message), droppable=True)
 
     def _fall_silent(self, reason: str) -> None:
-        """An installation takes the place of this log: nothing is said or heard on it any more."""
+        """Stop sending and receiving for good: an installation takes the place of this log."""
         self.failure = reason
         self._running = self._serving = False
         if self._timer is not None:
@@ -613,8 +616,8 @@ class RaftMember(Performing):
             self._keep_house(now_ms)
 
     def _look_at_disk(self, now_ms: float) -> None:
-        """Give leadership up when an fdatasync hangs, and do not come back before it returns.
-        `now_ms` is the core's time: a sync does not hang that nobody could have seen return."""
+        """Give up leadership when an fdatasync hangs, and do not lead before it returns. `now_ms`
+        is the core's time, so that a stall of this process does not count as a sync that hangs."""
         health = self._health
         under_way_ms = max(self._flusher.stalled_ms(now_ms), self._saver.stalled_ms(now_ms))
         if not health.synced(under_way_ms):
@@ -630,7 +633,7 @@ class RaftMember(Performing):
         log.warning("patience_changed node=%s factor=%d", self.config.node_id, self._patience)
 
     def _try_to_write(self) -> None:
-        """The disk was full: is there room by now?"""
+        """Write the frames that a full disk had no room for, if there is room by now."""
         if not self._writer.retry():
             return
         log.warning("disk_has_room node=%s", self.config.node_id)
@@ -675,8 +678,8 @@ class RaftMember(Performing):
         self._pump()
 
     def _in_core(self, act: Callable[[], None]) -> None:
-        """Do what a client asks of the core. An assertion there stops the node, whoever asked:
-        whoever called contains what it raises, as anything that a request may raise."""
+        """Do what a client asks of the core. A failed assertion there stops the node, and is raised
+        to the caller, who would handle it as any error of a request."""
         try:
             act()
         except AssertionError as error:

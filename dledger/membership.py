@@ -1,17 +1,18 @@
-"""What a leader does about members: when a change may be made, whom it speaks with. Pure.
+"""Membership: when a leader may make a change, and which replicas it replicates to. Pure.
 
 One change at a time, thesis chapter 4. A change is refused
 
-- while the one before it is not committed, or two steps apart have majorities that do not meet;
+- while the one before it is not committed: configurations two steps apart may have majorities that
+  do not meet;
 - before a frame of the leader's own term is committed: until then another leader's uncommitted
   change, which this one does not know, may still win against it (the flaw found in 2015);
-- if too few voters of what comes out of it are whole and answer: it would not be committed, and
-  would stop the group;
-- a promotion, until the learner is whole, answers, and lacks less than `learner_lag_bytes_max`.
+- if too few voters of the resulting configuration are whole and answer: it would not be committed,
+  and would stop the group;
+- a promotion, until the learner is whole, answers, and lacks at most `learner_lag_bytes_max`.
 
-A leader that is removed goes on until that is committed, counts itself no more, takes no more
-proposals, and then names its successor (4.2.2). A removed follower hears of it for a while; then
-nobody speaks with it any more.
+A leader that is removed leads until that is committed, without counting itself or taking proposals,
+and then names its successor (4.2.2). A removed follower is told of its removal for a while; then
+nobody sends to it any more.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from raftmq.dledger.standing import Standing
 
 
 class Membership(Standing):
-    """The leader's side of a configuration."""
+    """The leader's part in membership changes."""
 
     __slots__ = ()
 
     def configuration_after(self, change: Change) -> Configuration:
-        """What a CONFIGURATION frame has to hold that makes this change; proposing it, at once,
-        makes it. Raises NotLeader, Busy, ChangeRefused."""
+        """Return the configuration to put into a CONFIGURATION frame to make this change; it must
+        be proposed at once. Raises NotLeader, Busy, ChangeRefused."""
         if self.role is not Role.LEADER:
             raise NotLeader(self.leader)
         if self.transfer_target is not None:
@@ -67,7 +68,7 @@ class Membership(Standing):
             raise ChangeRefused(f"{node_id} lacks {lag_bytes} bytes of the log still")
 
     def lag_bytes(self, progress: Progress) -> int:
-        """How much of the log a follower lacks."""
+        """Return how many bytes of the log a follower lacks."""
         log = self._log
         reached = progress.match_index
         return log.end_position - (log.end_of(reached) if reached >= log.first_index - 1 else 0)
@@ -88,14 +89,14 @@ class Membership(Standing):
     def _answers(self, progress: Progress) -> bool:
         return progress.heard_ms > self._now_ms - self.config.election_ms_max
 
-    # -- whom it speaks with ----------------------------------------------------------------
+    # -- the replicas it replicates to ------------------------------------------------------
 
     def _configure_leader(self) -> None:
-        """One Progress for every member, and for a while for those that are removed."""
+        """Keep one Progress for every member, and for a while for removed ones."""
         ids = self.configurations.current.ids - {self.node_id}
         for peer in sorted(ids - self._progress.keys()):
             progress = self._progress[peer] = self._new_progress(peer)
-            if self._own_first_index <= self._log.last_index:  # not at its election: that does
+            if self._own_first_index <= self._log.last_index:  # else `_become_leader` sends it
                 self._send_heartbeat(progress)
         for progress in self._progress.values():
             progress.voter = progress.peer in self.voters
@@ -120,10 +121,11 @@ class Membership(Standing):
         )
 
     def _let_go(self) -> None:
-        """Speak no more with removed replicas that know it, or that have had time to."""
+        """Stop sending to removed replicas that know of their removal, or have had time to learn
+        of it."""
         gone = [p.peer for p in self._progress.values() if self._may_go(p)]
         for peer in gone:
-            del self._progress[peer]  # this round's heartbeat was its last word
+            del self._progress[peer]  # this round's heartbeat was the last message to it
         if gone:
             self._configure_leader()
             self._out_configuration = True

@@ -1,13 +1,13 @@
-"""What replicas say to each other, and what the core hands to its shell. Pure data, no behaviour.
+"""The messages between replicas, and what the core hands to its shell. Pure data, no behaviour.
 
 Every message names sender, receiver and the sender's term. Every reply also carries
 `request_term`, the term of the request it answers: a reply left over from an earlier leadership
 or candidacy is recognised and dropped.
 
-`incarnation` is a number that every start of a process draws anew, never 0: it tells what this
-process said from what an earlier one of the same node said before it lost its memory. What voters
-and followers say carries `recovering`: 0, or, from a replica that may have lost promises, its
-incarnation (standing.py).
+`incarnation` is a number, never 0, that every start of a process draws anew: it tells this
+process's messages from those of an earlier process of the same node, before it lost its memory.
+Messages of voters and followers carry `recovering`: 0, or, from a replica that may have lost
+promises, its incarnation (standing.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raftmq.store.frame import Frame
 NodeId = str
 
 # No replica enters, sends or takes a higher term. At a thousand elections a second it is reached
-# after nine thousand years; so whoever names a higher one is wrong, and believing it would leave
+# after nine thousand years; so a message with a higher one is wrong, and believing it would leave
 # the group without a term to elect a leader in.
 TERM_MAX = (1 << 48) - 1
 
@@ -34,7 +34,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What must be durable before any message of the same Ready leaves (Raft figure 2)."""
+    """The state that must be durable before any message of the same Ready leaves (Raft figure
+    2)."""
 
     term: int
     voted_for: NodeId | None
@@ -43,7 +44,7 @@ class HardState:
 
 @dataclass(frozen=True, slots=True)
 class VoteRequest:
-    """RequestVote; with `pre_vote` the thesis' PreVote (9.6), `term` then being the term the
+    """RequestVote; with `pre_vote` the thesis' PreVote (9.6), and `term` is then the term the
     sender would start. `transfer` marks an election asked for by TimeoutNow (3.10)."""
 
     sender: NodeId
@@ -58,8 +59,8 @@ class VoteRequest:
 
 @dataclass(frozen=True, slots=True)
 class VoteResponse:
-    """One that answers no request (`request_incarnation` 0, which no candidate has) is a follower's
-    word to its leader that its disk is short of room (following.py)."""
+    """The answer to a VoteRequest. One that answers no request (`request_incarnation` 0, which no
+    candidate has) tells the leader that the follower's disk is short of room (following.py)."""
 
     sender: NodeId
     to: NodeId
@@ -125,10 +126,11 @@ class AppendResponse:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Leadership, commit progress and a read round; never carries or truncates frames.
+    """Asserts leadership, carries commit progress and a read round; never carries or truncates
+    frames.
 
     `commit_index` is at most what the receiver is known to match. `certified` tells the receiver
-    of that incarnation that it has made good what it may have lost."""
+    of that incarnation that it has recovered what it may have lost."""
 
     sender: NodeId
     to: NodeId
@@ -145,7 +147,7 @@ class HeartbeatResponse:
     term: int
     request_term: int
     round: int
-    last_index: int  # what is durable here; tells a leader that a follower fell behind
+    last_index: int  # the last durable frame here; tells a leader that a follower fell behind
     # Both are 0 when the request's term is not the current one:
     verified_index: int = 0  # equals the leader's up to here, durable or not: no need to resend
     match_index: int = 0  # and durable up to here: stands in for an acknowledgement that was lost
@@ -173,9 +175,9 @@ Outgoing = Message | AppendOrder  # AppendOrder stands in for AppendRequest on t
 
 @dataclass(frozen=True, slots=True)
 class RoleEvent:
-    """Emitted when role, term or known leader changed, when a leader becomes ready (its no-op
-    is committed: only then may it answer anything), and when a transfer of leadership was given
-    up (role, term and leader as before)."""
+    """A change of role. Emitted when role, term or known leader changed, when a leader becomes
+    ready (its no-op is committed: only then may it answer anything), and when a transfer of
+    leadership was given up (role, term and leader as before)."""
 
     role: Role
     term: int
@@ -186,7 +188,7 @@ class RoleEvent:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What the shell must do, in this order; empty fields mean nothing of that kind.
+    """The actions that the shell must do, in this order; an empty field means no such action.
 
     1. `truncate_from`: drop frames of that index and above (never at or below commit).
     2. `append`: write these frames (page cache). Report durability later with `core.durable`.
@@ -202,6 +204,6 @@ class Ready:
     messages: tuple[Outgoing, ...]
     commit_index: int | None
     reads: tuple[tuple[int, int], ...]  # (token, index): serve the read once applied >= index
-    failed_reads: tuple[int, ...]  # tokens that will never be confirmed: leadership went
+    failed_reads: tuple[int, ...]  # tokens that will never be confirmed: leadership was lost
     role: RoleEvent | None
-    configuration_changed: bool = False  # another is in force, or it is committed by now
+    configuration_changed: bool = False  # another one is in force, or it is now committed

@@ -1,7 +1,7 @@
-"""How links between replicas come about: plain TCP here; whoever wants more (TLS) brings a
-`Network` of his own, and gate.py puts a gate before any. Shell.
+"""How links between replicas are made: plain TCP here; TLS and the like are other `Network`s, and
+gate.py can put a gate before any of them. Shell.
 
-A link is an asyncio transport in any case: what is sent over it does not pass through here.
+A link is an asyncio transport in any case: the data sent over it does not pass through here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Protocol
 
 from raftmq.dledger.messages import NodeId
 
-# Marks a log record that any peer can cause any number of (ops.logs bounds those).
+# Marks a log record that a peer can cause any number of times (ops.logs bounds those).
 FROM_PEER = {"from_peer": True}
 
 Factory = Callable[[], asyncio.Protocol]
 
 
 class Listening(Protocol):
-    """As asyncio.Server."""
+    """A listener, as asyncio.Server."""
 
     def close(self) -> None: ...
 
@@ -28,29 +28,29 @@ class Listening(Protocol):
 
 
 class Network(Protocol):
-    """Listens, dials, and says who may not be believed."""
+    """Listens, dials, and checks whether a peer is what it claims to be."""
 
     async def listen(
         self, factory: Factory, host: str, port: int, bound: socket.socket | None
     ) -> Listening:
-        """On `bound` if there is one. Raises OSError."""
+        """Listen, on the socket `bound` if there is one. Raises OSError."""
         ...
 
     async def dial(
         self, factory: Factory, host: str, port: int, peer: NodeId
     ) -> asyncio.BaseProtocol:
-        """The connected protocol; `peer` should be at the other end. Raises OSError; may be
-        cancelled."""
+        """Connect, and return the connected protocol; `peer` should be at the other end. Raises
+        OSError; may be cancelled."""
         ...
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
-        """Why the other end of an accepted connection is not to be believed that it is the replica
-        at `host`; "" if it is."""
+        """Return why the other end of an accepted connection cannot be the replica at `host`, as it
+        claims; "" if it can."""
         ...
 
 
 class PlainNetwork:
-    """TCP. Everybody is believed."""
+    """Plain TCP. Every peer is believed."""
 
     async def listen(
         self, factory: Factory, host: str, port: int, bound: socket.socket | None
@@ -71,7 +71,7 @@ class PlainNetwork:
 
 
 def tune(transport: asyncio.Transport, unacknowledged_ms_max: int) -> None:
-    """No Nagle; and TCP shall give up on a silent peer in seconds, not in minutes.
+    """Turn Nagle off, and let TCP give up on a silent peer in seconds, not in minutes.
 
     After a partition TCP waits for its own back-off (up to minutes) before it tries again; a new
     connection is there in milliseconds."""

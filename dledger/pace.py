@@ -1,13 +1,13 @@
-"""How fast followers that are far behind are brought on: a limit in bytes a second. Pure.
+"""The append throttle for followers that are far behind: a limit in bytes a second. Pure.
 
-What catches up takes bandwidth, the leader's time and its disk from what is live. So frames that
-are committed already (without this follower: nobody waits for its acknowledgement) and lie further
+Catching up takes bandwidth, the leader's time and its disk from live traffic. So frames that are
+already committed (without this follower: nobody waits for its acknowledgement) and lie further
 back than what may be in flight are sent no faster than `bytes_per_s`, all such followers together.
-Everything else is never held back: commit does not depend on the pace.
+Everything else is never held back: commit does not depend on the throttle.
 
-A bucket: it fills at that rate up to a tenth of a second's worth, and a request may go as long as
-it is not empty, whatever the request's size. So the rate holds over any longer time, and is passed
-by at most one request.
+It is a token bucket: it fills at that rate up to a tenth of a second's worth, and a request may be
+sent as long as it is not empty, whatever the request's size. So the rate holds over any longer
+time, and is exceeded by at most one request.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ NEVER_DUE_MS = float("inf")
 
 
 class CatchUpPace:
-    """The leader's, for all its followers. Times are the core's, in milliseconds."""
+    """The leader's append throttle, for all its followers. Times are the core's, in
+    milliseconds."""
 
     __slots__ = ("_allowance", "_bytes_per_s", "_filled_ms", "due_ms")
 
     def __init__(self, bytes_per_s: int) -> None:
-        """0: no limit."""
+        """`bytes_per_s` 0: no limit."""
         self._bytes_per_s = bytes_per_s
         self._allowance = bytes_per_s * BURST_S
         self._filled_ms = 0.0
         self.due_ms = NEVER_DUE_MS  # when a follower that was held back may get more
 
     def may_send(self, now_ms: float) -> bool:
-        """Whether a request may go now; if not, `due_ms` says when to come again."""
+        """Return whether a request may be sent now; if not, `due_ms` says when to ask again."""
         rate = self._bytes_per_s
         if not rate:
             return True
@@ -43,5 +44,5 @@ class CatchUpPace:
         return False
 
     def sent(self, size_bytes: int) -> None:
-        """Such a request went out."""
+        """Note that a throttled request of that size was sent."""
         self._allowance -= size_bytes

@@ -1,13 +1,13 @@
 """The links between the replicas of a group, over asyncio's Protocol classes.
 
-Each node dials every other member of its group; who these are may change (`set_peers`). The
+Each node dials every other member of its group; the members may change (`set_peers`). The
 connection a node dialled carries its messages to that peer and nothing else but the answer to its
 hello; so a directed link is one TCP connection, and losing either direction is noticed at once on
-both ends. Names are resolved anew at each dial. Replicas of two groups part, whatever these are
-called (identity.py).
+both ends. Names are resolved anew at each dial. Replicas of different groups disconnect, even if
+the groups have one name (identity.py).
 
-Limits: what waits for a peer that does not read is bounded in bytes (beyond it messages are
-dropped: Raft sends again); what a peer sends is bounded per message by `wire`; connections that
+Limits: the bytes waiting for a peer that does not read are bounded (beyond it messages are
+dropped: Raft sends again); the size of a received message is bounded by `wire`; connections that
 have not said hello are bounded in number and in time. Malformed input closes that one connection.
 """
 
@@ -49,7 +49,7 @@ log = logging.getLogger("raftmq.dledger.peers")
 HANDSHAKING_MAX = 64  # accepted connections that have not said hello
 # Room for votes and heartbeats behind a full buffer of frames and the one largest message.
 CONTROL_RESERVE_BYTES = MESSAGE_SIZE_BYTES_MAX + (1 << 20)
-WAS_REMOVED = "was removed from group"  # in the refusal that whoever was removed gets
+WAS_REMOVED = "was removed from group"  # in the refusal that a removed replica gets
 
 
 class PeerLinks:
@@ -67,9 +67,9 @@ class PeerLinks:
         make_reader: Callable[[NodeId, NodeId], Reader] = MessageReader,
         identity: GroupIdentity | None = None,
     ) -> None:
-        """`peers` includes this node itself: there it listens, unless a bound socket is given.
-        `make_reader(sender, this node)` reads what a peer sends behind its hello. Without an
-        `identity` it is never known of which group this node is."""
+        """`peers` includes this node itself: it listens at that address, unless a bound socket is
+        given. `make_reader(sender, this node)` makes the reader of a peer's messages. Without an
+        `identity` this node's group id is never known."""
         assert node_id in peers, (node_id, list(peers))
         self.node_id = node_id
         self.make_reader = make_reader
@@ -91,7 +91,7 @@ class PeerLinks:
         self._accepted: set[Accepted] = set()
         self._incoming: dict[NodeId, Accepted] = {}
         self._stopping = False
-        self.refused = 0  # connections refused or closed for what they sent
+        self.refused = 0  # connections refused, or closed for malformed or illegal messages
 
     async def start(self) -> None:
         """Listen, then dial. Raises OSError if the port is taken."""
@@ -108,8 +108,8 @@ class PeerLinks:
     def set_peers(
         self, peers: Mapping[NodeId, PeerAddress], removed: Collection[NodeId] = ()
     ) -> None:
-        """Dial these, and nobody else, from now on; what waits for the others is still sent.
-        Whoever was `removed` is told so when it dials."""
+        """Dial these peers, and nobody else, from now on; what waits for the others is still sent.
+        A `removed` replica is told so when it dials."""
         self._removed = frozenset(removed)
         self._retired = [dialer for dialer in self._retired if not dialer.is_over]
         for peer, dialer in list(self._dialers.items()):
@@ -126,7 +126,7 @@ class PeerLinks:
             self._incoming[peer].abort()
 
     async def stop(self, linger_ms: int = 200) -> None:
-        """Close all; what is buffered gets `linger_ms` to leave. Reports nothing any more."""
+        """Close all links and stop reporting; buffered data gets `linger_ms` to be sent."""
         self._stopping = True
         if self._server is not None:
             self._server.close()
@@ -147,9 +147,9 @@ class PeerLinks:
             self._server = None
 
     def abort(self) -> None:
-        """Cut every connection now: the peers shall notice at once that this node is gone.
+        """Abort every connection now, so that the peers notice at once that this node is gone.
 
-        Reports nothing any more; `stop` is still to be called."""
+        Stops reporting; `stop` is still to be called."""
         self._stopping = True
         if self._server is not None:
             self._server.close()
@@ -159,10 +159,10 @@ class PeerLinks:
             accepted.abort()
 
     def send(self, peer: NodeId, buffers: Sequence[bytes], *, droppable: bool) -> bool:
-        """Write buffers to `peer` in one call; False if they were dropped.
+        """Write buffers to `peer` in one call; return False if they were dropped.
 
-        Dropped without an open link, for a stranger, and when too much is waiting; `droppable`
-        says that the buffers carry frames, which give way first."""
+        They are dropped without an open link, for a stranger, and when too much is waiting;
+        `droppable` says that the buffers carry frames, which are dropped first."""
         dialer = self._dialers.get(peer)
         transport = None if dialer is None else dialer.transport
         if dialer is None or transport is None:
@@ -177,28 +177,29 @@ class PeerLinks:
         return True
 
     def is_open(self, peer: NodeId) -> bool:
-        """Whether messages to `peer` go out."""
+        """Return whether the link to `peer` is open, so that messages go out."""
         dialer = self._dialers.get(peer)
         return dialer is not None and dialer.transport is not None
 
     def dropped(self, peer: NodeId) -> int:
-        """How many writes to `peer` were dropped at the buffer's limit."""
+        """Return how many writes to `peer` were dropped at the buffer's limit."""
         dialer = self._dialers.get(peer)
         return 0 if dialer is None else dialer.dropped
 
     def last_error(self, peer: NodeId) -> str:
-        """Why the last attempt to reach `peer` failed; empty if it did not."""
+        """Return why the last attempt to reach `peer` failed; empty if it did not."""
         dialer = self._dialers.get(peer)
         return "" if dialer is None else dialer.error
 
     def version(self, peer: NodeId) -> int:
-        """What `peer` and this node speak, as of their last connection; 0: there was none."""
+        """Return the protocol version spoken on the last connection to `peer`; 0: there was
+        none."""
         dialer = self._dialers.get(peer)
         return 0 if dialer is None else dialer.version
 
     def refuse(self, peer: NodeId, reason: str) -> None:
-        """Close the connection over which `peer` said what breaks Raft's rules. It may dial again,
-        and say something better."""
+        """Close the connection over which `peer` sent a message that breaks Raft's rules. It may
+        dial again."""
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # 1, 2, 4, 8, ...: no flood
             words = "peer_breaks_rules peer=%s total=%d %s"
@@ -209,14 +210,14 @@ class PeerLinks:
 
     @property
     def told_removed(self) -> bool:
-        """Whether a peer refuses this node because it was removed. For operators: the core goes by
-        its log alone."""
+        """True if a peer refuses this node because it was removed. For operators only: the core
+        relies on its log alone."""
         return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
 
-    # -- of which group (identity.py) --
+    # -- the group's id (identity.py) --
 
     def on_announced(self, message: GroupAnnounced) -> None:
-        """A peer that is connected already knows its group's id by now."""
+        """Note the group id of a peer that learned it after it had connected."""
         accepted = self._incoming.get(message.sender)
         if accepted is None:
             return
@@ -225,8 +226,8 @@ class PeerLinks:
             self._part(message.sender)
 
     def _group_known(self) -> None:
-        """This node knows its group's id by now: who is of another one goes, the others hear it;
-        and whoever waited for it is dialled."""
+        """Act on this node's group id, which has just become known: close the links to peers of
+        another group, announce the id to the others, and dial the rest without delay."""
         if self._stopping:
             return
         for peer, accepted in list(self._incoming.items()):
@@ -241,7 +242,7 @@ class PeerLinks:
             dialer.hurry()
 
     def announce(self, connection: Dialled, peer: NodeId) -> None:
-        """Tell a peer what was not known yet when it was greeted."""
+        """Tell a peer this end's group id if that changed since the connection's handshake."""
         known = self.identity.group_id
         if connection.version >= GROUP_ID_VERSION and connection.said != known:
             connection.said = known
@@ -249,7 +250,7 @@ class PeerLinks:
             self.send(peer, encode_message(message), droppable=False)
 
     def judge(self, connection: Connection, peer: NodeId, dialled: bool) -> str:
-        """Why the two may not talk, for the groups they are of; empty if they may."""
+        """Return why the two replicas' groups forbid them to talk; empty if they may."""
         own, dialer = self._address, self._dialers.get(peer)
         where = connection.where
         if dialled and dialer is not None:
@@ -265,7 +266,7 @@ class PeerLinks:
         )
         reason = self.identity.judge(meeting, now_ms())
         if reason and not self.identity.group_id and dialer is not None:
-            dialer.ask_again()  # what it says then is waited for
+            dialer.ask_again()  # its id is taken from a connection dialled from here
         return reason
 
     def group_status(self) -> dict[str, object]:
@@ -281,8 +282,8 @@ class PeerLinks:
     # -- for the connections below --
 
     def refusal(self, hello: Hello, transport: asyncio.BaseTransport) -> str:
-        """Why a dialler is not welcome; empty if it is. A stranger is: it may be a member that
-        this node has not heard of yet, and whom it shall hear (RaftCore.step)."""
+        """Return why a dialler is not welcome; empty if it is. A stranger is welcome: it may be a
+        member that this node has not heard of yet, and must hear (RaftCore.step)."""
         if hello.group != self.group:
             return f"this is group {self.group}, not {hello.group}"
         if hello.receiver != self.node_id:
@@ -295,7 +296,8 @@ class PeerLinks:
         return self.config.network.doubt(transport, dialer.address.host) if dialer else ""
 
     def accepted_opened(self, connection: Accepted) -> bool:
-        """Count a new connection; False if too many have not said hello, or it comes too late."""
+        """Count a new connection; return False if too many have not said hello, or the links are
+        stopping."""
         self._accepted.add(connection)
         silent = len(self._accepted) - len(self._incoming)
         return silent <= HANDSHAKING_MAX and not self._stopping

@@ -1,9 +1,9 @@
 """How a member performs what its core wants: persist, then send, then acknowledge.
 
-`_perform` is the one place where that order stands. Everything that can make the core want
+`_perform` is the one place that defines that order. Everything that can make the core want
 something (a message, a tick, a connection, a finished fdatasync, a proposal) ends in `_pump`,
-which performs until nothing is left. What makes things happen, and what the broker asks, is
-member.py's; the fields are its, too.
+which performs until nothing is left. Events and the broker's calls are handled by member.py, which
+also owns the fields.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from raftmq.dledger.writer import FrameWriter
 
 log = logging.getLogger("raftmq.dledger.member")
 
-HAND_OVER_MS = 20  # for a last word to reach the socket before the connections are cut
+HAND_OVER_MS = 20  # for a last message to reach the socket before the connections are cut
 
 
 class Performing:
-    """The pump of a RaftMember, and its end."""
+    """The part of RaftMember that performs what the core wants (the pump), and ends the member."""
 
     config: MemberConfig
     core: RaftCore
@@ -75,12 +75,12 @@ class Performing:
     _serving: bool  # the application knows that it leads
     _told_leader: NodeId | None = None  # who leads, as the application knows
     _timer: asyncio.TimerHandle | None
-    _unfinished: Ready | None  # performed but for what its hard state has to precede
+    _unfinished: Ready | None  # its hard state is being saved; the rest waits
     _was_leader: bool
     _writer: FrameWriter
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Reading for somebody failed, and `again` is the same read: see readtrial.py."""
+        """Note that a read for a consumer or peer failed; `again` repeats it (readtrial.py)."""
         trial = self._read_trial  # later: the caller may be at work for the pump
         asyncio.get_running_loop().call_soon(
             self._drive, lambda: trial.failed(self.core, error, again)
@@ -89,7 +89,7 @@ class Performing:
     # -- the pump -----------------------------------------------------------------------------
 
     def _drive(self, act: Callable[[], None]) -> None:
-        """Let something happen to the core, then perform what it wants."""
+        """Call `act`, which changes the core, then perform what the core wants."""
         if not self._running:
             return
         try:
@@ -102,8 +102,8 @@ class Performing:
     def _pump(self) -> None:
         """Perform what the core wants and propose what waits, until there is neither.
 
-        Called again from within (an application that acts in a callback), it leaves the work to
-        the loop that is already running."""
+        A call from within (by an application in a callback) leaves the work to the pump that is
+        already running."""
         if self._pumping or not self._running:
             return
         self._pumping = True
@@ -138,7 +138,7 @@ class Performing:
             self._pumping = False
 
     def _perform(self, ready: Ready) -> None:
-        """Persist, then send, then acknowledge. The order is `messages.Ready`'s."""
+        """Persist, then send, then acknowledge, in the order that `messages.Ready` defines."""
         if ready.truncate_from is not None:
             log.warning("log_truncated node=%s from=%s", self.config.node_id, ready.truncate_from)
             self._writer.truncate(ready.truncate_from)
@@ -153,7 +153,8 @@ class Performing:
             self._finish(ready)
 
     def _saved(self, error: BaseException | None) -> None:
-        """Term and vote are durable, or cannot be made so: the pump goes on with `_finish`."""
+        """Let the pump go on with `_finish`, now that term and vote are durable; fail if they could
+        not be saved."""
         if not self._running:
             return
         if error is not None:
@@ -175,14 +176,14 @@ class Performing:
             self.core.durable(self.log.last_index)
 
     def _finish(self, ready: Ready) -> None:
-        """What of `_perform` comes behind term and vote."""
+        """Do the part of `_perform` that comes after term and vote are durable."""
         if ready.messages:
             self._send(ready.messages)
         if ready.append:
             # Behind the sending, so that the peers' disks work while ours does. Nothing of this
             # is acknowledged before the core is told that it is durable.
             self._frames_written()
-        if ready.configuration_changed:  # behind the last word to whoever was removed
+        if ready.configuration_changed:  # after the last message to a removed replica
             self._members_changed()
         if ready.commit_index is not None:
             self._commit_due = ready.commit_index  # applied by the pump
@@ -194,7 +195,7 @@ class Performing:
             self._role_changed(ready.role)
 
     def _send(self, messages: tuple[Outgoing, ...]) -> None:
-        """One write per peer; frames apart from what must not be dropped with them."""
+        """Send in one write per peer; frames separately, since only they may be dropped."""
         control: dict[NodeId, list[bytes]] = {}
         frames: dict[NodeId, list[bytes]] = {}
         for message in messages:
@@ -256,7 +257,7 @@ class Performing:
     def _deliver(self, event: RoleEvent) -> None:
         if event.leader_ready and not self._serving:
             self._serving = True
-            self._proposer.cut_wanted = True  # what came while we did not lead or were not ready
+            self._proposer.cut_wanted = True  # sends may have come while we were not ready
         self._told_leader = event.leader
         self._application.role_changed(event)
 
@@ -272,8 +273,8 @@ class Performing:
     # -- the end ------------------------------------------------------------------------------
 
     def _fail(self, reason: str, error: BaseException, disk: bool = False) -> None:
-        """This node cannot keep Raft's promises any more. It says nothing more to anybody; but
-        if only its `disk` fails, a leader's last word names the follower that shall take over."""
+        """End the member: it cannot keep Raft's promises any more, and sends nothing more. But if
+        only its `disk` fails, a leader's last message asks a follower to take over."""
         if self.failure is not None:
             return
         self.failure = f"{reason}: {error!r}"
@@ -305,8 +306,8 @@ class Performing:
             self._on_fatal(self.failure)
 
     def _say_last_word(self) -> bool:
-        """Send what a deposed leader's core wants to say to its successor, and nothing else: all
-        other messages promise what this disk cannot keep any more."""
+        """Send a deposed leader's TimeoutNow to its successor, and nothing else: all other messages
+        promise what this disk cannot keep any more. Return whether there was one."""
         ready = self.core.ready()
         orders = [m for m in ready.messages if isinstance(m, TimeoutNow)] if ready else []
         self._send(tuple(orders))

@@ -1,17 +1,17 @@
-"""When leadership goes to the voter that should lead (configuration.py, `preferred`). Pure.
+"""When leadership goes to the preferred leader (configuration.py, `preferred`). Pure.
 
-Every replica looks every so often and tells `Preference.look` what it sees; on the leader the
-answer may be "hand it over now". So that nobody is served worse for it:
+Every replica periodically tells `Preference.look` what it sees; on the leader the answer may be
+"hand leadership over now". So that this never makes service worse:
 
-- the preferred replica must have been whole, connected and caught up, and the group must have been
-  left alone (no change of members, no replica being refilled, nobody leaving), for `steady_ms`
-  without a break;
-- leadership goes to it at most `moves_per_minute_max` times in any minute, whoever sent it;
-- a hand-over that comes to nothing, or a leadership of it that does not last `settled_ms`, doubles
-  the wait before the next, up to `back_off_ms_max`. One that lasts is forgiven everything.
+- the preferred replica must have been whole, connected and caught up, and nothing may have been
+  under way in the group (no membership change, no snapshot install, no replica leaving), for
+  `steady_ms` without a break;
+- leadership goes to it at most `moves_per_minute_max` times in any minute, whoever handed it over;
+- a hand-over that fails, or a leadership of it that does not last `settled_ms`, doubles the wait
+  before the next, up to `back_off_ms_max`. A leadership that lasts resets the wait.
 
-Followers look, too: whoever leads next knows what became of the last times. A replica that was
-started a moment ago does not, and waits `steady_ms` like everybody.
+Followers look, too, so that the next leader knows how the last hand-overs went. A replica that was
+just started does not know, and waits `steady_ms` like every other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MINUTE_MS = 60_000.0
 
 @dataclass(frozen=True, slots=True)
 class PreferenceLimits:
-    """Times in milliseconds."""
+    """Limits on moving leadership to the preferred leader. Times in milliseconds."""
 
     steady_ms: float = 5_000
     moves_per_minute_max: int = 2
@@ -41,10 +41,10 @@ class PreferenceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The group at one moment, as one replica sees it. What follows `preferred` matters on a leader
-    only. `hindrance`: why the preferred replica could not lead now, "" if it could; `busy`: what
-    goes on in the group that a change of leader would disturb, "" for nothing; `at_hand`: it lacks
-    so little that a hand-over takes a moment."""
+    """The group at one moment, as one replica sees it. The fields behind `preferred` matter on a
+    leader only. `hindrance`: why the preferred replica could not lead now, "" if it could; `busy`:
+    what is under way in the group that a change of leader would disturb, "" for nothing; `at_hand`:
+    the preferred replica lacks so little that a hand-over takes only a moment."""
 
     node_id: NodeId
     term: int
@@ -58,7 +58,8 @@ class Seen:
 
 
 class Preference:
-    """One per replica. `standing` says in words why leadership is where it is."""
+    """One replica's decision when leadership goes to the preferred leader. `standing` says in words
+    why leadership is where it is."""
 
     __slots__ = (
         "_able_since_ms",
@@ -77,17 +78,17 @@ class Preference:
         self.standing = ""
         self._limits = limits
         self._preferred: NodeId = ""
-        self._led: NodeId | None = None  # who led last, as far as was seen
+        self._led: NodeId | None = None  # the last leader seen
         self._led_since_ms = 0.0
         self._able_since_ms: float | None = None
-        self._tried_term = 0  # in which it was told to hand over; 0: what became of that is known
+        self._tried_term = 0  # the term of a hand-over whose outcome is open; 0: none
         self._failures = 0  # in a row
         self._wait_until_ms = 0.0
         self._moves: deque[float] = deque(maxlen=limits.moves_per_minute_max)
 
     def look(self, seen: Seen, now_ms: float) -> NodeId | None:
-        """To whom leadership should be handed now; None: it stays. Whoever is told a name begins
-        the transfer before the next look."""
+        """Return the replica to hand leadership to now; None: it stays. A caller that gets a name
+        begins the transfer before its next call."""
         if seen.preferred != self._preferred:
             self._preferred = seen.preferred
             self._tried_term = self._failures = 0
@@ -109,7 +110,7 @@ class Preference:
             was, led_ms = self._led, now_ms - self._led_since_ms
             self._led, self._led_since_ms = leader, now_ms
             if leader == preferred and was is not None and not self._tried_term:
-                self._moves.append(now_ms)  # another replica sent it there, or it was elected
+                self._moves.append(now_ms)  # another replica handed it over, or it was elected
             elif was == preferred != "" and led_ms < self._limits.settled_ms:
                 self._failed(now_ms)
         settled = now_ms - self._led_since_ms >= self._limits.settled_ms
@@ -130,7 +131,7 @@ class Preference:
         self._wait_until_ms = now_ms + wait_ms
 
     def _what_stands_against(self, seen: Seen, now_ms: float) -> str:
-        """Words; none if leadership should go there now."""
+        """Return in words why leadership should not move now; "" if it should."""
         preferred = seen.preferred
         if not preferred:
             reason = "nobody is preferred"

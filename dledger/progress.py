@@ -1,7 +1,7 @@
-"""What a leader knows of one follower, and how much it may send to it. Pure.
+"""The leader's view of one follower, and how much it may send to it. Pure.
 
 PROBE: where the logs meet is not known; one request at a time. REPLICATE: it is known; requests
-are pipelined, bounded by messages and by bytes in flight. STRANDED: retention took the frames
+are pipelined, bounded by messages and by bytes in flight. STRANDED: retention deleted the frames
 the follower needs; it gets heartbeats only, until its own log reaches ours again (install.py).
 
 Invariants: match_index < next_index; what is in flight lies between them.
@@ -72,11 +72,11 @@ class Progress:
     ) -> None:
         self.peer = peer
         self.voter = True  # counts; a learner, and one that is being removed, do not
-        self.departs_ms: float | None = None  # removed: until then it is told so
+        self.departs_ms: float | None = None  # until when a removed one is told of its removal
         self.state = PROBE
         self.match_index = 0
-        self.match_round = 0  # the last round sent before that match was heard of
-        self.verified_index = 0  # written there, durable or not, by its last heartbeat response
+        self.match_round = 0  # the last round sent before `match_index` was acknowledged
+        self.verified_index = 0  # written there, durable or not, as of its last heartbeat response
         self.next_index = next_index
         self.tried_last = -1  # STRANDED: its last index when it was last probed all the same
         self.paused = False  # PROBE: a request is out, none may follow before its answer
@@ -84,24 +84,25 @@ class Progress:
         self.inflight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each request
         self.inflight_bytes = 0
         self.heard_ms = now_ms  # last answer of this leadership
-        self.moved_ms = now_ms  # last time this follower got on, or had nothing left to do
+        self.moved_ms = now_ms  # last time this follower advanced, or had nothing left to do
         self.resend_after_ms = resend_ms  # doubles while nothing comes back
         self.round = 0  # highest heartbeat round it answered
-        self.whole_index = 0  # acknowledged while whole: what counts for commit
+        self.whole_index = 0  # acknowledged while whole: counts for commit
         self.whole_round = 0  # highest heartbeat round it answered while whole
         self.recovering: int | None = None  # 0: whole; else the incarnation; None: not heard yet
         self.reported_index = 0  # match_index of its newest heartbeat response
         self.barrier_index = 0  # a recovering one is whole once it has this frame (standing.py)
         self.certified = 0  # the incarnation that has been found to be whole again
-        self.no_room_told = False  # since its last heartbeat response, of which that is a part
-        self.no_room = False  # as of its last one: its disk is short of room
+        self.no_room_told = False  # it has said so, ahead of its next heartbeat response
+        self.no_room = False  # as of its last heartbeat response: its disk is short of room
         self.regressions = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._resend_ms = resend_ms
 
     def may_send(self) -> bool:
-        """Whether a request with frames may go out now. One always may when none is out."""
+        """Return whether a request with frames may be sent now. One always may when none is in
+        flight."""
         if self.state is REPLICATE:
             return not self.inflight or (
                 len(self.inflight) < self._messages_max and self.inflight_bytes < self._bytes_max
@@ -109,7 +110,7 @@ class Progress:
         return self.state is PROBE and not self.paused
 
     def window_bytes(self) -> int:
-        """Bytes that still fit into the window."""
+        """Return how many bytes still fit into the append window."""
         return max(0, self._bytes_max - self.inflight_bytes)
 
     def sent(self, last: int, size_bytes: int, now_ms: float) -> None:
@@ -126,7 +127,7 @@ class Progress:
             self.moved_ms = now_ms
 
     def acknowledged(self, match_index: int, now_ms: float) -> bool:
-        """Take a success; True if `match_index` is news."""
+        """Take an acknowledgement; return whether `match_index` is news."""
         inflight = self.inflight
         while inflight and inflight[0][0] <= match_index:
             self.inflight_bytes -= inflight.popleft()[1]
@@ -154,17 +155,17 @@ class Progress:
         self.inflight_bytes = 0
 
     def rejected(self, prev_index: int) -> bool:
-        """Whether a refusal of the request at `prev_index` is news and not an echo.
+        """Return whether a refusal of the request at `prev_index` is news and not an echo.
 
         At or below match it is older than what is proven. While probing only the one request
-        that is out can be refused: a pipeline's refusals behind the first are echoes.
+        in flight can be refused: a pipeline's refusals behind the first are echoes.
         """
         if prev_index <= self.match_index:
             return False
         return self.state is REPLICATE or (self.paused and prev_index == self.next_index - 1)
 
     def stalled(self, now_ms: float, verified_index: int) -> bool:
-        """Whether something out there is lost, judged by a heartbeat response.
+        """Return whether a request in flight is lost, judged by a heartbeat response.
 
         Frames that the follower has written but not made durable are not lost, only slow.
         """
@@ -178,11 +179,12 @@ class Progress:
         return waiting and now_ms - self.moved_ms >= self.resend_after_ms
 
     def back_off_resend(self, after_ms_max: float) -> None:
-        """Wait twice as long before the next resend: a dead pipeline is not fed for ever."""
+        """Double the wait before the next resend, so that a dead pipeline is not fed for ever."""
         self.resend_after_ms = min(self.resend_after_ms * 2, after_ms_max)
 
     def regressed(self, last_index: int) -> None:
-        """The follower holds less than it acknowledged: its disk forgot. Start over from there."""
+        """Start over from `last_index`: the follower holds less than it acknowledged, because its
+        disk lost frames."""
         self.regressions += 1
         self.match_index = 0
         self.whole_index = 0
@@ -190,7 +192,8 @@ class Progress:
         self.probe_from(last_index + 1)
 
     def forget(self, last_index: int) -> None:
-        """The follower lost its memory: nothing that it said before counts. Probe at its end."""
+        """Forget all that the follower acknowledged, and probe at its end: it has lost its
+        memory."""
         self.match_index = 0
         self.whole_index = 0
         self.verified_index = 0
@@ -200,12 +203,12 @@ class Progress:
             self.probe_from(last_index + 1)
 
     def believes(self, recovering: bool) -> bool:
-        """Whether an acknowledgement is of the follower as it is known: one that says it is whole
-        while it is known to recover was sent before it lost its memory."""
+        """Return whether an acknowledgement still counts: one that claims to be whole while the
+        follower is known to recover was sent before it lost its memory."""
         return recovering or not self.recovering or self.certified == self.recovering
 
     def strand(self) -> None:
-        """Retention took what this follower needs next."""
+        """Note that retention deleted the frames that this follower needs next."""
         self.probe_from(self.next_index)
         self.state = STRANDED
 

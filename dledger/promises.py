@@ -1,24 +1,26 @@
-"""What a start finds of the promises this replica made: whole, or may some be lost?
+"""Decides at a start whether this replica still has all promises it made ("whole"), or must
+recover because some may be lost.
 
 A replica's promises are its votes (the vote file) and what it acknowledged (the log). It starts
 recovering (standing.py says what follows from that) when it cannot know that it has them all:
 
-1. There is no vote file: a first start, and a lost disk look alike.
+1. There is no vote file: a first start and a lost disk look alike.
 2. The vote file is damaged.
 3. The process before this one acknowledged frames before they were durable (ASYNC_FLUSH), did not
    stop cleanly, and the machine went down since: `Disk.boot_id` is not the one it noted. A killed
    process loses nothing, and under SYNC_FLUSH nor does a power cut.
-4. Somebody says so (`give_up`): frames that were once durable are gone.
+4. `give_up` was called: frames that were once durable are gone.
 5. It was recovering when it stopped.
 
-What the process before this one was is noted in a second `SlotFile`, big-endian:
+A process notes its flush policy and its end for the next one in a second `SlotFile`, big-endian:
 
     off size field
     0   1    version  1
     1   1    flags    1: acknowledged before durable; 2: stopped cleanly, everything durable
     2   n    boot id of the machine, ASCII; none if it was unknown
 
-Both files are durable before `open` returns, the vote file first: a crash in between repeats it.
+Both files are durable before `open` returns, the vote file first: after a crash in between the
+next start decides the same again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ BOOT_ID_SIZE_BYTES_MAX = 128
 
 
 class Promises:
-    """`open` once the log is open (everything in it is durable then), `close` in the end."""
+    """The promises of one replica. Call `open` once the log is open (everything in it is durable
+    then), `close` in the end."""
 
     def __init__(self, disk: Disk, directory: str, unsynced: bool) -> None:
         """`unsynced`: this process acknowledges frames before they are durable."""
@@ -48,20 +51,20 @@ class Promises:
         self._noted = b""
 
     def give_up(self, reason: str) -> None:
-        """Before `open`: something that this replica once promised to keep is gone."""
+        """Note, before `open`, that something this replica once promised to keep is gone."""
         assert not self._opened
         self.recovering = reason
 
     def last_term(self) -> int:
-        """Before `open`: the highest term that this replica promised anything in; 0 if it forgot.
-        Blocking. Raises OSError."""
+        """Return, before `open`, the highest term that this replica promised anything in; 0 if that
+        is lost. Blocking. Raises OSError."""
         try:
             return self.hard_state.load().term
         except HardStateDamaged:
-            return 0  # it will recover: what it promised before counts for nothing
+            return 0  # it will recover: its earlier promises count for nothing
 
     def open(self, log_is_empty: bool) -> HardState:
-        """The state to start from. Blocking. Raises OSError."""
+        """Return the hard state to start from. Blocking. Raises OSError."""
         assert not self._opened
         try:
             state = self.hard_state.load()
@@ -81,14 +84,16 @@ class Promises:
         return state
 
     def close(self, clean: bool) -> None:
-        """`clean`: everything acknowledged is durable. Raises OSError."""
+        """Close the files. `clean`: everything acknowledged is durable, and that is noted. Raises
+        OSError."""
         if clean and self._opened:
             self._note((_UNSYNCED if self._unsynced else 0) | _CLEAN)
         self.hard_state.close()
         self._boot.close()
 
     def _power_was_cut(self, log_is_empty: bool) -> str | None:
-        """Whether the process before this one may have lost what it had acknowledged."""
+        """Return why the process before this one may have lost what it acknowledged; None if it
+        has not."""
         try:
             noted = self._boot.load()
         except SlotsDamaged as error:

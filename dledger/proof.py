@@ -1,5 +1,5 @@
 """How two replicas prove to each other that they have their group's secret, before anything else is
-said. Pure: bytes in, bytes out; the random numbers are handed in.
+sent. Pure: bytes in, bytes out; the random numbers are handed in.
 
     challenge  dialler → acceptor    off size field
                                      0   4    magic "RMQS"
@@ -14,15 +14,15 @@ said. Pure: bytes in, bytes out; the random numbers are handed in.
     proof      dialler → acceptor    32: HMAC-SHA-256(secret, "…dialler" | challenge | answer)
     proof      acceptor → dialler    32: HMAC-SHA-256(secret, "…acceptor" | challenge | answer)
 
-Then what the connection is for begins, as if it had just been made. The dialler proves itself
-first: whoever comes without the secret gets nothing but random bytes, whatever it sends. Both
-random numbers are in both proofs, so a recorded proof is of no use in another connection; the
-labels differ, so one's own proof, sent back, is none; and the names are in it, so a proof for one
-replica, group or port is not taken at another. Wrong bytes, and bytes too early, end the connection
+After that the connection is used as if it had just been made. The dialler proves itself first: a
+dialler without the secret gets nothing but random bytes, whatever it sends. Both random numbers are
+in both proofs, so a recorded proof is of no use in another connection; the labels differ, so a
+proof sent back to its maker proves nothing; and the names are in it, so a proof for one replica,
+group or port is not accepted at another. Wrong bytes, and bytes too early, end the connection
 (ProofError); so no more than one read and CHALLENGE_SIZE_BYTES_MAX are ever kept.
 
-It does not protect what follows: who can change packets between two replicas can take over their
-connection after the proof, and who can read them reads everything. TLS is for that.
+It does not protect what follows: whoever can change packets between two replicas can take over
+their connection after the proof, and whoever can read them reads everything. TLS is for that.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class ProofError(Exception):
 
 
 class Purpose(IntEnum):
-    """What the connection is for."""
+    """The use of a connection."""
 
     RAFT = 1
     HA = 2
 
 
 class Secret:
-    """A group's secret. Its text never says it, so that no log or traceback can."""
+    """A group's secret. Its repr does not contain it, so that no log or traceback can."""
 
     __slots__ = ("_value",)
 
     def __init__(self, value: bytes) -> None:
-        """Raises ValueError, which does not hold it."""
+        """Raises ValueError if it is too short; the error does not contain it."""
         if len(value) < SECRET_SIZE_BYTES_MIN:
             raise ValueError(f"it must have at least {SECRET_SIZE_BYTES_MIN} bytes")
         self._value = value
@@ -71,7 +71,7 @@ class Secret:
         return hmac.digest(self._value, label + transcript, "sha256")
 
     def proves(self, proof: bytes, label: bytes, transcript: bytes) -> bool:
-        """In constant time."""
+        """Return whether `proof` is right, compared in constant time."""
         return hmac.compare_digest(proof, self.proof(label, transcript))
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who dials whom, in which group, what for."""
+    """The claim of a dialler: who dials whom, in which group, for which purpose."""
 
     purpose: Purpose
     group: str
@@ -89,7 +89,7 @@ class Claim:
 
 
 class Dialling:
-    """The dialler's side: `opening` goes out first."""
+    """The dialler's side: `opening` must be sent first."""
 
     def __init__(self, secret: Secret, claim: Claim, random: bytes) -> None:
         assert len(random) == RANDOM_SIZE_BYTES, len(random)
@@ -100,13 +100,13 @@ class Dialling:
         self.opening = _CHALLENGE.pack(*head) + b"".join(names)
         self.answered = False  # the other end knows what a challenge is
         self.done = False
-        self.rest = b""  # what came behind the proof
+        self.rest = b""  # the bytes behind the proof
         self._secret = secret
         self._transcript = b""
         self._buffer = b""
 
     def receive_data(self, data: bytes) -> bytes:
-        """What is to be sent in return. Raises ProofError."""
+        """Take data; return the bytes to send in return. Raises ProofError."""
         self._buffer += data
         if not self.answered:
             _check_magic(self._buffer, _ANSWER_MAGIC)
@@ -127,8 +127,8 @@ class Dialling:
 
 
 class Accepting:
-    """The acceptor's side. `plain`: the other end begins with something else than a challenge;
-    `rest` then holds all that it said."""
+    """The acceptor's side. `plain`: the other end began with something other than a challenge;
+    `rest` then holds all that it sent."""
 
     def __init__(
         self, secret: Secret, purpose: Purpose, group: str, node_id: str, random: bytes
@@ -145,7 +145,7 @@ class Accepting:
         self._buffer = b""
 
     def receive_data(self, data: bytes) -> bytes:
-        """What is to be sent in return. Raises ProofError."""
+        """Take data; return the bytes to send in return. Raises ProofError."""
         self._buffer += data
         if self.claim is None:
             if self._buffer[:4] != _CHALLENGE_MAGIC[: len(self._buffer)]:

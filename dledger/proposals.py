@@ -1,16 +1,17 @@
-"""What became of what this node proposed: the fate of every command, told exactly once.
+"""The outcome of every command that this node proposed, reported exactly once.
 
-A proposal is known by (index, term). What can be said of it follows from the frames that are
-*committed*, in order, and from nothing else:
+A proposal is known by (index, term). Its outcome follows from the frames that are *committed*, in
+order, and from nothing else:
 
 - the frame (index, term) itself is applied: it is stored;
 - a frame at or before its index is applied whose term is higher: it can never be stored. Every
   later leader has that frame (leader completeness), and behind it no log has a lower term;
-- neither yet: nothing can be said. Even cut off here it may live on at another replica that is
-  elected later (possible with five replicas, and with three when the cut itself was not durable).
+- neither yet: the outcome is open. Even truncated here the frame may live on at another replica
+  that is elected later (possible with five replicas, and with three when the truncation itself was
+  not durable).
 
-So leadership lost means waiting for a fate, and after a time-out OUTCOME_UNKNOWN. What was never
-proposed is certainly not stored and is told so at once.
+So after leadership is lost a proposal waits for its outcome, and fails with OUTCOME_UNKNOWN after a
+time-out. A command that was never proposed is certainly not stored, and fails at once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Command:
 
 
 class Proposals:
-    """Commands waiting to be proposed, and proposals waiting for their fate."""
+    """Commands waiting to be proposed, and proposals waiting for their outcome."""
 
     def __init__(self, waiting_max: int, waiting_bytes_max: int, timeout_ms: float) -> None:
         self._waiting_max = waiting_max
@@ -48,7 +49,7 @@ class Proposals:
         self._proposed: dict[int, _Command] = {}  # by index, in the order of proposal
         self._term = 0  # of the leadership under way; 0: none
         self._last_index = 0  # last frame proposed in it, the application's included
-        self._past: list[tuple[int, int]] = []  # (term, last index) of leaderships without a fate
+        self._past: list[tuple[int, int]] = []  # (term, last index) of undecided leaderships
 
     @property
     def waiting(self) -> int:
@@ -57,7 +58,7 @@ class Proposals:
 
     @property
     def proposed(self) -> int:
-        """Commands whose fate is open."""
+        """Commands whose outcome is open."""
         return len(self._proposed)
 
     # -- in -----------------------------------------------------------------------------------
@@ -76,7 +77,8 @@ class Proposals:
         return future
 
     def take(self, index: int, term: int) -> bytes | None:
-        """The next command's payload, which the caller proposes as frame (index, term)."""
+        """Return the next command's payload, which the caller must propose as frame (index, term);
+        None if no command waits."""
         while self._waiting:
             command = self._waiting.popleft()
             self._waiting_bytes -= len(command.payload)
@@ -88,26 +90,27 @@ class Proposals:
         return None
 
     def expect(self, index: int, term: int, now_ms: float, future: asyncio.Future[int]) -> None:
-        """Tell `future` the fate of frame (index, term), just proposed, that did not wait here."""
+        """Report the outcome of frame (index, term), just proposed without having waited here, to
+        `future`."""
         deadline_ms = now_ms + self._timeout_ms
         self._proposed[index] = _Command(b"", future, deadline_ms, index, term)
 
     def note(self, index: int, term: int) -> None:
-        """Frame (index, term), of whatever kind, is being proposed here."""
+        """Note that frame (index, term), of whatever kind, is being proposed here."""
         self._term, self._last_index = term, index
 
-    # -- fates --------------------------------------------------------------------------------
+    # -- outcomes -----------------------------------------------------------------------------
 
     def leadership_lost(self, leader: NodeId | None) -> None:
-        """Fail what was never proposed; what was waits for its fate."""
+        """Fail the commands never proposed; those proposed wait for their outcome."""
         if self._term:
             self._past.append((self._term, self._last_index))
             self._term = 0
         self._fail_waiting(leader)
 
     def refuted_by(self, frames: Sequence[Frame]) -> int | None:
-        """Whether these frames, about to be applied, prove that proposals of earlier terms are
-        not stored: then the first index of those that are not."""
+        """Return the first index from which proposals of earlier terms are proven not stored by
+        these frames, which are about to be applied; None if they prove nothing of that kind."""
         refuted: int | None = None
         for frame in frames:
             if not self._past:
@@ -123,7 +126,7 @@ class Proposals:
         return refuted
 
     def applied(self, frames: Sequence[Frame]) -> None:
-        """These frames are committed and applied: tell everybody whose fate they decide."""
+        """Report the outcomes that these frames, committed and applied, decide."""
         for frame in frames:
             if not self._proposed:
                 return
@@ -136,7 +139,7 @@ class Proposals:
                 self._refute(frame)
 
     def expire(self, now_ms: float) -> None:
-        """Answer what has waited for too long."""
+        """Fail the commands that have waited for too long."""
         while self._waiting and self._waiting[0].deadline_ms <= now_ms:
             command = self._waiting.popleft()
             self._waiting_bytes -= len(command.payload)
@@ -147,7 +150,7 @@ class Proposals:
             _fail(command, OutcomeUnknown(f"frame {index} of term {command.term}: no fate in time"))
 
     def close(self, reason: str) -> None:
-        """The member ends: nothing more will be known."""
+        """Fail everything: the member ends, and nothing more will be known."""
         self._fail_waiting(None)
         for index, command in self._proposed.items():
             _fail(command, OutcomeUnknown(f"frame {index} of term {command.term}: {reason}"))

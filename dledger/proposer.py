@@ -1,8 +1,8 @@
-"""What the leader proposes next: commands and the application's cuts, in turns.
+"""Decides what the leader proposes next: commands and the application's frames, in turns.
 
-Batching needs no timer. A frame is asked for as long as fewer than `frames_in_flight_max` are
-uncommitted: one message under way is proposed at once; with many, those that arrive while frames
-are under way make up the next one.
+Batching needs no timer. The application is asked for a frame as long as fewer than
+`frames_in_flight_max` are uncommitted: a single message is proposed at once; with many, those that
+arrive while frames are in flight make up the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("raftmq.dledger.proposer")
 
 
 class Proposer:
-    """One per member, from its start on."""
+    """Proposes a member's frames; one per member, from its start on."""
 
     def __init__(
         self,
@@ -41,20 +41,20 @@ class Proposer:
         self._proposals = proposals
         self._wall_ms = wall_ms
         self._frames_in_flight_max = frames_in_flight_max
-        self._command_last = False  # who was asked last
+        self._command_last = False  # the last frame was a command
         self._change: tuple[Change, asyncio.Future[int]] | None = None  # waits to be proposed
-        self._held: Frame | None = None  # cut, but refused by the core as Busy: goes first
+        self._held: Frame | None = None  # sealed, but refused by the core as Busy: goes first
 
     def propose_noop(self) -> None:
-        """The frame that opens a term; it comes before anything else."""
+        """Propose the no-op that opens a term, before anything else."""
         noop = self._seal(FrameKind.NOOP, b"")
         self._proposals.note(noop.index, noop.term)
         self._core.propose(noop)
 
     def propose_next(self) -> bool:
-        """Propose one more frame if there is room and something waits; False if not.
+        """Propose one more frame if there is room and something waits; return False if not.
 
-        To be performed (written) before the next: only then is the next one's place known."""
+        It must be performed (written) before the next: only then is the next one's place known."""
         core = self._core
         if not core.can_propose:
             return False
@@ -71,7 +71,7 @@ class Proposer:
         return True
 
     def ask_change(self, change: Change) -> asyncio.Future[int]:
-        """Propose this when it is its turn; the future gives its index once it is applied here.
+        """Queue a change of members; the future gives its frame's index once it is applied here.
         Raises Busy while another one waits."""
         if self._change is not None:
             raise Busy("another change of members waits to be proposed")
@@ -84,8 +84,8 @@ class Proposer:
         return self._change is not None
 
     def propose_change(self, now_ms: float) -> bool:
-        """Propose the change that waits, or refuse it; False if there is none to be done now. To
-        be performed before the next frame, as with `propose_next`."""
+        """Propose the change that waits, or refuse it; return False if none can be handled now. It
+        must be performed before the next frame, as with `propose_next`."""
         if self._change is None or self._held is not None:
             return False  # a held frame has its place already
         (change, future), self._change = self._change, None
@@ -104,7 +104,8 @@ class Proposer:
         return True
 
     def leadership_lost(self) -> None:
-        """A frame held back was never proposed; its fate is found like that of the others."""
+        """Drop the frame held back, which was never proposed (its outcome is found like that of the
+        others), and fail the change that waits."""
         self._held = None
         if self._change is not None:
             (_, future), self._change = self._change, None

@@ -1,4 +1,4 @@
-"""The algebra of majorities: how many are enough, and what a majority has reached. Pure."""
+"""Majorities: how many are enough, and what a majority has reached. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Number = TypeVar("Number", int, float)
 
 
 def majority(count: int) -> int:
-    """How many of `count` voters are more than half."""
+    """Return how many of `count` voters are a majority."""
     assert count > 0, count
     return count // 2 + 1
 
 
 def witnesses(count: int) -> int:
-    """How many other whole voters must hold a frame to vouch that one replica which lost its
-    memory has caught up: a majority of `count`, as if there were nothing of it. (Of two voters
-    the other one: there the promise allows no loss, and what is left should be led.)"""
+    """Return how many other whole voters must hold a frame to vouch that one replica which lost its
+    memory has caught up: a majority of `count`, not counting that replica. (Of two voters it is the
+    other one: there the promise allows no loss, and what is left should be led.)"""
     return max(1, min(majority(count), count - 1))
 
 
 def reached_by_majority(values: list[Number]) -> Number:
-    """The largest value that more than half of the voters have reached; sorts `values`.
+    """Return the largest value that more than half of the voters have reached; sorts `values`.
 
     One value per voter: match indexes give the commit candidate, times the moment since when
     a majority has been heard.
@@ -35,7 +35,7 @@ def reached_by_majority(values: list[Number]) -> Number:
 
 
 class Outcome(Enum):
-    """How an election stands."""
+    """The state of an election."""
 
     PENDING = "pending"
     WON = "won"
@@ -56,7 +56,8 @@ class Tally:
         self.refused: set[NodeId] = set()
 
     def record(self, voter: NodeId, granted: bool, recovering: int = 0) -> None:
-        """Note a vote. A grant stands: a refusal that arrives later is an older or lesser word."""
+        """Note a vote. A grant stands: a refusal that arrives later is an older answer, or does not
+        revoke it."""
         if voter not in self.voters:
             return
         if granted:
@@ -67,16 +68,17 @@ class Tally:
 
     @property
     def whole(self) -> int:
-        """How many whole voters have granted."""
+        """The number of whole voters that have granted."""
         return sum(not recovering for recovering in self.granted.values())
 
     @property
     def by_majority(self) -> bool:
-        """Whether a majority of whole voters has granted, not only everybody."""
+        """True if a majority of whole voters has granted, and not only all voters together."""
         return self.whole >= majority(len(self.voters))
 
     def outcome(self, unreachable: Set[NodeId] = frozenset()) -> Outcome:
-        """`unreachable` voters that have not granted cannot help any more."""
+        """Return the state of the election. `unreachable` voters that have not granted count as
+        refusing."""
         if self.by_majority or len(self.granted) == len(self.voters):
             return Outcome.WON
         hopeless = (self.refused | (unreachable & self.voters)) - self.granted.keys()

@@ -1,4 +1,5 @@
-"""Reads that want a proof of leadership first (ReadIndex), and wait until it is applied.
+"""Linearizable reads (ReadIndex): they wait for a proof of leadership, and until the commit index
+of that moment is applied.
 
 All reads asked for within one turn of the loop share one token, thus one confirmation.
 """
@@ -29,7 +30,7 @@ class Reads:
         self._confirmed: deque[tuple[int, list[asyncio.Future[int]]]] = deque()
 
     def add(self) -> asyncio.Future[int]:
-        """A new read. Raises Busy at the limit."""
+        """Add a read. Raises Busy at the limit."""
         if self._waiting >= self._waiting_max:
             raise Busy(f"{self._waiting} reads wait already")
         loop = asyncio.get_running_loop()
@@ -41,16 +42,16 @@ class Reads:
         return future
 
     def confirmed(self, token: int, index: int, applied_index: int) -> None:
-        """Leadership is proven: serve when `index` is applied."""
+        """Note that leadership is proven: the reads are served when `index` is applied."""
         self._confirmed.append((index, self._asked.pop(token)))
         self.applied(applied_index)
 
     def failed(self, token: int, leader: NodeId | None) -> None:
-        """Leadership went before it was proven."""
+        """Fail the reads of `token`: leadership was lost before it was proven."""
         self._fail(self._asked.pop(token), lambda: NotLeader(leader))
 
     def applied(self, index: int) -> None:
-        """Everything up to `index` is applied."""
+        """Serve the reads that waited for frames up to `index` to be applied."""
         confirmed = self._confirmed
         while confirmed and confirmed[0][0] <= index:
             at, futures = confirmed.popleft()
@@ -60,7 +61,7 @@ class Reads:
                     future.set_result(at)
 
     def close(self) -> None:
-        """The member ends."""
+        """Fail all reads: the member ends."""
         waiting = [self._gathering, *self._asked.values(), *(f for _, f in self._confirmed)]
         self._gathering = []
         self._asked.clear()

@@ -1,8 +1,9 @@
-"""A leader whose disk does not read any more: it may write and be believed, but serves nobody.
+"""Makes a leader step down whose disk cannot be read: it can still write and keep its leadership,
+but cannot serve anybody.
 
-A read for a peer or for a consumer that fails makes a leader give leadership up, and it does not
-come back before the same read works (or finds nothing to read: retention, or a mended frame).
-Followers go on: what they take and acknowledge needs no reading. In a group of one nobody else
+A leader gives up leadership when a read for a peer or a consumer fails, and does not lead again
+before the same read works (or finds nothing to read: retention, or a mended frame). Followers go
+on: taking and acknowledging frames needs no reading. A group of one goes on, since nobody else
 could do better. A lack of descriptors or memory says nothing about the disk.
 """
 
@@ -25,7 +26,8 @@ SHORTAGES = frozenset({EMFILE, ENFILE, ENOMEM})
 
 
 class ReadTrial:
-    """One per member. Remembers the read that failed for as long as the disk is unreadable."""
+    """Watches one member's reads. Remembers the read that failed for as long as the disk is
+    unreadable."""
 
     def __init__(self, raft_log: RaftLog, health: DiskHealth, alone: bool) -> None:
         """`alone`: the group has no other member."""
@@ -35,7 +37,7 @@ class ReadTrial:
         self._again: Callable[[], object] = lambda: None
 
     def failed(self, core: RaftCore, error: OSError, again: Callable[[], object]) -> None:
-        """A read raised `error`; `again` is the same read. Has a leader step down."""
+        """Make a leader step down because a read raised `error`; `again` repeats that read."""
         if self._alone or error.errno in SHORTAGES or core.role is not Role.LEADER:
             return
         if self._health.unreadable(f"reading the log failed: {error}"):
@@ -44,21 +46,22 @@ class ReadTrial:
             core.disk_fails(self._health.reason)
 
     def try_again(self, core: RaftCore) -> None:
-        """If the disk is unreadable: is it still? Blocks for as long as that read takes."""
+        """If the disk is unreadable, repeat the failed read to see whether it still is. Blocks for
+        as long as that read takes."""
         if not self._health.is_unreadable:
             return
         try:
             self._again()
         except OSError:
             return
-        except StoreError as error:  # it was read, or is gone: nothing the disk is to blame for
+        except StoreError as error:  # it was read, or is gone: not the disk's fault
             log.info("disk_reads node=%s with=%s", core.node_id, error)
         log.warning("disk_readable node=%s", core.node_id)
         self._health.readable()
         core.disk_works()
 
     def check(self, index: int, failed: Callable[[OSError, Callable[[], object]], None]) -> None:
-        """Frame `index` is damaged: calls `failed` if that is because it cannot be read."""
+        """Call `failed` if the damaged frame `index` is damaged because it cannot be read."""
         frames = self._log.index
         position, size = frames.position_of(index), frames.size_of(index)
         again = partial(self._log.commitlog.read, position, size)

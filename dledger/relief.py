@@ -1,13 +1,14 @@
-"""When a leader whose disk is full hands leadership to a replica with room, and to whom. Pure.
+"""Decides when a leader whose disk is full hands leadership over, and to which replica. Pure.
 
 A follower whose disk is short of room says so with every heartbeat it answers (following.py), so
-a leader knows who has some. It is asked here some times a second:
+a leader knows which have room. `look` is called a few times a second:
 
-- somebody who can take over at once and has room is told so, who has most of the log first;
-- whoever was told is not told again before a while, twice as long each time: neither a transfer
-  that comes to nothing nor a replica that cannot keep leadership is tried over and over;
-- `hoped` says whether sends are taken meanwhile: as long as somebody may have room, for HOPE_MS at
-  most. Then they are refused, and the search goes on.
+- leadership goes to a replica that can take over at once and has room, the one with most of the
+  log first;
+- the same replica is not chosen again before a back-off, which doubles each time: neither a
+  transfer that fails nor a replica that cannot keep leadership is tried over and over;
+- `hoped` says whether sends are still accepted: as long as some replica may have room, for HOPE_MS
+  at most. Then they are refused, and the search goes on.
 
 When nobody has room leadership stays where it is. A replica counts as short of room until it is
 well below the mark at which its disk was full (broker.diskroom), so two full ones never take turns.
@@ -20,13 +21,14 @@ from collections.abc import Sequence
 from raftmq.dledger.messages import NodeId
 
 HOPE_MS = 5_000  # for a follower that catches up, and for one transfer that fails on the way
-BACK_OFF_MS = 5_000  # after the first time that a replica was told
+BACK_OFF_MS = 5_000  # after the first time that a replica was chosen
 BACK_OFF_MS_MAX = 320_000
-FORGET_MS = 2 * BACK_OFF_MS_MAX  # as long as it kept leadership, or was not asked for it
+FORGET_MS = 2 * BACK_OFF_MS_MAX  # without being chosen, after which its back-off starts afresh
 
 
 class Relief:
-    """One per replica; what it remembers outlasts its leaderships."""
+    """Chooses a successor for a leader whose disk is full; one per replica. Its memory outlasts a
+    leadership."""
 
     __slots__ = ("_since_ms", "_told", "hoped")
 
@@ -43,9 +45,10 @@ class Relief:
         able: Sequence[NodeId],
         now_ms: float,
     ) -> NodeId | None:
-        """To whom leadership should go now. `wanted`: this replica leads and its disk is full;
-        `roomy`: who may have room, `able`: who of them can take over at once, the best first.
-        Whoever is told a name begins the transfer before the next look."""
+        """Return the replica to transfer leadership to now, else None. `wanted`: this replica leads
+        and its disk is full; `roomy`: replicas that may have room; `able`: those of them that can
+        take over at once, the best first. A caller that gets a name begins the transfer before its
+        next call."""
         if not wanted:
             self._since_ms, self.hoped = None, False
             return None

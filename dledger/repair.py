@@ -1,39 +1,39 @@
-"""Damaged frames come back from the peers: the messages, what a peer answers, whom to ask. Pure.
+"""Repair of damaged frames from the peers: the messages, a peer's answer, whom to ask. Pure.
 
 A frame of one index and term is the same bytes at the same position in every log that has it, and
-so is everything before it (log matching, Raft 5.3). So bytes from a peer may take the place of
-damaged ones as soon as it is proven that they are *those* frames:
+so is everything before it (log matching, Raft 5.3). So bytes from a peer may replace damaged ones
+as soon as it is proven that they are *those* frames:
 
 - the term of the damaged frame is known (its header is intact, or it was read once before): a
   frame of that index and term, from anybody, committed or not;
 - its term is not known, but the frame before it is the same here and there, and
   - the peer's frame is committed: if another one stood here it was never committed, or
-  - what stands here intact *behind* the damage is, by index and term, what follows in the peer's
-    log, or is of the same term as the peer's last frame in between: then those between are the
-    same, too, or
+  - the frame that stands intact *behind* the damage is, by index and term, the next one in the
+    peer's log, or has the same term as the peer's last frame in between: then the frames between
+    are the same, too, or
   - the peer leads, in a term T no lower than any that this replica was ever in (`StartRepair`'s
-    `term`, from the vote file). What this replica acknowledged in T is in that log, where it came
-    from; what it acknowledged before is there, too, or is not committed and never will be (Raft
-    5.4.3). So that log may take the place of this one from the damage on, as with an
-    AppendRequest, and where it ends or parts from this one the rest is cut (`Patch.last`): no
-    promise is lost. Without that rule a leader that needs this very replica to commit, because
-    another one recovers, and a repair that waits for it to commit, would wait for each other.
+    `term`, from the vote file). What this replica acknowledged in T came from that log and is in
+    it; what it acknowledged before is there, too, or is not committed and never will be (Raft
+    5.4.3). So that log may replace this one from the damage on, as with an AppendRequest, and
+    where it ends or differs from this one the rest is truncated (`Patch.last`): no promise is
+    lost. Without that rule there could be a deadlock: a leader that needs this very replica to
+    commit, because another one recovers, and a repair that waits for the leader to commit.
 
-Committed frames alone prove nothing about what stands behind them here: frames of a leader that
-never knew them may fit by position, index and rising term. What is not proven to follow a patch
-is damage in its turn (`Patch.proven`).
+Committed frames alone prove nothing about the frames that stand behind them here: frames of a
+leader that never knew them may fit by position, index and rising term. A frame that is not proven
+to follow a patch counts as damaged in its turn (`Patch.proven`).
 
 `StartRepair` mends a log before its replica takes part; `FrameRepair` mends single known frames
-while it does. Both ask through an `Asker`: everybody, then whoever had something, and everybody
-again later, less and less often. What is received is checked here (both checksums, position,
-index, term); what is written is the shell's business, synced before anything is built upon it.
+while it does. Both ask through an `Asker`: every peer, then the one that had something, and every
+peer again later, less and less often. Received frames are checked here (both checksums, position,
+index, term); the shell writes them, and syncs them before anything is built upon them.
 
 When nobody can help: `GiveUp`. A ready leader has every committed frame. If it has none there, or
-another, or retention took it, then what stands here behind the damage cannot be trusted and comes
-from the leader. Without a leader, and with too few whole replicas to elect one, the same is
-done once every peer has answered for `patience_ms` that it cannot help: the group then goes on
-from the best log that survived. A replica that gives up has lost promises: it must recover (see
-HardState.whole) before it votes.
+another, or retention deleted it, then the frames behind the damage cannot be trusted and come from
+the leader. Without a leader, and with too few whole replicas to elect one, the same is done once
+every peer has answered for `patience_ms` that it cannot help: the group then goes on from the best
+log that survived. A replica that gives up has lost promises: it must recover (see HardState.whole)
+before it votes.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ from raftmq.store.frame import (
 )
 
 RESPONSE_BYTES_MAX = 1 << 20
-FRAMES_WANTED_MAX = 4096  # known damage while running; more is found again by whoever reads it
-_BLANK_SIZE_BYTES = 8  # what a segment keeps free behind its last frame
+FRAMES_WANTED_MAX = 4096  # known damage while running; more is found again when it is read
+_BLANK_SIZE_BYTES = 8  # kept free behind a segment's last frame
 
 
 class Outcome(IntEnum):
-    """What a peer can do about a damaged frame."""
+    """A peer's answer about a damaged frame."""
 
     FRAMES = 1  # here they are
     LATER = 2  # not now: not committed yet, or damaged or not known here, too
     LACKS = 3  # its log ends before
-    TRIMMED = 4  # retention took them
-    CONFLICT = 5  # frames that stay there are other ones than the asker's
+    TRIMMED = 4  # retention deleted them
+    CONFLICT = 5  # it has other frames there than the asker, and they will stay
 
 
 class Standing(IntEnum):
-    """What the answering replica is."""
+    """The standing of the answering replica."""
 
     WHOLE = 0
     LEADS = 1  # and is ready: everything that was ever committed is committed there
@@ -84,8 +84,8 @@ class Standing(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RepairRequest:
-    """Wants frame `index`, which stands behind one of `prev_term`, and maybe what follows it.
-    `term` is the frame's own, 0 if not known. `offset`: so many of its bytes are there already.
+    """Asks for frame `index`, which stands behind one of `prev_term`, and maybe what follows it.
+    `term` is the frame's own, 0 if not known. `offset`: how many of its bytes are there already.
     `number` comes back in the answer."""
 
     sender: NodeId
@@ -99,9 +99,10 @@ class RepairRequest:
 
 @dataclass(frozen=True, slots=True)
 class RepairResponse:
-    """`data`: whole frames from `index` on, or, of a frame that is larger than a response, its
-    bytes from the request's offset on. `next_term`: of the frame behind them in that log, 0 for
-    none. Frames up to `commit_index` are committed. `term`: the sender's, 0 while it repairs."""
+    """A peer's answer. `data`: whole frames from `index` on, or, of a frame that is larger than a
+    response, its bytes from the request's offset on. `next_term`: of the frame behind them in that
+    log, 0 for none. Frames up to `commit_index` are committed. `term`: the sender's, 0 while it
+    repairs."""
 
     sender: NodeId
     to: NodeId
@@ -116,7 +117,7 @@ class RepairResponse:
 
 
 def standing_of(role: Role, leader_ready: bool, whole: bool) -> Standing:
-    """The standing of a replica whose core runs."""
+    """Return the standing of a replica whose core runs."""
     if role is Role.LEADER and leader_ready:
         return Standing.LEADS
     return Standing.WHOLE if whole else Standing.RECOVERS
@@ -133,15 +134,15 @@ def answer(
     read: Callable[[int, int, int], Sequence[Frame]],
     term: int,
 ) -> RepairResponse:
-    """What this replica, `request.to`, says. `read(first, last, bytes_max)` is `RaftLog.frames`;
-    while it repairs itself `log` is as far as it got, and `term` 0."""
+    """Return the answer of this replica, `request.to`. `read(first, last, bytes_max)` is
+    `RaftLog.frames`; while it repairs itself `log` is the part recovered so far, and `term` 0."""
     outcome, frames = Outcome.LATER, tuple[Frame, ...]()
     try:
-        # A leader cuts nothing of its log, committed or not.
+        # A leader truncates nothing of its log, committed or not.
         settled_index = log.last_index if standing is Standing.LEADS else commit_index
         outcome, frames = _find(request, log, settled_index, read)
     except StoreDamaged:
-        pass  # damaged here as well; whoever reads it takes care of it
+        pass  # damaged here as well, which this replica repairs on its own
     if standing is Standing.REPAIRS and outcome is not Outcome.FRAMES:
         outcome = Outcome.LATER  # it knows too little to say more
     data, next_term = b"", 0
@@ -192,7 +193,7 @@ def _find(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A damaged frame, and what is known of it.
+    """The known properties of a damaged frame.
 
     It stands at `position`; with `term` 0 it may also stand at the next segment's first byte,
     behind a blank record at `position`. `size_bytes` is 0 if not known."""
@@ -206,7 +207,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class RepairTiming:
-    """Milliseconds."""
+    """Intervals of a repair, in milliseconds."""
 
     retry_ms: float = 200  # several round trips
     retry_ms_max: float = 2_000
@@ -215,8 +216,8 @@ class RepairTiming:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Write these frames. `proven`: what stands intact behind them belongs there. `last`: nothing
-    does, and nothing is lost when it is cut; there may be no frames then."""
+    """Verdict: write these frames. `proven`: the intact frames behind them belong there. `last`:
+    nothing belongs behind them, and nothing is lost by truncating there; `frames` may be empty."""
 
     frames: tuple[Frame, ...]
     proven: bool
@@ -226,32 +227,33 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Cut the log where the damage begins, and recover."""
+    """Verdict: truncate the log where the damage begins, and recover."""
 
     reason: str
 
 
 class DamagedLog(Protocol):
-    """What a repair asks of the log that it mends."""
+    """The log under repair, as the repair sees it."""
 
     def segment_end(self, position: int) -> int:
-        """The offset behind the segment of `position`."""
+        """Return the offset behind the segment of `position`."""
         ...
 
     def following(self, position: int) -> tuple[int, int] | None:
-        """(index, term) of the frame whose intact header stands behind a frame that ends at
+        """Return (index, term) of the frame whose intact header stands behind a frame that ends at
         `position`; None if there is none."""
         ...
 
 
 class BadPatch(Exception):
-    """A peer's bytes are not the frames that are wanted."""
+    """A peer's bytes are not the wanted frames."""
 
 
 def checked_frames(
     data: bytes, wanted: Wanted, segment_end: Callable[[int], int]
 ) -> tuple[Frame, ...]:
-    """The frames in `data`, each checked and fitting behind the one before. Raises BadPatch."""
+    """Return the frames in `data`, each checked and fitting behind the one before. Raises
+    BadPatch."""
     frames: list[Frame] = []
     at, position, index, term = 0, wanted.position, wanted.index, wanted.prev_term
     while at < len(data):
@@ -282,10 +284,10 @@ def checked_frames(
 
 
 class Asker:
-    """Asks for one frame at a time, of everybody until somebody has it.
+    """Asks the peers for one frame at a time, all of them until one has it.
 
-    `first_number` begins a range that no earlier asker of this node used: a late answer to one of
-    those was true of a log that this one may not be any more."""
+    `first_number` begins a range that no earlier asker of this node used: a late answer to an
+    earlier asker may not fit this node's log any more."""
 
     def __init__(
         self,
@@ -303,16 +305,16 @@ class Asker:
         self._retry_ms = timing.retry_ms
         self._number = first_number
         self._asked: tuple[NodeId, ...] = ()
-        self._helper: NodeId | None = None  # who had something last time
+        self._helper: NodeId | None = None  # the peer that had something last time
         self._have = b""  # of a frame that comes in parts
         self._out: list[RepairRequest] = []
 
     def set_members(self, members: AbstractSet[NodeId]) -> None:
-        """Ask these from the next round on: the group has changed."""
+        """Ask these members from the next round on: the group has changed."""
         self.peers = tuple(sorted(members - {self.node_id}))
 
     def begin(self, wanted: Wanted, now_ms: float) -> None:
-        """Ask for this from now on."""
+        """Ask for this frame from now on."""
         self.wanted = wanted
         self._retry_ms = self._timing.retry_ms
         self._ask(() if self._helper is None else (self._helper,), now_ms)
@@ -322,18 +324,18 @@ class Asker:
         self._out.clear()
 
     def requests(self) -> list[RepairRequest]:
-        """What is to be sent."""
+        """Return the requests to send; each is handed out once."""
         out, self._out = self._out, []
         return out
 
     def tick(self, now_ms: float) -> None:
-        """Ask everybody again if the round is over."""
+        """Ask all peers again if the round is over."""
         if self.wanted is not None and now_ms >= self.due_ms:
             self._retry_ms = min(2 * self._retry_ms, self._timing.retry_ms_max)
             self._ask((), now_ms)
 
     def take(self, response: RepairResponse, now_ms: float) -> bytes | None:
-        """Note an answer; the bytes of whole frames if it completes them."""
+        """Note an answer; return the bytes of whole frames if it completes them."""
         wanted = self.wanted
         if wanted is None or response.number != self._number:
             return None  # an answer to an earlier question
@@ -361,7 +363,7 @@ class Asker:
         return data
 
     def refuse(self, response: RepairResponse, now_ms: float) -> None:
-        """This answer is of no use: the peer counts as one that cannot help in this round."""
+        """Count the peer as unable to help in this round: its answer is of no use."""
         self.answers[response.sender] = response
         if self._helper == response.sender:
             self._helper = None
@@ -370,7 +372,7 @@ class Asker:
 
     @property
     def unanimous(self) -> bool:
-        """Whether everybody has answered in this round."""
+        """True if all peers have answered in this round."""
         return all(peer in self.answers for peer in self.peers)
 
     def _ask(self, whom: tuple[NodeId, ...], now_ms: float, have: bytes = b"") -> None:
@@ -396,10 +398,10 @@ class Asker:
 
 
 class StartRepair:
-    """Mends a log before its replica takes part; see the module.
+    """Mends a log before its replica takes part.
 
-    `begin` at each damaged place; `step` and `tick` then say what to do with it; `requests` what
-    to send after each of these."""
+    Call `begin` at each damaged place; then pass answers to `step`, which returns the verdict, and
+    time to `tick`. After each of these send what `requests` returns."""
 
     def __init__(
         self,
@@ -409,7 +411,7 @@ class StartRepair:
         first_number: int,
         log: DamagedLog,
     ) -> None:
-        self.term = 0  # the highest this replica was ever in; of no matter if it forgot its votes
+        self.term = 0  # the highest this replica was ever in; no matter if its votes are lost
         self.asker = Asker(node_id, voters, timing, first_number)
         self.patched_frames = 0
         self.patched_bytes = 0
@@ -437,7 +439,8 @@ class StartRepair:
         asker.tick(now_ms)
 
     def step(self, response: RepairResponse, now_ms: float) -> Patch | GiveUp | None:
-        """Take an answer. After a Patch or GiveUp nothing is asked before the next `begin`."""
+        """Take an answer; return the verdict, if there is one. After a Patch or GiveUp nothing is
+        asked before the next `begin`."""
         asker = self.asker
         wanted = asker.wanted
         data = asker.take(response, now_ms)
@@ -455,7 +458,8 @@ class StartRepair:
         return verdict
 
     def _patch(self, response: RepairResponse, data: bytes, wanted: Wanted) -> Patch | None:
-        """What of these frames is proven to belong here; see the module."""
+        """Return a patch of those frames that are proven to belong here (the module says why), None
+        if none is."""
         try:
             frames = checked_frames(data, wanted, self._log.segment_end)
         except BadPatch:
@@ -477,11 +481,13 @@ class StartRepair:
         return frame.index <= response.commit_index
 
     def _governs(self, response: RepairResponse) -> bool:
-        """Its log is what this one should be; see the module."""
+        """Return whether the peer's log may replace this one: it leads, in a term no lower than
+        this replica's."""
         return response.standing is Standing.LEADS and response.term >= self.term
 
     def _void(self) -> Patch | None:
-        """A leader whose log governs has not got what is damaged here: nobody will miss it."""
+        """Return a patch that only truncates, if a leader whose log governs lacks the damaged
+        frame: then it is not needed."""
         for peer, response in self.asker.answers.items():
             if self._governs(response) and response.outcome in (Outcome.LACKS, Outcome.CONFLICT):
                 return Patch((), False, peer, last=True)
@@ -535,7 +541,7 @@ class FrameRepair:
         return index in self._wanted
 
     def indexes(self) -> list[int]:
-        """The damaged frames, in the order in which they are asked for."""
+        """Return the damaged frames, in the order in which they are asked for."""
         return list(self._wanted)
 
     def add(self, wanted: Wanted) -> bool:
@@ -550,7 +556,7 @@ class FrameRepair:
         return True
 
     def forget(self, index: int) -> None:
-        """The frame is whole again, or gone: cut, or taken by retention."""
+        """Forget a frame that is intact again, or gone: truncated, or deleted by retention."""
         self._wanted.pop(index, None)
         self._hopeless_since_ms.pop(index, None)
         current = self.asker.wanted
@@ -567,7 +573,7 @@ class FrameRepair:
         return self.asker.requests()
 
     def tick(self, now_ms: float) -> None:
-        """Ask for the next one; when a round brings nothing, it is another one's turn."""
+        """Ask for the next frame; after a round without success it is another frame's turn."""
         asker, wanted = self.asker, self._wanted
         if asker.wanted is not None and now_ms >= asker.due_ms:
             if not asker.unanimous:
@@ -585,16 +591,18 @@ class FrameRepair:
                 asker.tick(now_ms)
 
     def hopeless(self, now_ms: float) -> list[int]:
-        """Frames that everybody has said not to have for `patience_ms`. A committed one will be
-        had again by somebody; one that is not committed may have been on this replica only, and
-        then this replica must not go on with it: it cannot lead nor be led past it."""
+        """Return the frames that no peer has had for `patience_ms`, though all answered. A
+        committed frame will be available again; an uncommitted one may have been on this replica
+        only, and then this replica must not go on with it: it can neither lead nor follow past
+        it."""
         since = now_ms - self._timing.patience_ms
         return [index for index, at in self._hopeless_since_ms.items() if at <= since]
 
     def step(
         self, response: RepairResponse, now_ms: float, segment_end: Callable[[int], int]
     ) -> Frame | None:
-        """Take an answer: the frame to be written, if it is that. `forget` it once it is."""
+        """Take an answer; return the frame to write, if the answer holds it. Call `forget` once it
+        is written."""
         wanted = self.asker.wanted
         data = self.asker.take(response, now_ms)
         if data is None or wanted is None:

@@ -1,8 +1,8 @@
-"""Who is in the group, for the shell: where members are reached, and what is kept of that on disk.
+"""The group's members, for the shell: how they are reached, and the configuration file on disk.
 
-The core decides which configuration is in force; this follows it: the links dial its members, the
-healer asks them, the newest committed one is noted in the configuration file (by a whole replica
-only, see standing.py), and retention spares its frame until that is durable.
+The core decides which configuration is in force; the roster follows it: the links dial its members,
+the healer asks them, the newest committed one is saved in the configuration file (by a whole
+replica only, see standing.py), and retention keeps its frame until that is durable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ log = logging.getLogger("raftmq.dledger.roster")
 
 
 class Roster:
-    """Owned by the member; on the loop, but for `load`, `starting` and the saving."""
+    """Applies one member's configurations to its links, healer and file. Runs on the loop, except
+    `load`, `starting` and the saving."""
 
     def __init__(
         self, config: MemberConfig, disk: Disk, on_failed: Callable[[str, BaseException], None]
@@ -35,26 +36,27 @@ class Roster:
         self._file = ConfigurationFile(disk, config.directory)
         self._on_failed = on_failed
         self._saved: tuple[int, Configuration] | None = None
-        self._addresses = dict(config.peers)  # of everybody that was ever known
+        self._addresses = dict(config.peers)  # of all members ever known
         self._saving: asyncio.Future[None] | None = None
 
     def load(self) -> None:
-        """Blocking; first of all. Raises OSError."""
+        """Read the configuration file, before anything else. Blocking. Raises OSError."""
         self._saved = self._file.load()
 
     @property
     def founding(self) -> Configuration:
-        """What broker.conf says: nothing, for a replica that is to join a group."""
+        """The founding configuration, from broker.conf; empty for a replica that is to join a
+        group."""
         peers = () if self._config.join else self._config.peers.values()
         return founding((peer.node_id, f"{peer.host}:{peer.port}") for peer in peers)
 
     def starting(self, raft_log: RaftLog) -> Configurations:
-        """Those of a log that is open now. Blocking. Raises ConfigurationLost, OSError,
-        FrameDamaged."""
+        """Return the configurations of a log that is open. Blocking. Raises ConfigurationLost,
+        OSError, FrameDamaged."""
         return starting_configurations(self._saved, self._file.damaged, self.founding, raft_log)
 
     def before_the_core(self, links: PeerLinks, healer: Healer) -> None:
-        """Whom to ask while the log is mended: everybody of the file and of broker.conf."""
+        """Dial and ask all members of the file and of broker.conf while the log is mended."""
         known = self._saved[1] if self._saved is not None else Configuration()
         for member in known.members:
             self._addresses[member.node_id] = self._address(member)
@@ -62,16 +64,17 @@ class Roster:
         healer.set_members(frozenset(self._addresses))
 
     def follow(self, core: RaftCore, links: PeerLinks, healer: Healer) -> None:
-        """Another configuration is in force, or the one in force is committed."""
+        """Update links and healer: another configuration is in force, or the one in force is now
+        committed."""
         current = core.configurations.current
         for member in filter(lambda one: one.address, current.members):
             self._addresses[member.node_id] = self._address(member)
-        # One that is to join, and knows of no configuration yet, dials whom it was told to.
+        # A replica that is to join, and knows no configuration yet, dials its configured peers.
         ids = core.peers if current.members else tuple(self._addresses)
         links.set_peers(
             {peer: self._addresses[peer] for peer in ids if peer in self._addresses},
-            # A leader hears those it still speaks with: who is cut off before it could acknowledge
-            # its own removal is never told that this was committed.
+            # A leader still accepts the removed replicas it sends to: one that is cut off before it
+            # could acknowledge its own removal would never be told that this was committed.
             set(core.configurations.settled[1].removed).difference(core.peers),
         )
         healer.set_members(frozenset(ids) | {core.node_id})
@@ -84,10 +87,10 @@ class Roster:
         host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         return PeerAddress(member.node_id, host, int(port))
 
-    # -- what is durable ----------------------------------------------------------------------
+    # -- the configuration file ---------------------------------------------------------------
 
     def save(self, core: RaftCore, pool: Executor) -> None:
-        """Note the newest committed configuration, if that is due. Again and again."""
+        """Save the newest committed configuration if it is not saved yet. Called periodically."""
         index, configuration = core.configurations.settled
         if self._saving is not None or index <= self._file.saved_index or not core.whole:
             return
@@ -102,7 +105,7 @@ class Roster:
             self._on_failed("saving the configuration failed", error)
 
     def may_go(self, core: RaftCore, index: int) -> int:
-        """Up to which frame retention may take the log, of those up to `index`."""
+        """Return the last frame, at most `index`, up to which retention may delete the log."""
         settled, _ = core.configurations.settled
         return index if settled <= self._file.saved_index else min(index, settled - 1)
 
@@ -113,8 +116,8 @@ class Roster:
 
 
 def members_of(core: RaftCore) -> list[dict[str, object]]:
-    """Every member, as data: `match` (last frame it has), `lag` (frames it lacks) and `whole` of
-    the others are None on a replica that does not lead. `preferred`: it should lead."""
+    """Return every member as data. `match` (last frame it has), `lag` (frames it lacks) and `whole`
+    of the others are None on a replica that does not lead. `preferred`: it should lead."""
     rows: list[dict[str, object]] = []
     for member in core.configurations.current.members:
         node_id: NodeId = member.node_id
@@ -140,6 +143,6 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
 
 
 def standing_in_group(core: RaftCore) -> str:
-    """`voter`, `learner`, or `none`: this replica was removed, or has not been added yet."""
+    """Return `voter`, `learner`, or `none`: this replica was removed, or is not added yet."""
     member = core.configurations.current.get(core.node_id)
     return "none" if member is None else member.role.name.lower()

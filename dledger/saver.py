@@ -15,7 +15,7 @@ from raftmq.dledger.messages import HardState
 
 
 class HardStateSaver:
-    """Owned by the member; on the loop, but for the saving."""
+    """Saves one member's hard state. Runs on the loop, except the saving."""
 
     def __init__(self, file: HardStateFile) -> None:
         self._file = file
@@ -40,7 +40,8 @@ class HardStateSaver:
         saving.add_done_callback(done)
 
     def stalled_ms(self, now_ms: float) -> float:
-        """For how long (to a call) one save has been under way; 0 if none is."""
+        """Return for how many milliseconds the save in flight has been running; 0 if none is.
+        Counted from the first call that saw it."""
         if self._saving is None:
             return 0.0
         if self._begun_ms is None:
@@ -48,7 +49,7 @@ class HardStateSaver:
         return now_ms - self._begun_ms
 
     async def stop(self) -> None:
-        """Wait for the save under way."""
+        """Wait for the save in flight."""
         if self._saving is not None:
             await asyncio.wait([self._saving])
         self._pool.shutdown()

@@ -1,13 +1,14 @@
-"""Reads old frames again, slowly, so that rot is found while the peers still have what it took.
+"""The scrubber reads old frames again, slowly, so that bit rot is found while the peers still have
+intact copies.
 
-A round goes from the log's first frame to its last durable one, at most `bytes_per_s` of it, in
-steps of STEP_BYTES that a thread reads and checks; then it starts over. A frame counts as
-FRAME_COST_BYTES besides its own: of small ones so many would fit into a second that checking them
-took 6 % of a processor, on every replica, for ever (1 % so). The blank records between
-segments are looked at, too. It waits while the node is busy, but never quite: one step in
-BUSY_STEPS is done all the same, or a node under load for weeks would not look at its disk at all.
+A round goes from the log's first frame to its last durable one, at most `bytes_per_s`, in steps of
+STEP_BYTES that a thread reads and checks; then it starts over. Each frame is charged
+FRAME_COST_BYTES besides its size: without that, so many small frames fit into a second that
+checking them took 6 % of a processor, on every replica, for ever (1 % with it). The blank records
+between segments are checked, too. While the node is busy only one step in BUSY_STEPS is done; with
+none at all, a node under load for weeks would never check its disk.
 
-What it cannot see: rot below pages that the kernel still has in memory.
+It cannot see rot below pages that the kernel still has in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from raftmq.store.record import BLANK, MAGIC_BLANK
 
 STEP_BYTES = 256 << 10  # some milliseconds of checking; a larger single frame is one step
 BUSY_STEPS = 10
-FRAME_COST_BYTES = 2048  # so much could be checked in the time that a frame itself takes
+FRAME_COST_BYTES = 2048  # bytes that could be checked in the time of a frame's own overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class ScrubStep:
 
 
 def next_step(log: RaftLog, first: int) -> ScrubStep | None:
-    """The step that begins at frame `first`; None if that is not durable yet."""
+    """Return the step that begins at frame `first`; None if that is not durable yet."""
     index, last = log.index, log.durable_index
     if first > last:
         return None
@@ -74,15 +75,15 @@ def next_step(log: RaftLog, first: int) -> ScrubStep | None:
 
 
 def run_step(step: ScrubStep) -> tuple[list[int], bool]:
-    """(indexes of the frames that are not what they were, whether the blank record is); blocking,
-    in a thread. A sector that cannot be read is damage like any other. Raises OSError."""
+    """Check a step; return (indexes of damaged frames, whether the blank record is intact).
+    Blocking, in a thread. A sector that cannot be read is damage like any other. Raises OSError."""
     bad: list[int] = []
     start = step.start
     data = _read(step.hold, start, step.size_bytes)
     for index, (term, position, size) in enumerate(step.frames, step.first):
         if not _is_whole(data, position - start, size, (index, term, position)) and not _is_whole(
             _read(step.hold, position, size), 0, size, (index, term, position)
-        ):  # by itself: of the read of them all nothing is left if one sector cannot be read
+        ):  # read by itself: the read of all of them fails if one sector cannot be read
             bad.append(index)
     return bad, _read(step.hold, step.end, len(step.blank)) == step.blank
 
@@ -97,7 +98,8 @@ def _read(hold: SegmentHold, position: int, size: int) -> bytes:
 
 
 def _is_whole(data: bytes, at: int, size: int, wanted: tuple[int, int, int]) -> bool:
-    """Whether the `size` bytes at data[at] are the frame of that index, term and position."""
+    """Return whether the `size` bytes at data[at] are the frame of that index, term and
+    position."""
     if len(data) < at + size:
         return False
     try:
@@ -110,7 +112,7 @@ def _is_whole(data: bytes, at: int, size: int, wanted: tuple[int, int, int]) -> 
 
 
 class Scrubber:
-    """One per member; on the loop, but for `run_step`."""
+    """Scrubs one member's log. Runs on the loop, except `run_step`."""
 
     def __init__(
         self,
@@ -119,8 +121,8 @@ class Scrubber:
         on_failed: Callable[[BaseException], None],
         on_blank: Callable[[int], None],
     ) -> None:
-        """`bytes_per_s` 0: off. Damaged frames are told to `log.on_damage`; `on_blank` is told
-        the position of a damaged blank record, `on_failed` of an error of the disk."""
+        """`bytes_per_s` 0: off. Damaged frames are reported to `log.on_damage`; `on_blank` gets the
+        index of the frame before a damaged blank record, `on_failed` an error of the disk."""
         self._log = log
         self._bytes_per_s = bytes_per_s
         self._on_failed = on_failed
@@ -145,14 +147,14 @@ class Scrubber:
             await asyncio.wait([self._under_way])
 
     def tick(self, now_ms: float, busy: bool) -> None:
-        """Begin the next step if its time has come. `busy`: the disk has not caught up; much that
-        was written since the last tick counts as busy, too."""
+        """Begin the next step if it is due. `busy`: the disk has not caught up; more than
+        STEP_BYTES written since the last tick count as busy, too."""
         end = self._log.index.end_position
         busy = busy or end - self._end > STEP_BYTES
         self._end = end
         elapsed_ms = 0.0 if self._now_ms is None else now_ms - self._now_ms
         self._now_ms = now_ms
-        # A second's worth can be saved up, no more: rest is not made up for in a rush.
+        # At most a second's worth is saved up: an idle time is not made up for in a rush.
         owed = self._owed_bytes + elapsed_ms * self._bytes_per_s / 1000
         self._owed_bytes = min(owed, float(self._bytes_per_s))
         if self._pool is None or self._under_way is not None or self._owed_bytes <= 0:
@@ -191,14 +193,14 @@ class Scrubber:
         self.checked_bytes += step.size_bytes
         bad, blank_is_whole = done.result()
         for index in bad:
-            # Looked at again: it may have been cut, or written anew, while the thread read it.
+            # Checked again: it may have been truncated, or rewritten, while the thread read it.
             if self._log.check(index) is not None:
                 self.found += 1
         if not blank_is_whole and self._pool is not None:
             self._on_blank(step.first + len(step.frames) - 1)
 
     def status(self) -> dict[str, object]:
-        """Progress, for the member's status."""
+        """Return the scrubber's progress, for the member's status."""
         return {
             "bytes_per_s": self._bytes_per_s,
             "next_index": max(self._next, self._log.index.first_index),

@@ -1,4 +1,4 @@
-"""What a member is told: who it is, who its peers are, and every limit it keeps."""
+"""A member's configuration: its id, its peers, and all its limits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ LOG_CACHE_BYTES_MAX = 64 << 20  # 8 times what the core keeps in flight to one p
 
 @dataclass(frozen=True, slots=True)
 class MemberConfig:
-    """Time-outs in milliseconds, limits in bytes or pieces. `peers` includes this node."""
+    """A member's configuration: time-outs in milliseconds, limits in bytes or pieces. `peers`
+    includes this node."""
 
     node_id: NodeId
     group: str
     peers: Mapping[NodeId, PeerAddress]
     flush: FlushMode = FlushMode.SYNC
-    flush_interval_ms: int = 500  # ASYNC_FLUSH: what a power cut of all replicas may cost
+    flush_interval_ms: int = 500  # ASYNC_FLUSH: how much a power cut of all replicas may lose
     frames_in_flight_max: int = 4
     commands_waiting_max: int = 10_000
     commands_waiting_bytes_max: int = 16 << 20
@@ -40,4 +41,4 @@ class MemberConfig:
     core: CoreConfig = field(default_factory=CoreConfig)
     links: LinkConfig = field(default_factory=LinkConfig)
     preference: PreferenceLimits = field(default_factory=PreferenceLimits)
-    join: bool = False  # it founds no group with them: it waits until they take it in
+    join: bool = False  # founds no group with `peers`, but waits until they add it to theirs

@@ -11,14 +11,14 @@
     16+n 4   crc        CRC-32C of bytes 0..16+n-1
 
 `save` writes slot 0, fdatasync, slot 1, fdatasync, and returns. So at rest both hold the same, and
-whatever is wrong with one of them, the other says what was saved last: a slot is bad because it
-rotted, or because a crash tore it, and then `save` had not returned and nobody has acted on what
-it was to say. Of two whole slots that differ (a crash in between) the higher sequence counts, for
-the same reason. `load` makes both the same again.
+if one of them is bad the other holds what was saved last: a slot is bad because it rotted, or
+because a crash tore it, and then `save` had not returned and nobody has acted on the new content.
+Of two intact slots that differ (a crash in between) the higher sequence counts, for the same
+reason. `load` makes both the same again.
 
-The file comes into being under another name and is renamed when its first record is durable. So
-under its own name there is always a whole slot, and two bad ones mean damage, never 'new'. Then
-what it held is lost, and the next `save` makes a new file.
+The file is created under another name and renamed when its first record is durable. So under its
+own name there is always an intact slot, and two bad ones mean damage, never 'new'. Then the content
+is lost, and the next `save` makes a new file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONTENT_SIZE_BYTES_MAX = 1024
 
 
 class SlotsDamaged(Exception):
-    """Neither slot of an existing file is whole; what it held is lost."""
+    """Neither slot of an existing file is intact; its content is lost."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -57,7 +57,8 @@ class SlotFile:
         self._damaged = False
 
     def load(self) -> bytes | None:
-        """The record saved last; None if there is no file yet. Raises SlotsDamaged, OSError."""
+        """Return the content saved last; None if there is no file yet. Raises SlotsDamaged,
+        OSError."""
         if not self._disk.exists(self._path):
             return None
         if self._file is None:
@@ -73,9 +74,9 @@ class SlotFile:
             reasons = [f"slot {slot} {parsed}" for slot, parsed in enumerate(slots)]
             raise SlotsDamaged(self._path, "; ".join(reasons))
         self._sequence, newest = max(whole)
-        # A save killed before its fdatasync may live in the page cache only, and so may the
-        # name of a file killed while it was made. Nobody may act on it (grant that vote again,
-        # say) before a power cut cannot take it back any more.
+        # A save killed before its fdatasync may be in the page cache only, and so may the name of
+        # a file if the process was killed while creating it. Nobody may act on the content (grant
+        # that vote again, say) while a power cut could still take it back.
         file.sync()
         self._sync_name()
         for slot, parsed in enumerate(slots):
@@ -84,7 +85,7 @@ class SlotFile:
         return newest
 
     def save(self, content: bytes) -> None:
-        """Make `content` durable; returns only then. Raises OSError: then nothing is promised."""
+        """Save `content`; durable on return. Raises OSError: then nothing is promised."""
         assert len(content) <= CONTENT_SIZE_BYTES_MAX, len(content)
         if self._file is None:
             assert self._damaged or not self._disk.exists(self._path), (
@@ -134,7 +135,7 @@ def _slot_bytes(sequence: int, content: bytes) -> bytes:
 
 
 def _parse_slot(data: bytes) -> tuple[int, bytes] | str:
-    """(sequence, content), or what is wrong with the slot."""
+    """Return (sequence, content), or in words what is wrong with the slot."""
     if len(data) < _HEAD.size + _CRC.size:
         return "is cut short"
     magic, version, length, sequence = _HEAD.unpack_from(data)

@@ -1,11 +1,11 @@
-"""The state of one replica, its configuration, and the few changes that every part shares. Pure.
+"""The state of one replica, its configuration, and the state changes that all parts share. Pure.
 
 `CoreState` holds all fields; `election.py`, `following.py` and `leading.py` are its behaviour in
-one role each, without fields of their own; `core.py` joins them behind the public verbs. What
-must be performed is collected in the `_out_*` fields until the shell asks for it (`ready`).
+one role each, without fields of their own; `core.py` joins them behind the public methods. The
+actions for the shell are collected in the `_out_*` fields until it asks for them (`ready`).
 
 Invariants, asserted in production: commit_index <= last index and never falls; durable_index <=
-what was handed out <= last index; one leader a term; a frame at or below commit is never cut.
+last frame handed out <= last index; one leader a term; no truncation at or below commit.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ NEVER_MS = float("-inf")  # a moment before any other
 
 
 class Random(Protocol):
-    """The randomness that is handed in: `random.Random` fits."""
+    """The source of randomness; `random.Random` fits."""
 
     def random(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Time-outs in milliseconds, limits in bytes or pieces. Those of elections are longer by a
-    factor where they prove too short (patience.py)."""
+    """The core's settings: time-outs in milliseconds, limits in bytes or pieces. The election
+    back-off (patience.py) multiplies election time-outs that prove too short."""
 
     heartbeat_ms: float = 75  # < election_ms_min / 4: three lost ones depose nobody
     election_ms_min: float = 350
@@ -59,7 +59,7 @@ class CoreConfig:
     uncommitted_bytes_max: int = 64 << 20  # accepted by the leader; beyond: Busy
     reads_waiting_max: int = 16_384  # unconfirmed reads; beyond: Busy
     learner_lag_bytes_max: int = 1 << 20  # of the log; one that lacks more is not promoted
-    departure_ms: float = 5_000  # for so long a removed replica is told that it is
+    departure_ms: float = 5_000  # for so long a removed replica is told of its removal
 
     def __post_init__(self) -> None:
         assert 0 < self.heartbeat_ms < self.election_ms_min <= self.election_ms_max
@@ -69,7 +69,7 @@ class CoreConfig:
 
 @dataclass(slots=True)
 class ReadBatch:
-    """Reads that one heartbeat round confirms: those asked for before it was sent."""
+    """Reads that one heartbeat round confirms: those requested before it was sent."""
 
     round: int
     index: int
@@ -77,7 +77,7 @@ class ReadBatch:
 
 
 class CoreState:
-    """All that a replica knows. See `RaftCore` for what the fields promise outside."""
+    """All state of one replica. `RaftCore` documents the public fields."""
 
     __slots__ = (
         "_appends_due",
@@ -170,7 +170,7 @@ class CoreState:
         self.whole = hard_state.whole
         self.unfit: str | None = None  # why this replica must not lead: its disk
         self._takes_frames = True
-        self.has_room = True  # on its disk; without, it leads only if nobody else can
+        self.has_room = True  # on its disk; if not, it leads only if nobody else can
         self.config = config
         self._rng = rng
         self._now_ms = now_ms
@@ -180,7 +180,7 @@ class CoreState:
         self.role = Role.FOLLOWER
         self.leader: NodeId | None = None
         self.leader_ready = False
-        # What retention cut off was committed; what the shell has applied was, too.
+        # The frames that retention deleted were committed; those the shell has applied, too.
         last_index = self._log.last_index
         self.commit_index = min(last_index, max(commit_index, self._log.first_index - 1))
         self._commit_end = self._log.end_of(self.commit_index)
@@ -197,16 +197,16 @@ class CoreState:
         self._closed: set[NodeId] = set()  # peers whose connection is known to be closed
         # Electing
         self._patience = Patience(config.election_ms_min, config.election_ms_max)
-        self._given_up: set[NodeId] = set()  # for silence, though connected, since:
-        self._given_up_ms = 0.0
-        self._asked_ms = 0.0  # since when: the own candidacy
+        self._given_up: set[NodeId] = set()  # peers given up for silence, though connected
+        self._given_up_ms = 0.0  # when
+        self._asked_ms = 0.0  # when the own candidacy began
         self._missed_term = 0  # of the own candidacy that ended without its votes; 0: none
         self._tally: Tally | None = None
         self._transfer_campaign = False
         self._campaign_due_ms = 0.0  # when unanswered vote requests are asked again
         self._election_due_ms = 0.0
         self._yielded = False  # to another's PreVote, once per election time-out
-        self._stood_back = False  # for want of room, the same
+        self._stood_back = False  # for lack of disk room, once per election time-out
         self._voted_incarnation = 0  # of the candidate voted for in this term; 0: not known
         self._reset_election_timer()
         # Leading
@@ -216,7 +216,7 @@ class CoreState:
         self.wants_noop = False
         self._pace = CatchUpPace(config.catch_up_bytes_per_s)
         self._provisional = False  # elected by all, fewer than a majority whole (standing.py)
-        self._electors: dict[NodeId, int] = {}  # what its voters were: 0 whole, or incarnation
+        self._electors: dict[NodeId, int] = {}  # who voted for it: 0 whole, or incarnation
         self._appends_due = False
         self._heartbeat_due_ms = self._transfer_due_ms = 0.0
         self._round = 0
@@ -231,7 +231,7 @@ class CoreState:
             self._out_hard_state = self._dirty = True
 
     def _configure(self) -> None:
-        """Go by the configuration in force: the one place that says who votes."""
+        """Apply the configuration in force: the one place that sets who votes."""
         configuration = self.configurations.current
         index = self.configurations.index
         self._configuration_due = index if index > self.commit_index else 0
@@ -243,15 +243,15 @@ class CoreState:
         self._out_configuration = True
 
     def _set_peers(self) -> None:
-        """Also those of a configuration that may come back: a leader that is being removed has to
-        be answered."""
+        """Set the peers, including those of a configuration that may come back: a leader that is
+        being removed must still be answered."""
         self.peers = tuple(sorted(self.configurations.ids - {self.node_id}))
 
     def _configure_leader(self) -> None:
         raise NotImplementedError  # membership.py
 
     def _adopt(self, index: int, configuration: Configuration) -> None:
-        """Frame `index`, just appended, holds this configuration: it is in force from now on."""
+        """Put the configuration of frame `index`, just appended, in force."""
         if self.configurations.append(index, configuration):
             self._configure()
 
@@ -278,7 +278,7 @@ class CoreState:
 
     @property
     def _recovering(self) -> int:
-        """What this replica says of itself in its messages."""
+        """The `recovering` field of this replica's messages: 0 if whole, else its incarnation."""
         return 0 if self.whole else self.incarnation
 
     # -- shared changes ---------------------------------------------------------------------
@@ -295,7 +295,7 @@ class CoreState:
         return RoleEvent(self.role, self.term, self.leader, self.leader_ready, reason)
 
     def _enter_term(self, term: int) -> None:
-        """A higher term: nobody is voted for and nothing is known to match its leader."""
+        """Enter a higher term, with no vote and nothing known to match its leader."""
         assert term > self.term, (term, self.term)
         self.term = term
         self.voted_for = None
@@ -314,7 +314,7 @@ class CoreState:
             self._dirty = True
 
     def _become_follower(self, term: int, leader: NodeId | None, reason: str) -> None:
-        """Follow `leader`, or nobody yet, in `term`. Gives up whatever role was held."""
+        """Follow `leader`, or nobody yet, in `term`. Leaves whatever role was held."""
         assert term >= self.term, (term, self.term)
         changed = (self.role, self.term, self.leader) != (Role.FOLLOWER, term, leader)
         if self.role is Role.LEADER:
@@ -363,7 +363,7 @@ class CoreState:
                 self._set_peers()
 
     def _truncate(self, from_index: int) -> None:
-        """Cut the log at a proven conflict: its frames there and behind are another leader's."""
+        """Truncate the log at a proven conflict: its frames from there on are another leader's."""
         assert from_index > self.commit_index, (from_index, self.commit_index)
         assert from_index > self._verified_index, (from_index, self._verified_index)
         self._log.truncate(from_index)
@@ -384,8 +384,8 @@ class CoreState:
         self._yielded = self._stood_back = False
 
     def _give_up(self, peers: Iterable[NodeId]) -> None:
-        """They have been silent for too long, it seems. Should one of them, its connection never
-        having closed, speak while the longest patience would still have waited, it was not."""
+        """Note that `peers` are given up as silent for too long. If one whose connection never
+        closed is heard within the longest possible time-out after all, that was a mistake."""
         self._patience.interrupted()
         self._given_up = set(peers) - self._closed
         self._given_up_ms = self._now_ms
@@ -399,8 +399,9 @@ class CoreState:
         return self._rng.random() * self.config.close_jitter_ms
 
     def _hears_leader(self) -> bool:
-        """Whether this replica has a reason to believe that the group is led. As configured,
-        whatever its own patience: it must not keep others from replacing a leader that is gone."""
+        """Return whether this replica has reason to believe that the group has a leader. Uses the
+        configured time-out without its own election back-off: it must not keep others from
+        replacing a leader that is gone."""
         if self.role is Role.LEADER:
             return True
         return (
@@ -410,7 +411,8 @@ class CoreState:
         )
 
     def _is_up_to_date(self, request: VoteRequest) -> bool:
-        """Raft 5.4.1: the later last term wins, then the longer log."""
+        """Return whether the candidate's log is at least as up to date as this one (Raft 5.4.1):
+        the later last term wins, then the longer log."""
         return (request.last_term, request.last_index) >= (
             self._log.last_term,
             self._log.last_index,

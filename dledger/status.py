@@ -25,15 +25,16 @@ def status_of(
     healing: dict[str, object],
     now_ms: float,
 ) -> dict[str, object]:
-    """`durable_index` is what fdatasync has proven, in ASYNC_FLUSH too. `whole` is False, and
-    `recovering` says why, while this replica may have lost promises (standing.py). `match`,
-    `next`, `state`, `whole`, `room` (on its disk) and `behind_bytes` (of the log, so far as it is
-    here still) of a peer are None on a node that does not lead; `inflight` counts requests, and
-    `contact_ms` is how long ago it was heard last (a follower knows that of its leader).
-    `healing`: `repairing`, `damaged`,
-    `damaged_count`, `mended`, `scrub`, as healer.py says; `installing`, `behind_bytes`, as
-    installer.py does. `preferred`: who should lead, if anybody.
-    `patience`: by what the configured election time-outs are multiplied (patience.py)."""
+    """Return the view of a member whose core runs.
+
+    `durable_index` is proven by fdatasync, in ASYNC_FLUSH too. `whole` is False, and `recovering`
+    says why, while this replica may have lost promises (standing.py). `match`, `next`, `state`,
+    `whole`, `room` (on its disk) and `behind_bytes` (of the part of the log that is still here) of
+    a peer are None on a node that does not lead; `inflight` counts requests, and `contact_ms` is
+    how long ago it was heard last (a follower knows that of its leader). `healing` has `repairing`,
+    `damaged`, `damaged_count`, `mended`, `scrub` (healer.py) and `installing`, `behind_bytes`
+    (installer.py). `preferred`: the preferred leader, if any. `patience`: the election back-off,
+    the factor on the configured election time-outs (patience.py)."""
     peers: dict[str, dict[str, object]] = {}
     for peer in core.peers:
         progress = core.progress.get(peer)
@@ -96,7 +97,8 @@ def repairing_status(
     failure: str | None,
     healing: dict[str, object],
 ) -> dict[str, object]:
-    """The view of a member whose core does not run yet: its log is being recovered or mended."""
+    """Return the view of a member whose core does not run yet: its log is being recovered or
+    mended."""
     return {
         "node_id": config.node_id,
         "group": config.group,

@@ -16,22 +16,22 @@ one `HelloAnswer`), then messages in one direction only. All integers are big-en
     answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
     identity    magic "RMQI", version, size (0 or 16), group id, CRC-32C of all before it
 
-A hello says the highest version that its sender speaks, the answer the one that is spoken: the
-lower of both sides' highest. Both look the same in every version, so that the replicas of a group
-can be upgraded one by one. From version 4 on both sides then say which group they are of, as far
-as they know (size 0: not yet), before any message is read: the acceptor right behind its answer,
-the dialler in return; and a second answer says what the acceptor makes of that. The messages are
-the same in versions 3 and 4, and so is the version that stands in them, but for the announcement
-of a group id, which only goes to who speaks 4.
+A hello gives the highest version that its sender speaks, the answer the one to use: the lower of
+both sides' highest. Both look the same in every version, so that the replicas of a group can be
+upgraded one by one. From version 4 on both sides then send their group ids, if they know them
+(size 0: not yet), before any message is read: the acceptor right behind its answer, the dialler in
+return; and a second answer tells whether the acceptor agrees. The messages are the same in versions
+3 and 4, and so is the version that stands in them, except for the announcement of a group id, which
+is only sent to peers that speak 4.
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
 are verified here before anybody sees them. The bytes of a RepairResponse may be a part of a frame,
-those of an InstallChunk are a part of a parcel: whoever puts the parts together verifies them
-(dledger.repair, dledger.install). Anything malformed raises
-WireError: the connection it came from is useless from then on, and nothing else is. So does a term
-above TERM_MAX, of a message or of a frame in it, and an index, offset or round that is negative or
-above NUMBER_MAX: none of them goes further than this module.
+those of an InstallChunk are a part of a parcel: they are verified where the parts are put together
+(dledger.repair, dledger.install). Anything malformed raises WireError: the connection it came from
+is useless from then on, and nothing else is. So does a term above TERM_MAX, of a message or of a
+frame in it, and an index, offset or round that is negative or above NUMBER_MAX: none of them gets
+past this module.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ GROUP_ID_SIZE_BYTES = 16
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
-# Of indexes, offsets, rounds and the numbers of questions: what is computed with them fits 64 bits.
+# Of indexes, offsets, rounds and request numbers: sums computed with them fit 64 bits.
 NUMBER_MAX = (1 << 62) - 1
 _TERM_BITS = TERM_MAX.bit_length()
 _NUMBER_BITS = NUMBER_MAX.bit_length()
@@ -143,7 +143,7 @@ _FLAG_RECOVERING = 2
 
 @dataclass(frozen=True, slots=True)
 class GroupAnnounced:
-    """Over a link that was made before its sender knew its group's id: this is it."""
+    """Announces the sender's group id, over a link that was made before it knew the id."""
 
     sender: NodeId
     to: NodeId
@@ -154,7 +154,7 @@ PeerMessage = Message | RepairRequest | RepairResponse | InstallMessage | GroupA
 
 
 class WireError(Exception):
-    """The peer sent what this protocol does not know; `reason` says what. Close the connection."""
+    """The peer sent data that violates this protocol; `reason` says how. Close the connection."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -164,7 +164,8 @@ class WireError(Exception):
 def encode_append(
     term: int, prev_index: int, prev_term: int, commit_index: int, frames: Sequence[Frame]
 ) -> list[bytes]:
-    """An AppendRequest as buffers to be written one behind the other; frames are not copied."""
+    """Encode an AppendRequest as buffers to be written one behind the other; frames are not
+    copied."""
     assert len(frames) <= FRAMES_PER_MESSAGE_MAX, len(frames)
     size = _APPEND.size  # length counts behind its own 4 bytes; the CRC has 4 as well
     for frame in frames:
@@ -187,7 +188,7 @@ def encode_append(
 
 
 def encode_message(message: PeerMessage) -> list[bytes]:
-    """Any message as buffers to be written one behind the other."""
+    """Encode any message as buffers to be written one behind the other."""
     if isinstance(message, AppendRequest):
         return encode_append(
             message.term,
@@ -204,7 +205,7 @@ def encode_message(message: PeerMessage) -> list[bytes]:
 
 
 def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
-    """Kind and integer fields of a message without frames."""
+    """Return kind and integer fields of a message without frames."""
     m = message
     if isinstance(m, AppendResponse):
         return _APPEND_RESPONSE, (
@@ -266,9 +267,9 @@ def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
 
 
 class MessageReader:
-    """Cuts one connection's bytes into messages from `sender` to `to`.
+    """Splits one connection's bytes into messages from `sender` to `to`.
 
-    Holds at most one message that is not yet whole: MESSAGE_SIZE_BYTES_MAX and one read more.
+    Holds at most one incomplete message: MESSAGE_SIZE_BYTES_MAX and one read more.
     """
 
     def __init__(self, sender: NodeId, to: NodeId) -> None:
@@ -279,7 +280,7 @@ class MessageReader:
         self._need = _HEAD.size
 
     def receive_data(self, data: bytes) -> list[PeerMessage]:
-        """All messages that are whole with `data`. Raises WireError; the reader is then dead."""
+        """Return all messages that `data` completes. Raises WireError; the reader is then dead."""
         self._have += len(data)
         if self._have < self._need:
             self._parts.append(data)
@@ -305,7 +306,7 @@ class MessageReader:
         return messages
 
     def _message_size(self, data: bytes, at: int, end: int) -> int:
-        """Bytes the message at `at` needs before it can be parsed or judged further.
+        """Return how many bytes of the message at `at` are needed to parse it or check it further.
 
         The checked head comes first, so that a damaged length cannot make us wait for megabytes.
         """
@@ -382,7 +383,7 @@ class MessageReader:
         )
 
     def _parse_install(self, kind: int, fields: tuple[int, ...], data: bytes) -> InstallMessage:
-        """`data` is a chunk's; a shorter kind has none."""
+        """Parse a message of snapshot install. `data` is a chunk's; the shorter kinds have none."""
         if kind == _INSTALL_OFFER:
             if fields[1] < 1:
                 raise WireError(f"a log that begins with frame {fields[1]}")
@@ -454,8 +455,8 @@ _NUMBERS: dict[int, tuple[int, ...]] = {
 
 
 def _check_fields(kind: int, fields: tuple[int, ...]) -> None:
-    """Refuse terms and numbers out of range. Joined by "or" first: what is negative stays so, and
-    what has a bit too many keeps it, so one comparison does for all."""
+    """Refuse terms and numbers out of range. They are joined by "or" first: a negative one stays
+    negative, and one with a bit too many keeps it, so one comparison does for all."""
     terms = numbers = 0
     for at in _TERMS[kind]:
         terms |= fields[at]
@@ -487,7 +488,7 @@ REASON_SIZE_BYTES_MAX = 512
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who dials, of which group, and whom it means to reach."""
+    """The opening of a connection: who dials, of which group, and which node it means to reach."""
 
     group: str
     sender: NodeId
@@ -497,14 +498,15 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloAnswer:
-    """`reason` is empty if the dialler is welcome; then `version` is spoken."""
+    """The answer to a hello. `reason` is empty if the dialler is welcome; then `version` is
+    used."""
 
     reason: str
     version: int = VERSION
 
 
 def spoken(hello: Hello) -> int:
-    """The version of the messages that follow this hello."""
+    """Return the protocol version used after this hello."""
     return min(hello.version, VERSION)
 
 
@@ -517,7 +519,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(data: bytes) -> tuple[Hello, int] | None:
-    """The hello at the start of `data` and its size; None while it is not whole.
+    """Return the hello at the start of `data` and its size; None while it is incomplete.
 
     Raises WireError at the first byte that cannot be one."""
     _check_opening(data, _HELLO_MAGIC, 255)
@@ -550,7 +552,8 @@ def encode_answer(answer: HelloAnswer) -> bytes:
 
 
 def decode_answer(data: bytes) -> tuple[HelloAnswer, int] | None:
-    """The answer at the start of `data` and its size; None while it is not whole."""
+    """Return the answer at the start of `data` and its size; None while it is incomplete. Raises
+    WireError."""
     _check_opening(data, _ANSWER_MAGIC, VERSION)
     if len(data) < _ANSWER.size:
         return None
@@ -565,15 +568,15 @@ def decode_answer(data: bytes) -> tuple[HelloAnswer, int] | None:
 
 
 def encode_identity(group_id: bytes) -> bytes:
-    """`group_id`: empty when it is not known yet."""
+    """Encode `group_id`, which is empty if it is not known yet."""
     assert len(group_id) in (0, GROUP_ID_SIZE_BYTES), group_id
     data = _IDENTITY.pack(_IDENTITY_MAGIC, GROUP_ID_VERSION, len(group_id)) + group_id
     return data + _CRC.pack(crc32c(data))
 
 
 def decode_identity(data: bytes) -> tuple[bytes, int] | None:
-    """The group id at the start of `data` (empty: not known) and the record's size; None while it
-    is not whole. Raises WireError."""
+    """Return the group id at the start of `data` (empty: not known) and the record's size; None
+    while it is incomplete. Raises WireError."""
     _check_opening(data, _IDENTITY_MAGIC, 255)
     if len(data) < _IDENTITY.size:
         return None

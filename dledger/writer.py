@@ -1,10 +1,10 @@
 """Writes frames into the log, and keeps those that a full disk had no room for.
 
-Allocating a segment is what fails when a disk is full (what is allocated can be written): before
-anything of the frame was written, and with the log as it was. Such frames are held here, in
-memory, until there is room: they are not acknowledged, not sent, and not applied. The core takes
-no more of them meanwhile (`RaftCore.disk_fails`), so what is held is at most what one message, or
-one proposal, had brought. Any other error of the disk passes through: the node ends.
+On a full disk the allocation of a segment fails (what is allocated can be written): before any byte
+of the frame was written, and with the log unchanged. Such frames are held here, in memory, until
+there is room: they are not acknowledged, not sent, and not applied. The core takes no more frames
+meanwhile (`RaftCore.disk_fails`), so at most the frames of one message, or of one proposal, are
+held. Any other error of the disk is raised: the node ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FrameWriter:
-    """One per member."""
+    """Writes one member's frames into its log."""
 
     def __init__(self, log: RaftLog) -> None:
         self.held: list[Frame] = []
         self._log = log
 
     def append(self, frames: Sequence[Frame]) -> OSError | None:
-        """Write `frames`, or hold what there is no room for: then the error. Raises OSError."""
+        """Write `frames`. If there is no room, hold the rest and return the error. Raises OSError
+        for any other error."""
         if self.held:
             self.held += frames
             return None
@@ -40,12 +41,13 @@ class FrameWriter:
         return None
 
     def truncate(self, from_index: int) -> None:
-        """As RaftLog.truncate; frames held go first. Raises OSError."""
+        """Truncate the frames held, then the log, as RaftLog.truncate does. Raises OSError."""
         self.held = [frame for frame in self.held if frame.index < from_index]
         if from_index <= self._log.last_index:
             self._log.truncate(from_index)
 
     def retry(self) -> bool:
-        """Try again; True if nothing is held any more. Raises OSError."""
+        """Try again to write the frames held; return whether none is held any more. Raises
+        OSError."""
         held, self.held = self.held, []
         return self.append(held) is None

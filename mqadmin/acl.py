@@ -1,6 +1,6 @@
-"""Accounts: what Apache's mqadmin 4.x has for its plain access control.
+"""Accounts: the commands of Apache's mqadmin 4.x for its plain access control.
 
-Of a Raft group any replica will do: one that does not lead passes the change on.
+In a Raft group any replica takes a change: one that does not lead passes it on.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def _row(account: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _brokers(admin: Admin, arguments: Arguments) -> list[str]:
-    """`-b`, or all of `-c`, masters and slaves: classic ones have a file each."""
+    """Return the addresses of `-b`, or of all of `-c`, slaves too: classic brokers each have a
+    file."""
     address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
     if not address and not cluster:
         raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)

@@ -1,5 +1,5 @@
-"""clusterList, brokerStatus, brokerConsumeStats, configuration, upkeep; and of Raft groups:
-raftStatus, transferLeader, members."""
+"""Brokers: clusterList, brokerStatus, brokerConsumeStats, getBrokerConfig, updateBrokerConfig,
+cleanExpiredCQ, deleteExpiredCommitLog; and for Raft groups raftStatus, transferLeader, members."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _totals(info: dict[str, str]) -> dict[str, Any]:
 
 
 async def _runtime(admin: Admin, address: str) -> dict[str, str]:
-    """28; a broker that does not answer has a line, too."""
+    """Return a broker's figures (28); a broker that does not answer gets a line, too."""
     try:
         return await admin.broker_runtime_info(address)
     except ClientError as error:
@@ -218,7 +218,7 @@ async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     while time.monotonic() < deadline:
         for replica in replicas(await admin.cluster_info()):
             if replica.broker_name != name or replica.broker_id != LEADER_ID:
-                continue  # name servers, and so clients, must know, too
+                continue  # wait until name servers, and so clients, know it, too
             info = await _runtime(admin, replica.address)
             ready = info.get("raftLeaderReady") == "true" and info.get("raftRole") == "leader"
             if ready and info.get("raftSelfId") == target:
@@ -243,7 +243,7 @@ async def members(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         node_id, where = arguments.text("memberId"), arguments.text("memberAddress")
         try:
             rows = await admin.change_members(leader, MEMBER_OPS[op], node_id, where)
-        except BrokerRefused as error:  # a learner may lack some of the log still
+        except BrokerRefused as error:  # a learner may not have caught up yet
             if error.outcome_unknown or time.monotonic() >= deadline:
                 raise
             await asyncio.sleep(MEMBERS_POLL_S)

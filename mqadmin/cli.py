@@ -1,7 +1,7 @@
-"""mqadmin's command line: Apache's sub-commands and flags, made from the declarations.
+"""mqadmin's command line: Apache's sub-commands and flags, made from their declarations.
 
-Exit status: 0 done; 1 refused, or not there; 2 asked for wrongly; 3 nobody answered; 4 it is
-unknown whether it was done. What went wrong is one line on stderr.
+Exit status: 0 done; 1 refused, or not found; 2 wrong usage; 3 no answer; 4 it is unknown whether it
+was done. The error is one line on stderr.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class Time(click.ParamType[int]):
-    """`now`, milliseconds, or a local time."""
+    """A time: `now`, milliseconds, or a local time."""
 
     name = "time"
 
@@ -55,7 +55,7 @@ TYPES: dict[Kind, Any] = {
 
 
 class Commands(click.Group):
-    """Sub-commands by name, whatever its case, as Apache's."""
+    """Finds sub-commands by name, ignoring case, as Apache's mqadmin does."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         names = {name.lower(): name for name in self.commands}
@@ -76,15 +76,15 @@ class Commands(click.Group):
 )  # fmt: skip
 @click.pass_context
 def main(ctx: click.Context, /, **given: str) -> None:
-    """Administer a RocketMQ-compatible cluster: ours, or Apache's.
+    """Administer a RocketMQ-compatible cluster: ours or Apache's.
 
     \b
       mqadmin clusterList -n 127.0.0.1:9876
       mqadmin help resetOffsetByTime
 
-    Where access control is on, requests are signed: with the flags below, before the sub-command;
-    else with RAFTMQ_ACCESS_KEY, RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; else as
-    $ROCKETMQ_HOME/conf/tools.yml says.
+    For clusters with access control, requests are signed with the first credentials found: from the
+    flags below, given before the sub-command; from the variables RAFTMQ_ACCESS_KEY,
+    RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; from $ROCKETMQ_HOME/conf/tools.yml.
     """
     ctx.obj = Given(**given)
 
@@ -135,7 +135,7 @@ def _option(flag: Flag) -> click.Option:
     names += [f"--{flag.long}", flag.name]
     if flag.kind is Kind.SWITCH:
         return click.Option(names, is_flag=True, help=flag.doc)
-    # Click takes an explicit default of None for a value: then nothing is required.
+    # Click takes an explicit default of None for a value, and would not require the option.
     default = {} if flag.default is None else {"default": flag.default, "show_default": True}
     return click.Option(
         names, type=TYPES[flag.kind], required=flag.required, help=flag.doc, **default
@@ -145,7 +145,7 @@ def _option(flag: Flag) -> click.Option:
 def execute(
     command: Command, values: dict[str, Any], credentials: Credentials | None = None
 ) -> int:
-    """Run the command, print its answer, with `--interval` again and again; the exit status."""
+    """Run the command and print its answer, repeatedly with `--interval`; return the status."""
     namesrv = values.pop("namesrvAddr", None)
     wants_json = values.pop("json")
     interval_s = values.get("interval") or 0
@@ -179,7 +179,7 @@ def _once(
         return _complain(_words(error), _status(error))
     except RemotingError as error:  # an answer that cannot be read
         return _complain(str(error), REFUSED)
-    except ValueError as error:  # a value that makes no sense to the client
+    except ValueError as error:  # a value that the client does not accept
         return _complain(str(error), USAGE)
     if wants_json:
         sys.stdout.buffer.write(output.as_json(parts) + b"\n")

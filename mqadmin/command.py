@@ -1,8 +1,8 @@
-"""What a sub-command is: a name, flags as Apache's mqadmin has them, and a coroutine that answers
-with data. Pure; parsing is mqadmin.cli's, showing mqadmin.output's.
+"""Declarations of sub-commands: a name, the flags of Apache's mqadmin, and a coroutine that returns
+data. Pure; mqadmin.cli does the parsing, mqadmin.output the printing.
 
-An answer is a list of parts, each a table (rows of the same keys), a set of fields, or a sentence.
-`--json` prints the same data, so scripts and people see the same.
+An answer is a list of parts, each a table (rows with the same keys), a set of fields, or a
+sentence. `--json` prints the same data, so scripts and people see the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raftmq.client.admin import Admin
 
 
 class Kind(Enum):
-    """What stands behind a flag."""
+    """The kind of a flag's value."""
 
     SWITCH = "switch"  # nothing
     TEXT = "text"
@@ -29,7 +29,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """`-s --long`; `short` is empty where there is none."""
+    """A flag `-s --long`; `short` is empty if there is none."""
 
     short: str
     long: str
@@ -40,22 +40,22 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """How commands ask for its value."""
+        """Return the name by which commands get its value."""
         return self.long
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of one shape; `title` names it when an answer has several parts."""
+    """Rows with the same keys; `title` is shown if an answer has several parts."""
 
     rows: Sequence[Mapping[str, Any]]
     title: str = ""
-    columns: Sequence[str] = ()  # shown when there is no row
+    columns: Sequence[str] = ()  # shown if there is no row
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One thing's properties."""
+    """The properties of one thing."""
 
     values: Mapping[str, Any]
     title: str = ""
@@ -63,7 +63,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A deed that was done, in a sentence, and what scripts want to know of it."""
+    """A completed action: a sentence for people, and values for scripts."""
 
     sentence: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ Part = Table | Fields | Done
 
 
 class Arguments:
-    """Values of flags by long name; None where a flag was not given and has no default."""
+    """The flags' values by long name; None if a flag was not given and has no default."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -108,7 +108,7 @@ class Command:
 
 
 class CommandError(Exception):
-    """A command that cannot be done, in words. `usage`: it was asked for wrongly."""
+    """A command cannot be carried out. `usage`: it was called wrongly."""
 
     def __init__(self, message: str, *, usage: bool = False) -> None:
         super().__init__(message)
@@ -119,8 +119,8 @@ TIME_FORMATS = "now, milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS (local 
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """A time as Apache's mqadmin takes it → epoch ms; -1 for "now" is the caller's to choose.
-    Raises ValueError."""
+    """Parse a time in a form that Apache's mqadmin accepts into epoch ms; numbers, also -1, are
+    returned as they are. Raises ValueError."""
     if text == "now":
         return now_ms
     if re.fullmatch(r"-?\d+", text):
@@ -133,7 +133,7 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def show_time(ms: int) -> str:
-    """Local time with milliseconds; empty for none."""
+    """Return a local time with milliseconds; "" for 0 or less."""
     if ms <= 0:
         return ""
     moment = datetime.fromtimestamp(ms // 1000)

@@ -1,4 +1,4 @@
-"""Whose requests mqadmin's are: flags, else environment variables, else Apache's conf/tools.yml."""
+"""mqadmin's credentials: from flags, else environment variables, else Apache's conf/tools.yml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOOLS_FILE = Path("conf") / "tools.yml"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the command line says; "" for nothing."""
+    """The credentials on the command line; "" if not given."""
 
     access_key: str = ""
     secret_key: str = ""
@@ -25,7 +25,8 @@ class Given:
 
 
 def find(given: Given, environment: Mapping[str, str]) -> Credentials | None:
-    """Blocking. Raises ValueError, whose text holds no secret."""
+    """Return the credentials to use, if any. Blocking. Raises ValueError, whose text shows no
+    secret."""
     if given.access_key or given.secret_key:
         token = given.security_token or None
         return Credentials(given.access_key, given.secret_key, token)

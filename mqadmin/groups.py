@@ -28,9 +28,9 @@ from raftmq.mqadmin.topics import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.fastjson import MessageQueue as WireQueue
 
-ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # "nobody is there"
+ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # nobody is connected
 
-# Flag → field of Apache's SubscriptionGroupConfig, for those that are taken over as they are.
+# Flag → field of Apache's SubscriptionGroupConfig, for values that are passed on as they are.
 GROUP_FIELDS = {
     "consumeEnable": "consumeEnable",
     "consumeFromMinEnable": "consumeFromMinEnable",
@@ -67,7 +67,7 @@ async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """`+a=b,-c` as brokers take it: signs stay with the keys. Raises CommandError."""
+    """Parse `+a=b,-c`; the keys keep their signs, as brokers expect. Raises CommandError."""
     found = {}
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
@@ -156,7 +156,7 @@ async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequen
 
 
 async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
-    """Queue → the address of the client that has it now."""
+    """Return queue → address of the client that has it now."""
     found = {}
     for address in (await known_leaders(admin)).values():
         connection = await _connection_at(admin, address, group)
@@ -174,7 +174,7 @@ async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
 
 
 async def _connection_at(admin: Admin, address: str, group: str) -> dict[str, Any]:
-    """203, empty when nobody is there."""
+    """Return the group's connections at one broker (203); empty if there are none."""
     try:
         return await admin.consumer_connection(address, group)
     except BrokerRefused as error:
@@ -184,7 +184,8 @@ async def _connection_at(admin: Admin, address: str, group: str) -> dict[str, An
 
 
 async def _connection(admin: Admin, group: str, address: str = "") -> dict[str, Any]:
-    """203, of the first broker that knows consumers of the group; empty when none does."""
+    """Return the group's connections (203) at the first broker that knows any; empty if none
+    does."""
     for candidate in [address] if address else (await known_leaders(admin)).values():
         connection = await _connection_at(admin, candidate, group)
         if connection:
@@ -299,7 +300,8 @@ def _running(client_id: str, info: Mapping[str, Any], *, alone: bool) -> list[Pa
 
 
 def _same_subscriptions(infos: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether all members of the group subscribe the same: else messages go astray."""
+    """Return whether all members of the group have the same subscriptions; if not, messages get
+    lost."""
     seen = {
         frozenset(
             (str(s.get("topic")), str(s.get("subString")))

@@ -30,7 +30,7 @@ from raftmq.remoting.codes import ResponseCode
 PRODUCER_GROUP = "TOOLS_PRODUCER"
 PRINTED_MAX = 10_000  # messages kept for one answer of printMsg and consumeMessage
 PULL_COUNT = 32
-BODY_SHOWN_MAX = 400  # characters in a table; --json has all
+BODY_SHOWN_MAX = 400  # characters in a table; --json shows all
 
 
 # ---- one message
@@ -62,12 +62,12 @@ async def by_unique_key(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def _look_up(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
-    """By the id of its place, which names the broker, or by the producer's id."""
+    """Find a message by its offset message id, which names the broker, or by the producer's id."""
     try:
         message = await admin.view_message(msg_id)
         if message.topic == topic:
             return message
-    except ClientError:  # a UNIQ_KEY has the same form and names nobody who answers
+    except ClientError:  # a UNIQ_KEY has the same form, but names no broker that answers
         pass
     found = await admin.query_message(topic, msg_id, 32, unique_key=True)
     return found[0] if found else None
@@ -108,7 +108,7 @@ async def _resend(admin: Admin, message: MessageExt) -> Fields:
 
 
 async def _tracks(admin: Admin, message: MessageExt) -> Fields:
-    """What became of it in each group that consumes the topic."""
+    """Return whether each group that consumes the topic has consumed the message."""
     tracks: dict[str, str] = {}
     leaders = await admin.leaders_of(message.topic)
     for address in leaders.values():
@@ -224,7 +224,7 @@ async def consume(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def _span(admin: Admin, queue: MessageQueue, arguments: Arguments) -> tuple[int, int]:
-    """First offset wanted, and the one behind the last."""
+    """Return the first offset wanted, and the one after the last."""
     begin_ms = arguments.integer("beginTimestamp")
     end_ms = arguments.integer("endTimestamp")
     if begin_ms is None:
@@ -244,7 +244,7 @@ async def _messages(
     while offset < end:
         found, following = await admin.pull(queue, offset, PULL_COUNT, expression)
         for message in found:
-            # Brokers go by the hash of the tag.
+            # Brokers compare only the tag's hash.
             if message.queue_offset < end and (not wanted or message.tags in wanted):
                 yield message
         if following <= offset:
@@ -284,7 +284,7 @@ def _named(queue: MessageQueue) -> str:
 
 
 def _text(body: bytes, charset: str = "") -> str:
-    """The body as text, or, where it is none, `base64:…`. Raises CommandError."""
+    """Return the body as text, or `base64:…` if it is not text. Raises CommandError."""
     try:
         return body.decode(charset or "utf-8")
     except LookupError as error:

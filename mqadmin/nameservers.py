@@ -1,5 +1,5 @@
-"""What name servers keep: getNamesrvConfig, updateNamesrvConfig, updateKvConfig, deleteKvConfig,
-wipeWritePerm, addWritePerm. Each name server is told: they do not tell each other."""
+"""Name servers: getNamesrvConfig, updateNamesrvConfig, updateKvConfig, deleteKvConfig,
+wipeWritePerm, addWritePerm. Every name server is asked, because they do not talk to each other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Moving groups: resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset.
+"""Moving a group's offsets: resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset.
 
-A broker moves a group itself (222), whether consumers are there or not. One that can only have
-connected consumers moved (206 CONSUMER_NOT_ONLINE: Apache before 5.0) has the offsets committed
-by us instead.
+A broker resets a group's offsets itself (222), whether or not consumers are connected. If it can do
+so only through connected consumers (206 CONSUMER_NOT_ONLINE: Apache before 5.0), the offsets are
+committed from here instead.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def _commit(
     queue_id: int,
     offset: int | None,
 ) -> dict[MessageQueue, int]:
-    """The group's offsets in one broker, committed in its absence."""
+    """Commit the offsets in one broker for a group without consumers; return them."""
     moved = {}
     for queue in (await admin.route(topic)).read_queues(topic):
         if queue.broker_name != broker_name or queue_id not in (-1, queue.queue_id):

@@ -1,4 +1,4 @@
-"""Answers on the terminal: tables and fields by rich, or one JSON document."""
+"""Prints answers: as tables and fields, with rich, or as one JSON document."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rich.text import Text
 
 from raftmq.mqadmin.command import Done, Fields, Part, Table
 
-PIPE_COLUMNS = 240  # a file or pipe has no width of its own; nothing is cut there
+PIPE_COLUMNS = 240  # for a file or pipe, which has no width; nothing is cut there
 
 
 def as_json(parts: Sequence[Part]) -> bytes:
-    """One part is its data; several are an object by title."""
+    """Encode an answer: a single part as its data, several as an object by title."""
     values = [(_key(part, n), _data(part)) for n, part in enumerate(parts)]
     value = values[0][1] if len(values) == 1 else dict(values)
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
 
 
 def show(parts: Sequence[Part], console: Console) -> None:
-    """For people."""
+    """Print an answer for people."""
     for number, part in enumerate(parts):
         if number:
             console.print()

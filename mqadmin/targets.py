@@ -1,4 +1,4 @@
-"""Which brokers a command is for: `-b ADDRESS`, `-c CLUSTER`, or all."""
+"""Finds the brokers that a command is for: `-b ADDRESS`, `-c CLUSTER`, or all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLUSTER = Flag("c", "clusterName", "Every broker group of this cluster.")
 
 
 def replicas(info: ClusterInfo, cluster: str = "") -> list[Replica]:
-    """All of a cluster, or of all. Raises CommandError for a cluster that there is not."""
+    """Return all replicas of one cluster, or of all. Raises CommandError for an unknown cluster."""
     if cluster and cluster not in info.clusters:
         known = ", ".join(sorted(info.clusters)) or "none"
         raise CommandError(f"there is no cluster {cluster!r}; known: {known}")
@@ -38,8 +38,8 @@ def replicas(info: ClusterInfo, cluster: str = "") -> list[Replica]:
 
 
 async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
-    """Who takes writes in each group. Raises CommandError when a group has nobody: what was asked
-    would be done in part."""
+    """Return the leader of each broker group. Raises CommandError if a group has none, because the
+    command would be carried out only in part."""
     everybody = replicas(await admin.cluster_info(), cluster)
     found = [replica for replica in everybody if replica.broker_id == LEADER_ID]
     headless = {r.broker_name for r in everybody} - {r.broker_name for r in found}
@@ -51,7 +51,7 @@ async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
 
 
 async def writable(admin: Admin, arguments: Arguments) -> list[str]:
-    """Addresses for a change: `-b`, or the leaders of `-c`. Raises CommandError."""
+    """Return the addresses for a change: `-b`, or the leaders of `-c`. Raises CommandError."""
     address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
     if not address and not cluster:
         raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
@@ -61,14 +61,14 @@ async def writable(admin: Admin, arguments: Arguments) -> list[str]:
 
 
 async def readable(admin: Admin, address: str, cluster: str) -> Sequence[str]:
-    """Addresses to look at: `-b`, or all of a cluster, or all there are."""
+    """Return the addresses to read from: `-b`, or all of a cluster, or all."""
     if address:
         return [address]
     return [replica.address for replica in replicas(await admin.cluster_info(), cluster)]
 
 
 async def known_leaders(admin: Admin) -> dict[str, str]:
-    """Broker name → leader's address, as far as there are leaders."""
+    """Return broker name → leader's address, for groups that have a leader."""
     return {
         r.broker_name: r.address
         for r in replicas(await admin.cluster_info())

@@ -42,7 +42,7 @@ async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             continue
         try:
             route = await admin.route(topic)
-        except NoRoute:  # deleted meanwhile, or a name the name server makes up
+        except NoRoute:  # deleted meanwhile, or a name that the name server adds itself
             continue
         groups: set[str] = set()
         for broker in route.brokers:
@@ -122,7 +122,7 @@ async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     for address in addresses:
         await admin.put_topic(address, header)
     if order and arguments.text("clusterName"):
-        # Clients of order topics take the queues they keep to from here.
+        # Clients of order topics read from here which queues to keep to.
         names = sorted(r.broker_name for r in await leaders(admin, arguments.text("clusterName")))
         config = ";".join(f"{name}:{header.write_queue_count}" for name in names)
         await admin.put_kv(ORDER_NAMESPACE, topic, config)
@@ -200,7 +200,7 @@ async def _taken(admin: Admin, addresses: Sequence[str], topic: str, group: str)
     try:
         stats = await admin.consume_stats(group, topic)
         behind = sum(progress.behind for progress in stats.queues.values())
-    except BrokerRefused:  # the group was deleted, its offsets were not
+    except BrokerRefused:  # the group was deleted, but not its offsets
         pass
     tps, day = 0.0, 0
     for address in addresses:

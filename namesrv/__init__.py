@@ -1,4 +1,4 @@
-"""The namesrv room: which topic lives where, kept from what brokers say about themselves.
+"""The namesrv room: keeps which topic lives where, from what brokers say about themselves.
 
 Core (pure): routes, kv, views. Shell: processor, server, cli.
 """

@@ -1,8 +1,8 @@
-"""Access control of a name server (aclEnable): who may register brokers and change what clients
-are told, and, if it is set so, who may ask.
+"""Access control of a name server (aclEnable): who may register brokers and change routes or
+configuration, and, if so configured, who may ask.
 
-The accounts are those of its file, and of nothing else: what admins change at brokers' run time is
-not known here.
+The accounts come from the name server's own file only: accounts that admins change at a broker's
+run time are not known here.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ LOG = logging.getLogger("raftmq.namesrv.acl")
 
 
 class Access:
-    """One per name server; does nothing unless aclEnable is set."""
+    """Guards the handlers of one name server; does nothing unless aclEnable is set."""
 
     def __init__(self, config: NameServerConfig) -> None:
         self.enabled = config.acl_enable
-        self.refused_count = 0  # requests that were answered so
+        self.refused_count = 0  # requests that were refused
         self.dropped_count = 0  # one-way requests
         self._reads_need_account = config.acl_reads_need_account
         self._file = AccountFile(config.acl_file)
         self._gate = Gate(lambda: self._file.accounts, name_server_needs)
 
     def prepare(self) -> None:
-        """Blocking. Raises AclError."""
+        """Read the accounts. Blocking. Raises AclError."""
         if self.enabled:
             self._file.read()
 
     def look_at_file(self) -> None:
-        """By the clock. Blocking."""
+        """Read the accounts again if their file has changed. Blocking; called periodically."""
         if self.enabled:
             self._file.read_if_changed()
 
     def guarding(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """The handlers, behind the question who asks."""
+        """Return the handlers, each behind the check of who asks."""
         if not self.enabled:
             return dict(handlers)
         return {code: self._around(code, handler) for code, handler in handlers.items()}

@@ -112,7 +112,7 @@ main.add_command(health)
 
 
 async def run(config: NameServerConfig) -> int:
-    """The whole process; returns its exit status."""
+    """Run the name server until it is told to stop; return the process's exit status."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[int] = loop.create_future()
 

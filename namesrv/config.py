@@ -1,6 +1,6 @@
 """The name server's configuration: declared once, read from TOML or Java properties.
 
-As broker.config: one frozen object per process, built at the edge by `load` and handed down.
+As in broker.config: one frozen object per process, built at the edge by `load` and handed down.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from raftmq.remoting.registration import UNPACKED_BYTES_MAX
 __all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
-FRAME_SIZE_BYTES_MAX = 64 * 1024 * 1024  # 16 MiB, Apache's, is too small for 100,000 topics
+FRAME_SIZE_BYTES_MAX = 64 * 1024 * 1024  # Apache's 16 MiB are too small for 100,000 topics
 
 
 @dataclass(frozen=True, slots=True)
 class NameServerConfig(TlsOptions):
-    """Everything a name server can be told. Units are the declarations'."""
+    """Every setting of a name server. Units are those of the declarations."""
 
     # fmt: off
 
@@ -137,8 +137,8 @@ def load(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Loaded[NameServerConfig]:
-    """The defaults, the file at `path`, RAFTMQ_ variables of `environment` and `key=value`
-    overrides, each over the ones before. Raises ConfigError."""
+    """Build the configuration from the defaults, the file at `path`, RAFTMQ_ variables of
+    `environment` and `key=value` overrides; later ones win. Raises ConfigError."""
     values, places = parse_settings(OPTIONS, gather(OPTIONS, path, overrides, environment))
     if values.get("acl_enable") and "bind" not in values:
         values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"

@@ -1,6 +1,6 @@
-"""`mqnamesrv health`: whether a name server answers: exit status 0, or 1 with the reason.
+"""`mqnamesrv health`: exit status 0 if a name server answers, or 1 with the reason.
 
-Run every few seconds by containers as `python -m raftmq.namesrv.health`, so it imports little.
+Containers run it every few seconds as `python -m raftmq.namesrv.health`, so it imports little.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class KvConfigFull(RemotingError):
 
 
 class KvConfig:
-    """The table. Nothing is durable here: the process writes `encode()` to a file."""
+    """The table of values. It is not durable: the process writes `encode()` to a file."""
 
     def __init__(self, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
         self._table: dict[str, dict[str, str]] = {}
@@ -32,7 +32,7 @@ class KvConfig:
         self._size_bytes = 0
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Raises KvConfigFull."""
+        """Store a value. Raises KvConfigFull."""
         old = self._table.get(namespace, {}).get(key)
         grown = self._size_bytes + _size(namespace, key, value)
         if old is not None:
@@ -62,7 +62,7 @@ class KvConfig:
 
     @classmethod
     def decode(cls, data: bytes) -> KvConfig:
-        """Raises BodyError, KvConfigFull."""
+        """Read the file's form. Raises BodyError, KvConfigFull."""
         config = cls()
         table: Any = loads_object(data).get("configTable") or {}
         if not isinstance(table, dict):

@@ -1,7 +1,7 @@
-"""What a name server shows at /metrics: registrations, routes, brokers by state, requests by code.
+"""The name server's /metrics: registrations, routes, brokers by state, requests by code.
 
-Everything is read from the route table when somebody scrapes, but the answers, which are counted.
-Groups are told one by one up to GROUPS_MAX; how many are left out is a figure, too.
+All but the answers, which are counted as they happen, is read from the route table at each scrape.
+At most GROUPS_MAX groups are shown one by one; the number left out is a metric, too.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from raftmq.remoting.tlsfigures import tell
 from raftmq.remoting.unpacking import Unpacking
 
 GROUPS_MAX = 1_000
-LATER = "LATER"  # answered by a task; what it said is not counted
+LATER = "LATER"  # answered by a task; its response code is not counted
 
 
 class NameServerMetrics:
-    """One per name server. `start` when it listens."""
+    """The metrics of one name server. Call `start` once it listens."""
 
     def __init__(self, table: RouteTable, unpacking: Unpacking) -> None:
         self.answers: dict[tuple[int, int | None], int] = {}  # (request code, response code)
@@ -40,7 +40,7 @@ class NameServerMetrics:
         self._exposition = Exposition(self._collect)
 
     def counted(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """`handlers`, with their answers counted."""
+        """Return `handlers`, wrapped so that their answers are counted."""
         return {int(code): self._counted(handler) for code, handler in handlers.items()}
 
     def start(self, server: RemotingServer, tls: ProcessTls) -> None:
@@ -51,7 +51,7 @@ class NameServerMetrics:
         self._lag.stop()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type. `accept`: the request's header."""
+        """Return the exposition and its content type. `accept`: the request's Accept header."""
         return self._exposition.render(accept)
 
     def _counted(self, handler: Handler) -> Handler:

@@ -1,5 +1,5 @@
-"""What a name server does with each request code. Time and the file of the key-value
-configuration are handed in, so that this needs no clock and no disk of its own.
+"""The name server's answers to each request code. Clock and file writer of the key-value
+configuration are handed in, so this needs no clock or disk of its own.
 
 Every handler is a plain function `(connection, request) -> response`, except the two that change
 the key-value configuration: they answer once it is on disk.
@@ -57,7 +57,7 @@ FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further detai
 class NameServerProcessor:
     """Answers requests from a RouteTable and a KvConfig.
 
-    `now_ms()` is a clock that does not go back; `save_kv(bytes)` returns when they are durable.
+    `now_ms()` is a monotonic clock; `save_kv(bytes)` returns when the bytes are durable.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class NameServerProcessor:
         admins_only: bool = False,
         topics_max: int = TOPICS_MAX,
     ) -> None:
-        """`admins_only`: whoever changes something was asked for an admin's signature already."""
+        """`admins_only`: requests for changes were checked for an admin's signature."""
         self.table = table
         self.kv = kv
         self._now_ms = now_ms
@@ -120,7 +120,7 @@ class NameServerProcessor:
     def registration_nonce(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """30005: what this connection's signatures are made with; nothing without a key."""
+        """30005: return the nonce for this connection's signatures; nothing without a key."""
         nonce = self.proofs.nonce(connection)
         return _answer(request, ext={NONCE: nonce} if nonce else {})
 
@@ -144,7 +144,7 @@ class NameServerProcessor:
                 header.broker_name, header.broker_address, header.broker_id,
                 header.raft_term, self.table.topic_count,
             )  # fmt: skip
-        ext = {"topicDelta": "true"}  # this name server takes what changed alone
+        ext = {"topicDelta": "true"}  # this name server accepts deltas
         if header.broker_id != 0 and result.leader_address:
             ext["masterAddr"] = result.leader_address
             ext["haServerAddr"] = result.leader_ha_address
@@ -280,7 +280,7 @@ class NameServerProcessor:
         return _answer(request, body=views.unit_topics_body(self.table, UNIT_SUB, UNIT))
 
     def register_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """217: queues of a topic on groups that are registered, until these say otherwise."""
+        """217: set queues of a topic on registered groups, until these register otherwise."""
         topic = text(request.ext, "topic")
         signed = self._may_change(connection, request)
         wanted = [
@@ -296,8 +296,8 @@ class NameServerProcessor:
         return _answer(request)
 
     def delete_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """216. Groups whose name is held say themselves what they have: a tool that deleted the
-        topic there first, as all do, need not know the key."""
+        """216: delete a topic. Held groups register their topics themselves, so a tool that deleted
+        the topic at the brokers first, as all do, need not know the key."""
         topic = text(request.ext, "topic")
         signed = self._may_change(connection, request)
         count = self.table.delete_topic(topic, text_or(request.ext, "clusterName"), signed)
@@ -311,7 +311,7 @@ class NameServerProcessor:
         return self._set_writable(connection, request, True, "addTopicCount")
 
     def _may_change(self, connection: Connection, request: RemotingCommand) -> bool:
-        """Whether what signed brokers said may be changed for who asks: he has the key, or is an
+        """Return whether the sender may change what signed brokers said: it has the key, or is an
         admin."""
         return self.proofs.is_proven(connection, request) or self._admins_only
 
@@ -340,7 +340,7 @@ class NameServerProcessor:
         return _answer(request)
 
     def _order_changed(self, namespace: str, topic: str) -> None:
-        """A topic's order configuration is a part of its route."""
+        """Tell the watchers: a topic's order configuration is a part of its route."""
         if namespace == ORDER_TOPIC_CONFIG:
             self.table.topic_changed(topic)
 
@@ -373,7 +373,7 @@ class NameServerProcessor:
 
 
 def route_changed(changes: Changes) -> RemotingCommand:
-    """30004, one-way: what a client that watches routes should ask for again."""
+    """Build ROUTE_CHANGED (30004, one-way): what a client that watches routes should ask again."""
     ext = {"everything": from_boolean(changes.everything)}
     told = {"brokerNames": sorted(changes.groups), "topics": sorted(changes.topics)}
     return RemotingCommand.request(RequestCode.ROUTE_CHANGED, ext, orjson.dumps(told))

@@ -1,8 +1,9 @@
-"""Which requests were signed with the cluster's key: a name server's side of signed registrations.
+"""Checks which requests are signed with the cluster's key: the name server's side of signed
+registrations.
 
-One challenge a connection, gone with it. Without keys nobody is given one, and a signature says
-nothing; with keys, a signature that is not right refuses the request, rather than let it count as
-an unsigned one: its sender should hear that his key is another.
+Each connection has one challenge, which goes with it. Without keys no challenge is given and
+signatures count for nothing. With keys, a wrong signature refuses the request instead of letting it
+count as unsigned: its sender should learn that its key differs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from raftmq.remoting.registrationproof import (
 
 
 class Proofs:
-    """One per name server."""
+    """The challenges and keys of one name server."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         self._keys = tuple(keys)
@@ -31,8 +32,7 @@ class Proofs:
         self.wrong_count = 0
 
     def nonce(self, connection: Connection) -> str:
-        """A new one for this connection, which takes the place of one that it had; "" without
-        keys."""
+        """Return a new nonce for this connection, replacing an earlier one; "" without keys."""
         if not self._keys:
             return ""
         challenge = RegistrationChallenge(secrets.token_bytes(NONCE_BYTES))
@@ -40,7 +40,7 @@ class Proofs:
         return challenge.nonce.hex()
 
     def is_proven(self, connection: Connection, request: RemotingCommand) -> bool:
-        """Whether it is signed. Raises RegistrationRefused if it says so and is not."""
+        """Return whether it is signed. Raises RegistrationRefused if it is signed wrong."""
         if not self._keys or not is_signed(request):
             return False
         challenge = self._challenges.get(connection)

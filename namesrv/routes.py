@@ -3,33 +3,35 @@
 Time is handed in (`now_ms`, any clock that does not go back); channels are opaque tokens.
 
 Rules of registration (103):
-- Id 0 is the master or leader, the only address clients write to. Whoever registers as 0 replaces
-  the address that was 0; an address is listed under one id only, so a node that changes its id is
-  not listed twice. The replaced node stays unlisted until it registers again (322 tells it to).
+- Id 0 is the master or leader, the only address clients write to. A broker that registers as 0
+  replaces the address that was 0; an address is listed under one id only, so a node that changes
+  its id is not listed twice. The replaced node stays unlisted until it registers again (the answer
+  to 322 tells it to).
 - Raft groups say their `term`. The highest term that claimed id 0 is kept; a claim with a lower
   term, or with the same term from another address while the first is listed, is refused
-  (`RegistrationRefused`), and so is any registration older than what the same node said before.
-  The term is forgotten with the group, when its last address goes, and CLAIM_MS after the one that
-  claimed it is gone: what somebody claimed outlives his connection by no more than that.
+  (`RegistrationRefused`), and so is any registration older than what the same node said before. The
+  term is forgotten with the group, when its last address goes, and CLAIM_MS after its claimant is
+  gone: a claim outlives its connection by no more than that.
 - A claim may be `signed` (remoting.registrationproof). From the first signed claim to id 0 on the
-  name is held: only signed registrations, and signed requests to change something, count for it;
-  what was registered unsigned before goes, whatever term it claimed. A name is held for as long as
-  its claim lasts or a signed broker of it is there. An address that a signed broker has is nobody
-  else's. Names that nobody signed for are as ever, unless the table is told `signed_only`.
-- The table of topics is kept per group. The one that registers as 0 replaces it; a follower's is
+  name is held: only signed registrations and signed change requests count for it; unsigned earlier
+  registrations are dropped, whatever term they claimed. A name is held while its claim lasts or a
+  signed broker of it is there. No other broker can take the address of a signed one. Names without
+  signed claims follow the rules above, unless the table is `signed_only`.
+- The table of topics is kept per group. The broker that registers as 0 replaces it; a follower's is
   taken only while the group has none (a name server that restarted during an election).
 - A leader may send only what changed: a delta. It names the DataVersion it builds on (`base`); the
   body carries the version after it. If the group's version equals `base`, the delta is merged (a
   topic with no read and no write queues is removed from the group). If the group's version already
-  equals the new one, it is a repetition and nothing is done. Otherwise liveness and ids count, the
-  topics do not, and the answer says `need_full`: the broker sends the full table. Sending full
-  tables always is correct, too.
+  equals the new one, the delta is a repetition and ignored. Otherwise liveness and ids count, the
+  topics do not, and the answer says `need_full`: the broker sends the full table. Always sending
+  full tables is correct, too.
 - An Apache broker of version 5 sends its whole table and, when a topic was made, that one alone,
-  and does not say which it is. Its topics are added and changed, never dropped, as at Apache's;
-  and no version is kept for it, so that it is asked for the whole table again and again.
+  without saying which it is. Its topics are added and changed, never dropped, as in Apache; and no
+  version is kept for it, so that it is asked for the whole table again and again.
 
 Liveness: a broker that says nothing for its time-out (120 s unless it names another) is dropped by
-`expire`; at once when the channel it last spoke on closes, an older channel's end means nothing.
+`expire`, and at once when the channel it last spoke on closes; the end of an older channel means
+nothing.
 
 Costs: a repeated registration of an unchanged table does not touch topics (`wants_topics` is
 asked before the body is even read). Sizes are bounded by `RouteLimits`.
@@ -47,7 +49,7 @@ from raftmq.remoting.registration import DataVersion, TopicConfig
 
 LEADER_ID = 0
 EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s
-CLAIM_MS = 30_000  # a registration period: so long the claim to lead outlives who made it
+CLAIM_MS = 30_000  # a registration period: how long a claim to lead outlives its claimant
 BROKERS_PER_CHANNEL_MAX = 64  # one process is one broker; a container of Apache's has some
 PERM_WRITE = 2
 NO_VERSION = DataVersion()
@@ -64,7 +66,7 @@ class QueueData(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RouteLimits:
-    """What the table may hold; a registration that would pass a limit is refused whole."""
+    """The bounds of the table; a registration that would pass one is refused whole."""
 
     brokers_max: int = 10_000  # addresses
     topics_max: int = 1_000_000  # names, over all groups
@@ -72,7 +74,7 @@ class RouteLimits:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One broker's word about itself. `topics` None: not read, because `wants_topics` said no."""
+    """One broker's registration. `topics` None: not read, because `wants_topics` said no."""
 
     cluster: str
     broker_name: str
@@ -92,7 +94,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What came of a registration. Leader fields are "" while none is listed."""
+    """The result of a registration. Leader fields are "" while no leader is listed."""
 
     leader_address: str
     leader_ha_address: str
@@ -135,7 +137,7 @@ class BrokerGroup:
     addresses: dict[int, str] = field(default_factory=dict)
     term: int = 0  # highest that claimed LEADER_ID
     claimant: str = ""  # address that claimed it
-    claim_ends_ms: int | None = None  # None: it is there
+    claim_ends_ms: int | None = None  # None: its claimant is there
     signed: bool = False  # the claim, or one before it, was signed
     version: DataVersion | None = None  # of the topics; None: no table yet
     version_author: str = ""  # address that sent them
@@ -143,7 +145,7 @@ class BrokerGroup:
 
 
 class RouteTable:
-    """See the module's docstring. Not thread-safe; one loop owns it."""
+    """The route table; the module's text has its rules. Not thread-safe; one loop owns it."""
 
     def __init__(self, limits: RouteLimits | None = None, *, signed_only: bool = False) -> None:
         self._limits = limits or RouteLimits()
@@ -156,7 +158,7 @@ class RouteTable:
         self._topic_watchers: list[Callable[[str], None]] = []
         self.topics_version = 0  # grows when a topic name appears or goes; for caches
 
-    # --- what brokers say
+    # --- from brokers
 
     def wants_topics(
         self,
@@ -166,7 +168,7 @@ class RouteTable:
         version: DataVersion,
         signed: bool = False,
     ) -> bool:
-        """Whether the topics in a registration of this version would be looked at."""
+        """Return whether the topics in a registration of this version would be read."""
         group = self._groups.get(broker_name)
         if group is None or group.version is None or (signed and not group.signed):
             return True
@@ -211,8 +213,8 @@ class RouteTable:
         self, address: str, broker_name: str, channel: Hashable, now_ms: int,
         timeout_ms: int | None = None, signed: bool = False,
     ) -> bool:  # fmt: skip
-        """A sign of life (322, 904). False if this broker is not known, or registered signed and
-        this is not: it should register."""
+        """Note a sign of life (322, 904). Return False if the broker must register: it is unknown,
+        or registered signed and this request is not."""
         live = self._live.get(address)
         if live is None or live.broker_name != broker_name or (live.signed and not signed):
             return False
@@ -223,15 +225,15 @@ class RouteTable:
         return True
 
     def version_known(self, address: str, broker_name: str, broker_id: int) -> DataVersion | None:
-        """The version that counts for this broker; None if it must register (again)."""
+        """Return the version that counts for this broker; None if it must register (again)."""
         live, group = self._live.get(address), self._groups.get(broker_name)
         if live is None or group is None or group.addresses.get(broker_id) != address:
             return None
         return group.version if broker_id == LEADER_ID else live.version
 
     def unregister(self, address: str, broker_name: str, now_ms: int, signed: bool = False) -> bool:
-        """A broker says good-bye (104). Raises RegistrationRefused for one that is signed, unless
-        this is, too."""
+        """Remove a broker that unregisters (104). Raises RegistrationRefused if it is signed and
+        this request is not."""
         live = self._live.get(address)
         if live is None or live.broker_name != broker_name:
             return False
@@ -241,14 +243,14 @@ class RouteTable:
         return True
 
     def channel_closed(self, channel: Hashable, now_ms: int) -> list[LiveBroker]:
-        """Drop the brokers whose current channel this is; they are returned."""
+        """Drop and return the brokers whose current channel this is."""
         gone = [self._live[address] for address in self._channels.get(channel, ())]
         for live in gone:
             self._remove(live, now_ms)
         return gone
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
-        """Drop the brokers that were silent for too long; they are returned."""
+        """Drop and return the brokers that were silent for too long."""
         gone = [b for b in self._live.values() if now_ms - b.last_seen_ms > b.timeout_ms]
         for live in gone:
             self._remove(live, now_ms)
@@ -256,11 +258,11 @@ class RouteTable:
             self._forget_claim(group, now_ms)
         return gone
 
-    # --- what administrators say
+    # --- from administrators
 
     def delete_topic(self, topic: str, cluster: str = "", signed: bool = False) -> int:
-        """Forget a topic, on one cluster or everywhere; how many groups had it. Groups that are
-        held say themselves what they have, unless this is `signed`.
+        """Forget a topic, on one cluster or everywhere; return how many groups had it. Held groups
+        are left out unless this is `signed`: they say themselves which topics they have.
 
         A group that registers its whole table, or this topic changed, brings it back.
         """
@@ -290,11 +292,11 @@ class RouteTable:
         self._put_topics(group, [config])
 
     def set_writable(self, broker_name: str, writable: bool, signed: bool = False) -> int:
-        """Give or take the write permission of all topics of a group; how many topics it has.
-        Raises RegistrationRefused for a held group unless this is `signed`.
+        """Give or take the write permission of all topics of a group; return how many topics it
+        has. Raises RegistrationRefused for a held group unless this is `signed`.
 
-        Lasts until the group registers its whole table, for a topic that it registers changed so
-        long.
+        Lasts until the group registers its whole table; for a single topic, until it is registered
+        changed.
         """
         group = self._groups.get(broker_name)
         if group is None:
@@ -308,34 +310,34 @@ class RouteTable:
             self.topic_changed(topic)
         return len(group.topics)
 
-    # --- what anybody asks
+    # --- queries
 
     def queues(self, topic: str) -> dict[str, QueueData] | None:
-        """Queues by broker name, not to be changed; None for an unknown topic."""
+        """Return queues by broker name, not to be changed; None for an unknown topic."""
         return self._queues.get(topic)
 
     def group(self, broker_name: str) -> BrokerGroup | None:
-        """Not to be changed."""
+        """Return the group, not to be changed; None if it is unknown."""
         return self._groups.get(broker_name)
 
     def groups(self) -> Iterator[BrokerGroup]:
         return iter(self._groups.values())
 
     def brokers(self, broker_name: str) -> Iterator[LiveBroker]:
-        """Every live address of a group, listed under an id or not; not to be changed."""
+        """Yield every live address of a group, listed under an id or not; not to be changed."""
         return (live for live in self._live.values() if live.broker_name == broker_name)
 
     def http_address(self, address: str) -> str:
-        """Where the broker at `address` has its node API; "" if it is unknown or has none."""
+        """Return where the broker at `address` has its node API; "" if unknown or none."""
         live = self._live.get(address)
         return live.http_address if live is not None else ""
 
     def watch(self, watcher: Callable[[BrokerGroup], None]) -> None:
-        """`watcher(group)` is called whenever the addresses of a group have changed."""
+        """Have `watcher(group)` called whenever the addresses of a group have changed."""
         self._watchers.append(watcher)
 
     def watch_topics(self, watcher: Callable[[str], None]) -> None:
-        """`watcher(topic)` is called whenever a topic came, went, or has other queues."""
+        """Have `watcher(topic)` called whenever a topic came, went, or has other queues."""
         self._topic_watchers.append(watcher)
 
     def topics(self) -> Iterator[str]:
@@ -371,16 +373,16 @@ class RouteTable:
             raise _unsigned(f"the name {group.name} is held by signed brokers")
 
     def _forget_claim(self, group: BrokerGroup, now_ms: int) -> None:
-        """Its term, if who claimed it is gone for long enough; and that the name is held, if no
-        signed broker of it is there either."""
+        """Forget the group's term if its claimant is gone for long enough, and that the name is
+        held if no signed broker of it is there either."""
         if group.claim_ends_ms is None or now_ms < group.claim_ends_ms:
             return
         group.term, group.claimant, group.claim_ends_ms = 0, "", None
         group.signed = any(live.signed for live in self.brokers(group.name))
 
     def _hold(self, group: BrokerGroup, now_ms: int) -> bool:
-        """The first signed claim: what others said in this name before does not count any more.
-        True if clients see another route now."""
+        """Hold the name after its first signed claim: drop what unsigned brokers registered in it.
+        Return True if clients see another route now."""
         group.signed = True
         strangers = [live for live in self.brokers(group.name) if not live.signed]
         for live in strangers:
@@ -410,7 +412,7 @@ class RouteTable:
             raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
 
     def _check_size(self, claim: Registration) -> list[TopicConfig] | None:
-        """Who is signed has room of his own: what others filled is none of his."""
+        """Check the limits; return the topics. Unsigned claims take no room of signed ones."""
         limits = self._limits
         count = len(self._live) if not claim.signed else self.signed_broker_count
         if claim.address not in self._live and count >= limits.brokers_max:
@@ -433,7 +435,7 @@ class RouteTable:
         return topics
 
     def _place(self, claim: Registration, now_ms: int) -> bool:
-        """Put the address under its id, and nowhere else. True if that changed anything."""
+        """List the address under its id, and no other. Return True if that changed anything."""
         live = self._live.get(claim.address)
         if live is not None and live.broker_name != claim.broker_name:
             self._remove(live, now_ms)  # the node moved to another group
@@ -504,7 +506,7 @@ class RouteTable:
             watcher(group)
 
     def topic_changed(self, topic: str) -> None:
-        """Something that belongs to its route and is kept elsewhere."""
+        """Tell the watchers that a part of the route kept elsewhere has changed."""
         for watcher in self._topic_watchers:
             watcher(topic)
 

@@ -30,12 +30,12 @@ from raftmq.remoting.unpacking import Unpacking
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
 SCAN_INTERVAL_S = 5.0
-PUSH_DELAY_S = 0.01  # changes of routes are gathered for so long before clients are told
+PUSH_DELAY_S = 0.01  # route changes are gathered this long before clients are told
 KV_FILE_NAME = "kvConfig.json"
 
 
 class NameServer:
-    """`async with NameServer(config) as server:`, or `start` and `stop`."""
+    """A running name server: `async with NameServer(config) as server:`, or `start` and `stop`."""
 
     def __init__(self, config: NameServerConfig) -> None:
         self._config = config
@@ -62,10 +62,10 @@ class NameServer:
         return f"{self._config.bind}:{self.port}"
 
     async def start(self) -> None:
-        """Raises OSError if a port is taken or the store unusable, BodyError if its file is
-        damaged: a name server that forgot its configuration would mislead; WebConfigError for an
-        HTTP API that everybody could use; TlsError;
-        AclError for accounts that cannot be read; KeyFileError for a key."""
+        """Start serving. Raises OSError if a port is taken or the store unusable; BodyError if the
+        store's file is damaged (a name server that forgot its configuration would mislead);
+        WebConfigError for an HTTP API open to everybody; TlsError; AclError for unreadable
+        accounts; KeyFileError for a key."""
         await asyncio.to_thread(self.access.prepare)
         await asyncio.to_thread(self.tls.load)
         kv = await asyncio.to_thread(self._load_kv)
@@ -145,7 +145,7 @@ class NameServer:
             log_gone(gone, "silent")
             for broker in gone:
                 if isinstance(broker.channel, Connection):
-                    broker.channel.close("broker was silent")  # it should connect anew
+                    broker.channel.close("broker was silent")  # it should reconnect
 
     def _load_kv(self) -> KvConfig:
         if self._kv_path is None:
@@ -163,7 +163,7 @@ class NameServer:
 
 
 def _replace_file(path: Path, data: bytes) -> None:
-    """Durable and whole: new file, fsync, rename, fsync of the directory."""
+    """Replace a file durably and atomically: new file, fsync, rename, fsync of the directory."""
     fresh = path.with_suffix(".tmp")
     with fresh.open("wb") as file:
         file.write(data)

@@ -1,7 +1,7 @@
-"""The name server's configuration as tools see and change it (319, 318).
+"""The name server's configuration as tools read (319) and change (318) it.
 
-Only keys declared live may change; a change lasts until the process ends: the file is the
-operator's.
+Only keys declared live may change. A change lasts until the process ends, because the file belongs
+to the operator.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from raftmq.ops.settings import parse_properties
 
 
 class Settings:
-    """See the module. `shown`: what is known only when the server runs, by key."""
+    """Reads and changes the configuration. `shown`: values known only at run time, by key."""
 
     def __init__(self, config: NameServerConfig, shown: dict[str, str]) -> None:
         self._config = config
         self._shown = shown
 
     def text(self) -> str:
-        """Every key, as properties."""
+        """Return every key, as properties."""
         values = {key: o.text(getattr(self._config, o.name)) for key, o in OPTIONS.items()}
         return "".join(f"{key}={value}\n" for key, value in sorted((values | self._shown).items()))
 
     def change(self, text: str) -> None:
-        """Take over properties, all of them or none. Raises ConfigError."""
+        """Apply properties, all of them or none. Raises ConfigError."""
         settings = parse_properties(text, "the request")
         values, _ = parse_settings(OPTIONS, settings)
         found = [find(OPTIONS, setting) for setting in settings]

@@ -14,7 +14,7 @@ from raftmq.namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
 
 
 def route_body(table: RouteTable, topic: str, order_config: str | None) -> bytes | None:
-    """TopicRouteData of a topic; None if nobody who is reachable has it."""
+    """Return TopicRouteData of a topic; None if no group with addresses has it."""
     by_broker = table.queues(topic)
     if not by_broker:
         return None
@@ -48,7 +48,7 @@ def route_body(table: RouteTable, topic: str, order_config: str | None) -> bytes
 
 
 def cluster_body(table: RouteTable) -> bytes:
-    """ClusterInfo: all groups, and their names by cluster."""
+    """Return ClusterInfo: all groups, and their names by cluster."""
     brokers: dict[str, Any] = {}
     clusters: dict[str, list[str]] = {}
     for group in table.groups():
@@ -59,7 +59,7 @@ def cluster_body(table: RouteTable) -> bytes:
 
 
 def member_body(table: RouteTable, cluster: str, broker_name: str) -> bytes:
-    """BrokerMemberGroup; without addresses for a group that is not known."""
+    """Return BrokerMemberGroup; without addresses for an unknown group."""
     group = table.group(broker_name)
     known = group is not None and group.cluster == cluster
     member = {
@@ -71,7 +71,7 @@ def member_body(table: RouteTable, cluster: str, broker_name: str) -> bytes:
 
 
 def topic_list_body(topics: Iterable[str], broker_address: str | None = None) -> bytes:
-    """TopicList."""
+    """Return TopicList."""
     fields: dict[str, Any] = {"topicList": list(topics)}
     if broker_address:
         fields["brokerAddr"] = broker_address
@@ -79,7 +79,7 @@ def topic_list_body(topics: Iterable[str], broker_address: str | None = None) ->
 
 
 def system_topics_body(table: RouteTable) -> bytes:
-    """What Apache calls the system topics here: cluster names and broker names."""
+    """Return the names that Apache counts as system topics here: of clusters and of brokers."""
     names: dict[str, None] = {}  # ordered, without repeats
     some_address = ""
     for group in table.groups():
@@ -90,7 +90,7 @@ def system_topics_body(table: RouteTable) -> bytes:
 
 
 def cluster_topics_body(table: RouteTable, cluster: str) -> bytes:
-    """TopicList of one cluster."""
+    """Return TopicList of one cluster."""
     topics: set[str] = set()
     for group in table.groups():
         if group.cluster == cluster:
@@ -99,7 +99,7 @@ def cluster_topics_body(table: RouteTable, cluster: str) -> bytes:
 
 
 def unit_topics_body(table: RouteTable, wanted: int, refused: int = 0) -> bytes:
-    """TopicList of the topics whose system flags have `wanted` and not `refused`, on some group."""
+    """Return TopicList of topics with `wanted` and without `refused` flags on some group."""
     found = [
         topic
         for topic in table.topics()
@@ -125,5 +125,5 @@ def _addresses(group: BrokerGroup) -> dict[str, str]:
 
 
 def leader_address(group: BrokerGroup) -> str:
-    """The address that takes writes, "" if there is none."""
+    """Return the address that takes writes, "" if there is none."""
     return group.addresses.get(LEADER_ID, "")

@@ -1,10 +1,11 @@
-"""Who is told when a route changes, instead of asking every 30 seconds: pure.
+"""Clients that are told when a route changes, instead of asking every 30 seconds. Pure.
 
 A client that wishes it says `watchRoutes`=true when it asks for a route (105). From then on its
-connection is sent ROUTE_CHANGED (30004, one-way) when a topic that it asked for, known or not,
-came, went or changed, or when a broker group that such a topic lives on has other addresses. It
-says what changed, not what it is now: the client asks. Changes are gathered for a moment (`take`),
-a group that changes twice is told once. Clients of Apache's never ask for it and see nothing.
+connection is sent ROUTE_CHANGED (30004, one-way) when a topic that it asked for, known or not, was
+added, removed or changed, or when a broker group with such a topic has other addresses. The message
+names what changed but not the new route: the client asks for that. Changes are gathered for a
+moment (`take`), so a group that changes twice is told once. Apache's clients never ask for this and
+are never sent it.
 
 Bounds: TOPICS_MAX topics a connection, CHANGES_MAX gathered; beyond, a connection is told that
 anything may have changed (neither names nor topics).
@@ -24,7 +25,7 @@ C = TypeVar("C", bound=Hashable)
 
 @dataclass(slots=True)
 class Changes:
-    """What one connection is told. `everything`: more than fits, or than was kept track of."""
+    """The changes one connection is told of. `everything`: too many to name or to keep track of."""
 
     groups: set[str] = field(default_factory=set)
     topics: set[str] = field(default_factory=set)
@@ -39,7 +40,7 @@ class _Watcher:
 
 
 class RouteWatchers(Generic[C]):
-    """By connection, whatever that is."""
+    """The watching connections, of any hashable type, and the changes pending for each."""
 
     def __init__(self) -> None:
         self._watchers: dict[C, _Watcher] = {}
@@ -51,7 +52,7 @@ class RouteWatchers(Generic[C]):
         return len(self._watchers)
 
     def asked(self, connection: C, topic: str, groups: Iterable[str]) -> None:
-        """It was answered the route of `topic`, which is on `groups`; on none: it is unknown."""
+        """Note that a connection was told a topic's route, on `groups` (none: unknown)."""
         watcher = self._watchers.setdefault(connection, _Watcher())
         if topic not in watcher.topics and len(watcher.topics) >= TOPICS_MAX:
             watcher.more = True
@@ -63,7 +64,7 @@ class RouteWatchers(Generic[C]):
             self._by_group.setdefault(group, set()).add(connection)
 
     def closed(self, connection: C) -> None:
-        """The connection ended."""
+        """Forget a connection that ended."""
         self._pending.pop(connection, None)
         watcher = self._watchers.pop(connection, None)
         if watcher is None:
@@ -75,14 +76,14 @@ class RouteWatchers(Generic[C]):
                     del table[name]
 
     def group_changed(self, name: str) -> bool:
-        """Its addresses did. True if somebody is to be told."""
+        """Note that a group's addresses changed. Return True if a connection must be told."""
         connections = self._by_group.get(name, ())
         for connection in connections:
             self._note(connection).groups.add(name)
         return bool(connections)
 
     def topic_changed(self, topic: str) -> bool:
-        """It came, went, or has other queues. True if somebody is to be told."""
+        """Note that a topic came, went or changed. Return True if somebody must be told."""
         connections = self._by_topic.get(topic, ())
         for connection in connections:
             self._note(connection).topics.add(topic)
@@ -97,9 +98,9 @@ class RouteWatchers(Generic[C]):
         return changes
 
     def take(self) -> list[tuple[C, Changes]]:
-        """What has gathered since the last time, by connection."""
+        """Return and clear the changes gathered since the last call, by connection."""
         pending, self._pending = self._pending, {}
         for connection, changes in pending.items():
             if self._watchers[connection].more and changes.groups:
-                changes.everything = True  # some topic of its that is not known here lives there
+                changes.everything = True  # one of its topics, not kept here, may live there
         return list(pending.items())

@@ -1,1 +1,1 @@
-"""What every server process here needs beside its work: configuration, logs, metrics."""
+"""The ops room: configuration, logs and metrics of every server process."""

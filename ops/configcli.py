@@ -18,7 +18,7 @@ WRONG = 2  # exit status of a wrong configuration
 
 
 def config_commands(program: str, options: Mapping[str, Option], load: Load) -> click.Group:
-    """The group `config` of `program`, whose own options `path` and `settings` count, too."""
+    """Make the group `config` of `program`, whose own options `path` and `settings` apply, too."""
 
     @click.group(help="Look at configurations: what is in effect, and whether a file is right.")
     def config() -> None:

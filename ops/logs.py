@@ -1,16 +1,16 @@
-"""Logs as events on standard error: text or JSON, one line each, floods held back.
+"""Logs as events on standard error: text or JSON, one line each, with rate limits.
 
 Everything is logged as `event key=value …: words` through the standard library's loggers, with the
 values as arguments: `log.info("role_changed node=%s term=%s", node, term)`. As text that is the
-line. As JSON the template is taken apart: `event` is its first word, every `key=%s` a field with
-the argument's own type, `message` the whole text; what is the same for the whole process (service,
-node, group) or asked for at each line (term) comes from the `context`.
+line. As JSON the template is parsed: `event` is its first word, every `key=%s` a field with the
+argument's own type, `message` the whole text. Fields that are the same for the whole process
+(service, node, group) or computed for each line (term) come from the `context`.
 
-One template of one logger may write LINES_MAX lines in WINDOW_S seconds; what comes beyond is
-counted, and told as `log_suppressed` when the window is over and something is logged again.
+One template of one logger may write LINES_MAX lines in WINDOW_S seconds; further lines are counted,
+and reported as `log_suppressed` when the window is over and something is logged again.
 
-Records marked `from_peer` are about what somebody sent who may send any number of such things.
-They share a rate of their own, over all templates, and are cut to a length.
+Records marked `from_peer` are about input from a peer, which may cause any number of them. They
+share a separate rate limit, over all templates, and are truncated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import TextIO
 
 import orjson
 
-LINES_MAX = 100  # more of one kind within a window say nothing new
+LINES_MAX = 100  # more of one kind within a window would say nothing new
 WINDOW_S = 10.0
-TEMPLATES_MAX = 1_000  # told apart at one time; ours are some 150
-PEER_BURST_S = 10  # of quiet let as many lines of peers through at once
+TEMPLATES_MAX = 1_000  # distinguished at one time; ours are some 150
+PEER_BURST_S = 10  # of quiet allow a burst of as many seconds' lines
 PEER_TEXT_MAX = 500  # characters of an argument, and of an exception, that a peer may have chosen
 LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: logPeerLinesPerS."
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -53,8 +53,8 @@ def set_up(
     *,
     peer_lines_per_s: float = 2,
 ) -> None:
-    """Make the root logger write events. `context` may be changed by its owner later; a callable
-    in it is asked at each line (cheap, and must not raise)."""
+    """Make the root logger write events. The owner of `context` may change it later; a callable in
+    it is called for each line, so it must be cheap and must not raise."""
     handler = EventHandler(stream or sys.stderr, peer_lines_per_s=peer_lines_per_s)
     text = logging.Formatter(TEXT_FORMAT)
     handler.setFormatter(JsonFormatter(context) if log_format == "json" else text)
@@ -66,13 +66,13 @@ def set_up(
 
 
 def suppressed_lines() -> int:
-    """How many lines about peers were not written since the start."""
+    """Return how many lines about peers were suppressed since the start."""
     handlers = logging.getLogger().handlers
     return sum(h.peers.suppressed for h in handlers if isinstance(h, EventHandler))
 
 
 def levels() -> dict[str, str]:
-    """The level in effect of every logger there is; "root" is the one all others inherit from."""
+    """Return every logger's level in effect; "root" is the one all others inherit from."""
     found = {"root": logging.getLevelName(logging.getLogger().level)}
     for name in sorted(logging.Logger.manager.loggerDict):
         logger = logging.getLogger(name)
@@ -81,8 +81,8 @@ def levels() -> dict[str, str]:
 
 
 def set_level(logger: str, level: str) -> None:
-    """Change a level while the process runs; "" as level: inherit again. Raises ValueError for a
-    level that there is not, KeyError for a logger that nobody uses."""
+    """Change a level while the process runs; level "" means inherit again. Raises ValueError for an
+    unknown level, KeyError for an unknown logger."""
     if level and level.upper() not in LEVELS:
         raise ValueError(f"unknown level {level!r}, expected one of {', '.join(LEVELS)}")
     if logger == "root":
@@ -94,17 +94,17 @@ def set_level(logger: str, level: str) -> None:
 
 
 class PeerLines:
-    """How many lines peers may cause: a bucket that fills at a rate."""
+    """The rate limit for lines that peers cause: a token bucket."""
 
     def __init__(self, per_s: float) -> None:
         self.suppressed = 0
         self._per_s = per_s
         self._room = self._room_max = max(1.0, per_s * PEER_BURST_S)
         self._since_s = 0.0
-        self._told = 0  # of the suppressed
+        self._told = 0  # suppressed lines already reported
 
     def take(self, now_s: float) -> bool:
-        """Whether one more line may be written now."""
+        """Return whether one more line may be written now."""
         self._room = min(self._room_max, self._room + (now_s - self._since_s) * self._per_s)
         self._since_s = now_s
         if self._room < 1:
@@ -114,13 +114,13 @@ class PeerLines:
         return True
 
     def untold(self) -> int:
-        """How many were suppressed since this was asked last."""
+        """Return how many lines were suppressed since the last call."""
         untold, self._told = self.suppressed - self._told, self.suppressed
         return untold
 
 
 class EventHandler(logging.StreamHandler[TextIO]):
-    """Writes lines, not more of a kind than the limit. Locked by its base class."""
+    """Writes lines, within the limits on lines of one kind. Its base class does the locking."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class EventHandler(logging.StreamHandler[TextIO]):
         self.peers = PeerLines(peer_lines_per_s)
         self._clock_s = clock_s
         self._lines_max = lines_max
-        self._windows: dict[tuple[str, str], tuple[float, int]] = {}  # → its end, lines
+        self._windows: dict[tuple[str, str], tuple[float, int]] = {}  # → (its end, lines)
 
     def emit(self, record: logging.LogRecord) -> None:
         now_s = self._clock_s()
@@ -169,8 +169,8 @@ class EventHandler(logging.StreamHandler[TextIO]):
 
 
 def _shorten(record: logging.LogRecord) -> None:
-    """Cut what a peer may have made long: the texts among the arguments, and an exception's. No
-    line break of theirs begins a line of ours."""
+    """Truncate texts that a peer may have chosen: string arguments and the exception's lines.
+    Control characters in arguments are replaced, so that they cannot forge a log line."""
     if isinstance(record.args, tuple):
         record.args = tuple(
             _CONTROL.sub("?", str(value)[:PEER_TEXT_MAX])
@@ -184,7 +184,7 @@ def _shorten(record: logging.LogRecord) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats each record as one line with a JSON object."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -210,7 +210,8 @@ class JsonFormatter(logging.Formatter):
 
 @functools.lru_cache(TEMPLATES_MAX)
 def _taken_apart(template: str) -> tuple[str, tuple[tuple[str, str | None], ...]]:
-    """The event, and (key, literal or None for the next argument) in order. Key "": no field."""
+    """Parse a template into the event and, in order, (key, literal, or None for the next argument).
+    Key "": no field."""
     first = _EVENT.match(template)
     pieces: list[tuple[str, str | None]] = []
     for match in _PIECE.finditer(template):
@@ -223,7 +224,7 @@ def _taken_apart(template: str) -> tuple[str, tuple[tuple[str, str | None], ...]
 
 
 def _fields(pieces: tuple[tuple[str, str | None], ...], args: object) -> dict[str, object]:
-    """What the pieces are called and are worth. Arguments that do not fit are left to the text."""
+    """Return the fields' names and values. Arguments without a key appear only in the message."""
     given = list(args) if isinstance(args, tuple) else []
     found: dict[str, object] = {}
     for key, literal in pieces:

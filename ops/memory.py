@@ -1,10 +1,10 @@
-"""Have the C library give memory back that is not used any more.
+"""Makes the C library return unused memory to the system.
 
-glibc takes large blocks from the system one by one, and gives each back when it is freed; but every
+glibc maps large blocks from the system one by one, and returns each when it is freed; but every
 time it does, it raises the size from which on it does so, up to 32 MiB. After a burst of large
-frames all blocks then come from the heap, which keeps them: measured on a broker, 900 MB half an
-hour after the burst. With the size fixed the heap holds small blocks alone. What a burst of those
-leaves behind is given back by a `Trimmer`.
+frames all blocks then come from the heap, which keeps them: on a broker we measured 900 MB half an
+hour after the burst. With that size fixed, the heap holds only small blocks. A `Trimmer` returns
+what a burst of those leaves behind.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from __future__ import annotations
 import ctypes
 
 MIB = 1024 * 1024
-# Above what one read of a socket brings (256 KiB), so that reads cost no system call for memory.
+# Above the size of one socket read (256 KiB), so that reads cost no system call for memory.
 BLOCK_BYTES = 1 * MIB
-HEAP_END_BYTES = 8 * MIB  # of unused heap is kept
+HEAP_END_BYTES = 8 * MIB  # unused heap that is kept
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-BURST_BYTES = 32 * MIB  # held for peers, and let go again: worth a call of some milliseconds
+BURST_BYTES = 32 * MIB  # held for peers and released: worth a call of some milliseconds
 
 
 class Trimmer:
-    """Gives the heap's unused pages back when a burst is over."""
+    """Returns the heap's unused pages to the system when a burst is over."""
 
     def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # neither musl nor macOS
-        self._most = 0  # held since the last call
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent in musl and macOS
+        self._most = 0  # most bytes held since the last trim
 
     def look(self, held_bytes: int) -> bool:
-        """Call about once a second with what is held for peers. Whether memory was given back."""
+        """Trim if a burst is over; return whether memory was returned. Call it about once a second
+        with the bytes held for peers."""
         self._most = max(self._most, held_bytes)
         if self._most - held_bytes < BURST_BYTES or self._trim is None:
             return False
@@ -37,7 +38,8 @@ class Trimmer:
 
 
 def return_large_blocks() -> bool:
-    """Call once, at the start of a server process. False: this C library has no such setting."""
+    """Fix the size of large blocks. Call it once, at the start of a server process. Returns False
+    if this C library has no such setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -1,9 +1,9 @@
-"""Metrics of one process in Prometheus' format: what its owner tells at a scrape, and its own
-figures.
+"""Metrics of one process in Prometheus' format: the families its owner provides at a scrape, and
+the process's own figures.
 
-Nothing here costs anything between scrapes but `Timings` (a bisection where something is timed) and
-`LoopLag` (a timer, four times a second). A scrape is made on the loop from figures that are kept
-anyway; `Families` gathers them.
+Between scrapes only `Timings` (a bisection per timing) and `LoopLag` (a timer, four times a second)
+cost anything. A scrape is made on the loop from figures that are kept anyway; `Families` gathers
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 LOOP_LAG_PERIOD_S = 0.25
-# From a fast NVMe's fdatasync, or a commit within one machine, to a time-out.
+# From a fast NVMe's fdatasync, or a commit within one machine, up to a time-out.
 LATENCY_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 )  # fmt: skip
@@ -29,7 +29,7 @@ Row = tuple[Sequence[str], float]  # label values, figure
 
 
 class Timings:
-    """How long something took, in buckets, as Prometheus' histograms have them. One writer."""
+    """Durations in buckets, as in Prometheus' histograms. One writer."""
 
     __slots__ = ("bounds_s", "counts", "sum_s")
 
@@ -47,7 +47,7 @@ class Timings:
         return sum(self.counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(bound, how many up to it), the last bound being "+Inf"."""
+        """Return (bound, cumulative count) pairs; the last bound is "+Inf"."""
         found: list[tuple[str, float]] = []
         total = 0
         for bound, count in zip((*self.bounds_s, "+Inf"), self.counts, strict=True):
@@ -57,7 +57,7 @@ class Timings:
 
 
 class LoopLag:
-    """By how much the loop is late for a timer: what any request waits for the others, at least."""
+    """Measures how late the loop is for a timer: every request waits at least that long."""
 
     def __init__(self, timings: Timings) -> None:
         self.timings = timings
@@ -81,7 +81,7 @@ class LoopLag:
 
 
 class Families:
-    """Gathers the families of one scrape. `labels` are on all of them."""
+    """Gathers the metric families of one scrape. All of them get `labels`."""
 
     def __init__(self, labels: Sequence[tuple[str, str]]) -> None:
         self._names = [name for name, _ in labels]
@@ -108,7 +108,7 @@ class Families:
         self.all.append(family)
 
     def states(self, name: str, doc: str, label: str, states: Sequence[str], now: str) -> None:
-        """One series a state, 1 for the one that is."""
+        """Add a family with one series per state: 1 for the present one, else 0."""
         known = states if now in states else (*states, now)
         self.gauges(name, doc, (label,), [((state,), float(state == now)) for state in known])
 
@@ -128,7 +128,7 @@ class Exposition:
         GCCollector(registry=self.registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The text and its content type; `accept` is the scraper's header of that name."""
+        """Return the text and its content type; `accept` is the scraper's Accept header."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 

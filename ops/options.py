@@ -1,13 +1,14 @@
 """Declarations of configuration keys, and the checking of values against them. Pure.
 
 A process's configuration is a frozen dataclass whose fields are declared with `option`: key,
-default, unit, range, choices, whether it may change while the process runs, and what it means.
-Everything else comes from there: reading files (ops.settings), `config show`, the API, the
-document. A wrong key or value is a `ConfigError` that names itself, its place and what is right.
+default, unit, range, choices, whether it may change while the process runs, and its meaning.
+Everything else derives from these declarations: reading files (ops.settings), `config show`, the
+API, docs/configuration.md. A wrong key or value is a `ConfigError` that names it, its place and
+what would be right.
 
-Values as text: `true|false`; whole numbers, with a unit where the key has one (`64MiB`, `5s`,
-`3d`, `75%`; a bare number is in the key's own unit); text. A file that has types of its own (TOML)
-may give a number or a boolean as such, and a list where a text has parts (`a;b`).
+Values as text: `true|false`; whole numbers, with a unit if the key has one (`64MiB`, `5s`, `3d`,
+`75%`; a bare number is in the key's own unit); text. A typed file (TOML) may give a number or a
+boolean as such, and a list for a text with parts (`a;b`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ PERCENT = "percent"
 
 _SIZES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _TIMES_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-# What may stand behind a number, by the key's unit: suffix → how many of that unit, or of one
-# part of it where the second figure says how many parts the unit has.
+# The suffixes of numbers by the key's unit: ({suffix: factor}, divisor). The suffix stands for
+# factor / divisor of the unit.
 _SUFFIXES: dict[str, tuple[dict[str, int], int]] = {
     BYTES: (_SIZES, 1),
     MS: (_TIMES_MS, 1),
@@ -37,7 +38,7 @@ _SUFFIXES: dict[str, tuple[dict[str, int], int]] = {
     PERCENT: ({"%": 1}, 1),
 }
 _EXAMPLES = {BYTES: "64MiB", MS: "5s", HOURS: "72h", PERCENT: "75%"}
-NEAR_KEY = 0.6  # difflib's measure, from which on a key is worth suggesting
+NEAR_KEY = 0.6  # difflib's similarity from which on a key is suggested
 NEAR_VALUE = 0.4
 
 
@@ -47,7 +48,8 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One key. `name` is the dataclass's field; `low` and `high` are in the key's unit."""
+    """One configuration key. `name` is the dataclass's field; `low` and `high` are in the key's
+    unit."""
 
     section: str
     key: str
@@ -59,8 +61,8 @@ class Option:
     choices: tuple[str, ...] = ()
     live: bool = False  # may be changed while the process runs
     name: str = ""
-    also: str = ""  # another name of the key: Apache's, where ours differs
-    secret: bool = False  # its value is shown nowhere
+    also: str = ""  # another name of the key: Apache's, if ours differs
+    secret: bool = False  # its value is never shown
 
     @property
     def kind(self) -> str:
@@ -70,12 +72,12 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The environment variable that overrides it: RAFTMQ_LISTEN_PORT for listenPort."""
+        """Return the environment variable that overrides it: RAFTMQ_LISTEN_PORT for listenPort."""
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.key.replace("dLeger", "dleger"))
         return f"{VARIABLE_PREFIX}{words.replace('DLeger', 'Dleger').upper()}"
 
     def parse(self, value: object, what: str) -> Any:
-        """The value of a setting, checked. Raises ConfigError, which begins with `what`."""
+        """Parse and check a setting's value. Raises ConfigError, which begins with `what`."""
         if isinstance(self.default, bool):
             return self._boolean(value, what)
         if isinstance(self.default, int):
@@ -108,7 +110,7 @@ class Option:
         return number
 
     def _number(self, text: str, what: str) -> int:
-        """A whole number with or without one of the unit's suffixes."""
+        """Parse a whole number with or without one of the unit's suffixes."""
         match = re.fullmatch(r"([+-]?\d+)\s*([A-Za-z%]*)", text)
         example = f"{self.default} or {_EXAMPLES[self.unit]}" if self.unit else str(self.default)
         if match is None or (match[2] and not self.unit):
@@ -127,16 +129,16 @@ class Option:
         return number * factor // parts
 
     def shown(self, value: Any) -> Any:
-        """A value as it may be shown."""
+        """Return a value as it may be shown: masked if it is a secret."""
         return MASKED if self.secret and value else value
 
     def text(self, value: object) -> str:
-        """A value as properties files have it."""
+        """Write a value as in properties files."""
         value = self.shown(value)
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def toml(self, value: object) -> str:
-        """A value as TOML has it."""
+        """Write a value as TOML."""
         value = self.shown(value)
         if isinstance(value, bool | int):
             return self.text(value)
@@ -145,7 +147,7 @@ class Option:
 
 
 VARIABLE_PREFIX = "RAFTMQ_"
-MASKED = "******"  # in the place of a secret
+MASKED = "******"  # in place of a secret
 
 
 def option(
@@ -162,7 +164,8 @@ def option(
     also: str = "",
     secret: bool = False,
 ) -> Any:
-    """A field of a configuration's dataclass. `doc` is Markdown, for docs/configuration.md."""
+    """Declare a field of a configuration's dataclass. `doc` is Markdown, for
+    docs/configuration.md."""
     declared = Option(
         section, key, default, doc, unit, low, high, choices, live, also=also, secret=secret
     )
@@ -170,7 +173,7 @@ def option(
 
 
 def options_of(cls: type) -> dict[str, Option]:
-    """What a dataclass declares, by key, in its order; what it inherits comes last."""
+    """Return a dataclass's options by key, in its order; inherited ones come last."""
     found = {}
     own = cls.__annotations__
     for field in sorted(dataclasses.fields(cls), key=lambda field: field.name not in own):
@@ -182,7 +185,7 @@ def options_of(cls: type) -> dict[str, Option]:
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[Config]):
-    """A configuration, and where each value that is not a default came from, by field name."""
+    """A configuration, and the source of each value that is not a default, by field name."""
 
     config: Config
     places: Mapping[str, str]
@@ -190,8 +193,8 @@ class Loaded(Generic[Config]):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key as it was set: `value` as the source has it, and the place. `section` is None where
-    the source has no sections, "" at the top of one that has."""
+    """One key as it was set: `value` as in the source, and the place. `section` is None if the
+    source has no sections, "" above the first one of a source that does."""
 
     key: str
     value: Any
@@ -206,7 +209,7 @@ class Setting:
 def parse_settings(
     options: Mapping[str, Option], settings: Iterable[Setting]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values and places by field name; later settings win. Raises ConfigError."""
+    """Return values and places by field name; later settings win. Raises ConfigError."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     for setting in settings:
@@ -225,7 +228,8 @@ def parse_settings(
 
 
 def find(options: Mapping[str, Option], setting: Setting) -> Option | None:
-    """By the key, or by its other name: TOML's `server.mode` in [tls] is tls.server.mode."""
+    """Find an option by its key or its other name: TOML's `server.mode` in [tls] is
+    tls.server.mode."""
     found = options.get(setting.key)
     if found is None:
         names = {setting.key, f"{setting.section}.{setting.key}"}
@@ -234,7 +238,7 @@ def find(options: Mapping[str, Option], setting: Setting) -> Option | None:
 
 
 def unknown_key(key: str, options: Iterable[str]) -> str:
-    """What is wrong with a key that there is not, and which it may have been meant to be."""
+    """Return the message for an unknown key, with a suggestion of the one it may be meant to be."""
     lower = {name.lower(): name for name in options}
     matches = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=NEAR_KEY)
     hint = f"; did you mean {lower[matches[0]]}?" if matches else ""
@@ -242,6 +246,6 @@ def unknown_key(key: str, options: Iterable[str]) -> str:
 
 
 def nearest(value: str, choices: Sequence[str]) -> str:
-    """`; did you mean …?`, or nothing."""
+    """Return `; did you mean …?`, or ""."""
     matches = difflib.get_close_matches(value, choices, n=1, cutoff=NEAR_VALUE)
     return f"; did you mean {matches[0]}?" if matches else ""

@@ -1,4 +1,4 @@
-"""Keeps what a process writes from others on its machine, and says which secrets they can read."""
+"""Keeps other users from a process's files, and warns of secrets that they can read."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import stat
 
 log = logging.getLogger("raftmq.ops.permissions")
 
-NOT_FOR_OTHERS = 0o027  # what is written here may be read by the group, and by nobody else
+NOT_FOR_OTHERS = 0o027  # umask: the group may read what is written here, others may not
 
 
 def keep_from_others() -> None:
-    """From now on whatever this process creates, others can neither read nor write."""
+    """Set the umask so that others can neither read nor write files created from now on."""
     os.umask(os.umask(0o077) | NOT_FOR_OTHERS)
 
 
 def warn_if_others_read(path: str, what: str) -> bool:
-    """Log that a file with secrets, or a directory with messages, is open to everybody on this
-    machine; whether it is. One that is not there is not."""
+    """Log a warning if a file with secrets, or a directory with messages, is open to all users of
+    this machine; return whether it is. A missing one is not."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
-        return False  # whoever needs it says what is wrong with it
+        return False  # the code that needs it reports what is wrong
     needed = stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH | stat.S_IWOTH
     if not mode & needed:
         return False

@@ -1,11 +1,11 @@
-"""Where settings come from: a file (TOML or Java properties), the environment, the command line.
+"""Reads settings from a file (TOML or Java properties), the environment and the command line.
 
 Later ones win in that order. Each setting keeps its place (`file:line`, `env NAME`, `--set`), for
 messages and for `config show`. Blocking: reads the file.
 
-TOML: tables are the declarations' sections; a key may also stand above all tables. Properties (any
-other file name): `key=value` lines, `#` and `!` comments, blank lines; white space around key and
-value is ignored.
+TOML: tables are the options' sections; a key may also stand above all tables. Properties (any other
+file name): `key=value` lines, `#` and `!` comments, blank lines; white space around key and value
+is ignored.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from raftmq.ops.options import (
 )
 
 COMMAND_LINE = "--set"
-PROPERTIES_CHARS_MAX = 256 << 10  # all keys that there are, with long values, are some thousands
-QUOTED_CHARS = 80  # of a line that is wrong
-# From this likeness on an unknown variable is taken for a misspelt key and refused. Others may
-# belong to somebody else (an orchestrator names its services' variables by their names).
+PROPERTIES_CHARS_MAX = 256 << 10  # all keys with long values are some thousands
+QUOTED_CHARS = 80  # of a wrong line
+# From this similarity on an unknown variable counts as a misspelt key and is refused. Others may
+# belong to other programs (an orchestrator names variables after its services).
 VARIABLE_LIKENESS = 0.85
 
 
@@ -39,7 +39,7 @@ def gather(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> list[Setting]:
-    """All settings, the winning ones last. Raises ConfigError."""
+    """Return all settings, the winning ones last. Raises ConfigError."""
     settings = [] if path is None else read_file(path, options)
     settings += from_environment(options, environment or {})
     for override in overrides:
@@ -48,7 +48,7 @@ def gather(
 
 
 def read_file(path: str, options: Mapping[str, Option]) -> list[Setting]:
-    """The settings of a file. Raises ConfigError; an unreadable file is one, too."""
+    """Read the settings of a file. Raises ConfigError, also if the file cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -59,7 +59,7 @@ def read_file(path: str, options: Mapping[str, Option]) -> list[Setting]:
 
 
 def parse_properties(text: str, source: str) -> list[Setting]:
-    """Split properties text into settings. Raises ConfigError for a line that is none, and for more
+    """Split properties text into settings. Raises ConfigError for a malformed line, and for more
     than PROPERTIES_CHARS_MAX characters."""
     if len(text) > PROPERTIES_CHARS_MAX:
         raise ConfigError(f"{source}: {len(text)} characters, allowed are {PROPERTIES_CHARS_MAX}")
@@ -77,7 +77,7 @@ def parse_properties(text: str, source: str) -> list[Setting]:
 
 
 def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]:
-    """The settings of TOML text. Raises ConfigError."""
+    """Parse the settings of TOML text. Raises ConfigError."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -104,7 +104,7 @@ def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]
 
 
 def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values by dotted key: `server.mode = …` is a table to TOML."""
+    """Yield values by dotted key: TOML reads `server.mode = …` as a table."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
             yield from ((f"{key}.{inner}", entry) for inner, entry in _flat(value))
@@ -113,8 +113,8 @@ def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _lines_of_keys(text: str) -> dict[tuple[str, str], int]:
-    """(section, key) → line, ("section", "") → its header's. tomllib tells no lines; this looks at
-    the simple forms only, and only messages depend on it."""
+    """Return (section, key) → line, and (section, "") → its header's line. tomllib gives no line
+    numbers; this finds only the simple forms, and only messages depend on it."""
     found: dict[tuple[str, str], int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -132,7 +132,7 @@ def _lines_of_keys(text: str) -> dict[tuple[str, str], int]:
 def from_environment(
     options: Mapping[str, Option], environment: Mapping[str, str]
 ) -> list[Setting]:
-    """The overrides among the variables. Raises ConfigError for a misspelt one."""
+    """Return the settings among the variables. Raises ConfigError for a misspelt one."""
     by_variable = {option.variable: option for option in options.values()}
     settings = []
     for name, value in sorted(environment.items()):

@@ -1,4 +1,5 @@
-"""A configuration as text: in effect (`config show`), and as a document of all keys. Pure."""
+"""Shows configurations as text: the one in effect (`config show`), and all keys as a document.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ _WORDS = {BYTES: "bytes", MS: "milliseconds", HOURS: "hours", PERCENT: "percent"
 def effective(
     options: Mapping[str, Option], config: object, places: Mapping[str, str], *, changed: bool
 ) -> str:
-    """Every key's value as TOML that reads back, and where it came from. `changed`: only those
-    that are not defaults."""
+    """Return every key's value as TOML that can be read back, and its source. `changed`: only
+    values that are not defaults."""
     lines: list[str] = []
     for section, members in by_section(options.values()):
         shown = [option for option in members if not changed or option.name in places]
@@ -27,7 +28,7 @@ def effective(
 
 
 def tables(options: Mapping[str, Option]) -> str:
-    """All keys as Markdown, a table a section."""
+    """Return all keys as Markdown, one table per section."""
     lines: list[str] = []
     for section, members in by_section(options.values()):
         lines += [f"### [{section}]", "", "| key | default | may be | meaning |"]
@@ -41,7 +42,7 @@ def tables(options: Mapping[str, Option]) -> str:
 
 
 def by_section(options: Iterable[Option]) -> list[tuple[str, list[Option]]]:
-    """In the order of the sections' first keys."""
+    """Group options by section, in the order of the sections' first keys."""
     found: dict[str, list[Option]] = {}
     for option in options:
         found.setdefault(option.section, []).append(option)
@@ -67,7 +68,7 @@ def _range(option: Option) -> str:
 
 
 def _sized(option: Option, value: object) -> str:
-    """Bytes in the largest unit that leaves nothing over."""
+    """Return a value as text, bytes in the largest unit that divides them."""
     if option.unit == BYTES and isinstance(value, int) and value:
         for size, name in ((_GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
             if value % size == 0:

@@ -1,7 +1,7 @@
-"""The keys of TLS that all our servers have, in a section of their own, `[tls]`. Pure.
+"""The TLS configuration keys that all our servers share, in the section `[tls]`. Pure.
 
-Configurations inherit them. Each has Apache's name beside ours (`tls.server.mode`), which Apache
-takes as a system property or in a file of its own.
+Configurations inherit them. Keys that Apache has, too, also have its name (`tls.server.mode`),
+which Apache takes as a system property or from a separate file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OFF = MODES[0]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsOptions:
-    """What brokers and name servers have in common. All files are PEM."""
+    """The TLS keys that brokers and name servers have in common. All files are PEM."""
 
     # fmt: off
     tls_server_mode: str = option("tls", "tlsServerMode", OFF,
@@ -65,7 +65,7 @@ class TlsOptions:
     # fmt: on
 
     def wrong_tls(self) -> tuple[str, str] | None:
-        """A field that does not go with the others, and why."""
+        """Return a field that does not fit the others, and why; None if all fit."""
         if self.tls_server_mode != OFF and not self.tls_server_cert_path:
             return "tls_server_mode", "needs tlsServerCertPath"
         if self.tls_server_need_client_auth != "none" and not self.tls_server_trust_cert_path:
@@ -77,7 +77,8 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTlsOptions(TlsOptions):
-    """With those of Raft's replicas among themselves: TLS in which both sides show certificates."""
+    """The TLS keys with those for links between Raft replicas, where both sides show
+    certificates."""
 
     # fmt: off
     raft_tls_mode: str = option("tls", "raftTlsMode", OFF,

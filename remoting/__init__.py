@@ -1,7 +1,7 @@
 """The remoting room: RocketMQ's wire protocol, and connections that speak it.
 
-Core (pure): codes, command, codec, fastjson, fields, headers, admin_headers, registration,
-address, errors, pending. Shell (asyncio): connection, server, client.
+Core (pure): codes, command, codec, fastjson, fields, headers, admin_headers, registration, address,
+errors, pending. Shell (asyncio): connection, server, client.
 """
 
 from raftmq.remoting.client import RemotingClient

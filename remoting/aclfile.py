@@ -1,5 +1,5 @@
-"""A file of accounts (plain_acl.yml): read, read again when somebody edited it, replaced whole.
-Shell; every method but `accounts` blocks."""
+"""A file of accounts (plain_acl.yml): read, reread after it was edited, replaced as a whole. Shell;
+all methods block."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from raftmq.remoting.acl.plainfile import accounts_text, parse_accounts
 
 LOG = logging.getLogger("raftmq.remoting.acl")
 
-FILE_MODE = 0o600  # whoever may read it knows every secret
+FILE_MODE = 0o600  # because it holds every secret
 
 
 class AccountFile:
-    """`accounts` are those of the last time that it could be read."""
+    """A file of accounts. `accounts` are those last read successfully."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         self.accounts = Accounts()
-        self._stamp: tuple[int, int, int] | None = None  # of the file as it was looked at last
+        self._stamp: tuple[int, int, int] | None = None  # of the file when last looked at
 
     @property
     def exists(self) -> bool:
         return self.path.exists()
 
     def read(self) -> None:
-        """Raises AclError, which names the file and holds nothing of what is in it."""
+        """Read the file. Raises AclError, which names the file and shows none of its content."""
         try:
-            self._stamp = self._stamp_now()  # what is wrong is complained of once
+            self._stamp = self._stamp_now()  # first, so that an error is reported only once
             self.accounts = parse_accounts(self.path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             raise AclError(f"{self.path}: not UTF-8 at byte {error.start}") from None
@@ -41,7 +41,7 @@ class AccountFile:
         LOG.info("acl_file_read path=%s accounts=%d", self.path, len(self.accounts.by_key))
 
     def read_if_changed(self) -> None:
-        """What cannot be read is logged, and the accounts stay."""
+        """Reread the file if it changed. If that fails, log it and keep the accounts."""
         try:
             if self._stamp_now() != self._stamp:
                 self.read()
@@ -49,7 +49,8 @@ class AccountFile:
             LOG.error("acl_file_not_read: %s", error)
 
     def replace(self, accounts: Accounts) -> None:
-        """Durable and whole, and only then in force: beside, synced, renamed. Raises AclError."""
+        """Write the accounts to a temporary file, sync and rename it; only then are they in force.
+        Raises AclError."""
         beside = self.path.with_name(self.path.name + ".tmp")
         try:
             number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)

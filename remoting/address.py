@@ -1,6 +1,6 @@
-"""Address text: `host:port`, `[ipv6]:port`; a host may be a name. Pure: nothing is resolved here.
+"""Parses addresses: `host:port`, `[ipv6]:port`; a host may be a name. Pure: resolves nothing.
 
-Names are resolved anew by every connect, so a broker that moved is found again.
+Every connect resolves names anew, so a broker that moved is found again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from raftmq.remoting.errors import ConnectError
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """(host, port) of `host:port`. Raises ConnectError if it is not one."""
+    """Parse `host:port` into (host, port). Raises ConnectError if it is not one."""
     host, colon, port = address.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -19,11 +19,11 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """The reverse; an IPv6 address gets its brackets."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address_list(addresses: str) -> list[str]:
-    """Split `a:1;b:2` (Apache's name server lists; commas are taken too), without blanks."""
+    """Split `a:1;b:2` (Apache's name server lists; commas are accepted, too), without blanks."""
     parts = addresses.replace(",", ";").split(";")
     return [part.strip() for part in parts if part.strip()]

@@ -1,4 +1,4 @@
-"""Typed headers of administration's requests, and of what brokers ask clients. Pure.
+"""Typed headers of administration requests, and of requests from brokers to clients. Pure.
 
 Same rules as `headers.py`: named tuples, `parse(ext)` raises HeaderError, times in milliseconds.
 """

@@ -1,5 +1,6 @@
-"""One request over a blocking socket: for commands that ask one thing and end, and for health
-checks that run every few seconds and must be cheap. No event loop, no connection kept."""
+"""Sends one request over a blocking socket, without an event loop or a kept connection: for
+commands that ask once and end, and for health checks, which run every few seconds and must be
+cheap."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def ask(
     *,
     context: ssl.SSLContext | None = None,
 ) -> RemotingCommand:
-    """The answer of `host:port`; signed with `credentials`, over TLS with `context`. Raises
-    ConnectError, ConnectionLost, SendTimeout, RemotingProtocolError."""
+    """Send one request to `host:port` and return the answer; signed with `credentials`, over TLS
+    with `context`. Raises ConnectError, ConnectionLost, SendTimeout, RemotingProtocolError."""
     host, port = parse_address(address)
     reader = FrameReader()
     if credentials is not None:
@@ -49,7 +50,7 @@ def ask(
                 reader.receive_data(data)
     except TimeoutError as error:
         raise SendTimeout(f"{address} did not answer in time", outcome_unknown=True) from error
-    except (BrokenPipeError, ConnectionResetError) as error:  # refused ones are of another kind
+    except (BrokenPipeError, ConnectionResetError) as error:  # ConnectionRefusedError is below
         raise ConnectionLost(f"{address}: {error}", outcome_unknown=True) from error
     except ssl.SSLError as error:
         raise ConnectError(f"{address}: {words_of(error)}") from error
@@ -64,7 +65,7 @@ def ask(
 def _connected(
     host: str, port: int, timeout_s: float, context: ssl.SSLContext | None
 ) -> socket.socket:
-    """Raises OSError."""
+    """Connect, with TLS if there is a context. Raises OSError."""
     plain = socket.create_connection((host, port), timeout_s)
     if context is None:
         return plain
@@ -84,9 +85,9 @@ def complaint(
     *,
     context: Callable[[], ssl.SSLContext | None] = lambda: None,
 ) -> str:
-    """Why the server at `host:port` is not well: it does not answer request `code`, refuses it, or
-    `judge` says what is wrong with its answer; "" if nothing is. `context()`: of TLS; may raise
-    TlsError."""
+    """Return why the server at `host:port` is unhealthy: it does not answer request `code`, refuses
+    it, or `judge` finds its answer wrong; "" if it is healthy. `context()` returns the TLS context
+    and may raise TlsError."""
     try:
         request = RemotingCommand.request(code)
         answer = ask(address, request, timeout_s, credentials, context=context())

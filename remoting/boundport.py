@@ -1,12 +1,12 @@
-"""A port that is taken before its listener is there. Shell, blocking.
+"""A port that is bound before its listener exists. Shell, blocking.
 
-A server that first recovers its data, and only then listens, finds out here, before it touches
-anything, whether it will get its ports. They are bound and do not listen: who connects meanwhile is
-refused at once, as before the start.
+A server that first recovers its data, and listens only then, finds out here, before it touches
+anything, whether it will get its ports. They are bound but do not listen: connections are refused
+at once, as before the start.
 
 Linux lets two sockets share a port while neither listens, if both ask for SO_REUSEADDR. So a port
-is first bound without it; only if that fails (connections of a predecessor linger there for a
-minute) with it, which still fails if somebody listens.
+is first bound without it. Only if that fails (a predecessor's connections linger there for a
+minute) it is bound with it, which still fails if another process listens.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import errno
 import socket
 from collections.abc import Sequence
 
-Address = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]  # as getaddrinfo says it
+Address = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]  # getaddrinfo's forms
 
 
 class BoundPort:
-    """Every address of `host`, bound. `take` hands the socket over, `close` lets go."""
+    """Every address of `host`, bound. `take` hands the socket over, `close` releases it."""
 
     def __init__(self, host: str, port: int) -> None:
-        """`port` 0: any free one. `host` may be a name; "": every address of this machine. Raises
-        OSError."""
+        """Bind. `port` 0: any free one. `host` may be a name; "": every address of this machine.
+        Raises OSError."""
         self._sockets: list[socket.socket] = []
         try:
             for family, address in _addresses(host, port):
@@ -34,28 +34,28 @@ class BoundPort:
         self.port = int(self._sockets[0].getsockname()[1])
 
     def take(self) -> socket.socket | None:
-        """The socket, to listen on. None, and nothing is bound any more, if there is more than one
-        address: then whoever listens does so by the host's name, as it can."""
+        """Return the socket, to listen on. If there is more than one address, unbind all and return
+        None: the listener then has to bind by the host's name."""
         if len(self._sockets) != 1:
             self.close()
             return None
         taken = self._sockets.pop()
-        # Connections that are accepted here must not be in the way of the next start.
+        # Connections accepted on this socket must not hinder the next start.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return taken
 
     def close(self) -> None:
-        """Of what was not taken; also twice."""
+        """Close what was not taken; may be called twice."""
         for one in self._sockets:
             one.close()
         self._sockets.clear()
 
 
 def _addresses(host: str, port: int) -> Sequence[tuple[socket.AddressFamily, Address]]:
-    """Raises OSError (a name that nobody knows, too)."""
+    """Resolve the host. Raises OSError, also for an unknown name."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses = list(dict.fromkeys((info[0], info[4]) for info in found))
-    # Any free port is one port: of the first address, the others would get ports of their own.
+    # For port 0 use the first address only: others would get different ports.
     return addresses if port else addresses[:1]
 
 

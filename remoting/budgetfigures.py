@@ -1,6 +1,6 @@
-"""What a process shows of its budgets (remoting.budgets) at /metrics. Pure.
+"""The metrics of a process's budgets (remoting.budgets) at /metrics. Pure.
 
-Names begin with what its owner's other families begin with.
+Names begin with the prefix of the process's other metric families.
 """
 
 from __future__ import annotations

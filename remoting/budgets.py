@@ -1,16 +1,17 @@
-"""What the connections of a process may make it hold together, in bytes. Pure.
+"""Bounds on the bytes that all connections of a process together may make it hold. Pure.
 
-A peer that may send a frame of 16 MiB may also begin one and never end it; so may sixty peers. A
-bound for each connection is therefore no bound for the process. These are:
+A peer that may send a frame of 16 MiB may also begin one and never end it; so may sixty peers. So a
+bound for each connection does not bound the process. These do:
 
-- `unfinished`: frames that have begun and are not whole yet, and frames that wait because their
-  sender does not read our answers. Each has a deadline, too.
+- `unfinished`: frames that have arrived in part, and frames that wait because their sender does not
+  read our answers. Each has a deadline, too.
 - `unsent`: answers that the transports hold for peers that do not read.
-- `work`: bodies of slow requests that are being worked on (a task each).
+- `work`: bodies of slow requests in progress (a task each).
 
-A `Holding` that is over its bound closes connections until it is not: the one whose frame began
-first, or the one that holds most; small holders are spared while there is a large one. Everybody
-else is served meanwhile. An `Allowance` that is used up refuses more: the request is answered BUSY.
+A `Holding` over its bound closes connections until it is not: first the one whose frame began
+first, or the one that holds most. With the former, small holders are spared while there is a large
+one. All others are served meanwhile. An `Allowance` that is used up refuses more: the request is
+answered BUSY.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MIB = 1024 * 1024
-SMALL_BYTES = 64 * 1024  # what any peer holds at times: a read that ended within a frame
-TASK_BYTES = 4 * 1024  # what a slow request costs besides its body
+SMALL_BYTES = 64 * 1024  # any peer may hold this at times: a read that ended within a frame
+TASK_BYTES = 4 * 1024  # memory of a slow request besides its body
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """Bounds of a process; each has a key of its configuration."""
+    """The bounds of a process; each has a configuration key."""
 
     unfinished_bytes_max: int = 64 * MIB
     frame_deadline_s: float = 60.0
@@ -45,7 +46,7 @@ class Holder(Protocol):
 class Holding:
     """Bytes held for connections that may be closed to get them back.
 
-    `oldest_first`: whom to close is decided by age, else by size.
+    `oldest_first`: close the oldest holder first, else the largest.
     """
 
     def __init__(self, name: str, bytes_max: int, *, oldest_first: bool) -> None:
@@ -55,10 +56,10 @@ class Holding:
         self.held_bytes = 0
         self.closed_count = 0  # connections, for being over the bound or too late
         self._oldest_first = oldest_first
-        self._held: dict[Holder, tuple[float, int]] = {}  # since when, bytes; the oldest first
+        self._held: dict[Holder, tuple[float, int]] = {}  # since when, bytes; oldest first
 
     def hold(self, holder: Holder, size: int, now_s: float) -> None:
-        """Note that `holder` holds `size` bytes now. May close connections, `holder` too."""
+        """Note that `holder` holds `size` bytes now. May close connections, also `holder`."""
         since_s, before = self._held.get(holder, (now_s, 0))
         if size:
             self._held[holder] = (since_s, size)
@@ -69,7 +70,7 @@ class Holding:
             self._make_room()
 
     def began_anew(self, holder: Holder, size: int, now_s: float) -> None:
-        """As `hold`, for another frame than the one that was noted: its time begins now."""
+        """Do as `hold`, for a new frame: its time begins now."""
         known = self._held.pop(holder, None)
         if known is not None:
             self.held_bytes -= known[1]
@@ -77,14 +78,14 @@ class Holding:
             self.hold(holder, size, now_s)
 
     def look_again(self) -> None:
-        """Note anew what transports hold: they send by themselves."""
+        """Update the sizes that transports hold: they shrink without notice as they send."""
         for holder, (_, size) in list(self._held.items()):
             now = holder.unsent_bytes
             if now != size:
                 self.hold(holder, min(now, size), 0.0)
 
     def expire(self, before_s: float) -> None:
-        """Close whoever has held something since before that."""
+        """Close holders that have held something since `before_s` or longer."""
         for holder, (since_s, size) in list(self._held.items()):
             if since_s > before_s:
                 break
@@ -110,7 +111,7 @@ class Holding:
 
 
 class Allowance:
-    """Bytes that are taken before work begins and given back when it is done."""
+    """A budget of bytes that are taken before work begins and given back when it is done."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -118,7 +119,7 @@ class Allowance:
         self.refused_count = 0
 
     def take(self, size: int) -> bool:
-        """False: there is no room, and nothing was taken."""
+        """Take `size` bytes; return False if there is no room, with nothing taken."""
         if self.used_bytes + size > self.bytes_max:
             self.refused_count += 1
             return False
@@ -131,7 +132,8 @@ class Allowance:
 
 
 class Budgets:
-    """All of a process. `failures`: requests and callbacks that raised what nobody foresaw."""
+    """All budgets of a process. `failures` counts requests and callbacks that raised an unforeseen
+    error."""
 
     def __init__(self, limits: BudgetLimits | None = None) -> None:
         self.limits = limits or BudgetLimits()
@@ -144,9 +146,9 @@ class Budgets:
 
     @property
     def held_bytes(self) -> int:
-        """What peers make this process hold, all together."""
+        """Return the bytes that all peers together make this process hold."""
         return self.unfinished.held_bytes + self.unsent.held_bytes + self.work.used_bytes
 
     def expire(self, now_s: float) -> None:
-        """Close connections whose frame has taken too long. To be called about once a second."""
+        """Close connections whose frame has taken too long. Call it about once a second."""
         self.unfinished.expire(now_s - self.limits.frame_deadline_s)

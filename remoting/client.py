@@ -1,8 +1,9 @@
-"""Dials peers and keeps one connection per address. Shell.
+"""Connects to peers and keeps one connection per address. Shell.
 
 Names are resolved at every connect. Callers that want the same address at the same time share one
 attempt. A connection that ends is forgotten (and its requests fail at once); the next call dials
-again. There is no retry and no back-off here: whoever knows what a request means decides that.
+again. There is no retry and no back-off here: that is up to the caller, who knows what a request
+means.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class RemotingClient:
         credentials: Credentials | None = None,
         tls: TlsContext | None = None,
     ) -> None:
-        """With `credentials` every request is signed. With `tls` connections are."""
+        """With `credentials` every request is signed; with `tls` connections use TLS."""
         self._tls = tls
         self._credentials = credentials
         self._handlers: dict[int, Handler] = dict(handlers or {})
@@ -65,19 +66,20 @@ class RemotingClient:
         self._handlers[int(code)] = handler
 
     def on_close(self, callback: CloseCallback) -> None:
-        """`callback(connection, reason)` for every connection that ends from now on.
+        """Call `callback(connection, reason)` for every connection that ends from now on.
 
         The connection is a ClientConnection: its `address` says which one it was.
         """
         self._close_callbacks.append(callback)
 
     def connection(self, address: str) -> ClientConnection | None:
-        """The open connection to `address`, if there is one; no waiting."""
+        """Return the open connection to `address`, if there is one, without waiting."""
         connection = self._open.get(address)
         return connection if connection is not None and connection.is_open else None
 
     async def connect(self, address: str) -> ClientConnection:
-        """The open connection to `address`, dialled if need be. Raises ConnectError."""
+        """Return the open connection to `address`, dialling if need be. Raises ConnectError,
+        TooManyRequests."""
         connection = self.connection(address)
         if connection is not None:
             return connection
@@ -100,7 +102,7 @@ class RemotingClient:
     async def invoke(
         self, address: str, command: RemotingCommand, timeout_ms: float = 3_000
     ) -> RemotingCommand:
-        """Send a request and wait for its response; `timeout_ms` takes connecting in.
+        """Send a request and wait for its response; `timeout_ms` includes connecting.
 
         Raises ConnectError, SendTimeout, ConnectionLost, TooManyRequests.
         """
@@ -172,7 +174,7 @@ class RemotingClient:
     def _dialled(self, address: str, task: asyncio.Task[ClientConnection]) -> None:
         del self._dialling[address]
         if not task.cancelled() and task.exception() is not None:
-            # Whoever waits gets the same error; this line is for when nobody waits any more.
+            # Callers who wait get the same error; the log line is for when none waits any more.
             LOG.info("connect_failed address=%s error=%s", address, task.exception())
 
     def _connection_closed(self, connection: Connection, reason: str) -> None:

@@ -14,16 +14,16 @@ The binary header:
     int16 code | int8 language | int16 version | int32 opaque | int32 flag
     int32 size, remark | int32 size, ext;  ext = repeat (int16 size, key | int32 size, value)
 
-Invariants: never more than one unfinished frame is kept, and it is at most `frame_size_max` long,
-its header at most HEADER_SIZE_BYTES_MAX (checked as soon as their lengths are known); every byte
-is copied at most once between the buffer that arrived and the header or body handed out, except
-for frames that arrive in several pieces. Those are gathered in one buffer, so that a peer that
-sends byte by byte costs no more memory than it has sent.
+Invariants: at most one unfinished frame is kept, at most `frame_size_max` long and with a header of
+at most HEADER_SIZE_BYTES_MAX (checked as soon as the lengths are known). Every byte is copied at
+most once between the buffer that arrived and the header or body handed out, except for frames that
+arrive in several pieces. Those are gathered in one buffer, so a peer that sends byte by byte costs
+no more memory than it has sent.
 
-`decode_command` is the one check of what every request is made of: `code`, `opaque`, `flag` and
-`version` are int32 (binary: as wide as the codec has them), the extFields are texts, and there are
-at most HEADER_FIELDS_MAX of them. Nothing behind it looks at a header's bytes again, except for
-the quick way of plain sends (broker.sending.plainsend), which takes nothing that this refuses.
+`decode_command` is the only check of a request's form: `code`, `opaque`, `flag` and `version` are
+int32 (binary: as wide as the codec has them), the extFields are strings, and there are at most
+HEADER_FIELDS_MAX of them. Nothing after it looks at a header's bytes again, except the fast path of
+plain sends (broker.sending.plainsend), which accepts nothing that this refuses.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from raftmq.remoting.command import BINARY, JSON, RemotingCommand
 from raftmq.remoting.errors import RemotingProtocolError
 
 FRAME_SIZE_BYTES_MAX = 16 * 1024 * 1024  # Apache's default; counts the length word too
-# The longest headers of Apache's clients carry 32,767 bytes of properties, every control character
-# of which JSON writes as six bytes: 200,000 bytes. Twice that, and more.
+# The longest headers of Apache's clients carry 32,767 bytes of properties; JSON writes a control
+# character as six bytes, which makes 200,000 bytes. This is more than twice that.
 HEADER_SIZE_BYTES_MAX = 512 * 1024
-HEADER_FIELDS_MAX = 256  # Apache's longest has some 25
+HEADER_FIELDS_MAX = 256  # Apache's largest headers have some 25
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 RawFrame = tuple[int, bytes, bytes]  # (header codec, header, body)
@@ -60,9 +60,9 @@ _LANGUAGE_NAME = {int(language): language.name for language in LanguageCode}
 class FrameReader:
     """Splits a byte stream into frames.
 
-    Either `split(data)` per arrival, which hands out all finished frames at once and leaves a
-    protocol error in `error`; or `receive_data(data)` and `next_frame()` until None, which raises
-    it. Frames in front of the damage are handed out in both cases; nothing after it ever is.
+    Use either `split(data)` per arrival, which returns all finished frames at once and leaves a
+    protocol error in `error`; or `receive_data(data)` and then `next_frame()` until None, which
+    raises it. Frames before the damage are returned in both cases, frames after it never.
     """
 
     __slots__ = ("_frame_size_max", "_need", "_ready", "_rest", "error")
@@ -70,21 +70,22 @@ class FrameReader:
     def __init__(self, frame_size_max: int = FRAME_SIZE_BYTES_MAX) -> None:
         assert frame_size_max >= _PREFIX.size
         self._frame_size_max = frame_size_max
-        self._rest = bytearray()  # of the one unfinished frame
-        self._need = 0  # bytes before another look is worth while
+        self._rest = bytearray()  # the one unfinished frame
+        self._need = 0  # bytes that `_rest` needs before it is looked at again
         self._ready: deque[RawFrame] = deque()
         self.error: RemotingProtocolError | None = None
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes held of a frame that is not finished yet."""
+        """Return how many bytes of an unfinished frame are held."""
         return len(self._rest)
 
     def receive_data(self, data: bytes) -> None:
         self._ready.extend(self.split(data))
 
     def next_frame(self) -> RawFrame | None:
-        """The next finished frame, or None. Raises RemotingProtocolError behind the last one."""
+        """Return the next finished frame, or None. After the last one before damage, raises
+        RemotingProtocolError."""
         if self._ready:
             return self._ready.popleft()
         if self.error is not None:
@@ -92,7 +93,7 @@ class FrameReader:
         return None
 
     def split(self, data: bytes) -> list[RawFrame]:
-        """Take in `data`; return every frame that is now whole. Sets `error` on damage."""
+        """Take `data`; return every frame that is now complete. Sets `error` on damage."""
         if self.error is not None:
             return []
         rest = self._rest
@@ -133,7 +134,7 @@ class FrameReader:
         return frames
 
     def drop(self) -> None:
-        """Let go of the unfinished frame: nothing more is read from this stream."""
+        """Drop the unfinished frame: nothing more is read from this stream."""
         self._rest = bytearray()
         self._ready.clear()
 
@@ -151,7 +152,7 @@ class FrameReader:
 
 
 def join_frame(header: bytes, body: bytes = b"", serialize_type: int = JSON) -> bytes:
-    """A whole frame from an encoded header and a body. Raises RemotingProtocolError."""
+    """Build a frame from an encoded header and a body. Raises RemotingProtocolError."""
     size = len(header)
     if size > HEADER_SIZE_BYTES_MAX:
         raise RemotingProtocolError(f"header of {size} bytes does not fit into a frame")
@@ -160,9 +161,9 @@ def join_frame(header: bytes, body: bytes = b"", serialize_type: int = JSON) -> 
 
 
 def encode_command(command: RemotingCommand, serialize_type: int | None = None) -> bytes:
-    """The frame of `command`; the header codec is the command's own unless one is given.
+    """Encode `command` as a frame, with its own header codec unless another is given.
 
-    Raises RemotingProtocolError for what the codec cannot carry (binary: codes past int16).
+    Raises RemotingProtocolError for values the codec cannot carry (binary: codes past int16).
     """
     if serialize_type is None:
         serialize_type = command.serialize_type
@@ -226,7 +227,7 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise RemotingProtocolError("remark is not a string")
     name = get("language")
     language = LanguageCode.OTHER
-    if type(name) is str:  # else not worth a refusal: it is shown to operators and no more
+    if type(name) is str:  # else not worth a refusal: it is only shown to operators
         language = _LANGUAGE_BY_NAME.get(name, LanguageCode.OTHER)
     return RemotingCommand(code, opaque, flag, remark, ext, body, language, version, JSON)
 
@@ -236,7 +237,7 @@ def _too_many(count: int) -> RemotingProtocolError:
 
 
 def _as_text(value: Any) -> str:
-    """A value some client wrote as itself instead of as a string."""
+    """Convert a value that some client wrote as a JSON number or boolean, not as a string."""
     if value is True:
         return "true"
     if value is False:

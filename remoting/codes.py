@@ -1,18 +1,17 @@
 """Numbers of the remoting protocol: request codes, response codes, languages, our version.
 
-Names and values are Apache RocketMQ's (4.9 and 5.x), so that foreign tools and logs can be read
-side by side with ours; the few of our own stand last. A code listed here is a number with a name,
-not a promise to serve it.
+Names and values are Apache RocketMQ's (4.9 and 5.x), so that other tools and logs can be compared
+with ours; the few codes of our own come last. A code listed here is not necessarily served.
 """
 
 from enum import IntEnum
 
-MQ_VERSION = 409  # ordinal of V4_9_8; peers choose by it what they may ask of us
+MQ_VERSION = 409  # ordinal of V4_9_8; peers decide by it which requests we understand
 SUCCESS = 0  # ResponseCode.SUCCESS as a plain int, for hot paths
 
 
 class LanguageCode(IntEnum):
-    """Who speaks; one byte in the binary header, the name in the JSON header."""
+    """The sender's language; one byte in the binary header, the name in the JSON header."""
 
     JAVA = 0
     CPP = 1
@@ -31,7 +30,7 @@ class LanguageCode(IntEnum):
 
 
 class RequestCode(IntEnum):
-    """What a request asks for."""
+    """The kind of a request."""
 
     # producer and consumer -> broker
     SEND_MESSAGE = 10
@@ -140,7 +139,7 @@ class RequestCode(IntEnum):
     CHANGE_MESSAGE_INVISIBLETIME = 200053
     NOTIFICATION = 200054
     BATCH_ACK_MESSAGE = 200151
-    # ours, where Apache has none
+    # ours, without a counterpart at Apache's
     TRANSFER_LEADERSHIP = 30_001
     CHANGE_MEMBERS = 30_002
     BACKUP = 30_003
@@ -149,7 +148,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request went. A send is stored for 0, 10, 11 and 12 only."""
+    """The outcome of a request. A send is stored for 0, 10, 11 and 12 only."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

@@ -1,8 +1,8 @@
 """`RemotingCommand`: one request or response, decoded. Pure.
 
 Flag bits: 1 = response, 2 = one-way (no response is wanted, and none may be sent).
-`ext` is the custom header: all values are strings, whatever they mean; None when the frame had
-none. A success response to a send must have `ext` (Java clients dereference it unguarded).
+`ext` is the custom header: all values are strings; None if the frame had none. A success response
+to a send must have `ext` (Java clients dereference it unguarded).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ RESPONSE_FLAG = 1
 ONEWAY_FLAG = 2
 JSON = 0  # serialize type of the header
 BINARY = 1  # Apache calls this one ROCKETMQ
-# Never shown: the secret of an account that is changed (50), and what proves who sends.
+# Never shown: the secret of an account that is changed (50), and the proofs of the sender.
 SECRET_FIELDS = frozenset(("secretKey", "Signature", "SecurityToken"))
 
 
 class RemotingCommand:
-    """A command. Not frozen: the connection that sends a request writes its `opaque`."""
+    """One request or response. Not frozen: the connection that sends a request sets `opaque`."""
 
     __slots__ = (
         "body",
@@ -58,7 +58,7 @@ class RemotingCommand:
     def request(
         cls, code: int, ext: dict[str, str] | None = None, body: bytes = b""
     ) -> RemotingCommand:
-        """A request; its opaque is chosen by the connection that sends it."""
+        """Make a request; the connection that sends it chooses its opaque."""
         return cls(int(code), ext=ext, body=body)
 
     @classmethod
@@ -70,7 +70,7 @@ class RemotingCommand:
         ext: dict[str, str] | None = None,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """The answer to `request`: same opaque, same header codec."""
+        """Make the answer to `request`: same opaque, same header codec."""
         return cls(
             int(code),
             request.opaque,
@@ -90,7 +90,7 @@ class RemotingCommand:
         return bool(self.flag & ONEWAY_FLAG)
 
     def __eq__(self, other: object) -> bool:
-        """Equal as the peer sees it: the header codec does not count."""
+        """Compare what the peer sees: the header codec does not count."""
         if not isinstance(other, RemotingCommand):
             return NotImplemented
         return all(

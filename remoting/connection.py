@@ -1,21 +1,21 @@
 """One TCP connection that carries requests both ways. Shell: an asyncio.Protocol.
 
 Nothing here costs a task, a future or a lock per message. Handlers are plain functions
-`(connection, command)`; what they return decides:
+`(connection, command)`; their return value decides:
 - a RemotingCommand: it is the answer (never sent for a one-way request);
 - None: there is no answer, or the handler sends it later with `reply` or `write`;
 - a coroutine: a slow request. The connection owns it as a task (at most `tasks_max`, beyond
   that SYSTEM_BUSY) and cancels it when the connection ends.
-A handler that raises is answered with the error. Nothing that a peer sends can raise out of here:
-what nobody foresaw (a broken assertion among it) is logged and counted, and where no request can
-be answered it ends this connection. What guards the log and the replicated state stops the node
-where those are changed, not here.
+If a handler raises, the error is the answer. Nothing that a peer sends can make this module raise:
+an unforeseen error (also a failed assertion) is logged and counted, and ends this connection if no
+request can be answered. Failures that endanger the log or the replicated state stop the node where
+those are changed, not here.
 
-Writes of one loop iteration leave in one transport write. Limits on a peer that does not read:
-past `write_high_bytes` of unsent answers a server stops reading its requests (no further work is
-begun for it), past `write_bytes_max` the connection is closed. A client never stops reading,
+Writes of one loop iteration are joined into one transport write. Limits on a peer that does not
+read: past `write_high_bytes` of unsent answers a server stops reading its requests (no further work
+is begun for it), past `write_bytes_max` the connection is closed. A client never stops reading,
 or two full peers would wait for each other; it refuses new requests with TooManyRequests.
-What all connections of a server hold together is bounded by `budgets` (remoting.budgets).
+`budgets` bounds what all connections of a server hold together (remoting.budgets).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ Handler = Callable[["Connection", RemotingCommand], Answer]
 RawHandler = Callable[["Connection", list[RawFrame]], None]
 CloseCallback = Callable[["Connection", str], None]
 
-# Marks a log record that any peer can cause any number of (ops.logs bounds those).
+# Marks a log record that a peer can cause any number of times (ops.logs bounds those).
 FROM_PEER = {"from_peer": True}
 UNFORESEEN = "unforeseen what=%s peer=%s"
 CLOSED = "connection_closed peer=%s reason=%s"
-REMARK_CHARS_MAX = 2_000  # of an answer that says what was wrong with a request
+REMARK_CHARS_MAX = 2_000  # of a refusal's remark
 
-SWEEP_SPACING_S = 0.01  # at most 100 looks a second over the waiting requests of a connection
+SWEEP_SPACING_S = 0.01  # at most 100 sweeps a second over a connection's waiting requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +73,18 @@ class ConnectionLimits:
 
     frame_size_max: int = FRAME_SIZE_BYTES_MAX
     requests_max: int = 65_536  # own requests that wait for an answer
-    tasks_max: int = 256  # slow requests of the peer in work
-    write_high_bytes: int = 4 * 1024 * 1024  # a server stops reading above,
-    write_low_bytes: int = 1 * 1024 * 1024  # and goes on below
+    tasks_max: int = 256  # slow requests of the peer in progress
+    write_high_bytes: int = 4 * 1024 * 1024  # above, a server stops reading,
+    write_low_bytes: int = 1 * 1024 * 1024  # below, it goes on
     write_bytes_max: int = 64 * 1024 * 1024  # unsent; above, the connection is closed
-    close_timeout_s: float = 5.0  # for the last bytes of an orderly close
+    close_timeout_s: float = 5.0  # to send the last bytes of an orderly close
 
 
 class Connection(asyncio.Protocol):
-    """Either end. Attributes for users: `peer_address`, `local_address`, `attachment` (theirs)."""
+    """Either end of a connection. Attributes for users: `peer_address`, `local_address`,
+    `attachment` (any value of theirs)."""
 
-    pauses_reading = False  # see the module docstring; ServerConnection says True
+    pauses_reading = False  # see the module docstring; True in ServerConnection
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class Connection(asyncio.Protocol):
         budgets: Budgets | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """`budgets` None: whoever dialled trusts the other side with its memory. `turns` None:
-        and with its time."""
+        """`budgets` None: the other side is trusted not to exhaust our memory, as by a client.
+        `turns` None: and not to hog the loop."""
         self.limits = limits or ConnectionLimits()
         self.handlers = handlers
         self.on_raw = on_raw
@@ -104,7 +105,7 @@ class Connection(asyncio.Protocol):
         self.close_reason = ""
         self.received_bytes = 0
         self.sent_bytes = 0  # handed to the transport
-        self.last_active_s = 0.0  # loop time of the last arrival, or write that was not held up
+        self.last_active_s = 0.0  # loop time of the last arrival, or of a write not held up
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader(self.limits.frame_size_max)
         self._pending = PendingRequests(self.limits.requests_max)
@@ -112,14 +113,14 @@ class Connection(asyncio.Protocol):
         self._open = False
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._flush_due = False  # somebody will call _flush; no need to schedule it
+        self._flush_due = False  # _flush will be called; no need to schedule it
         self._write_paused = False
         self._read_paused = False
         self._backlog: list[RawFrame] = []  # frames that arrived before reading was paused
         self._backlog_bytes = 0
         self._budgets = budgets
         self._turns = turns
-        self._put_off: list[bytes] = []  # arrived, and waits for its turn
+        self._put_off: list[bytes] = []  # arrived data that waits for its turn
         self._noted = False  # in budgets.unfinished
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at_s = float("inf")
@@ -129,7 +130,7 @@ class Connection(asyncio.Protocol):
         self._lost = self._loop.create_future()
         self._writable: asyncio.Future[None] | None = None
 
-    # --- what users call
+    # --- for users
 
     @property
     def is_open(self) -> bool:
@@ -137,12 +138,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """False while the peer (or the network) is so slow that unsent bytes pile up."""
+        """Return False while the peer (or the network) is so slow that unsent bytes pile up."""
         return self._open and not self._write_paused
 
     @property
     def outstanding(self) -> int:
-        """Own requests that wait for an answer."""
+        """Count the own requests that wait for an answer."""
         return len(self._pending)
 
     @property
@@ -151,16 +152,16 @@ class Connection(asyncio.Protocol):
         return self._out_bytes + buffered
 
     def on_close(self, callback: CloseCallback) -> None:
-        """`callback(connection, reason)` runs once when the connection has ended."""
+        """Call `callback(connection, reason)` once when the connection has ended."""
         if self._lost.done():
             callback(self, self.close_reason)
         else:
             self._close_callbacks.append(callback)
 
     def write(self, data: bytes) -> bool:
-        """Queue whole frames; they leave at the end of this loop iteration, joined with others.
+        """Queue whole frames; they are sent at the end of this loop iteration, joined with others.
 
-        False if the connection is closed: the bytes go nowhere.
+        Returns False if the connection is closed: the bytes are dropped.
         """
         if not self._open:
             return False
@@ -174,7 +175,7 @@ class Connection(asyncio.Protocol):
         return self._open
 
     def write_many(self, frames: list[bytes]) -> bool:
-        """Hand all frames, and what was queued before, to the transport now, in one write."""
+        """Hand all frames, after those queued before, to the transport now, in one write."""
         if not self._open:
             return False
         self._out.extend(frames)
@@ -182,7 +183,7 @@ class Connection(asyncio.Protocol):
         return self._open
 
     def reply(self, request: RemotingCommand, response: RemotingCommand) -> bool:
-        """Answer `request` in its own header codec; one-way requests get nothing."""
+        """Answer `request` in its own header codec; a one-way request gets no answer."""
         if request.flag & ONEWAY_FLAG:
             return False
         response.opaque = request.opaque
@@ -211,7 +212,7 @@ class Connection(asyncio.Protocol):
             self._schedule_sweep(deadline_s)
 
     async def invoke(self, command: RemotingCommand, timeout_ms: float) -> RemotingCommand:
-        """Send a request and wait for its response, whatever code that has.
+        """Send a request and wait for its response, whatever its code.
 
         Raises SendTimeout, ConnectionLost, TooManyRequests, RemotingProtocolError.
         """
@@ -256,7 +257,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionLost(f"connection to {self.peer_address} is closed")
 
     def close(self, reason: str = "closed by us") -> None:
-        """Send what is queued, then close. Nothing that arrives from now on is looked at.
+        """Send what is queued, then close. Ignore everything that arrives from now on.
 
         A peer that does not take the rest within `close_timeout_s` loses it.
         """
@@ -276,14 +277,14 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Until the connection has ended and the tasks it owned are finished."""
+        """Wait until the connection has ended and the tasks it owned are finished."""
         await asyncio.shield(self._lost)
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def dispatch(self, frame: RawFrame) -> bool:
-        """Treat one frame as usual; for raw handlers and the frames they do not take. False: it is
-        malformed, and the connection is closed."""
+        """Handle one frame as usual; raw handlers call this for frames they do not take. Returns
+        False if it is malformed; then the connection is closed."""
         try:
             command = decode_command(frame)
         except RemotingProtocolError as error:
@@ -300,8 +301,8 @@ class Connection(asyncio.Protocol):
         return True
 
     def fail(self, what: str, error: Exception) -> None:
-        """Something was to be done for this peer, and raised what nobody foresaw: end this
-        connection, and nothing else."""
+        """End this connection, and nothing else, after an unforeseen error in work for its
+        peer."""
         self._unforeseen(what, error)
         self.abort(f"{what} failed: {type(error).__name__}")
 
@@ -343,14 +344,15 @@ class Connection(asyncio.Protocol):
             self._settle_reading()
 
     def take_turn(self) -> None:
-        """Work on what arrived and was put off (remoting.turns)."""
+        """Process arrived data that was put off (remoting.turns)."""
         arrived, self._put_off = b"".join(self._put_off), []
         if self._open:
             self._take(arrived)
         self._settle_reading()
 
     def _settle_reading(self) -> None:
-        """Read, or do not: not while an arrival waits, nor (a server) while the peer reads not."""
+        """Pause reading while an arrival waits, or (a server) while the peer does not read; else
+        resume it."""
         if self._transport is None or not self._open:
             return
         pauses = bool(self._put_off) or (self._write_paused and self.pauses_reading)
@@ -366,7 +368,7 @@ class Connection(asyncio.Protocol):
         reader = self._reader
         frames = reader.split(data)
         if frames:
-            self._flush_due = True  # answers given now leave together below
+            self._flush_due = True  # answers given now are sent together below
             try:
                 if self.on_raw is not None:
                     self.on_raw(self, frames)
@@ -382,7 +384,7 @@ class Connection(asyncio.Protocol):
             self._note_unfinished(anew=bool(frames) or not self._noted)
 
     def _note_unfinished(self, anew: bool) -> None:
-        """Tell the budgets what is held of frames that are not served yet."""
+        """Tell the budgets how many bytes of unserved frames are held."""
         if self._budgets is None or not self._open:
             return
         size = self._reader.buffered_bytes + self._backlog_bytes + sum(map(len, self._put_off))
@@ -391,7 +393,7 @@ class Connection(asyncio.Protocol):
         note(self, size, self.last_active_s)
 
     def eof_received(self) -> bool:
-        return False  # the transport closes itself; half-open connections are of no use here
+        return False  # the transport closes itself; half-open connections have no use here
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -439,7 +441,7 @@ class Connection(asyncio.Protocol):
     def _dispatch_all(self, frames: list[RawFrame]) -> None:
         for position, frame in enumerate(frames):
             if self._write_paused and self.pauses_reading:
-                # At most what one arrival held: nothing more is read until the peer reads.
+                # At most the frames of one arrival: nothing more is read until the peer reads.
                 self._backlog = frames[position:]
                 self._backlog_bytes = sum(len(f[1]) + len(f[2]) for f in self._backlog)
                 return
@@ -544,7 +546,7 @@ class Connection(asyncio.Protocol):
             self.abort(reason)
 
     def _note_unsent(self) -> None:
-        """Tell the budgets what the transport holds."""
+        """Tell the budgets how many bytes the transport holds."""
         if self._budgets is not None and self._transport is not None:
             unsent = self._budgets.unsent
             size = self._transport.get_write_buffer_size()
@@ -564,18 +566,18 @@ class Connection(asyncio.Protocol):
         for callback, was_sent in self._pending.expire(now_s):
             error = SendTimeout(f"no answer from {self.peer_address}", outcome_unknown=was_sent)
             self._call(callback, None, error)
-        # A callback may have sent again and scheduled a sweep of its own; the earlier one wins.
+        # A callback may have sent again and scheduled a sweep itself; the earlier one wins.
         when_s = max(self._pending.next_deadline, now_s + SWEEP_SPACING_S)
         if len(self._pending) and when_s < self._sweep_at_s:
             self._schedule_sweep(when_s)
 
     def _break(self, reason: str) -> None:
-        """The peer broke the protocol: what it was owed before that still leaves."""
+        """Close after the peer broke the protocol; answers given before that are still sent."""
         LOG.warning(CLOSED, self.peer_address, reason, extra=FROM_PEER)
         self.close(reason)
 
     def _end(self, reason: str) -> None:
-        """From here on nothing is read or written; the first reason stays."""
+        """Stop reading and writing; the first reason stays."""
         self._open = False
         self.close_reason = self.close_reason or reason
         self._out.clear()
@@ -589,13 +591,13 @@ class Connection(asyncio.Protocol):
 
 
 class ServerConnection(Connection):
-    """An accepted connection: reading stops while the peer does not read our answers."""
+    """An accepted connection: it stops reading while the peer does not read our answers."""
 
     pauses_reading = True
 
 
 class ClientConnection(Connection):
-    """A dialled connection. `address` is the text it was dialled by."""
+    """A dialled connection. `address` is the text it was dialled with."""
 
     def __init__(
         self,

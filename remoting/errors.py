@@ -1,9 +1,9 @@
-"""What can go wrong between two peers. Pure.
+"""The errors between two peers. Pure.
 
-Every error says two things that a caller must know before it tries again:
-`retriable`: another attempt (perhaps elsewhere) may succeed; `outcome_unknown`: the peer may have
-carried the request out although no answer came. `code` is the ResponseCode with which a server
-answers when a handler lets the error escape.
+Every error says two things that a caller must know before it tries again: `retriable`: another
+attempt (perhaps elsewhere) may succeed; `outcome_unknown`: the peer may have carried the request
+out although no answer came. `code` is the ResponseCode with which a server answers if a handler
+raises the error.
 """
 
 from raftmq.remoting.codes import ResponseCode
@@ -31,11 +31,11 @@ class RemotingProtocolError(RemotingError):
 
 
 class HeaderError(RemotingError):
-    """A request's extFields lack a field or hold a wrong value; answered, connection stays."""
+    """A request's extFields lack a field or hold a wrong value; answered, connection stays open."""
 
 
 class BodyError(RemotingError):
-    """A body is not what its request code promises; answered, connection stays."""
+    """A body does not have its request code's form; answered, connection stays open."""
 
 
 class ConnectError(RemotingError):

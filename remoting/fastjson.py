@@ -1,11 +1,11 @@
-"""Bodies as Java's fastjson writes and reads them. Pure.
+"""Reads and writes bodies in the dialect of Java's fastjson. Pure.
 
 Fastjson writes two kinds of maps that are not JSON: number keys without quotes,
 `{0:"10.0.0.1:10911"}`, and objects as keys, `{{"brokerName":"b","queueId":0,"topic":"t"}:5}`.
-`loads` reads those and plain JSON; an unquoted number key becomes its text ("0"), as if it had
-been quoted, an object key becomes a `MessageQueue` (the only class used so). `dumps` writes JSON;
-MessageQueue keys in the object form, number keys quoted, which fastjson reads as well.
-Not understood: fastjson's `$ref` shorthand for repeated objects (read as a plain object).
+`loads` reads those and plain JSON; an unquoted number key becomes its text ("0"), as if it had been
+quoted, an object key becomes a `MessageQueue` (the only class used as a key). `dumps` writes JSON,
+with MessageQueue keys as objects and number keys quoted, which fastjson reads as well.
+Not supported: fastjson's `$ref` shorthand for repeated objects (it is read as a plain object).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 
 from raftmq.remoting.errors import BodyError
 
-DEPTH_MAX = 64  # nesting; bounds the recursion on what a peer sent
+DEPTH_MAX = 64  # of nesting; bounds the recursion on a peer's data
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -43,7 +43,7 @@ class MessageQueue:
 
     @classmethod
     def from_fields(cls, fields: Any) -> MessageQueue:
-        """Raises BodyError if `fields` is not a message queue."""
+        """Make a queue from its fields. Raises BodyError if `fields` is not a message queue."""
         if not isinstance(fields, dict):
             raise BodyError("a message queue is not an object")
         topic, name, queue_id = (fields.get(key) for key in ("topic", "brokerName", "queueId"))
@@ -57,7 +57,7 @@ def loads(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        pass  # expected for the two dialect forms; what is damaged fails again below
+        pass  # expected for the two dialect forms; a damaged body fails again below
     try:
         text = data.decode()
         value, position = _value(text, 0, 0)
@@ -86,8 +86,8 @@ def dumps(value: Any) -> bytes:
 
 
 def _written(value: Any) -> bytes:
-    """As orjson writes it, but for MessageQueue keys. What holds none is left to orjson whole: of a
-    topic with 65,536 queues that is all but the keys."""
+    """Write as orjson does, except for MessageQueue keys. Parts without any are left to orjson as a
+    whole: for a topic with 65,536 queues that is everything but the keys."""
     try:
         return orjson.dumps(value, default=_fields_of, option=_OPTIONS)
     except orjson.JSONEncodeError:

@@ -1,4 +1,4 @@
-"""Reading typed values out of extFields, where everything is text. Pure.
+"""Reads typed values from extFields, where everything is text. Pure.
 
 Every function takes the map (None counts as empty) and a field name; all raise HeaderError, whose
 text goes to the peer as the remark.
@@ -16,7 +16,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def text(ext: Ext, name: str) -> str:
-    """A required string; empty counts as missing, as it does for every Java peer."""
+    """Return a required string; empty counts as missing, as for every Java peer."""
     value = (ext or _NOTHING).get(name)
     if not value:
         raise HeaderError(f"the custom field <{name}> is null")
@@ -32,7 +32,7 @@ def text_or_none(ext: Ext, name: str) -> str | None:
 
 
 def integer(ext: Ext, name: str) -> int:
-    """A required decimal integer that fits into a Java long."""
+    """Return a required decimal integer that fits into a Java long."""
     return parse_integer(text(ext, name), name)
 
 
@@ -47,14 +47,14 @@ def integer_or_none(ext: Ext, name: str) -> int | None:
 
 
 def boolean_or(ext: Ext, name: str, default: bool) -> bool:
-    """As Java's parseBoolean: "true" in any case is true, anything else is not."""
+    """Return a boolean as Java's parseBoolean does: only "true", in any case, is true."""
     value = (ext or _NOTHING).get(name)
     return value.lower() == "true" if value else default
 
 
 def parse_integer(value: str, name: str) -> int:
     digits = value[1:] if value[:1] == "-" else value
-    # int() alone would take "1_000", " 1 " and digits of other scripts, which no Java peer does.
+    # int() alone would accept "1_000", " 1 " and digits of other scripts, which no Java peer does.
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
         raise HeaderError(f"the custom field <{name}> is not an integer: {value[:40]!r}")
     number = int(value)

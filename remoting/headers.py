@@ -1,9 +1,9 @@
-"""Typed headers of what producers and consumers say to brokers, and the answers. Pure.
+"""Typed headers of the requests that producers and consumers send, and of the answers. Pure.
 
 Each header is a named tuple (immutable, and the cheapest object to build per message) with
-`parse(ext)`, raising HeaderError, and `to_ext()`. Times are epoch milliseconds. Fields that only
-5.x knows are optional and left out when None. Administration's headers are in `admin_headers.py`,
-registration's in `registration.py`.
+`parse(ext)`, which raises HeaderError, and `to_ext()`. Times are epoch milliseconds. Fields that
+only 5.x knows are optional and left out if None. Administration headers are in `admin_headers.py`,
+registration headers in `registration.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LONG_NAMED = frozenset(
 
 
 class SendHeader(NamedTuple):
-    """10 and 324 (long names), 310, 320 and 325 (one-letter names)."""
+    """Sends: 10, 324 and 326 (long names), 310, 320 and 325 (one-letter names)."""
 
     producer_group: str
     topic: str
@@ -75,7 +75,7 @@ class SendHeader(NamedTuple):
 
     @classmethod
     def parse(cls, ext: Ext, code: int = RequestCode.SEND_MESSAGE_V2) -> SendHeader:
-        """`code` is the request's: it decides between the long and the short names."""
+        """Parse a send header. The request's `code` decides between long and short names."""
         names = _LONG_NAMES if code in _LONG_NAMED else _SHORT_NAMES
         a, b, c, d, e, f, g, h, i, j, k, l, m, n = names  # noqa: E741 (the wire calls it l)
         return cls(
@@ -105,7 +105,7 @@ class SendHeader(NamedTuple):
 
 
 class SendResponseHeader(NamedTuple):
-    """Answer to a send. `message_id` is the offsetMsgId (comma list for a batch)."""
+    """The answer to a send. `message_id` is the offsetMsgId (comma list for a batch)."""
 
     message_id: str
     queue_id: int
@@ -195,7 +195,7 @@ class PullHeader(NamedTuple):
 
 
 class PullResponseHeader(NamedTuple):
-    """Answer to a pull, whatever its code; the remark is the store's status name."""
+    """The answer to a pull, whatever its code; the remark is the store's status name."""
 
     suggested_broker_id: int
     next_offset: int
@@ -221,7 +221,7 @@ class PullResponseHeader(NamedTuple):
 
 
 class ConsumerOffsetHeader(NamedTuple):
-    """14 QUERY_CONSUMER_OFFSET and 15 UPDATE_CONSUMER_OFFSET (then with `commit_offset`)."""
+    """14 QUERY_CONSUMER_OFFSET and 15 UPDATE_CONSUMER_OFFSET (which has `commit_offset`)."""
 
     consumer_group: str
     topic: str
@@ -253,7 +253,7 @@ class ConsumerOffsetHeader(NamedTuple):
 
 
 class QueueOffsetHeader(NamedTuple):
-    """29 SEARCH_OFFSET_BY_TIMESTAMP (then with `timestamp_ms`), 30 MAX, 31 MIN, 32 EARLIEST."""
+    """29 SEARCH_OFFSET_BY_TIMESTAMP (which has `timestamp_ms`), 30 MAX, 31 MIN, 32 EARLIEST."""
 
     topic: str
     queue_id: int

@@ -1,4 +1,4 @@
-"""The file that holds the key of signed registrations. Shell."""
+"""Reads the file that holds the keys of signed registrations. Shell."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SIZE_MAX = 64 * 1024
 
 
 class KeyFileError(RemotingError):
-    """The file cannot be used; the text says why and does not hold a key."""
+    """The file cannot be used; the text says why and shows no key."""
 
 
 def load_registration_keys(path: str, setting: str = "registrationKeyFile") -> tuple[bytes, ...]:
-    """The keys in the file, () if there is no path. Blocking. Raises KeyFileError."""
+    """Return the keys in the file, () if there is no path. Blocking. Raises KeyFileError."""
     if not path:
         return ()
     try:
@@ -31,6 +31,6 @@ def load_registration_keys(path: str, setting: str = "registrationKeyFile") -> t
         raise KeyFileError(f"{setting}={path} is larger than {SIZE_MAX} bytes")
     try:
         return keys_of(content.decode())
-    except ValueError as error:  # UnicodeDecodeError is one, and would show bytes of the file
+    except ValueError as error:  # UnicodeDecodeError is one, and its text shows bytes of the file
         why = "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
         raise KeyFileError(f"{setting}={path}: {why}") from None

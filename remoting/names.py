@@ -1,9 +1,9 @@
-"""What names and addresses may look like on the wire: one rule for brokers and name servers. Pure.
+"""The rules for names and addresses on the wire, for brokers and name servers. Pure.
 
-A broker makes no topic whose name breaks its rule. A name server takes registrations of Apache's
-brokers, too, whose own topics are called after clusters and hosts: dots, colons and plus signs are
-names there. Control characters, blanks and whatever else would make two lines of one in a log, or
-two fields of one in a registration, are nowhere a name.
+A broker creates no topic whose name breaks its rule. A name server also accepts registrations of
+Apache's brokers, whose own topics are named after clusters and hosts, so dots, colons and plus
+signs are allowed there. Control characters, blanks and anything else that could split a log line or
+a registration field in two are never allowed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from raftmq.remoting.errors import ConnectError
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
-TOPIC_LENGTH_MAX = 127  # what clients check; retry and dead-letter topics may have 255
+TOPIC_LENGTH_MAX = 127  # as clients check; retry and dead-letter topics may have 255
 DERIVED_TOPIC_LENGTH_MAX = 255
-NAME_LENGTH_MAX = 255  # of a broker or cluster; a host's name has no more
-ADDRESS_LENGTH_MAX = 300  # a host's name, its port, brackets
+NAME_LENGTH_MAX = 255  # of a broker or cluster; host names are no longer than this
+ADDRESS_LENGTH_MAX = 300  # a host name, its port, brackets
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
 _NAME = re.compile(r"[%|a-zA-Z0-9_.+:@$-]+")
 _HOST = re.compile(r"[a-zA-Z0-9_.:%-]+")
 
 
 def topic_name_problem(name: str) -> str:
-    """Why `name` is no topic name; '' when it is one."""
+    """Return why `name` is not a valid topic name; '' if it is."""
     if not name:
         return "the topic name is empty"
     derived = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
@@ -38,8 +38,8 @@ def topic_name_problem(name: str) -> str:
 
 
 def name_problem(what: str, name: str) -> str:
-    """Why `name` is none of a broker, a cluster, or a topic of whatever broker; `what` says which.
-    '' when it is one."""
+    """Return why `name` is not a valid name of a broker, a cluster, or any broker's topic (`what`
+    says which); '' if it is."""
     if not name:
         return f"the {what} is empty"
     if len(name) > NAME_LENGTH_MAX:
@@ -50,7 +50,7 @@ def name_problem(what: str, name: str) -> str:
 
 
 def address_problem(what: str, address: str) -> str:
-    """Why `address` is no `host:port`; '' when it is one."""
+    """Return why `address` is not a valid `host:port`; '' if it is."""
     shown = f"the {what} {address[:ADDRESS_LENGTH_MAX]!r}"
     if len(address) > ADDRESS_LENGTH_MAX:
         return f"{shown} is {len(address)} characters long, the longest is {ADDRESS_LENGTH_MAX}"

@@ -1,4 +1,4 @@
-"""Requests that wait for their answers, by opaque. Pure: deadlines are numbers handed in.
+"""Requests that wait for their answers, by opaque. Pure: deadlines are passed in as numbers.
 
 Invariants: at most `count_max` requests wait; an opaque names one request at a time; every
 request added leaves exactly once, through `take`, `expire` or `drain`. One timer can serve all:
@@ -19,7 +19,7 @@ OPAQUE_MAX = 0x7FFFFFFF
 
 
 class PendingRequests:
-    """The table. `deadline` is in any unit that `expire` uses too."""
+    """The table of waiting requests. `deadline` has the unit of `expire`'s `now`."""
 
     __slots__ = ("_count_max", "_next_opaque", "_unsent", "_waiting", "next_deadline")
 
@@ -34,7 +34,7 @@ class PendingRequests:
         return len(self._waiting)
 
     def next_opaque(self) -> int:
-        """An opaque that no waiting request has; wraps around after 2^31 - 1."""
+        """Return an opaque that no waiting request has; wraps around after 2^31 - 1."""
         opaque = self._next_opaque
         while opaque in self._waiting:  # ends: fewer than 2^31 can wait
             opaque = (opaque + 1) & OPAQUE_MAX
@@ -42,7 +42,7 @@ class PendingRequests:
         return opaque
 
     def add(self, opaque: int, callback: ResponseCallback, deadline: float) -> None:
-        """Raises TooManyRequests at the bound, ValueError for an opaque in use."""
+        """Add a request. Raises TooManyRequests at the bound, ValueError for an opaque in use."""
         waiting = self._waiting
         if len(waiting) >= self._count_max:
             raise TooManyRequests(f"{len(waiting)} requests wait for answers already")
@@ -54,16 +54,16 @@ class PendingRequests:
             self.next_deadline = deadline
 
     def all_sent(self) -> None:
-        """Every request added so far was handed to the transport."""
+        """Note that every request added so far was handed to the transport."""
         self._unsent.clear()
 
     def take(self, opaque: int) -> ResponseCallback | None:
-        """Remove one request; None if nothing waits under this opaque (a late answer)."""
+        """Remove one request; return its callback, or None if none waits (a late answer)."""
         entry = self._waiting.pop(opaque, None)
         return entry[0] if entry is not None else None
 
     def expire(self, now: float) -> list[tuple[ResponseCallback, bool]]:
-        """Remove every request whose deadline is reached: (callback, was sent) of each."""
+        """Remove every request whose deadline has passed; return (callback, was sent) of each."""
         due = [opaque for opaque, (_, deadline) in self._waiting.items() if deadline <= now]
         unsent = set(self._unsent) if due else set()
         expired = [(self._waiting.pop(opaque)[0], opaque not in unsent) for opaque in due]
@@ -73,7 +73,7 @@ class PendingRequests:
         return expired
 
     def drain(self) -> list[tuple[ResponseCallback, bool]]:
-        """Remove all: (callback, was sent) of each, in the order they were added."""
+        """Remove all; return (callback, was sent) of each, in the order they were added."""
         unsent = set(self._unsent)
         drained = [(entry[0], opaque not in unsent) for opaque, entry in self._waiting.items()]
         self._waiting.clear()

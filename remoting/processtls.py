@@ -1,7 +1,8 @@
-"""All TLS contexts of one server process: made of its configuration, renewed while it runs. Shell.
+"""All TLS contexts of one server process, made from its configuration and renewed while it runs.
+Shell.
 
-`load` before anything listens or dials, `start` and `stop` on the loop. What is not configured is
-None: whoever gets it speaks in the clear.
+Call `load` before anything listens or dials, `start` and `stop` on the loop. A context that is not
+configured is None, which means plain connections.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from raftmq.remoting.tls import (
 )
 from raftmq.remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
 
-# Of a group's replicas, of which there are few; a dial takes no longer (broker.replication.engine).
+# For a group's replicas, of which there are few; a dial takes no longer than patience_s
+# (broker.replication.engine).
 LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=3.0)
 
 
 class TlsKeys(Protocol):
-    """The part of a process's configuration that is read here (ops.tlsoptions declares it)."""
+    """The configuration keys that are read here (declared in ops.tlsoptions)."""
 
     # fmt: off
     @property
@@ -70,7 +72,7 @@ class TlsKeys(Protocol):
 
 
 class PeerTlsKeys(TlsKeys, Protocol):
-    """With those of Raft's links."""
+    """The keys with those of Raft's links."""
 
     # fmt: off
     @property
@@ -96,19 +98,19 @@ class PeerTls:
 
 @dataclass(frozen=True, slots=True)
 class ContextStatus:
-    """What health and metrics tell of one context."""
+    """One context's status, for health checks and metrics."""
 
     name: str
     certificate: Certificate | None
-    error: str  # why the files on disk are not in use; "": they are
+    error: str  # why the files on disk are not in use; "" if they are
     renewed_count: int
 
 
 class ProcessTls:
-    """See the module."""
+    """Holds and renews the TLS contexts of one process."""
 
     def __init__(self, keys: TlsKeys, peer_keys: PeerTlsKeys | None = None) -> None:
-        """`peer_keys`: of a process that is a replica of a Raft group."""
+        """`peer_keys`: only if the process is a replica of a Raft group."""
         self.server: TlsPolicy | None = None  # the ports of the remoting protocol
         self.client: Renewed | None = None  # own connections
         self.http: TlsPolicy | None = None
@@ -120,7 +122,7 @@ class ProcessTls:
         self._task: asyncio.Task[None] | None = None
 
     def load(self) -> None:
-        """Blocking. Raises TlsError."""
+        """Make the contexts from their files. Blocking. Raises TlsError."""
         keys = self._keys
         self.server = self._policy(keys.tls_server_mode, "server", _server(keys))
         if keys.tls_enable or keys.tls_client_trust_cert_path:
@@ -129,13 +131,13 @@ class ProcessTls:
             self.client = self._dialling
         own = ServerTls(keys.http_tls_cert_path, keys.http_tls_key_path, keys.http_tls_key_password)
         if not own.cert_path:
-            own = _without_clients(_server(keys))  # its callers show tokens
+            own = _without_clients(_server(keys))  # HTTP callers show tokens, not certificates
         self.http = self._policy(keys.http_tls_mode, "http", own)
         if self._peer_keys is not None and self._peer_keys.raft_tls_mode != TlsMode.DISABLED:
             self._load_peers(self._peer_keys)
 
     def _load_peers(self, keys: PeerTlsKeys) -> None:
-        """The same certificate serves and dials."""
+        """Make the contexts of Raft's links: the same certificate serves and dials."""
         cert, key, password = (
             keys.raft_tls_cert_path,
             keys.raft_tls_key_path,
@@ -170,25 +172,26 @@ class ProcessTls:
         ]
 
     def arrivals(self) -> list[tuple[str, ArrivalCounts]]:
-        """By what each port's context is called in `status`."""
+        """Return each port's counts with the name of its context in `status`."""
         peers = None if self.peers is None else self.peers.policy
         found = (("server", self.server), ("http", self.http), ("raft server", peers))
         return [(name, policy.counts) for name, policy in found if policy is not None]
 
     @property
     def https(self) -> ssl.SSLContext | None:
-        """What others' HTTPS is believed by; None: by what the system trusts."""
+        """Return the context for HTTPS requests to others; None: the system's trust store."""
         return self._dialling.context if self._dialling is not None else None
 
     @property
     def http_scheme(self) -> str:
-        """By which others are told to call: with `permissive` they need not know the CA yet."""
+        """Return the scheme to announce to others: `http` also for `permissive`, as they may not
+        know the CA yet."""
         enforcing = self.http is not None and self.http.mode is TlsMode.ENFORCING
         return "https" if enforcing else "http"
 
     @property
     def error(self) -> str:
-        """What keeps new files from being used, in one line; "" if nothing does."""
+        """Return in one line why new files are not in use; "" if they are."""
         return "; ".join(f"{one.name}: {one.error}" for one in self._contexts if one.error)
 
     async def _look_forever(self) -> None:

@@ -1,8 +1,8 @@
-"""The recall handle in the answer to a timer message, by which RECALL_MESSAGE (370) names it. Pure.
+"""The recall handle: returned for a timer message, and passed to RECALL_MESSAGE (370). Pure.
 
     base64url("v1" SP topic SP broker name SP time SP UNIQ_KEY), with padding
 
-The time is in ms since the epoch and lies in the slot that the message waits for.
+The time is in ms since the epoch and lies in the time slot for which the message waits.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import NamedTuple
 
 VERSION = "v1"
-SIZE_MAX = 2_048  # characters; a topic has 255 at most, a key hardly more than 100
+SIZE_MAX = 2_048  # characters; a topic has at most 255, a key hardly more than 100
 
 
 class RecallHandle(NamedTuple):
-    """See the module."""
+    """A decoded recall handle."""
 
     topic: str
     broker_name: str
@@ -28,7 +28,7 @@ class RecallHandle(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> RecallHandle:
-        """Raises ValueError."""
+        """Parse a handle. Raises ValueError."""
         if len(text) > SIZE_MAX:
             raise ValueError("the recall handle is too long")
         parts = urlsafe_b64decode(text.encode()).decode().split(" ")

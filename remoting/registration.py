@@ -1,4 +1,4 @@
-"""What a broker tells a name server: headers of 103, 104, 322, 904 and the body of 103. Pure.
+"""Broker registration at name servers: headers of 103, 104, 322, 904 and the body of 103. Pure.
 
 The body is JSON, or a zlib stream of (all integers int32, big-endian):
 
@@ -7,8 +7,8 @@ The body is JSON, or a zlib stream of (all integers int32, big-endian):
 
 Our additions, all in ext, so that Apache's side ignores them: `raftTerm`, `raftRole`;
 `topicDelta`="true" with `topicDeltaBase`: the body holds only topics that changed since the
-DataVersion in `topicDeltaBase`. A topic with no read and no write queues was deleted; `httpAddr`:
-where the broker's HTTP node API listens.
+DataVersion in `topicDeltaBase`, and a topic without read and write queues was deleted; `httpAddr`:
+the address of the broker's HTTP node API.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from raftmq.remoting.fields import (
 from raftmq.remoting.names import address_problem, name_problem
 from raftmq.remoting.unpacking import Unpacking
 
-UNPACKED_BYTES_MAX = 16 * 1024 * 1024  # the default; three hundred thousand topics
-TOPICS_MAX = 1_000_000  # of one registration
+UNPACKED_BYTES_MAX = 16 * 1024 * 1024  # the default; enough for three hundred thousand topics
+TOPICS_MAX = 1_000_000  # in one registration
 FILTER_SERVERS_MAX = 100
-QUEUE_COUNT_MAX = 65_536  # as at our brokers
-TERM_MAX = 1 << 48  # of Raft; no group ever holds so many elections
+QUEUE_COUNT_MAX = 65_536  # as in our brokers
+TERM_MAX = 1 << 48  # a Raft term; no group ever holds so many elections
 BROKER_ID_MAX = (1 << 31) - 1
 VERSION_BYTES_MAX = 1_024  # of a DataVersion, as JSON
-HEAD_BYTES = 4_096  # of a packed body, which unpack to more than its version
+HEAD_BYTES = 4_096  # of a packed body, enough to unpack its version
 _INT32 = struct.Struct(">i")
-# Where a JSON body states its version. A topic of the name "dataVersion" does not look like this.
+# The version in a JSON body. The entry of a topic named "dataVersion" does not match this.
 _VERSION_IN_JSON = re.compile(rb'"dataVersion":(\{[^{}]*"timestamp":\d+[^{}]*\})')
 
 
 @dataclass(frozen=True, slots=True)
 class DataVersion:
-    """Version of a broker's topic table; equal in all fields means unchanged."""
+    """The version of a broker's topic table; equal in all fields means unchanged."""
 
     counter: int = 0
     state_version: int = 0
@@ -71,7 +71,7 @@ class DataVersion:
 
     @classmethod
     def from_fields(cls, fields: Any) -> DataVersion:
-        """Raises BodyError. None (an old broker) counts as the empty version."""
+        """Parse a version; None (from an old broker) is the empty one. Raises BodyError."""
         if fields is None:
             return cls()
         if not isinstance(fields, dict):
@@ -87,7 +87,7 @@ class DataVersion:
 
 
 class TopicConfig(NamedTuple):
-    """One topic as its broker has it. perm bits: 4 read, 2 write, 1 inherit."""
+    """One topic's configuration at its broker. perm bits: 4 read, 2 write, 1 inherit."""
 
     topic: str
     read_queue_count: int
@@ -111,7 +111,7 @@ class TopicConfig(NamedTuple):
 
     @classmethod
     def from_fields(cls, topic: str, fields: Any) -> TopicConfig:
-        """Raises BodyError."""
+        """Parse a topic's configuration. Raises BodyError."""
         if not isinstance(fields, dict):
             raise BodyError(f"topic config of {topic!r} is not an object")
         read, write = fields.get("readQueueNums", 16), fields.get("writeQueueNums", 16)
@@ -137,13 +137,13 @@ class RegisterBrokerHeader(NamedTuple):
     heartbeat_timeout_ms: int | None = None
     raft_term: int | None = None
     raft_role: str | None = None
-    topic_delta: bool | None = False  # None: an Apache broker does not say; it may be either
+    topic_delta: bool | None = False  # None: not stated (Apache's brokers); it may be either
     delta_base: DataVersion | None = None
-    http_address: str = ""  # host:port of the node API; "": it has none
+    http_address: str = ""  # host:port of the node API; "" if it has none
 
     @classmethod
     def parse(cls, ext: Ext) -> RegisterBrokerHeader:
-        """Raises HeaderError, also for what no broker can say of itself (`header_problem`)."""
+        """Parse the header. Raises HeaderError, also for impossible values (`header_problem`)."""
         base = text_or_none(ext, "topicDeltaBase")
         header = cls(
             text(ext, "brokerName"),
@@ -190,7 +190,7 @@ class RegisterBrokerHeader(NamedTuple):
 
 
 class BrokerHeader(NamedTuple):
-    """Who a broker is: 104 UNREGISTER_BROKER, 322 QUERY_DATA_VERSION, 904 BROKER_HEARTBEAT."""
+    """A broker's identity: 104 UNREGISTER_BROKER, 322 QUERY_DATA_VERSION, 904 BROKER_HEARTBEAT."""
 
     broker_name: str
     broker_address: str
@@ -200,7 +200,7 @@ class BrokerHeader(NamedTuple):
 
     @classmethod
     def parse(cls, ext: Ext) -> BrokerHeader:
-        """Raises HeaderError."""
+        """Parse the header. Raises HeaderError."""
         header = cls(
             text(ext, "brokerName"),
             text(ext, "brokerAddr"),
@@ -230,7 +230,7 @@ class BrokerHeader(NamedTuple):
 
 
 def header_problem(header: RegisterBrokerHeader) -> str:
-    """Why no broker can say this of itself; '' when one can."""
+    """Return why no broker can have registered so; '' if one can."""
     term, http_address = header.raft_term, header.http_address.removeprefix("https://")
     if term is not None and not 0 <= term <= TERM_MAX:
         return f"raftTerm {term} is not in 0..{TERM_MAX}"
@@ -248,7 +248,7 @@ def header_problem(header: RegisterBrokerHeader) -> str:
 
 
 def topic_problem(topic: TopicConfig) -> str:
-    """Why no broker can have this topic; '' when one can."""
+    """Return why no broker can have this topic; '' if one can."""
     problem = name_problem("topic name", topic.topic)
     if problem:
         return problem
@@ -261,14 +261,14 @@ def topic_problem(topic: TopicConfig) -> str:
 
 
 def body_crc(body: bytes) -> int:
-    """What `bodyCrc32` says about `body`."""
+    """Return the `bodyCrc32` of `body`."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
 def encode_register_body(
     version: DataVersion, topics: Iterable[TopicConfig], compressed: bool = True
 ) -> bytes:
-    """The body of 103. Compressed, 100,000 topics are about a megabyte."""
+    """Encode the body of 103. Compressed, 100,000 topics are about a megabyte."""
     if not compressed:
         table = {topic.topic: topic.as_fields() for topic in topics}
         wrapper = {"dataVersion": version.as_fields(), "topicConfigTable": table}
@@ -280,7 +280,7 @@ def encode_register_body(
     parts = [_sized(version.encode()), _INT32.pack(len(lines))]
     parts += [_sized(line) for line in lines]
     parts += [_sized(b"[]"), _INT32.pack(0)]
-    return zlib.compress(b"".join(parts), 6)  # 9, as Apache's, takes far longer for no smaller
+    return zlib.compress(b"".join(parts), 6)  # Apache's 9 takes far longer and saves nothing
 
 
 def decode_register_body(
@@ -289,8 +289,8 @@ def decode_register_body(
     unpacking: Unpacking | None = None,
     topics_max: int = TOPICS_MAX,
 ) -> tuple[DataVersion, list[TopicConfig]]:
-    """(version, topics) of a 103 body of either form, all of them such as a broker can have.
-    Raises BodyError."""
+    """Decode a 103 body of either form into (version, topics), with every topic checked. Raises
+    BodyError."""
     if not body:
         return DataVersion(), []
     if compressed:
@@ -326,7 +326,7 @@ def _check_topic_count(count: int, topics_max: int) -> None:
 
 
 def _check_filter_servers(servers: Any) -> None:
-    """They are of no use here; what nobody could use is refused all the same."""
+    """Refuse an invalid list of filter servers, though they are not used here."""
     if servers is None:
         return
     if not isinstance(servers, list) or len(servers) > FILTER_SERVERS_MAX:
@@ -337,8 +337,8 @@ def _check_filter_servers(servers: Any) -> None:
 
 
 def decode_queue_datas(body: bytes) -> dict[str, tuple[int, int, int, int]]:
-    """The queues in a TopicRouteData (217), by broker name: read count, write count, perm, flag.
-    Raises BodyError."""
+    """Return the queues in a TopicRouteData (217) by broker name: read count, write count, perm,
+    flag. Raises BodyError."""
     found: dict[str, tuple[int, int, int, int]] = {}
     datas = loads_object(body).get("queueDatas") or []
     if not isinstance(datas, list):
@@ -359,7 +359,7 @@ def decode_queue_datas(body: bytes) -> dict[str, tuple[int, int, int, int]]:
 
 
 def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
-    """The version a 103 body states, without reading its topics; None if that is not possible.
+    """Return a 103 body's version without reading its topics; None if that is not possible.
 
     Makes the repeated registration of a large unchanged table cheap for the name server.
     """
@@ -373,7 +373,7 @@ def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
         found = _VERSION_IN_JSON.findall(body)
         return DataVersion.decode(found[0]) if len(found) == 1 else None
     except (zlib.error, struct.error, RemotingError):
-        return None  # reading the whole body says what is wrong with it
+        return None  # reading the whole body reports what is wrong with it
 
 
 def _sized(data: bytes) -> bytes:
@@ -402,11 +402,11 @@ def _decode_compressed(
             filter_servers = orjson.loads(text_of_list) if text_of_list else None
     except (struct.error, UnicodeDecodeError, orjson.JSONDecodeError) as error:
         raise BodyError(f"registration is damaged: {error}") from error
-    return version, list(topics.values()), filter_servers  # queue mappings are of no use here
+    return version, list(topics.values()), filter_servers  # queue mappings are not used here
 
 
 def _next(data: bytearray, position: int) -> tuple[bytearray, int]:
-    """What is there behind its size, and the place behind it."""
+    """Return the sized item at `position`, and the position after it."""
     (size,) = _INT32.unpack_from(data, position)
     start = position + _INT32.size
     if size < 0 or start + size > len(data):

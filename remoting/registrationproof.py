@@ -1,6 +1,6 @@
-"""Signed registrations: how a name server knows that a broker has the cluster's key. Pure.
+"""Signed registrations, which prove to a name server that a broker has the cluster's key. Pure.
 
-A broker asks a name server for a nonce (30005 REGISTRATION_NONCE), once a connection. The name
+A broker asks a name server for a nonce (30005 REGISTRATION_NONCE) once per connection. The name
 server makes one (16 random bytes) for that connection and keeps it. From then on the broker counts
 its requests on that connection and adds two ext fields to each that is about itself (103, 104, 322,
 904):
@@ -11,19 +11,19 @@ its requests on that connection and adds two ext fields to each that is about it
     text: "raftmq registration 1" | nonce (16) | code (4) | counter (8) | SHA-256 of the body (32)
           | per ext field, by name: size (4), name, size (4), value    (integers big-endian)
 
-without the signature itself and the fields that access control adds behind it.
+without the signature itself and the fields that access control adds after it.
 
-Why nonce and counter, not a date: what was recorded is worth nothing on any other connection, for
-that has another nonce, and nothing a second time on its own, for the counter stands there. Clocks
-need not agree, and a name server remembers one number a connection and nothing beyond it. Sizes
-before names and values make one text of one request only.
+Why a nonce and a counter instead of a date: a recorded request is worthless on any other
+connection, which has another nonce, and cannot be replayed on its own, where the counter has
+advanced. Clocks need not agree, and a name server keeps only a nonce and a number per connection.
+The sizes before names and values make the text unambiguous: no two requests have the same.
 
-Somebody between broker and name server can keep a request from arriving and no more. He can tell
-the broker that there is no nonce; then it registers unsigned, which takes no signed name from
-anybody. Against reading along, and against cutting off, there is TLS.
+An attacker between broker and name server can only suppress requests. He can claim that there is no
+nonce; then the broker registers unsigned, which cannot take over a name that is signed. TLS
+protects against reading and cutting off.
 
-An old name server answers 30005 with "not supported", and ignores the fields. Several keys are for
-changing them: a name server takes each of its keys, a broker signs with the first of its.
+An old name server answers 30005 with "not supported", and ignores the fields. Several keys allow
+changing them: a name server accepts each of its keys, a broker signs with its first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COUNTER = "registrationCounter"
 SIGNATURE = "registrationSignature"
 NONCE = "registrationNonce"  # ext field of the answer to 30005: hex
 NONCE_BYTES = 16
-WRONG_SIGNATURE = "[SIGNATURE]"  # what the remark of such a refusal begins with
+WRONG_SIGNATURE = "[SIGNATURE]"  # begins the remark of such a refusal
 KEY_LENGTH_MIN = 16  # characters
 KEYS_MAX = 10
 COUNTER_MAX = (1 << 63) - 1
@@ -49,7 +49,7 @@ _LEFT_OUT = frozenset((SIGNATURE, *SIGNED_FIELDS))
 
 
 def keys_of(text: str) -> tuple[bytes, ...]:
-    """The keys of a file, one a line. Raises ValueError, which does not hold them."""
+    """Parse a key file, one key a line. Raises ValueError, whose text shows no key."""
     keys = tuple(line.strip().encode() for line in text.splitlines() if line.strip())
     if not 1 <= len(keys) <= KEYS_MAX or any(len(key) < KEY_LENGTH_MIN for key in keys):
         raise ValueError(
@@ -67,7 +67,8 @@ class RegistrationSigner:
         self._counter = 0
 
     def sign(self, command: RemotingCommand) -> None:
-        """Last before access control signs: whatever changes after it breaks it."""
+        """Sign a request. Call it just before access control signs: any later change invalidates
+        the signature."""
         self._counter += 1
         ext = {**(command.ext or {}), COUNTER: str(self._counter)}
         command.ext = ext
@@ -80,11 +81,11 @@ class RegistrationChallenge:
     """The name server's side of one connection."""
 
     nonce: bytes
-    counter: int = 0  # the greatest whose signature was right
+    counter: int = 0  # the greatest with a right signature
 
     def proves(self, keys: Sequence[bytes], command: RemotingCommand) -> bool:
-        """Whether this request was signed with one of the keys, for this connection, and for the
-        first time. If so, its counter is used up."""
+        """Return whether this request is signed with one of the keys, for this connection, and is
+        no replay. If so, its counter is used up."""
         ext = command.ext or {}
         text = ext.get(COUNTER, "")
         if not text.isascii() or not text.isdigit() or len(text) > len(str(COUNTER_MAX)):
@@ -104,7 +105,7 @@ class RegistrationChallenge:
 
 
 def nonce_of(answer: RemotingCommand) -> bytes | None:
-    """The nonce in an answer to 30005; None if there is none."""
+    """Return the nonce in an answer to 30005; None if there is none."""
     text = (answer.ext or {}).get(NONCE, "")
     try:
         nonce = bytes.fromhex(text)
@@ -114,7 +115,7 @@ def nonce_of(answer: RemotingCommand) -> bytes | None:
 
 
 def is_signed(command: RemotingCommand) -> bool:
-    """Whether the request says that it is signed; not whether the signature is right."""
+    """Return whether the request has a signature, right or wrong."""
     return bool(command.ext) and SIGNATURE in (command.ext or {})
 
 

@@ -1,8 +1,8 @@
 """Accepts connections and keeps the set of them. Shell.
 
 All connections share one table of handlers by request code, one raw handler if the owner has a
-fast path, one set of limits, and the budgets of the process. A misbehaving peer costs its own
-connection and nothing else.
+fast path, one set of limits, and the budgets of the process. A misbehaving peer loses its own
+connection and affects nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raftmq.remoting.turns import Turns
 
 LOG = logging.getLogger("raftmq.remoting")
 
-BUDGET_SWEEP_S = 1.0  # what a frame's deadline may be late by
+BUDGET_SWEEP_S = 1.0  # by how much a frame's deadline may be late
 IDLE_SWEEPS_PER_TIMEOUT = 4  # an idle connection is closed at most a quarter late
 
 
@@ -37,7 +37,7 @@ class ServerLimits:
     """Bounds of a server; beyond `connections_max` a new connection is closed at once."""
 
     connections_max: int = 20_000
-    idle_timeout_s: float = 120.0  # as Apache's; nothing read and nothing taken; 0: never
+    idle_timeout_s: float = 120.0  # as Apache's; without any read or write; 0: never
     backlog: int = 1024
 
 
@@ -56,13 +56,13 @@ class RemotingServer:
         budgets: Budgets | None = None,
         on_held: Callable[[int], object] = lambda held_bytes: None,
     ) -> None:
-        """`tls` None: plain connections only. `budgets`: of the process, if it has more servers.
-        `on_held` is told about once a second how much peers make it hold."""
+        """`tls` None: plain connections only. `budgets`: the process's, if it has more servers.
+        `on_held` is called about once a second with the bytes held for peers."""
         self.budgets = budgets or Budgets()
         self._on_held = on_held
         self._stopping = False
         self.connections: set[ServerConnection] = set()
-        self.refused_count = 0  # connections closed for want of room
+        self.refused_count = 0  # connections closed beyond `connections_max`
         self.accepted_count = 0
         self._gone_bytes = [0, 0]  # received and sent by connections that have ended
         self._handlers: dict[int, Handler] = dict(handlers or {})
@@ -78,18 +78,18 @@ class RemotingServer:
 
     @property
     def port(self) -> int:
-        """The port listened on (the real one when 0 was asked for)."""
+        """Return the port listened on (the real one if 0 was asked for)."""
         assert self._listeners, "not started"
         return int(self._listeners[0].sockets[0].getsockname()[1])
 
     @property
     def arrivals(self) -> ArrivalCounts | None:
-        """Of all ports, if they take TLS."""
+        """Return the counts of all ports, if they accept TLS."""
         return None if self._tls is None else self._tls.counts
 
     @property
     def traffic_bytes(self) -> tuple[int, int]:
-        """Received and sent since the start, over all connections."""
+        """Return the bytes (received, sent) since the start, over all connections."""
         received, sent = self._gone_bytes
         for connection in self.connections:
             received += connection.received_bytes
@@ -103,7 +103,7 @@ class RemotingServer:
     async def start(
         self, host: str = "0.0.0.0", port: int = 0, bound: socket.socket | None = None
     ) -> None:
-        """Listen, on `bound` if there is one. Raises OSError when the address is taken or not
+        """Listen, on `bound` if there is one. Raises OSError if the address is taken or not
         ours."""
         assert not self._listeners, "started already"
         self._stopping = False
@@ -113,7 +113,7 @@ class RemotingServer:
         self._sweep_budgets()
 
     async def listen_also(self, host: str, port: int) -> None:
-        """One port more, served as the first. Raises OSError."""
+        """Listen on another port, served like the first. Raises OSError."""
         assert self._listeners, "not started"
         self._listeners.append(await self._listen(host, port, None))
 
@@ -155,8 +155,8 @@ class RemotingServer:
         return await loop.create_server(self._accept, host, port, backlog=backlog)
 
     async def _stop_accepting(self) -> None:
-        """Take no more connections, and wait for those that are taken already to be known: asyncio
-        (before 3.12) lets go of them, open, when the listening socket closes in between."""
+        """Accept no more connections, and wait until those already accepted are registered: asyncio
+        (before 3.12) leaks them, open, if the listening socket closes in between."""
         loop = asyncio.get_running_loop()
         for server in self._listeners:
             for listener in server.sockets:
@@ -170,8 +170,8 @@ class RemotingServer:
         )
 
     def opened(self, connection: ServerConnection) -> None:
-        """Called by the connection itself."""
-        if self._stopping:  # accepted a moment before the port was closed; stop did not see it
+        """Register a connection, which calls this itself."""
+        if self._stopping:  # accepted just before the port was closed; stop did not see it
             connection.abort("server stops")
             return
         if len(self.connections) >= self._server_limits.connections_max:
@@ -190,7 +190,7 @@ class RemotingServer:
             connection.on_close(self._on_connection_closed)
 
     def lost(self, connection: ServerConnection) -> None:
-        """Called by the connection itself."""
+        """Remove a connection, which calls this itself."""
         if connection in self.connections:
             self._gone_bytes[0] += connection.received_bytes
             self._gone_bytes[1] += connection.sent_bytes
@@ -218,7 +218,7 @@ class RemotingServer:
 
 
 class _Accepted(ServerConnection):
-    """A connection that its server knows of."""
+    """A connection that registers itself with its server."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Accepted(ServerConnection):
         try:
             super().connection_made(transport)
             self._owner.opened(self)
-        except Exception as error:  # the peer was gone before we looked at it, for one
+        except Exception as error:  # for example, the peer has gone already
             self.fail("accept", error)
             transport.close()
 

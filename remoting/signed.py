@@ -1,7 +1,6 @@
 """A dialled connection whose requests are signed. Shell.
 
-Frames that are written whole (`write`, `request_nowait`) are their writer's to sign
-(client.signedframe).
+Encoded frames (`write`, `request_nowait`) have to be signed by the caller (client.signedframe).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from raftmq.remoting.connection import ClientConnection, ConnectionLimits, Handl
 
 
 class SignedConnection(ClientConnection):
-    """Signs what `invoke` and `invoke_oneway` send, last before it is encoded."""
+    """Signs what `invoke` and `invoke_oneway` send, just before it is encoded."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Ask a name server for the nonce that a connection's signatures are made with. Shell."""
+"""Asks a name server for the nonce with which a connection's signatures are made. Shell."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from raftmq.remoting.registrationproof import RegistrationSigner, nonce_of
 async def ask_signer(
     connection: ClientConnection, key: bytes, timeout_ms: float
 ) -> RegistrationSigner | None:
-    """What signs requests of this connection; None: the name server has no key, or does not know
-    of such. Raises RemotingError."""
+    """Return the signer for requests of this connection; None if the name server has no key or does
+    not support signatures. Raises RemotingError."""
     ask = RemotingCommand.request(RequestCode.REGISTRATION_NONCE)
     nonce = nonce_of(await connection.invoke(ask, timeout_ms))
     return None if nonce is None else RegistrationSigner(key, nonce)

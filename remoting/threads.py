@@ -1,4 +1,4 @@
-"""Work in a thread that nobody walks away from."""
+"""Work in a thread that is always awaited to its end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger("raftmq.remoting.threads")
 
 
 async def in_thread_to_its_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As asyncio.to_thread. But whoever is cancelled meanwhile is held until the thread has ended:
-    nothing stops a thread, and the lock that its caller holds, or the files that it writes, would
-    be free for the next one while it still works."""
+    """Do as asyncio.to_thread, but delay a cancellation until the thread has ended. A thread cannot
+    be stopped; else the caller's lock, or the files it writes, would be free for the next one
+    while the thread still works."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(work)
@@ -25,7 +25,7 @@ async def in_thread_to_its_end(function: Callable[P, T], *args: P.args, **kwargs
             try:
                 await asyncio.wait([work])
             except asyncio.CancelledError:
-                continue  # told twice; it is on its way
-        if (error := work.exception()) is not None:  # its caller is not there to hear it
+                continue  # cancelled again; keep waiting
+        if (error := work.exception()) is not None:  # the caller will not see it
             log.error("cancelled_work_failed error=%r", error)
         raise

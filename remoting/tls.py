@@ -1,14 +1,14 @@
 """TLS contexts from files, and their renewal when the files change. Shell: reads files.
 
 Python's ssl over OpenSSL; versions below 1.2 are refused, ciphers are OpenSSL's. Certificates are
-looked at before they are used: a trial handshake in memory proves that certificate and key belong
-together, and that the certificate may be used the way it is going to be. What is wrong is a
-`TlsError` that names the file.
+checked before they are used: a trial handshake in memory proves that certificate and key belong
+together, and that the certificate is valid for its purpose. Errors are a `TlsError` that names the
+file.
 
-`Renewed` is a context that follows its files: `look` (blocking, call it now and then) makes another
-one when they changed, which new connections use. Files that cannot be used change nothing, are
-logged once, and stay visible in `error`; so do files with an expired certificate, unless there is
-nothing better.
+`Renewed` is a context that follows its files: `look` (blocking, call it periodically) makes a new
+one if they changed, which new connections use. Files that cannot be used change nothing, are
+logged once, and stay visible in `error`. The same holds for files with an expired certificate,
+unless the current one is no better.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from raftmq.remoting.errors import RemotingError
 
 LOG = logging.getLogger("raftmq.remoting.tls")
 
-HANDSHAKE_ROUNDS_MAX = 10  # of a trial; TLS needs three
-# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: a trial tells an expired
-# certificate from a wrong one.
+HANDSHAKE_ROUNDS_MAX = 10  # in a trial; TLS needs three
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: an expired certificate must not
+# fail the trial as a wrong one does.
 NO_CHECK_TIME = 0x200000
 CERTIFICATE_LINE = "-----BEGIN CERTIFICATE-----"
 
 
 class TlsError(RemotingError):
-    """TLS cannot be had as configured; the text names the file and what is wrong with it."""
+    """TLS cannot be used as configured; the text names the file and its problem."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code=ResponseCode.SYSTEM_ERROR)
 
 
 class TlsMode(StrEnum):
-    """What a listener takes: as Apache's tls.server.mode."""
+    """The connections that a listener accepts, as in Apache's tls.server.mode."""
 
     DISABLED = "disabled"  # plain connections only
     PERMISSIVE = "permissive"  # both
@@ -49,8 +49,8 @@ class TlsMode(StrEnum):
 
 
 class ClientAuth(StrEnum):
-    """Whether clients show certificates: as Apache's tls.server.need.client.auth. One that is shown
-    must be signed by the trust store in any case."""
+    """The demand for client certificates, as in Apache's tls.server.need.client.auth. With OPTIONAL
+    and REQUIRE a certificate that is shown must be signed by a CA of the trust store."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -59,7 +59,7 @@ class ClientAuth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """Files in PEM. `cert_path` holds the certificate and those between it and the CA;
+    """A server's PEM files. `cert_path` holds the certificate and the intermediate ones;
     `key_path` "": the key is in the same file."""
 
     cert_path: str
@@ -71,19 +71,19 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Files in PEM. Without a certificate of its own a client shows none."""
+    """A client's PEM files. `cert_path` "": the client shows no certificate."""
 
     trust_path: str = ""  # CAs of servers; "": those that the system trusts
     cert_path: str = ""
     key_path: str = ""
     key_password: str = field(default="", repr=False)
-    auth_server: bool = True  # False: anybody may be the server; for trying things out only
+    auth_server: bool = True  # False: any server is accepted; for experiments only
     check_host_name: bool = True  # the certificate must be for the host that was dialled
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What operators want to know of a certificate of ours. Times in seconds since the epoch."""
+    """A summary of one of our certificates, for operators. Times in seconds since the epoch."""
 
     subject: str
     issuer: str
@@ -96,21 +96,21 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A context, and the certificate that it shows (None: none)."""
+    """A context, and the certificate that it shows, if any."""
 
     context: ssl.SSLContext
     certificate: Certificate | None
 
 
 class TlsContext(Protocol):
-    """Whoever has the context that connections begin with at this moment."""
+    """A holder of the context that new connections use at this moment."""
 
     @property
     def context(self) -> ssl.SSLContext: ...
 
 
 def build_server(settings: ServerTls) -> Built:
-    """Blocking. Raises TlsError."""
+    """Build a server's context. Blocking. Raises TlsError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not settings.cert_path:
@@ -127,7 +127,7 @@ def build_server(settings: ServerTls) -> Built:
 
 
 def build_client(settings: ClientTls) -> Built:
-    """Blocking. Raises TlsError."""
+    """Build a client's context. Blocking. Raises TlsError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = settings.auth_server and settings.check_host_name
@@ -146,13 +146,12 @@ def build_client(settings: ClientTls) -> Built:
 
 
 class Renewed:
-    """A context that follows its files; see the module. The constructor is blocking and raises
-    TlsError."""
+    """A context that follows its files. The constructor blocks and raises TlsError."""
 
     def __init__(self, settings: ServerTls | ClientTls, name: str) -> None:
-        """`name`: what it is for, in messages and metrics."""
+        """`name`: the purpose, for messages and metrics."""
         self.name = name
-        self.error = ""  # why the files as they are now are not in use; "": they are
+        self.error = ""  # why the present files are not in use; "" if they are
         self.renewed_count = 0
         self._settings = settings
         self._seen = self._state_of_files()
@@ -162,7 +161,7 @@ class Renewed:
             LOG.error("tls_certificate_not_valid_now for=%s %s", name, self._validity())
 
     def look(self) -> None:
-        """Take over files that changed. Blocking; one call at a time."""
+        """Load the files again if they changed. Blocking; one call at a time."""
         seen = self._state_of_files()
         if seen == self._seen:
             return
@@ -207,7 +206,7 @@ class Renewed:
 
 
 def words_of(error: BaseException) -> str:
-    """Why a connection did not come about, for a person who did not read OpenSSL's sources."""
+    """Return in plain words why a connection failed, for readers who do not know OpenSSL."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -216,15 +215,15 @@ def words_of(error: BaseException) -> str:
             return f"TLS: {reason}: the other side does not speak TLS"
         return f"TLS: {reason}"
     if isinstance(error, OSError) and (error.errno or 0) > 0:
-        # asyncio's own text says the address again, and an errno.
+        # asyncio's own text repeats the address, and has an errno.
         return os.strerror(error.errno or 0)
-    if isinstance(error, ConnectionResetError) and not error.args:  # uvloop has no words for it
+    if isinstance(error, ConnectionResetError) and not error.args:  # uvloop gives no text
         return "closed by the other side during the handshake: perhaps it does not take TLS"
     return str(error) or type(error).__name__
 
 
 def _file_state(path: str) -> tuple[int, ...]:
-    """Changes whenever the file does, also when a symbolic link is set to another."""
+    """Return a value that changes with the file, also if a symbolic link is set to another."""
     try:
         state = os.stat(path)
     except OSError:
@@ -246,7 +245,7 @@ def _load_identity(context: ssl.SSLContext, cert: str, key: str, password: str) 
 
     try:
         context.load_cert_chain(cert, key or None, tell)
-    except (ssl.SSLError, ValueError) as error:  # ValueError: of a password too long
+    except (ssl.SSLError, ValueError) as error:  # ValueError: the password is too long
         reason = getattr(error, "reason", None) or str(error)
         if reason == "KEY_VALUES_MISMATCH":
             raise TlsError(f"key file {key or cert}: is not the key of {cert}") from error
@@ -275,8 +274,8 @@ def _text(path: str, what: str) -> str:
 
 
 def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certificate:
-    """The certificate that others will see, after a handshake in memory in which it plays the part
-    of `purpose`. Raises TlsError."""
+    """Return the certificate that others will see, after a handshake in memory in which it is used
+    for `purpose`. Raises TlsError."""
     path = settings.cert_path
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -285,7 +284,7 @@ def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certi
     for context in (server, client):
         context.verify_mode = ssl.CERT_REQUIRED if context is judge else ssl.CERT_NONE
         _load_identity(context, path, settings.key_path, settings.key_password)
-    # Only the certificate itself is judged here: it need not be signed by anybody.
+    # Only the certificate itself is checked here, not who signed it.
     judge.load_verify_locations(cadata=_first_certificate(path))
     flags = int(judge.verify_flags) | int(ssl.VERIFY_X509_PARTIAL_CHAIN) | NO_CHECK_TIME
     judge.verify_flags = ssl.VerifyFlags(flags)
@@ -306,7 +305,7 @@ def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certi
 
 
 def _first_certificate(path: str) -> str:
-    """Of a file that begins with the certificate and goes on with its issuers."""
+    """Return the first certificate of a file, which its issuers' certificates follow."""
     text = _text(path, "certificate")
     start = text.index(CERTIFICATE_LINE)
     end_line = CERTIFICATE_LINE.replace("BEGIN", "END")
@@ -319,7 +318,7 @@ def _first_certificate(path: str) -> str:
 def _handshake(
     server: ssl.SSLContext, client: ssl.SSLContext
 ) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Both sides, done. Raises SSLError."""
+    """Do a handshake in memory; return both sides. Raises SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         server.wrap_bio(to_server, to_client, server_side=True),
@@ -338,6 +337,6 @@ def _handshake(
 
 
 def _name(parts: Any) -> str:
-    """A subject or issuer as one line."""
+    """Return a subject or issuer as one line."""
     pairs = [f"{key}={value}" for part in parts or () for key, value in part]
     return ", ".join(pairs)

@@ -1,6 +1,6 @@
-"""What a process shows of TLS at /metrics: its certificates, and who came how. Pure.
+"""The metrics of a process's TLS: its certificates, and how connections arrive. Pure.
 
-Names begin with what its owner's other families begin with.
+Names begin with the prefix of the process's other metric families.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from raftmq.remoting.processtls import ProcessTls
 
 
 class Families(Protocol):
-    """As ops.metrics has them."""
+    """The part of ops.metrics.Families that is used here."""
 
     def gauges(
         self,
@@ -33,7 +33,7 @@ class Families(Protocol):
 
 
 def tell(families: Families, prefix: str, tls: ProcessTls) -> None:
-    """Without TLS the families have no series."""
+    """Add the families of TLS, which have no series if TLS is not used."""
     contexts = tls.status()
     families.gauges(
         f"{prefix}_tls_certificate_not_after_seconds",

@@ -1,9 +1,9 @@
-"""The TLS settings of a client in a file, as Apache's clients have them (tls.config.file).
+"""Reads a client's TLS settings from a file, as Apache's clients do (tls.config.file).
 
 Properties: `tls.enable`, `tls.client.trustCertPath`, `tls.client.certPath`, `tls.client.keyPath`,
 `tls.client.keyPassword`, `tls.client.authServer` (Apache's default is false, ours true), and our
-own `tls.client.checkHostName`. Other keys of Apache's that begin with `tls.` are passed over: its
-brokers read the same file. Paths that are not absolute are meant from the file's directory.
+own `tls.client.checkHostName`. Other keys that begin with `tls.` are ignored, because Apache's
+brokers read the same file. Paths that are not absolute are relative to the file's directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SWITCHES = {
 
 
 def read_client_tls(path: str) -> ClientTls | None:
-    """None if the file says `tls.enable=false`. Blocking. Raises TlsError."""
+    """Read the settings; None if the file says `tls.enable=false`. Blocking. Raises TlsError."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -67,18 +67,19 @@ def _boolean(path: str, key: str, value: str) -> bool:
 
 
 def client_tls_of(environment: Mapping[str, str]) -> ClientTls | None:
-    """What the file that VARIABLE names says; None: no TLS. Blocking. Raises TlsError."""
+    """Read the settings from the file that VARIABLE names; None: no TLS. Blocking. Raises
+    TlsError."""
     path = environment.get(VARIABLE, "")
     return read_client_tls(path) if path else None
 
 
 def tls_of(environment: Mapping[str, str]) -> Renewed | None:
-    """The same, ready to connect with."""
+    """Return `client_tls_of` as a context that follows its files."""
     settings = client_tls_of(environment)
     return None if settings is None else Renewed(settings, "client")
 
 
 def context_of(environment: Mapping[str, str]) -> ssl.SSLContext | None:
-    """The same, for who asks once."""
+    """Return `client_tls_of` as a plain context, for a single request."""
     found = tls_of(environment)
     return None if found is None else found.context

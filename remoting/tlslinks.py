@@ -1,11 +1,11 @@
 """TLS for the links between replicas: both sides show certificates of the group's CA. Shell.
 
-Stands where dledger's `PlainNetwork` stands, and knows nothing of what is sent.
+It takes the place of dledger's `PlainNetwork`, and knows nothing of what is sent.
 
-Who is believed: the replica that dials checks the certificate against the host that it dialled; the
-one that is dialled checks that the CA signed it and that it is valid for the host of whomever the
-other claims to be. So one certificate, for the replica's host in `dLegerPeers`, serves both ways,
-and a stolen one speaks for its own host only.
+Authentication: the dialling replica checks the certificate against the host that it dialled. The
+other one checks that the CA signed the certificate and that it is valid for the host of the replica
+that the peer claims to be. So one certificate, for the replica's host in `dLegerPeers`, serves both
+ways, and a stolen one is valid for its own host only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Factory = Callable[[], asyncio.Protocol]
 
 
 class TlsLinks:
-    """See the module."""
+    """Listens for and dials the links between replicas, with TLS."""
 
     def __init__(self, tls: PeerTls) -> None:
         self.listener: TlsListener | None = None
@@ -44,8 +44,8 @@ class TlsLinks:
         return self.listener
 
     async def dial(self, factory: Factory, host: str, port: int, peer: str) -> asyncio.BaseProtocol:
-        """Raises OSError, whose text says what TLS found; the host is what is checked, not who
-        `peer` is."""
+        """Dial a peer. Raises OSError, whose text has TLS's finding. The certificate is checked for
+        `host`; `peer` is not used."""
         loop = asyncio.get_running_loop()
         context = self._tls.client.context
         try:
@@ -65,7 +65,7 @@ class TlsLinks:
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
         certificate = transport.get_extra_info("peercert")
-        if certificate is None:  # plain; with `enforcing` it was closed before it came here
+        if certificate is None:  # plain; with `enforcing` it would have been closed before
             return ""
         if valid_for(certificate, host):
             return ""
@@ -73,8 +73,8 @@ class TlsLinks:
 
 
 def valid_for(certificate: dict[str, Any], host: str) -> bool:
-    """Whether a certificate, as ssl tells it, names the host: an address, a name, or a name whose
-    first part may be anything (`*.brokers.example`)."""
+    """Return whether a certificate, in ssl's form, names the host: as an address, a name, or a
+    wildcard name (`*.brokers.example`)."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -88,7 +88,7 @@ def valid_for(certificate: dict[str, Any], host: str) -> bool:
 def _is(text: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     try:
         return ipaddress.ip_address(text.strip()) == address
-    except ValueError:  # OpenSSL says so of an address of no right length
+    except ValueError:  # OpenSSL's text for an address of a wrong length is not an address
         return False
 
 

@@ -1,15 +1,16 @@
-"""A listener whose connections may be TLS, plain, or both on one port. Shell.
+"""A listener that accepts TLS, plain connections, or both on one port. Shell.
 
-A connection that was accepted is told apart by its first byte, which is only looked at (MSG_PEEK):
-0x16 is a ClientHello, anything else a plain client. Then the socket goes to the event loop, with or
-without TLS, and nothing here touches it again: plain connections cost no more per message than
-those of an ordinary listener.
+An accepted connection is recognised by its first byte, which is only peeked at (MSG_PEEK): 0x16 is
+a ClientHello, anything else a plain client. Then the socket goes to the event loop, with or without
+TLS, and nothing here touches it again: plain connections cost no more per message than those of an
+ordinary listener.
 
-Limits. `arriving_max` connections that are not told apart yet or in their handshake: beyond it the
-one that has been silent longest is closed, if that is more than `grace_s`; else nothing is accepted
-until one is through. `patience_s` for the first byte, and again for the handshake. It costs about a
-millisecond of this loop: only `starts_per_turn` begin in one turn of it, so that clients that all
-come back at once do not hold up what else the loop does (a leader's heartbeats, say).
+Limits: at most `arriving_max` connections may wait for their first byte or be in their handshake.
+Beyond that the one that has been silent longest is closed, if it has been so for `grace_s`; else
+nothing is accepted until one has arrived. `patience_s` is the time-out for the first byte, and
+again for the handshake. A handshake costs about a millisecond of the loop: only `starts_per_turn`
+begin in one turn, so that clients that all come back at once do not hold up the rest of the loop (a
+leader's heartbeats, say).
 """
 
 from __future__ import annotations
@@ -29,37 +30,38 @@ LOG = logging.getLogger("raftmq.remoting.tls")
 
 CLIENT_HELLO = 0x16  # the first byte of a TLS handshake record
 ACCEPTS_PER_TURN = 64
-ACCEPT_PAUSE_S = 1.0  # when the process or the machine is out of descriptors or memory
-SOURCES_MAX = 1_024  # that are remembered not to flood the log
-SILENCE_S = 60.0  # between two lines of the log about one source
+ACCEPT_PAUSE_S = 1.0  # if the process or the machine is out of descriptors or memory
+SOURCES_MAX = 1_024  # remembered, to keep them from flooding the log
+SILENCE_S = 60.0  # between two log lines about one source
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalLimits:
-    """See the module; times in seconds."""
+    """The limits described above; times in seconds."""
 
     arriving_max: int = 1_024
-    grace_s: float = 1.0  # a client that means it has said its first byte by then
+    grace_s: float = 1.0  # a genuine client has sent its first byte by then
     patience_s: float = 10.0
     starts_per_turn: int = 8
 
 
 @dataclass(slots=True)
 class ArrivalCounts:
-    """Since the start."""
+    """Counts of connections since the start."""
 
     tls: int = 0  # handshakes that were finished
     plain: int = 0
     plain_refused: int = 0  # enforcing
     failed: int = 0  # handshakes that failed, or took too long
-    silent: int = 0  # closed because they said nothing
+    silent: int = 0  # closed because they sent nothing
 
 
 @dataclass(frozen=True, slots=True)
 class TlsPolicy:
-    """What a listener takes, and with which certificate; `counts` of all listeners that have it."""
+    """The kinds of connections a listener accepts, and its certificate. All listeners with one
+    policy share its `counts`."""
 
     mode: TlsMode
     source: TlsContext
@@ -69,7 +71,7 @@ class TlsPolicy:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Arrival:
-    """A connection that is not through yet."""
+    """A connection that has not been handed over yet."""
 
     socket: socket.socket
     source: str  # the address it comes from, without the port
@@ -77,7 +79,7 @@ class _Arrival:
 
 
 class TlsListener:
-    """See the module; stands where an asyncio.Server stands."""
+    """A listener for TLS and plain connections, with an asyncio.Server's interface."""
 
     def __init__(self, factory: Factory, policy: TlsPolicy) -> None:
         self.counts = policy.counts
@@ -86,17 +88,17 @@ class TlsListener:
         self._policy = policy
         self._limits = policy.limits
         self._loop = asyncio.get_running_loop()
-        self._silent: dict[_Arrival, asyncio.TimerHandle] = {}  # the longest silent first
+        self._silent: dict[_Arrival, asyncio.TimerHandle] = {}  # longest silent first
         self._waiting: deque[_Arrival] = deque()  # for their handshake to begin
         self._tasks: dict[asyncio.Task[None], _Arrival] = {}
         self._accepting = False
         self._closed = False
         self._resume: asyncio.TimerHandle | None = None
-        self._told: dict[str, float] = {}  # source → when the log last spoke of it
+        self._told: dict[str, float] = {}  # source → when it was last logged
 
     @property
     def arriving(self) -> int:
-        """Connections that are not through yet."""
+        """Count the connections that have not been handed over yet."""
         return len(self._silent) + len(self._waiting) + len(self._tasks)
 
     async def listen(
@@ -107,8 +109,8 @@ class TlsListener:
         bound: socket.socket | None = None,
         backlog: int = 1024,
     ) -> None:
-        """As loop.create_server: on every address of `host`, or on a socket that is bound already.
-        Raises OSError."""
+        """Listen as loop.create_server does: on every address of `host`, or on a socket that is
+        already bound. Raises OSError."""
         if bound is not None:
             bound.listen(backlog)
             self.sockets.append(bound)
@@ -129,7 +131,7 @@ class TlsListener:
         self._accept_again()
 
     def close(self) -> None:
-        """Accept no more, and hang up on whoever is not through yet; `wait_closed` waits for
+        """Accept no more, and close connections not handed over yet; `wait_closed` waits for
         those."""
         self._closed = True
         self._stop_accepting()
@@ -143,8 +145,8 @@ class TlsListener:
         while self._waiting:
             self._waiting.popleft().socket.close()
         for in_handshake in self._tasks.values():
-            # Not cancelled: uvloop closes such a transport without connection_lost. This way the
-            # handshake fails by itself, or the connection is its owner's to close.
+            # Not cancelled: uvloop would close the transport without connection_lost. This way the
+            # handshake fails by itself, or the connection's owner closes it.
             _hang_up(in_handshake.socket)
 
     async def wait_closed(self) -> None:
@@ -161,7 +163,7 @@ class TlsListener:
                 self._loop.add_reader(listener, self._accept, listener)
 
     def _stop_accepting(self, for_s: float | None = None) -> None:
-        """Until `_left` says that there is room, and at most `for_s` (None: until then only)."""
+        """Stop until `_left` is called, but for at most `for_s` (None: no limit)."""
         if self._accepting:
             self._accepting = False
             for listener in self.sockets:
@@ -187,7 +189,8 @@ class TlsListener:
             self._arrive(_Arrival(accepted, str(address[0]), self._loop.time()))
 
     def _has_room(self) -> bool:
-        """For one more, if need be in the place of a silent one; without, accepting pauses."""
+        """Return whether one more fits, perhaps in place of a silent one; if not, pause
+        accepting."""
         if self.arriving < self._limits.arriving_max:
             return True
         longest = next(iter(self._silent), None)
@@ -201,7 +204,7 @@ class TlsListener:
         return True
 
     def _left(self) -> None:
-        """One more is through, or gone."""
+        """Accept again, after a connection was handed over or closed."""
         if self._closed or self._accepting:
             return
         if self._resume is not None:
@@ -221,18 +224,18 @@ class TlsListener:
     def _spoke(self, arrived: _Arrival) -> None:
         self._forget(arrived)
         if not self._tell_apart(arrived):
-            self._arrive(arrived)  # woken for nothing
+            self._arrive(arrived)  # a spurious wake-up
         self._left()
 
     def _tell_apart(self, arrived: _Arrival) -> bool:
-        """False: it has not said anything yet."""
+        """Handle a connection by its first byte; return False if there is none yet."""
         try:
             first = arrived.socket.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
             first = b""
-        if not first:  # gone before it said anything
+        if not first:  # closed before it sent anything
             arrived.socket.close()
         elif first[0] == CLIENT_HELLO:
             self._waiting.append(arrived)
@@ -281,7 +284,7 @@ class TlsListener:
                 ssl=context,
                 ssl_handshake_timeout=self._limits.patience_s,
             )
-        except OSError as error:  # TLS's, and those of the connection
+        except OSError as error:  # TLS errors, and those of the connection
             self.counts.failed += 1
             if not self._closed:
                 self._tell(arrived, "handshake_failed", self.counts.failed, words_of(error))
@@ -297,7 +300,7 @@ class TlsListener:
             self._loop.call_exception_handler(context)
 
     def _tell(self, arrived: _Arrival, event: str, total: int, reason: str) -> None:
-        """In the log, once a source and a while."""
+        """Log an event, once per source and SILENCE_S."""
         source, now_s = arrived.source, self._loop.time()
         if now_s - self._told.get(source, -SILENCE_S) < SILENCE_S:
             return
@@ -312,13 +315,14 @@ def _hang_up(connected: socket.socket) -> None:
     try:
         connected.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # the other side was first
+        pass  # the other side closed first
 
 
 def listening_with(
     policy: TlsPolicy | None,
 ) -> Callable[[Factory, str, int, socket.socket | None], Awaitable[TlsListener]] | None:
-    """How a server that knows nothing of TLS listens with it; None: it listens in the clear."""
+    """Return a function with which a server that knows nothing of TLS can listen with it; None: it
+    listens without."""
     if policy is None:
         return None
 

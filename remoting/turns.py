@@ -1,14 +1,14 @@
-"""Shares the turns of an event loop between connections and whatever else has to be on time.
+"""Shares an event loop between busy connections and other work that has to be on time. Shell.
 
-A loop hands out everything that arrived since its last turn at once: with many busy connections
-that is hundreds of milliseconds of work, in which no timer runs and no other socket is read. A
-leader that cannot send its heartbeats for so long is deposed. So arrivals are worked on for
-`TURN_S` a turn; what is left waits for the next turns, in order, and its connections are not read
-meanwhile. One arrival (at most 256 KiB, what one read brings) is never divided.
+In one turn a loop hands out everything that has arrived since the last one: with many busy
+connections that is hundreds of milliseconds of work, during which no timer runs and no other socket
+is read. A leader that cannot send its heartbeats for so long is deposed. So arrivals are processed
+for `TURN_S` per turn; the rest waits for the next turns, in order, and those connections are not
+read meanwhile. One arrival (at most 256 KiB, the size of a read) is never divided.
 
-A turn is over when what its first arrival had called soon is called. (`loop.time()` does not tell:
-it moves on within a turn, on uvloop, too, which may read 32 times 256 KiB of every connection in
-one turn.) Shell.
+A turn is over when the callback that its first arrival scheduled with `call_soon` runs.
+(`loop.time()` does not show it: it advances within a turn, also on uvloop, which may read 32 times
+256 KiB from every connection in one turn.)
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Arrived(Protocol):
 
 
 class Turns:
-    """One per server. `put_off`: arrivals that had to wait for another turn."""
+    """The turns of one server's loop. `put_off` counts arrivals that waited for another turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, turn_s: float = TURN_S) -> None:
         self.put_off = 0
         self._loop = loop
         self._turn_s = turn_s
         self._left_s = 0.0
-        self._begun = False  # and `_end` will be called
+        self._begun = False  # a turn has begun, and `_end` will be called
         self._waiting: deque[Arrived] = deque()
 
     def begin(self) -> bool:
-        """Whether an arrival may be worked on now; if so, tell `done` how long it took."""
+        """Return whether an arrival may be processed now; if so, tell `done` how long it took."""
         if not self._begun:
             self._begun = True
             self._left_s = self._turn_s
@@ -67,7 +67,7 @@ class Turns:
                 try:
                     waiting[0].take_turn()
                 finally:
-                    waiting.popleft()  # behind its turn: who arrives in it waits behind all others
-        finally:  # whatever one of them raises, the others have their turns
+                    waiting.popleft()  # after its turn, so that arrivals within it queue up last
+        finally:  # whatever one of them raises, the others get their turns
             if waiting:
                 self._loop.call_soon(self._run)

@@ -1,8 +1,8 @@
-"""Unpack what a peer compressed, within a limit that all such bodies of a process share. Pure.
+"""Decompresses bodies from peers, within a limit that all bodies of a process share. Pure.
 
-A packed body may be a thousandth of what it unpacks to. So it is unpacked twice: first in small
-pieces that are only counted, and given up at the first one that passes the limit; then, if it fits,
-into memory of exactly that size. What is refused costs a piece.
+A body may unpack to a thousand times its size. So it is unpacked twice: first in small pieces that
+are only counted, up to the first one that exceeds the limit; then, if it fits, into memory of
+exactly that size. A refused body costs the memory of one piece.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 from raftmq.remoting.errors import BodyError
 
-STEP_BYTES = 16 * 1024  # of packed bytes; at most a thousand times as many come of it, in pieces:
+STEP_BYTES = 16 * 1024  # packed bytes; they unpack to at most a thousand times as many, in pieces:
 PIECE_BYTES = 256 * 1024
 
 
 class Unpacking:
-    """One per process. `bytes_max`: how much may be unpacked at any one time."""
+    """The shared limit, one per process. `bytes_max`: unpacked bytes held at any one time."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -29,8 +29,8 @@ class Unpacking:
 
     @contextmanager
     def inflated(self, packed: bytes, what: str) -> Iterator[bytearray]:
-        """The content of a zlib stream, which counts until the end of the block. Raises BodyError
-        for damage, and for more than there is room for; `what` is named there."""
+        """Unpack a zlib stream; its size counts until the end of the `with` block. Raises BodyError
+        for damage and if there is no room; the error names `what`."""
         room = self.bytes_max - self.held_bytes
         size = 0
         for piece in _inflate(packed, what):
@@ -57,7 +57,7 @@ class Unpacking:
 
 
 def _inflate(packed: bytes, what: str) -> Iterator[bytes]:
-    """Raises BodyError."""
+    """Unpack in pieces. Raises BodyError."""
     stream = zlib.decompressobj()
     view = memoryview(packed)
     try:

@@ -1,1 +1,1 @@
-"""The store room: see docs/architecture.md."""
+"""Files of a broker: CommitLog, ConsumeQueues, IndexFiles, and their recovery."""

@@ -1,12 +1,12 @@
-"""Reads the records that ConsumeQueue units point at; believes no unit that they do not bear out.
+"""Reads the records that ConsumeQueue units point at, and checks each unit against its record.
 
-A pull never gives out a record of another queue, another offset or, of cold data, one whose body is
-not whole. Of hot data the topic is compared in the first record, the last, and one in TOPIC_EVERY:
-units of another topic come by the page, which holds more of them. (A pull of 32 small messages
-takes 32 us; it took 29 when size and magic were all that was looked at, and 76 with all topics.)
+A pull never returns a record of another queue, another offset or, for cold data, one with a damaged
+body. For hot data the topic is compared in the first record, the last, and one in TOPIC_EVERY:
+units of another topic come by the page, which holds more units than that. (A pull of 32 small
+messages takes 32 us; it took 29 when only size and magic were checked, and 76 with all topics.)
 
-What is wrong is told to whoever can mend it: the frame, if that is damaged (`frame_is_damaged` says
-so and sees to it), else the unit.
+Damage is reported for repair: the frame's, if the frame is damaged (`frame_is_damaged` finds that
+out and has it repaired), else the unit's.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ TOPIC_EVERY = 64  # < 204, the units on a page
 
 
 class CheckedReads:
-    """One per store."""
+    """Reads and checks the records of one store."""
 
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueStore, repairs: QueueRepairs | None
     ) -> None:
-        """Without `repairs` (classic mode) what is wrong stays so, and is not given out."""
+        """Without `repairs` (classic mode) wrong units are not repaired, and not returned."""
         self._commitlog = commitlog
         self._queues = queues
         self._repairs = repairs
-        # Asked when a unit seems to point wrong: is it the frame at that offset that is damaged?
+        # Called when a unit seems to be wrong: is the frame at that offset damaged instead?
         self.frame_is_damaged: Callable[[int], bool] = lambda position: False
 
     def read(
@@ -45,8 +45,8 @@ class CheckedReads:
         offsets: Sequence[int],
         cold: bool,
     ) -> list[bytes]:
-        """The records (position, size), each of which must be of that queue and have the queue
-        offset that stands in `offsets` for it; those that touch each other in one piece.
+        """Return the `chosen` records (position, size), adjacent ones in one piece. Each must be of
+        that queue and have the queue offset that `offsets` gives for it.
 
         Raises UnitDamaged, OSError."""
         buffers: list[bytes] = []
@@ -83,22 +83,23 @@ class CheckedReads:
         size: int,
         cold: bool,
     ) -> None:
-        """Everything about one record. Raises UnitDamaged."""
+        """Check one record completely. Raises UnitDamaged."""
         topic = queue.topic.encode()
         told = queue_offset_at(data, at, position, size, topic, queue.queue_id)
         if told != wanted or (cold and not body_is_whole(data, at, position)):
             raise self.damaged(queue, wanted, position)
 
     def check_removed(self, queue: ConsumeQueue, offset: int) -> None:
-        """A unit points below the log's beginning: retention took the record, and those before
-        it. Raises UnitDamaged if it cannot be that."""
+        """Check that a unit points below the log's beginning because retention deleted its record
+        and those before it. Raises UnitDamaged if it cannot be that."""
         minimum = self._commitlog.min_offset
         followed = self._queues.corrected_to == minimum
         if followed or queue.first_at(lambda position, _: position >= minimum) <= offset:
             raise self.damaged(queue, offset, queue.unit(offset)[0])
 
     def damaged(self, queue: ConsumeQueue, offset: int, position: int) -> UnitDamaged:
-        """A unit and what it points at do not agree: see that the one that is wrong is mended."""
+        """Return the error for a unit that does not fit the record it points at, and have the
+        damaged one of the two repaired."""
         if self._repairs is not None:
             in_log = self._commitlog.min_offset <= position < self._commitlog.max_offset
             if not in_log or not self.frame_is_damaged(position):

@@ -10,20 +10,21 @@
     40  "RMQC"               here: a checksum follows (zeros: written by an Apache broker)
     44  CRC-32C of bytes 0..39
 
-abort is an empty file that exists while the store is open: found at boot, the last stop was
-unclean. Apache's brokers read and write the same files.
+abort is an empty file that exists while the store is open: if it is found at boot, the last stop
+was unclean. Apache's brokers read and write the same files.
 
 `masterFlushedOffset` is the CommitLog's durable mark. It is written after each fdatasync without
 one of its own: a kill keeps it exact, a power cut may set it back, which only means that less
 damage can be told from a torn tail. Lowering it is synced. The 48 bytes never tear: they lie in
 one sector.
 
-A checksum that does not match means that nothing here is known (`damaged`): times and
-`confirmPhyOffset` count as zero, which costs work; the durable mark as lost, which forbids to take
-anything for a torn tail, until it is lowered to where the log was found to end. The next `note` or
-`raise_durable` writes a whole record again. An Apache broker leaves our checksum as it was: so
-classic mode, which knows no frames to fetch again, reads the numbers whatever the checksum says.
-A file of zeros is no record, so a new one counts as lost, too, until the log is looked at.
+A checksum that does not match means that no field is known (`damaged`): times and
+`confirmPhyOffset` count as zero, which costs work; the durable mark counts as lost, and then
+nothing may be taken for a torn tail, until the mark is lowered to the end that was found. The next
+`note` or `raise_durable` writes a complete record again. An Apache broker leaves our checksum
+unchanged: so classic mode, which cannot fetch frames again, reads the numbers whatever the checksum
+says. A file of zeros is no record, so in a new one the mark counts as lost, too, until the end of
+the log is found.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Checkpoint:
         self.lost = False  # the durable mark is not known
 
     def open(self, *, verify: bool = False) -> None:
-        """Read it; a missing one is created with zeros, its name durable. With `verify` a
-        checksum that does not match counts; see the module."""
+        """Read the file; a missing one is created with zeros, its name durable. Only with `verify`
+        does the checksum matter, as the module says."""
         existed = self._disk.exists(self.path)
         self._file = self._disk.open(self.path, allocate_bytes=CHECKPOINT_SIZE_BYTES)
         self.fields = CheckpointFields()
@@ -87,14 +88,14 @@ class Checkpoint:
         return self.fields.confirm_offset
 
     def raise_durable(self, offset: int) -> None:
-        """Note that the CommitLog is durable up to `offset`; see the module on its own sync."""
+        """Note that the CommitLog is durable up to `offset`; the note itself is not synced."""
         assert self._file is not None
         self.fields = replace(self.fields, durable_offset=offset)
-        self.lost = False  # whoever knows an offset has looked at the log
+        self.lost = False  # the caller knows an offset, so it has read the log
         self._file.pwrite(0, self._record())
 
     def lower_durable(self, offset: int) -> None:
-        """Before the log is cut at `offset`. Durable on return."""
+        """Lower the durable mark, before the log is truncated at `offset`. Durable on return."""
         self.raise_durable(offset)
         assert self._file is not None
         self._file.sync()
@@ -107,8 +108,8 @@ class Checkpoint:
         confirm_offset: int,
         index_timestamp_ms: int | None = None,
     ) -> None:
-        """Write what the last flush made durable (`sync` makes the note itself durable); None
-        leaves that field as it is."""
+        """Write how far the last flush made things durable (`sync` makes the note itself durable);
+        None leaves that field as it is."""
         assert self._file is not None
         fields = self.fields
         if index_timestamp_ms is None:
@@ -120,7 +121,7 @@ class Checkpoint:
             index_timestamp_ms=index_timestamp_ms,
             confirm_offset=confirm_offset,
         )
-        if not self.lost:  # else nobody may take what is known for all there is
+        if not self.lost:  # else the unknown durable mark would look known
             self._file.pwrite(0, self._record())
 
     def _record(self) -> bytes:
@@ -135,7 +136,7 @@ class Checkpoint:
         return numbers + _SEAL.pack(_SEAL_MAGIC, crc32c(numbers))
 
     def sync(self) -> None:
-        """Blocking; may run in the pool."""
+        """Make the file durable. Blocking; may run in the pool."""
         assert self._file is not None
         self._file.sync()
 
@@ -146,7 +147,7 @@ class Checkpoint:
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether the checksum matches, or there never was one but numbers are there."""
+    """Return whether the checksum matches, or there never was one but numbers are there."""
     magic, checksum = _SEAL.unpack_from(data, _FIELDS.size)
     numbers = data[: _FIELDS.size]
     if magic == _SEAL_MAGIC:
@@ -155,22 +156,22 @@ def _is_whole(data: bytes) -> bool:
 
 
 class AbortFile:
-    """The mark of a store that is open."""
+    """The abort file, the mark of an open store."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self.path = path
 
     def found(self) -> bool:
-        """Whether the last stop was unclean."""
+        """Return whether the file is there: the last stop was unclean."""
         return self._disk.exists(self.path)
 
     def create(self) -> None:
-        """Durable on return."""
+        """Create the file; durable on return."""
         self._disk.open(self.path).close()
         self._disk.sync_directory(self.path.rpartition("/")[0])
 
     def remove(self) -> None:
-        """Durable on return."""
+        """Remove the file; durable on return."""
         self._disk.remove(self.path)
         self._disk.sync_directory(self.path.rpartition("/")[0])

@@ -5,8 +5,8 @@ zeros. Nothing spans segments: when `length + 8 > remaining`, a blank record (in
 int32 0xCBD43194) closes the segment and the bytes go to the start of the next.
 
 Offsets are absolute. [min_offset, max_offset) can be read as soon as it is written; everything
-below `durable_offset` survives a power cut. After `open` the end is not known: the log may be
-read up to the end of its last segment, and must be given its end (`settle`) before it is written.
+below `durable_offset` survives a power cut. After `open` the end is not known: the log may be read
+up to the end of its last segment, and must be given its end (`settle`) before it is written to.
 store.recovery finds that end.
 
 Durability is by ticket, so that fdatasync runs in a thread while the loop keeps writing:
@@ -14,13 +14,13 @@ Durability is by ticket, so that fdatasync runs in a thread while the loop keeps
 blocks, `finish_sync` moves `durable_offset`. A later truncation lowers what an outstanding
 ticket promises. A failed sync is final (SyncFailed): the kernel may have dropped the pages.
 
-A *durable mark* (store.checkpoint) can be handed in. It is told every new durable offset, and is
+A *durable mark* (store.checkpoint) can be handed in. It records every new durable offset, and is
 lowered, synced, before a truncation below it: so recovery can tell a torn tail from damage.
 
 Writes are pwrite into fallocated files. Measured, 16 KiB writes into fresh files, 2 cores, ext4:
 pwrite 3,600 MB/s, pwritev of 8 parts 3,200, mmap 2,700 (5,800 once touched, which costs the touch);
 without fallocate 1,800. fdatasync after each is p50 186 us, and 124 us when the file was filled
-with zeros before (no extent to convert): `zero_ahead` buys that for writing every byte twice.
+with zeros before (no extent to convert): `zero_ahead` gains that by writing every byte twice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SEGMENT_SIZE_BYTES = 1 << 30
 NAME_DIGITS = 20
 _ZEROS = bytes(1 << 18)  # 256 KiB at a time: short enough not to delay another sync for long
 _FIRST_READ_BYTES = 4096  # most records are shorter: one read fetches them
-RESTORED_SEGMENTS_MAX = 4096  # more cannot be missing: the names or the mark must be wrong
+RESTORED_SEGMENTS_MAX = 4096  # if more are missing, the names or the mark must be wrong
 
 
 class DurableMark(Protocol):
@@ -59,26 +59,26 @@ class DurableMark(Protocol):
 
     @property
     def committed_offset(self) -> int:
-        """What stands below was committed (Raft mode); 0: not known."""
+        """The offset below which all was committed (Raft mode); 0: not known."""
         ...
 
     @property
     def lost(self) -> bool:
-        """Whether the note itself is damaged: nothing is known then, until it is lowered."""
+        """True if the mark itself is damaged: nothing is known then, until it is lowered."""
         ...
 
     def raise_durable(self, offset: int) -> None:
-        """Note it; need not be durable itself (forgetting is safe)."""
+        """Raise the mark to `offset`; need not be durable itself (forgetting is safe)."""
         ...
 
     def lower_durable(self, offset: int) -> None:
-        """Note it durably before returning."""
+        """Set the mark to `offset`; durable on return."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """One segment as others see it. `end` is the offset behind its last byte."""
+    """One segment, for callers. `end` is the offset behind its last byte."""
 
     start: int
     end: int
@@ -86,8 +86,8 @@ class SegmentInfo:
 
 
 class Segment:
-    """An open segment. `written_end`: nothing but zeros stands in the file from there on, if it
-    is below the segment's end."""
+    """An open segment. From `written_end` on, if that is below the segment's end, the file holds
+    only zeros."""
 
     __slots__ = ("end", "file", "path", "start", "written_end")
 
@@ -108,13 +108,13 @@ class SyncTicket:
         self._disk = disk
         self.directory = directory  # None: no new names in it
         self.files = files
-        self.end = end  # what becomes durable; a truncation meanwhile lowers it
+        self.end = end  # durable up to here afterwards; a truncation meanwhile lowers it
         self.error: OSError | None = None
         self.ran = False
-        self.elapsed_s = 0.0  # what `run` took
+        self.elapsed_s = 0.0  # how long `run` took
 
     def run(self) -> None:
-        """Blocking. Raises OSError, which is remembered: this ticket can never be finished."""
+        """Sync the files. Blocking. Raises OSError; then this ticket can never be finished."""
         begun_s = time.perf_counter()
         try:
             for file in self.files:
@@ -137,13 +137,13 @@ class SegmentHold:
         self._segment = segment
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes at CommitLog offset `offset`, which lies in this segment."""
+        """Return up to `size` bytes at CommitLog offset `offset`, which lies in this segment."""
         assert self._segment.start <= offset <= self._segment.end, (offset, self._segment.start)
         return self._segment.file.pread(offset - self._segment.start, size)
 
 
 class CommitLog:
-    """See the module. One caller (the loop), except `ticket.run` and `prepare_next`."""
+    """The CommitLog. For one caller (the loop), except `ticket.run` and `prepare_next`."""
 
     def __init__(
         self,
@@ -177,12 +177,12 @@ class CommitLog:
         self.min_offset = 0
         self.max_offset = 0
         self.durable_offset = 0
-        self.on_synced: Callable[[float], None] | None = None  # told what each sync took, in s
+        self.on_synced: Callable[[float], None] | None = None  # gets each sync's duration in s
 
     # -- life ---------------------------------------------------------------------------------
 
     def open(self, start_offset: int = 0, *, restore: bool = False) -> None:
-        """Open the segments there are; with none, begin an empty log at `start_offset`, settled.
+        """Open the existing segments; with none, begin an empty, settled log at `start_offset`.
 
         Raises StoreError when names or sizes do not make a log. With `restore`, a segment that is
         missing among the others or below the durable mark comes back as zeros instead: recovery
@@ -223,8 +223,8 @@ class CommitLog:
                 self._mark.lower_durable(start_offset)
 
     def restore_front(self, start: int) -> None:
-        """Before settling: the log began at `start`, a segment's first byte. Segments from there
-        on that are missing in front, or all of them, come back as zeros. Raises OSError."""
+        """Before settling: restore segments missing at the front, or all of them, as zeros. The
+        log began at `start`, a segment's first byte. Raises OSError."""
         end = self.min_offset if self._segments else max(start, self.durable_hint)
         if end <= start:
             return
@@ -243,21 +243,22 @@ class CommitLog:
         self.max_offset = self._segments[-1].end
 
     def raise_hint(self, end: int) -> None:
-        """Before settling: what stood below `end` was durable once, also where a power cut has set
-        the mark back. Noted durably, for the next start. Blocking. Raises OSError."""
+        """Before settling: note durably, for the next start, that everything below `end` was
+        durable once, even if a power cut has set the mark back. Blocking. Raises OSError."""
         mark = self._mark
         if end > 0 and mark is not None and not mark.lost:
             # Never lower than it is; and synced, also where it is above and only noted.
             mark.lower_durable(max(end, mark.durable_offset))
 
     def _note_restored(self, end: int) -> None:
-        """A segment that ends at `end` is missing in front of others. Before it is there again: the
-        next start, after a kill, could not tell it from one that was never filled."""
+        """Note that a segment which ends at `end` is missing in front of others. Called before it
+        is restored: after a kill the next start could not tell it from one never filled."""
         self.restored_end = max(self.restored_end, end)
         self.raise_hint(end)
 
     def _restorable(self, start: int, end: int) -> list[int]:
-        """First bytes of the segments that cover [start, end). Raises StoreError for too many."""
+        """Return the first bytes of the segments that cover [start, end). Raises StoreError if too
+        many are missing."""
         covered = range(start, end, self.segment_size_bytes)
         missing = len(covered) - len(self._disk.listdir(self.directory))
         if missing > RESTORED_SEGMENTS_MAX:
@@ -265,9 +266,9 @@ class CommitLog:
         return list(covered)
 
     def settle(self, end: int) -> None:
-        """Once after opening: the log ends at `end`, and what stands behind it is dropped.
+        """Set the log's end, once after opening, and drop everything behind it.
 
-        Returns when the whole log is durable: after a kill its tail may live in the page cache
+        Returns when the whole log is durable: after a kill its tail may be in the page cache
         only. Blocking. Raises OSError."""
         assert not self._settled
         assert self.min_offset <= end <= self.max_offset
@@ -291,7 +292,7 @@ class CommitLog:
             self._mark.raise_durable(end)
 
     def close(self) -> None:
-        """Close the files. What is not synced stays as undurable as it is."""
+        """Close the files without syncing them."""
         with self._lock:
             prepared, self._prepared = self._prepared, None
             self._generation += 1
@@ -304,31 +305,31 @@ class CommitLog:
 
     @property
     def settled(self) -> bool:
-        """Whether the end is known; only then may the log be written."""
+        """True once the end is known; only then may the log be written."""
         return self._settled
 
     @property
     def durable_hint(self) -> int:
-        """How far the log is known to have been durable once; 0 if nobody noted it."""
+        """How far the log is known to have been durable once; 0 if that is not known."""
         return 0 if self._mark is None or self._mark.lost else self._mark.durable_offset
 
     @property
     def committed_hint(self) -> int | None:
-        """Raft mode: frames below were committed, so peers have them; 0: not known. None: this
-        log has nothing that would note it."""
+        """Raft mode: frames below this offset were committed, so peers have them; 0: not known.
+        None: this log has no mark."""
         if self._mark is None:
             return None
         return 0 if self._mark.lost else self._mark.committed_offset
 
     @property
     def mark_lost(self) -> bool:
-        """Whether the durable mark is damaged: then nothing bad may be taken for a torn tail."""
+        """True if the durable mark is damaged: then nothing bad may be taken for a torn tail."""
         return self._mark is not None and self._mark.lost
 
     # -- writing ------------------------------------------------------------------------------
 
     def place(self, length: int) -> int:
-        """The position that the next `length` bytes get. Raises RecordTooLarge."""
+        """Return the position that the next `length` bytes get. Raises RecordTooLarge."""
         position = self.max_offset
         segment_end = (
             self._segments[-1].end if self._segments else (position + self.segment_size_bytes)
@@ -342,14 +343,14 @@ class CommitLog:
         return segment_end
 
     def write(self, position: int, data: bytes | memoryview) -> None:
-        """Append `data` at `position`: what `place` gave for it. Rolls when that is the next
+        """Append `data` at `position`, which `place` gave for it. Rolls when that is the next
         segment's start. Raises OSError, after which the end is unchanged (but see `place`)."""
         self.write_many(position, (data,), len(data))
 
     def write_many(
         self, position: int, buffers: Sequence[bytes | memoryview], length: int | None = None
     ) -> None:
-        """`write` of several buffers that lie one behind the other in one segment."""
+        """Write several buffers one behind the other in one segment, as `write` does."""
         assert self._settled
         if length is None:
             length = sum(map(len, buffers))
@@ -372,7 +373,7 @@ class CommitLog:
         self.max_offset = end
 
     def start_at(self, offset: int) -> None:
-        """An empty log begins here: the first byte of a segment of the log that is copied."""
+        """Let an empty log begin at `offset`, the first byte of a segment of the copied log."""
         assert self._settled and not self._segments and self.min_offset == self.max_offset
         assert offset % self.segment_size_bytes == 0, offset
         self.min_offset = self.max_offset = self.durable_offset = offset
@@ -419,7 +420,7 @@ class CommitLog:
                         self._disk.remove(segment.path)
 
     def _fill_with_zeros(self, segment: Segment, generation: int) -> None:
-        """Chunk by chunk, as long as the segment is not in use: a roll may come first."""
+        """Fill a segment in chunks, until it comes into use: a roll may come first."""
         for at in range(0, self.segment_size_bytes, len(_ZEROS)):
             size = min(len(_ZEROS), self.segment_size_bytes - at)
             with self._lock:
@@ -431,7 +432,7 @@ class CommitLog:
     # -- reading ------------------------------------------------------------------------------
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes at `offset`; shorter at the end of the segment or of the log.
+        """Return up to `size` bytes at `offset`; fewer at the end of the segment or of the log.
 
         Raises OffsetOutOfRange if offset is not in [min_offset, max_offset]."""
         if not self.min_offset <= offset <= self.max_offset:
@@ -443,9 +444,9 @@ class CommitLog:
         return segment.file.pread(offset - segment.start, size)
 
     def record_at(self, offset: int) -> bytes | None:
-        """The whole message record that begins at `offset`; None if none does.
+        """Return the whole message record that begins at `offset`; None if none does.
 
-        Looks at size, magic and the physical offset in the record, not at its CRC."""
+        Checks size, magic and the physical offset in the record, not its CRC."""
         if not self.min_offset <= offset < self.max_offset:
             return None
         data = self.read(offset, _FIRST_READ_BYTES)
@@ -463,20 +464,20 @@ class CommitLog:
         return data[:size] if len(data) >= size else None
 
     def segments(self) -> list[SegmentInfo]:
-        """All segments, oldest first."""
+        """Return all segments, oldest first."""
         return [SegmentInfo(s.start, s.end, s.path) for s in self._segments]
 
     def segment_end(self, position: int) -> int:
-        """The offset behind the segment that holds, or would hold, `position`."""
+        """Return the offset behind the segment that holds, or would hold, `position`."""
         size = self.segment_size_bytes
         return self.min_offset + ((position - self.min_offset) // size + 1) * size
 
     # -- mending ------------------------------------------------------------------------------
 
     def patch(self, position: int, data: bytes | memoryview) -> SyncTicket:
-        """Write `data` over damaged bytes, where something like it was written once: within one
-        segment, below the end. Before `settle`, too. The ticket's `run` makes it durable, and
-        goes to `finish_sync`. Raises OSError."""
+        """Write `data` over damaged bytes within one segment, below the end; also before `settle`.
+        The ticket's `run` makes it durable; then the ticket goes to `finish_sync`. Raises
+        OSError."""
         segment = self._segment_at(position)
         end = position + len(data)
         assert end <= segment.end, (position, len(data), segment.end)
@@ -489,7 +490,7 @@ class CommitLog:
         return ticket
 
     def extend(self) -> None:
-        """Before settling: one segment more, for a patch that needs it. Raises OSError."""
+        """Before settling: add one segment, for a patch that needs it. Raises OSError."""
         assert not self._settled
         segment = self._open_segment(self.max_offset)
         segment.written_end = segment.end
@@ -497,7 +498,8 @@ class CommitLog:
         self.max_offset = segment.end
 
     def hold(self, offset: int) -> SegmentHold:
-        """The segment of `offset` for a thread to read from; hand it to `release` after that."""
+        """Hold the segment of `offset` open for a thread that reads it; hand the hold to `release`
+        after that."""
         hold = SegmentHold(self._segment_at(offset))
         self._holds.append(hold)
         return hold
@@ -519,20 +521,20 @@ class CommitLog:
 
     @property
     def wants_next(self) -> bool:
-        """Whether it is time to `prepare_next`: the last segment is more than half full."""
+        """True if it is time to `prepare_next`: the last segment is more than half full."""
         if not self._segments or self._prepared is not None:
             return False
         last = self._segments[-1]
         return (self.max_offset - last.start) * 2 > self.segment_size_bytes
 
-    # -- cutting ------------------------------------------------------------------------------
+    # -- truncation and deletion --------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
         """Drop everything at and above `offset`: later segments are removed, the rest is
         overwritten with zeros, so that no stale byte ever looks valid again.
 
-        Durable when it returns (blocking; rare): otherwise old frames could come back behind
-        new ones after a power cut. Raises OSError, OffsetOutOfRange."""
+        Durable on return (blocking; rare): otherwise old frames could come back behind new ones
+        after a power cut. Raises OSError, OffsetOutOfRange."""
         assert self._settled
         if not self.min_offset <= offset <= self.max_offset:
             raise OffsetOutOfRange(offset, self.min_offset, self.max_offset)
@@ -554,7 +556,7 @@ class CommitLog:
             self._remove(self._segments.pop())
         self._disk.sync_directory(self.directory)
         last = self._segments[-1]
-        # Down to `offset` first in memory: whatever fails below, nobody reads what is going.
+        # Lowered in memory first: whatever fails below, nobody reads the dropped bytes.
         self.max_offset = offset
         for at in range(offset, last.written_end, len(_ZEROS)):
             size = min(len(_ZEROS), last.written_end - at)
@@ -570,7 +572,7 @@ class CommitLog:
     def delete_before(self, offset: int) -> int:
         """Remove whole segments that end at or below `offset`, never the last one.
 
-        Returns how many. Raises OSError."""
+        Returns how many were removed. Raises OSError."""
         count = 0
         while len(self._segments) > 1 and self._segments[0].end <= min(offset, self.max_offset):
             segment = self._segments.pop(0)
@@ -584,7 +586,7 @@ class CommitLog:
     # -- durability ---------------------------------------------------------------------------
 
     def begin_sync(self) -> SyncTicket | None:
-        """A ticket for everything written so far; None if all of it is durable.
+        """Return a ticket for everything written so far; None if all of it is durable.
 
         Raises SyncFailed once any sync has failed."""
         assert self._settled, "its end is not known"
@@ -598,7 +600,7 @@ class CommitLog:
         return ticket
 
     def finish_sync(self, ticket: SyncTicket) -> int:
-        """Take a ticket that has run; returns the new durable offset. Raises SyncFailed."""
+        """Take a ticket that has run; return the new durable offset. Raises SyncFailed."""
         self._check_failed()
         assert ticket.ran
         self._tickets.remove(ticket)
@@ -630,8 +632,8 @@ class CommitLog:
         return f"{self.directory}/{start:0{NAME_DIGITS}d}"
 
     def _open_segment(self, start: int, *, sparse: bool = False) -> Segment:
-        """`sparse`: what is missing of the file takes no room before it is written (a wrong note of
-        where the log began shall not fill the disk with zeros)."""
+        """Open or create a segment. `sparse`: the missing part of the file takes no room before it
+        is written (so a wrong note of the log's beginning does not fill the disk with zeros)."""
         path, size = self._path(start), self.segment_size_bytes
         existed = self._disk.exists(path)
         try:
@@ -668,8 +670,8 @@ class CommitLog:
         self.max_offset = start
 
     def _drop_stray(self, start: int) -> bool:
-        """Remove a last segment that nothing was ever written to (prepared, then the log was
-        truncated, then the power went). False if it holds something."""
+        """Remove a last segment that was never written to (prepared, then the log was truncated,
+        then the power was cut). Return False if it holds something."""
         file = self._disk.open(self._path(start))
         head = file.pread(0, BLANK_SIZE_BYTES)
         file.close()
@@ -679,7 +681,7 @@ class CommitLog:
         return True
 
     def _remove(self, segment: Segment) -> None:
-        """Unlink a segment. Somebody in the pool may still use its file: close it after that."""
+        """Unlink a segment, and close its file once no thread of the pool uses it."""
         self._dirty.pop(segment.start, None)
         self._disk.remove(segment.path)
         if self._tickets or self._holds:

@@ -1,4 +1,4 @@
-"""What a store is configured with. One object, built at the process' edge."""
+"""The configuration of a store. One object, built where the process reads its settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raftmq.store.filecache import OPEN_FILES_MAX
 from raftmq.store.indexfile import IndexLimits
 from raftmq.store.retention import RetentionPolicy
 
-HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: what the page cache is taken to hold
+HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: assumed share of the page cache
 
 
 class StoreMode(Enum):
@@ -22,14 +22,15 @@ class StoreMode(Enum):
 
 
 def hot_span_bytes(ratio: float = HOT_MEMORY_RATIO) -> int:
-    """How much of the log's tail counts as in memory on this machine: this part of all memory."""
+    """Return how many bytes of the log's tail count as in memory: this share of all memory."""
     pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return int(pages * page_size * ratio)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Names in brackets are Apache's. Paths are relative to the disk's root."""
+    """The configuration of a store. Names in comments are Apache's. Paths are relative to the
+    disk's root."""
 
     mode: StoreMode = StoreMode.RAFT
     directory: str = ""  # below the disk's root; "" is the root itself
@@ -48,5 +49,5 @@ class StoreConfig:
     index_limits: IndexLimits = field(default_factory=IndexLimits)  # maxHashSlotNum, maxIndexNum
 
     def path(self, name: str) -> str:
-        """Where a file or directory of the store is."""
+        """Return the path of a file or directory of the store."""
         return f"{self.directory}/{name}" if self.directory else name

@@ -1,24 +1,24 @@
-"""ConsumeQueues: per (topic, queue) a row of 20-byte units, one for each message in queue order.
+"""ConsumeQueues: per (topic, queue) a sequence of 20-byte units, one per message in queue order.
 
     consumequeue/<topic>/<queueId>/%020d   named by the byte position of its first unit
     unit: int64 CommitLog offset, int32 record size, int64 tags code
 
-Unit n stands at byte n * 20 of the row; files hold `units_per_file` (300,000) and are sparse. A
-queue that begins at n > 0 is pre-filled with units (0, 0x7FFFFFFF, 0) from its file's start to n.
+Unit n stands at byte n * 20 of the sequence; files hold `units_per_file` (300,000) and are sparse.
+A queue that begins at n > 0 is pre-filled with units (0, 0x7FFFFFFF, 0) from its file's start to n.
 
 A queue is derived from the CommitLog and never promises durability of its own. New units stay in
 a tail in memory until `flush`, or until one tail or all tails together reach their bound; reads
-see file and tail alike. What the checkpoint's confirmPhyOffset says is durable is trusted after a
-restart; every unit at or above it is dropped and comes again from the log (`open(confirmed)`).
+see file and tail alike. After a restart units that point below the checkpoint's confirmPhyOffset
+are trusted; every unit at or above it is dropped and comes again from the log (`open(confirmed)`).
 Below it offsets only grow, so the end of a queue is found by bisection.
 
 An append below max_offset is skipped (dispatch again after a restart); one that would leave a
-hole is an AssertionError: wrong is worse than down.
+hole is an AssertionError, because being wrong is worse than being down.
 
 Damage. With a manifest (store.queuemanifest) `open` does not load queues whose files cannot be
-right: what it lists is missing, or units stand behind the end that was found. They are told in
-`damaged`, and are made anew from the log (store.queuerepair). Single wrong units are found when
-they are read, by what they point at, and `rewrite` puts the right ones in their place.
+right: files or units it lists are missing, or units stand behind the end that was found. These
+queues are listed in `damaged`, and rebuilt from the log (store.queuerepair). Single wrong units are
+found when they are read, by the records they point at, and `rewrite` corrects them.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class ConsumeQueue:
 
     @property
     def tail_bytes(self) -> int:
-        """Not yet written to the file."""
+        """Bytes of units not yet written to the file."""
         return len(self._tail)
 
     def units(self, offset: int, count: int) -> bytes:
-        """Up to `count` units from `offset`; fewer at the end, b"" outside [min, max)."""
+        """Return up to `count` units from `offset`; fewer at the end, b"" outside [min, max)."""
         if not self.min_offset <= offset < self.max_offset or count <= 0:
             return b""
         if offset >= self._tail_first:
@@ -106,11 +106,11 @@ class ConsumeQueue:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def unit(self, offset: int) -> tuple[int, int, int]:
-        """(CommitLog offset, size, tags code) of one unit that exists."""
+        """Return (CommitLog offset, size, tags code) of one unit that exists."""
         return UNIT.unpack(self.units(offset, 1))
 
     def append(self, first: int, units: bytes) -> None:
-        """Append units whose first has queue offset `first`; what is there already is skipped."""
+        """Append units, the first of which has queue offset `first`; skip those already there."""
         assert len(units) % UNIT_SIZE_BYTES == 0
         if first != self.max_offset:
             if first < self.max_offset:
@@ -118,7 +118,7 @@ class ConsumeQueue:
                 if not units:
                     return
             else:
-                # Only a queue that has nothing yet may begin elsewhere: its past was deleted.
+                # Only an empty queue may begin above 0: its older messages were deleted.
                 assert self.max_offset == 0 and not self._tail, (self.path, self.max_offset, first)
                 self._begin_at(first)
         if not self._tail:
@@ -142,7 +142,7 @@ class ConsumeQueue:
         self._tail_first = self.max_offset
 
     def rewrite(self, offset: int, unit: bytes) -> bool:
-        """Put the right unit in the place of a damaged one; False if it is in no file (any more).
+        """Write the right unit over a damaged one; return False if it is in no file (any more).
 
         Raises OSError."""
         if not self.min_offset <= offset < self._tail_first:
@@ -151,12 +151,12 @@ class ConsumeQueue:
         return True
 
     def file_path(self, start: int) -> str:
-        """Path of the file whose first unit is `start`."""
+        """Return the path of the file whose first unit is `start`."""
         return f"{self.path}/{start * UNIT_SIZE_BYTES:020d}"
 
     def first_at(self, is_at: Callable[[int, int], bool], low: int | None = None) -> int:
-        """Bisection: the first offset in [low or min, max] for whose unit (CommitLog offset, size)
-        `is_at` holds; it must hold for all behind it."""
+        """Return the first offset in [low or min, max] for whose unit (CommitLog offset, size)
+        `is_at` holds, by bisection; it must hold for all units behind it."""
         low = self.min_offset if low is None else low
         high = self.max_offset
         while low < high:
@@ -173,9 +173,9 @@ class ConsumeQueue:
     def load(
         self, confirmed: int, clean: bool, noted: QueueExtent | None, *, suspicious: bool
     ) -> None:
-        """Find the end among the files there are: the first unit that is empty or points at or
-        above `confirmed`. What stands behind it is dropped. `suspicious`: not before it was
-        looked whether that may be. Raises QueueDamaged."""
+        """Find the queue's end in its files: the first unit that is empty or points at or above
+        `confirmed`. Units behind it are dropped; with `suspicious`, only after a check that this
+        end is plausible. Raises QueueDamaged."""
         store = self._store
         names = store.disk.listdir(self.path)
         self.file_starts = [int(name) // UNIT_SIZE_BYTES for name in names]
@@ -207,7 +207,8 @@ class ConsumeQueue:
         self._note_last()
 
     def _check_end(self, end: int, confirmed: int, noted: QueueExtent | None) -> None:
-        """Bisection believes every unit that it looks at: does anything say otherwise?"""
+        """Check the end that bisection found, which trusts every unit it reads. Raises
+        QueueDamaged."""
         if noted is not None and end < noted.end and noted.last_position < confirmed:
             raise QueueDamaged(f"it ends at {end}, and had {noted.end} units once")
         probes = [(end, PROBED_UNITS)]
@@ -226,7 +227,7 @@ class ConsumeQueue:
         self.last_position = 0 if empty else self.unit(self.max_offset - 1)[0]
 
     def cut(self, end: int) -> None:
-        """Drop units from `end` on, in file and memory. Only while nothing is being flushed."""
+        """Drop units from `end` on, in file and memory. Only while no flush is in flight."""
         assert not self._tail
         store = self._store
         while self.file_starts and self.file_starts[-1] >= end:
@@ -254,7 +255,7 @@ class ConsumeQueue:
             self._store.remove_file(self.file_path(self.file_starts.pop(0)))
 
     def begin_at(self, first: int) -> None:
-        """A queue without a unit: its first one gets offset `first` > 0, also after a restart."""
+        """Let an empty queue's first unit get offset `first` > 0, even after a restart."""
         per_file = self._store.units_per_file
         if first % per_file == 0:  # else there would be no file that says so
             self._write(first - per_file, memoryview(FILLER * per_file))
@@ -282,7 +283,8 @@ class ConsumeQueue:
 
 
 class FlushTicket:
-    """Files and directories to be made durable: `run` it in the pool, then `finish_flush`."""
+    """A flush of ConsumeQueue files and directories: `run` it in the pool, then
+    `finish_flush`."""
 
     __slots__ = ("_directories", "_disk", "_extents", "_manifest", "_paths")
 
@@ -301,9 +303,10 @@ class FlushTicket:
         self._extents = extents
 
     def run(self) -> None:
-        """Blocking. Raises OSError: then the files are dirty still, and the flush is void."""
+        """Sync the files. Blocking. Raises OSError: then they are still dirty, and the flush is
+        void."""
         for path in self._paths:
-            # A descriptor of its own: the cache may close its one meanwhile.
+            # A separate descriptor: the cache may close its own meanwhile.
             file = self._disk.open(path)
             try:
                 file.sync()
@@ -329,10 +332,10 @@ class ConsumeQueueStore:
         open_files_max: int = OPEN_FILES_MAX,
         manifest: str | None = None,
     ) -> None:
-        """`manifest`: the path of one; None: none is kept, and no damage is looked for."""
+        """`manifest`: the manifest's path; None: none is kept, and damage is not searched for."""
         self.disk = disk
         self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
-        self.corrected_to = -1  # no unit of any queue points below, but a damaged one
+        self.corrected_to = -1  # no unit of any queue points below this, except a damaged one
         self._manifest = manifest
         self._flushes = 0
         self.directory = directory
@@ -351,7 +354,7 @@ class ConsumeQueueStore:
     def open(self, confirmed: int, *, clean: bool = False) -> None:
         """Load every queue, keeping units that point below CommitLog offset `confirmed`.
 
-        `clean`: the last stop was, so nothing stands behind the first empty unit.
+        `clean`: the last stop was clean, so nothing stands behind the first empty unit.
 
         Raises OSError; ValueError for a directory that is no queue."""
         assert not self._queues
@@ -375,7 +378,7 @@ class ConsumeQueueStore:
         self.damaged |= dict.fromkeys(noted, "its directory is gone")
 
     def append(self, topic: str, queue_id: int, first_queue_offset: int, units: bytes) -> None:
-        """Append units; see ConsumeQueue.append. Raises OSError when a bound made it write."""
+        """Append units, as ConsumeQueue.append does. Raises OSError if a bound made it write."""
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -393,8 +396,8 @@ class ConsumeQueueStore:
                 self.write_tails()
 
     def begin_at(self, topic: str, queue_id: int, first: int) -> None:
-        """A queue that is not here goes on at queue offset `first` > 0: what it had is deleted.
-        Raises OSError; ValueError for what is no queue."""
+        """Create a queue whose next queue offset is `first` > 0: its older messages are deleted.
+        Raises OSError; ValueError for an invalid name."""
         key = (topic, queue_id)
         assert key not in self._queues, key
         _check_name(topic, queue_id)
@@ -403,15 +406,15 @@ class ConsumeQueueStore:
         self._queues[key] = queue
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue; None if it never had a message."""
+        """Return the queue; None if it never had a message."""
         return self._queues.get((topic, queue_id))
 
     def queues(self) -> Iterator[ConsumeQueue]:
-        """Every queue, in no particular order."""
+        """Iterate over all queues, in no particular order."""
         return iter(self._queues.values())
 
     def topics(self) -> dict[str, list[int]]:
-        """Queue ids, sorted, by topic."""
+        """Return the sorted queue ids by topic."""
         found: dict[str, list[int]] = {}
         for topic, queue_id in sorted(self._queues):
             found.setdefault(topic, []).append(queue_id)
@@ -426,7 +429,7 @@ class ConsumeQueueStore:
         assert self.tails_bytes == 0
 
     def begin_flush(self) -> FlushTicket:
-        """Write the tails and return what is to be synced. One at a time."""
+        """Write the tails and return the ticket to sync them. One at a time."""
         assert not self._flushing
         self.write_tails()
         self._flushing = True
@@ -442,8 +445,9 @@ class ConsumeQueueStore:
         return ticket
 
     def _manifest_is_due(self) -> bool:
-        """With every flush that has something; of many queues only when files came or went, and
-        now and then: what it says is a lower bound."""
+        """Return whether this flush writes the manifest: every flush that syncs anything does; with
+        many queues, only when files were created or removed, and every MANIFEST_FLUSHES-th flush,
+        since the manifest is a lower bound anyway."""
         self._flushes += 1
         if self._dirty_directories:
             return True
@@ -465,7 +469,8 @@ class ConsumeQueueStore:
         ]
 
     def finish_flush(self, ticket: FlushTicket, *, synced: bool) -> None:
-        """After `run` returned (`synced`) or raised: then its files count as dirty again."""
+        """Take a ticket after `run` returned (`synced`) or raised: then its files are dirty
+        again."""
         assert self._flushing
         self._flushing = False
         if not synced:
@@ -473,7 +478,7 @@ class ConsumeQueueStore:
             self._dirty_directories |= dict.fromkeys(ticket._directories)
 
     def flush(self) -> None:
-        """All of it at once, blocking. Raises OSError."""
+        """Do a whole flush, blocking. Raises OSError."""
         ticket = self.begin_flush()
         synced = False
         try:
@@ -484,14 +489,14 @@ class ConsumeQueueStore:
 
     @property
     def flushing(self) -> bool:
-        """Whether a flush is under way; nothing may be cut then."""
+        """True while a flush is in flight; nothing may be truncated then."""
         return self._flushing
 
     # -- following the CommitLog ---------------------------------------------------------------
 
     def discard(self, topic: str, queue_id: int) -> None:
-        """Forget a queue and remove its files: it is made anew. Before anything is appended to
-        it; while nothing is flushed. Raises OSError."""
+        """Forget a queue and remove its files, because it is rebuilt. Before anything is appended
+        to it, and while no flush is in flight. Raises OSError."""
         assert not self._flushing
         queue = self._queues.pop((topic, queue_id), None)
         if queue is not None:
@@ -503,7 +508,8 @@ class ConsumeQueueStore:
             self.remove_file(f"{path}/{name}")
 
     def truncate_to_commitlog(self, max_offset: int) -> None:
-        """Drop units that point at or above `max_offset`. Blocking; while nothing is flushed."""
+        """Drop units that point at or above `max_offset`. Blocking; not while a flush is in
+        flight."""
         assert not self._flushing
         self.write_tails()
         for queue in self._queues.values():
@@ -512,8 +518,9 @@ class ConsumeQueueStore:
                 queue.cut(end)
 
     def correct_min_offset(self, commitlog_min: int) -> None:
-        """Move every queue's min_offset up to what the CommitLog still has, and remove files that
-        hold nothing else. Left for the next call while a flush is under way. Raises OSError."""
+        """Move every queue's min_offset up to the oldest message the CommitLog still has, and
+        remove files wholly below. Left for the next call while a flush is in flight. Raises
+        OSError."""
         if self._flushing:
             return
         for queue in self._queues.values():
@@ -521,18 +528,18 @@ class ConsumeQueueStore:
         self.corrected_to = commitlog_min
 
     def close(self) -> None:
-        """Close files; tails not flushed are lost, as a kill would lose them."""
+        """Close the files; tails not flushed are lost, as in a kill."""
         self.files.close()
         self._queues, self._with_tail, self.tails_bytes = {}, {}, 0
 
     # -- used by queues ------------------------------------------------------------------------
 
     def file_start(self, offset: int) -> int:
-        """First unit of the file that holds the unit at `offset`."""
+        """Return the first unit of the file that holds the unit at `offset`."""
         return offset - offset % self.units_per_file
 
     def note_new_file(self, queue: ConsumeQueue) -> None:
-        """Before a queue's file is created: its name has to be made durable, too."""
+        """Note that a queue's file is about to be created: its name must be made durable, too."""
         self._dirty_directories[queue.path] = None
         if not queue.file_starts:
             self.disk.makedirs(queue.path)
@@ -556,6 +563,7 @@ class ConsumeQueueStore:
 
 
 def _check_name(topic: str, queue_id: int) -> None:
-    """A topic becomes a directory: nothing in its name may lead elsewhere. Raises ValueError."""
+    """Check that a topic can be a directory name: it must not lead elsewhere. Raises
+    ValueError."""
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic or queue_id < 0:
         raise ValueError(f"not a queue: {topic!r}/{queue_id}")

@@ -25,8 +25,8 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """How full a file system is, counted as df and Apache's brokers count it: what is reserved for
-    root is neither used nor available."""
+    """The usage of a file system, counted as df and Apache's brokers count it: the space reserved
+    for root is neither used nor available."""
 
     used_bytes: int
     available_bytes: int  # to this process
@@ -53,7 +53,7 @@ class File(Protocol):
     def size_bytes(self) -> int: ...
 
     def pread(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes at `offset`; shorter only at the end of the file."""
+        """Return up to `size` bytes at `offset`; fewer only at the end of the file."""
         ...
 
     def pwrite(self, offset: int, data: bytes | memoryview) -> None: ...
@@ -82,7 +82,7 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def listdir(self, path: str) -> list[str]:
-        """Sorted names in a directory; [] if there is none."""
+        """Return the sorted names in a directory; [] if there is no such directory."""
         ...
 
     def makedirs(self, path: str) -> None: ...
@@ -98,11 +98,11 @@ class Disk(Protocol):
         ...
 
     def usage(self) -> DiskUsage:
-        """How full the file system is."""
+        """Return how full the file system is."""
         ...
 
     def boot_id(self) -> str:
-        """Another one whenever what was not synced may have been lost; "" if that is unknown."""
+        """Return an id that changes whenever unsynced data may have been lost; "" if unknown."""
         ...
 
 
@@ -206,11 +206,11 @@ class OsDisk:
             os.close(fd)
 
     def boot_id(self) -> str:
-        """Linux's: drawn at every boot of the machine."""
+        """Return Linux's boot id, drawn at every boot of the machine."""
         try:
             with open(BOOT_ID_PATH, encoding="ascii") as file:
                 return file.read().strip()
-        except FileNotFoundError:  # another system: it has to be taken for rebooted
+        except FileNotFoundError:  # another system: it must be assumed to have rebooted
             return ""
 
     def usage(self) -> DiskUsage:

@@ -1,4 +1,4 @@
-"""From records to consume-queue units, one pass per batch.
+"""Dispatch: from records to consume-queue units, one pass per batch.
 
 A unit is 20 bytes: int64 CommitLog offset, int32 record size, int64 tags code (the sign-extended
 hash of TAGS; for a message parked in SCHEDULE_TOPIC_XXXX its delivery time in ms instead, for one
@@ -7,11 +7,11 @@ Records of transaction types none and commit get a unit; prepared and rolled-bac
 (half messages are stored with their transaction bits cleared, so the half topic has units).
 
 This loop runs for every message on every replica, so it reads one fixed head per record, finds
-TAGS with one search and remembers the hashes of tags that it has seen. It trusts the bytes:
-frames are verified by CRC and records by `check_record` before they come here. What it does
-check is what a wrong unit would break silently: sizes add up, queue offsets follow one another.
-Measured with 128-byte bodies and four properties: 0.9 microseconds a record, 1.3 when every record
-ends otherwise than the one before. Pure.
+TAGS with one search and caches the hashes of tags. It trusts the bytes: frames are verified by CRC
+and records by `check_record` before they come here. It does check what would silently make wrong
+units: that sizes add up and queue offsets follow one another. Measured with 128-byte bodies and
+four properties: 0.9 microseconds a record, 1.3 when every record ends differently from the one
+before. Pure.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ UNIT = struct.Struct(">qiq")
 UNIT_SIZE_BYTES = UNIT.size
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
-TIMER_OUT_MS = "TIMER_OUT_MS"  # which slot a timer message waits for
-TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"  # of one that recalls another
+TIMER_OUT_MS = "TIMER_OUT_MS"  # the slot that a timer message waits for
+TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"  # of a message that recalls another
 DELAY_LEVELS_MS = tuple(
     1000 * s
     for s in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -66,25 +66,25 @@ class QueueUnits(NamedTuple):
 
 
 class DispatchError(AssertionError):
-    """The records contradict each other: a bug or damage, never to be indexed."""
+    """The records contradict each other: a bug or damage; they must not be indexed."""
 
 
 class Dispatcher:
-    """Holds the delay table and the tag cache; `index` is the loop."""
+    """Makes consume-queue units from records. Holds the delay table and the tag cache."""
 
     def __init__(self, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS) -> None:
         self._delay_levels_ms = delay_levels_ms
         self._codes: dict[bytes, int] = {}
 
     def index_frame(self, frame: Frame) -> list[QueueUnits]:
-        """`index` of a message frame. Raises DispatchError."""
+        """Return the units of a message frame's records. Raises DispatchError."""
         at = frame.records_at
         return self.index(frame.data, frame.position + at, at)
 
     def index(
         self, data: bytes, base_offset: int, start: int = 0, end: int | None = None
     ) -> list[QueueUnits]:
-        """Units of the records in data[start:end], grouped by queue in order of appearance.
+        """Return the units of the records in data[start:end], by queue in order of appearance.
 
         `base_offset` is the CommitLog offset of data[start]. Raises DispatchError.
         """
@@ -95,7 +95,7 @@ class Dispatcher:
             raise DispatchError(f"a record near {base_offset} is cut short") from error
 
     def _index(self, data: bytes, shift: int, start: int, end: int) -> list[QueueUnits]:
-        """The loop of `index`; CommitLog offset = offset in data + shift."""
+        """Run the loop of `index`; CommitLog offset = offset in data + shift."""
         head, pack, rfind, find = _HEAD.unpack_from, UNIT.pack, data.rfind, data.find
         same_ending, known_codes = data.endswith, self._codes.get
         # Records of one producer mostly end alike from TAGS on: compare before searching.
@@ -155,7 +155,7 @@ class Dispatcher:
         ]
 
     def _code(self, tags: bytes, properties: bytes) -> int:
-        """Hash a tag not seen before. An empty one is no pair at all: ask the slow reader."""
+        """Hash a tag not seen before. An empty one is no valid pair: decode the properties."""
         if not tags:
             return _tags_code_of(properties)
         if len(self._codes) >= _TAGS_CACHE_MAX:
@@ -164,8 +164,8 @@ class Dispatcher:
         return code
 
     def _deliver_time(self, data: bytes, offset: int, start: int, end: int) -> int:
-        """Store time plus the level's delay; an unknown level counts as one second, as Apache's
-        does; a message without DELAY keeps its tag."""
+        """Return the store time plus the level's delay; without a delay table that is one second, a
+        level beyond the table counts as the last; a message without DELAY keeps its tag."""
         properties = decode_properties(data[start:end])
         level = properties.get("DELAY")
         if level is None or not level.isdecimal() or int(level) == 0:
@@ -176,7 +176,7 @@ class Dispatcher:
 
 
 def timer_code(properties: Mapping[str, str]) -> int:
-    """TIMER_OUT_MS; negative if the message recalls another; 0 if it says no time."""
+    """Return TIMER_OUT_MS; negative if the message recalls another; 0 if it has no valid time."""
     text = properties.get(TIMER_OUT_MS, "")
     out_ms = int(text) if text.isdecimal() and len(text) < 16 else 0
     return -out_ms if TIMER_DEL_UNIQKEY in properties else out_ms
@@ -186,7 +186,7 @@ _dispatcher = Dispatcher()
 
 
 def index_payload(payload: bytes | memoryview, base_offset: int) -> list[QueueUnits]:
-    """`Dispatcher.index` with the standard delay levels. Raises DispatchError."""
+    """Return the units of `payload` with the standard delay levels. Raises DispatchError."""
     return _dispatcher.index(bytes(payload), base_offset)
 
 
@@ -199,7 +199,8 @@ def _skip(size: int, magic: int, offset: int, shift: int, end: int) -> int:
 def _unusual_topic(
     data: bytes, offset: int, magic: int, sys_flag: int, shift: int
 ) -> tuple[int, int]:
-    """(start, length) of the topic of a record with IPv6 hosts or a two-byte topic length."""
+    """Return (start, length) of the topic of a record with IPv6 hosts or a two-byte topic
+    length."""
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise DispatchError(f"no record at {offset + shift}: {magic & 0xFFFFFFFF:#010x}")
     body_start = offset + 88 + hosts_extra(sys_flag)

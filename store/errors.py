@@ -1,6 +1,6 @@
-"""What can go wrong in the store, as exceptions of ours.
+"""The store's errors.
 
-`retriable`: the same call may succeed later. `outcome_unknown`: what was asked may have happened
+`retriable`: the same call may succeed later. `outcome_unknown`: the call may have taken effect
 nevertheless. Errors of the operating system (OSError) pass through the store unchanged.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Anything the store refuses or finds."""
+    """The base of all errors of the store."""
 
     code = "STORE_ERROR"
     retriable = False
@@ -16,13 +16,13 @@ class StoreError(Exception):
 
 
 class RecordTooLarge(StoreError):
-    """It does not fit into one segment together with the blank record that may have to follow."""
+    """The record does not fit into one segment with the blank record that may have to follow."""
 
     code = "RECORD_TOO_LARGE"
 
 
 class OffsetOutOfRange(StoreError):
-    """Not between the log's first and last byte."""
+    """The offset is not between the log's first and last byte."""
 
     code = "OFFSET_OUT_OF_RANGE"
 
@@ -32,7 +32,7 @@ class OffsetOutOfRange(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """Bytes that were once durable are not what was written. Nothing has been cut.
+    """Bytes that were once durable are not what was written. Nothing has been truncated.
 
     `position` is the absolute CommitLog offset of the first bad frame or record. The node must
     not serve or vote from this log; it is fetched again from a peer.
@@ -47,8 +47,8 @@ class StoreDamaged(StoreError):
 
 
 class Diverged(StoreError):
-    """What a master sends does not continue this log: they are not the same log. Nothing of it
-    was written. `position` is where it was to go."""
+    """The master's data does not continue this log: the logs differ. None of it was written.
+    `position` is where it was to go."""
 
     code = "DIVERGED"
 
@@ -59,8 +59,8 @@ class Diverged(StoreError):
 
 
 class UnitDamaged(StoreDamaged):
-    """A ConsumeQueue unit points at no record of its queue. It is made anew from the log; until
-    then whoever needs it has to wait."""
+    """A ConsumeQueue unit points at no record of its queue. It is rebuilt from the log; until then
+    its readers have to wait."""
 
     code = "UNIT_DAMAGED"
     retriable = True

@@ -1,4 +1,4 @@
-"""Open files by path, at most so many: a broker has more queues than descriptors."""
+"""A bounded cache of open files by path: a broker has more queues than descriptors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ OPEN_FILES_MAX = 512  # below the usual soft limit of 1024, which sockets share
 
 
 class FileCache:
-    """Least recently used files are closed first. Closing loses nothing: syncing opens again."""
+    """A cache of open files; the least recently used are closed first. Closing loses nothing, since
+    a file is opened again to be synced."""
 
     def __init__(self, disk: Disk, count_max: int = OPEN_FILES_MAX) -> None:
         assert count_max > 0
@@ -19,7 +20,7 @@ class FileCache:
         self._files: OrderedDict[str, File] = OrderedDict()
 
     def get(self, path: str) -> File:
-        """The open file, created if missing. Raises OSError."""
+        """Return the open file, created if missing. Raises OSError."""
         file = self._files.get(path)
         if file is not None:
             self._files.move_to_end(path)
@@ -31,7 +32,7 @@ class FileCache:
         return file
 
     def forget(self, path: str) -> None:
-        """Before the file is removed."""
+        """Close a file that is about to be removed."""
         file = self._files.pop(path, None)
         if file is not None:
             file.close()

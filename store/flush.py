@@ -1,15 +1,15 @@
 """GroupFlusher: fdatasync of a log in the pool, one at a time, many appends to each.
 
-SYNC: `request()` after an append starts a sync unless one is running; what arrives meanwhile is
-covered by the next one, which starts as soon as the first is done (group commit). ASYNC: a sync
-every `interval_ms` if there is anything to sync.
+SYNC: `request()` after an append starts a sync unless one is running; appends meanwhile are covered
+by the next one, which starts as soon as the first is done (group commit). ASYNC: a sync every
+`interval_ms` if there is anything to sync.
 
-Whoever needs to know waits: `on_durable(offset)` is called after every sync, `wait(offset)`
-suspends until that offset is durable, at most `waiting_max` at a time (TooManyWaiting beyond).
+`on_durable(offset)` is called after every sync; `wait(offset)` suspends until that offset is
+durable, for at most `waiting_max` callers at a time (TooManyWaiting beyond).
 
 A failed fdatasync is final. The pages may be gone from the kernel's cache, and the next call would
 report success for data that is nowhere ("fsyncgate"). So: `on_error` once, every waiter gets
-SyncFailed, and nothing is ever begun again.
+SyncFailed, and no sync is begun any more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAITING_MAX = 100_000
 
 
 class SyncedLog(Protocol):
-    """What is flushed: a CommitLog."""
+    """The log to flush: a CommitLog."""
 
     durable_offset: int
 
@@ -43,7 +43,7 @@ class FlushMode(Enum):
 
 
 class GroupFlusher:
-    """See the module. Lives on one loop; the executor should have a thread to itself."""
+    """Flushes one log, on one loop; the executor should have a thread to itself."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class GroupFlusher:
         on_error: Callable[[BaseException], None],
         waiting_max: int = WAITING_MAX,
     ) -> None:
-        """`interval_ms` counts in ASYNC mode only."""
+        """`interval_ms` matters in ASYNC mode only."""
         self._log = log
         self._executor = executor
         self._mode = mode
@@ -86,7 +86,7 @@ class GroupFlusher:
             self.request()
 
     async def stop(self) -> None:
-        """Wait for the sync under way; begin no more. Who still waits gets SyncFailed."""
+        """Wait for the sync in flight; begin no more. Remaining waiters get SyncFailed."""
         self._started = False
         if self._timer is not None:
             self._timer.cancel()
@@ -95,12 +95,12 @@ class GroupFlusher:
         self._fail_waiting(SyncFailed("the flusher was stopped"))
 
     def request(self) -> None:
-        """There is something new to be made durable. In ASYNC mode the interval sees to it."""
+        """Note that new data must become durable. In ASYNC mode the interval takes care of it."""
         if self._mode is FlushMode.SYNC:
             self._begin()
 
     async def wait(self, offset: int) -> None:
-        """Until everything below `offset` is durable. Raises SyncFailed, TooManyWaiting."""
+        """Wait until everything below `offset` is durable. Raises SyncFailed, TooManyWaiting."""
         if self.failed is not None:
             raise SyncFailed(str(self.failed)) from self.failed
         if self._log.durable_offset >= offset:

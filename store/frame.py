@@ -3,7 +3,7 @@
 One Raft entry is one frame is one group commit. A frame is a 60-byte header and its payload:
 
     off size field
-    0   4    size            walker's hop: 60 + command length for a message frame, 60 + payload
+    0   4    size            a walker's step: 60 + command length for a message frame, 60 + payload
                              length otherwise
     4   4    magic           0xDAA320F0
     8   8    index           Raft index, 1-based
@@ -16,13 +16,13 @@ One Raft entry is one frame is one group commit. A frame is a 60-byte header and
     52  4    payload_crc     CRC-32C of the payload
     56  4    header_crc      CRC-32C of bytes 0..55
 
-All integers are big-endian, signed, except the two checksums. A walker that knows only records hops
-over `size` bytes: after a message frame's header it meets the records, which are plain RocketMQ
-records; over any other frame it hops whole. A frame never spans segments (design.md section 3).
+All integers are big-endian, signed, except the two checksums. A walker that knows only records
+skips `size` bytes: after a message frame's header it meets the records, which are plain RocketMQ
+records; any other frame it skips whole. A frame never spans segments.
 
-The payload of a message frame may begin with a command: what storing these records means for the
-tables (a delayed message that was delivered, say). Both are committed, or neither is.
-Pure: bytes in, bytes out.
+The payload of a message frame may begin with a command: the change that storing these records
+makes to the replicated tables (that a delayed message was delivered, say). Both are committed, or
+neither is. Pure: bytes in, bytes out.
 """
 
 import struct
@@ -33,7 +33,7 @@ from google_crc32c import value as crc32c
 FRAME_MAGIC = 0xDAA320F0 - (1 << 32)  # signed, as every magic is read
 HEADER = struct.Struct(">iiqqqqiiiII")
 HEADER_SIZE_BYTES = HEADER.size  # 60
-_HEADER_HEAD = struct.Struct(">iiqqqqiiiI")  # what header_crc covers
+_HEADER_HEAD = struct.Struct(">iiqqqqiiiI")  # the part that header_crc covers
 _CRC = struct.Struct(">I")
 PAYLOAD_SIZE_BYTES_MAX = 32 * 1024 * 1024  # twice the largest remoting frame
 
@@ -42,7 +42,7 @@ assert _HEADER_HEAD.size == 56
 
 
 class FrameKind(IntEnum):
-    """What a frame's payload is."""
+    """The kind of a frame's payload."""
 
     MESSAGES = 1
     COMMAND = 2
@@ -51,7 +51,7 @@ class FrameKind(IntEnum):
 
 
 class FrameError(Exception):
-    """These bytes are not a whole, undamaged frame; `reason` says what is wrong with them."""
+    """Bytes that are not a whole, undamaged frame; `reason` says what is wrong with them."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -107,12 +107,12 @@ class Frame:
 
     @property
     def records_at(self) -> int:
-        """Of a message frame: where in `data` its records begin."""
+        """The offset in `data` at which a message frame's records begin."""
         return _hop(self.data)
 
     @property
     def command(self) -> memoryview:
-        """What this frame says to the tables; empty if nothing."""
+        """The frame's command to the replicated tables; empty if it has none."""
         if self.kind == FrameKind.COMMAND:
             return self.payload
         end = _hop(self.data) if self.kind == FrameKind.MESSAGES else HEADER_SIZE_BYTES
@@ -168,7 +168,7 @@ def _hop(data: bytes) -> int:
 def parse_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, ...]:
     """Check a frame header's magic, CRC and shape; return its eleven fields in table order.
 
-    Raises FrameError. The payload is not looked at.
+    Raises FrameError. The payload is not checked.
     """
     head = bytes(buffer[offset : offset + HEADER_SIZE_BYTES])
     if len(head) < HEADER_SIZE_BYTES:

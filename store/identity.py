@@ -1,20 +1,20 @@
-"""Says in a store directory whose it is: which node of which group, and in which mode.
+"""The owner of a store directory: which node of which group, and in which mode.
 
-A directory that came under another node by mistake (a copied broker.conf, a wrong volume) would
-have that node vote and answer with somebody else's promises. So the file `identity`, beside the
-log, is compared with the configuration at each start, before recovery:
+If another node got the directory by mistake (a copied broker.conf, a wrong volume), it would vote
+and answer with somebody else's promises. So the file `identity`, beside the log, is compared with
+the configuration at each start, before recovery:
 
     mode=raft            or classic
     group=broker-a       the Raft group, or the broker name
     node=n1              the replica's id; empty in classic mode
     crc32c=0a1b2c3d      of the lines above
 
-In classic mode a directory is a broker name's: which of its brokers serves it, and in which role,
-is changed by hand when a master is lost, and is not compared.
+In classic mode a directory belongs to a broker name: which of its brokers serves it, and in which
+role, is changed by hand when a master is lost, and is not compared.
 
-A store without the file, or with one that is damaged, is taken for what the configuration says,
-once: `note` writes it down, and the caller logs that. To give a directory to another node
-deliberately its operator removes the file.
+A store without the file, or with a damaged one, is taken for what the configuration says, once:
+`note_identity` writes it down, and the caller logs that. To give a directory to another node
+deliberately, its operator removes the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZE_BYTES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """Whose a directory is."""
+    """The owner of a store directory."""
 
     mode: str  # raft or classic
     group: str
@@ -44,14 +44,15 @@ class StoreIdentity:
 
 
 class WrongIdentity(StoreError):
-    """The directory is another node's."""
+    """The directory belongs to another node."""
 
     code = "WRONG_IDENTITY"
 
 
 def check_identity(disk: Disk, root: str, own: StoreIdentity) -> bool:
-    """Whether the directory says that it is ours; False: it says nothing that can be read, and is
-    to be noted. `root` is what the operator calls it. Raises WrongIdentity, OSError."""
+    """Return whether the directory says that it is ours; False: it has no readable identity, and
+    the caller must note one. `root` is the operator's name for it. Raises WrongIdentity,
+    OSError."""
     found = read_identity(disk)
     if found is None:
         return False
@@ -66,7 +67,7 @@ def check_identity(disk: Disk, root: str, own: StoreIdentity) -> bool:
 
 
 def read_identity(disk: Disk) -> StoreIdentity | None:
-    """None: there is none, or it is damaged. Raises OSError."""
+    """Return the directory's identity; None if there is none, or it is damaged. Raises OSError."""
     if not disk.exists(IDENTITY_FILE):
         return None
     file = disk.open(IDENTITY_FILE)
@@ -82,7 +83,7 @@ def read_identity(disk: Disk) -> StoreIdentity | None:
 
 
 def note_identity(disk: Disk, own: StoreIdentity) -> None:
-    """Durable on return. Raises OSError."""
+    """Write the identity; durable on return. Raises OSError."""
     body = f"mode={own.mode}\ngroup={own.group}\nnode={own.node}\n".encode()
     beside = f"{IDENTITY_FILE}.new"
     file = disk.open(beside)

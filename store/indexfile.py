@@ -11,13 +11,13 @@
         entry: int32 key hash, int64 offset, int32 seconds since beginTimestamp, int32 the entry
         before it in the same slot, 0 for none
 
-The file of the day is appended to: entries are written at once, one write for many; the slots are
-kept in memory and written by `flush`, page by page; the header comes last, once the rest is
-durable. So after a crash the entries below the header's count are good, and the slots can be made
-from them (`rebuild`). A full file never changes again and keeps no slots in memory.
+The newest file is appended to: entries are written at once, one write for many; the slots are kept
+in memory and written by a flush, page by page; the header comes last, once the rest is durable. So
+after a crash the entries below the header's count are good, and the slots can be made from them
+(`rebuild`). A full file never changes again and keeps no slots in memory.
 
-Times in entries are whole seconds, rounded down: what `select` yields may lie up to a second
-outside the range asked for, and its hash may be another key's. The record decides.
+Times in entries are whole seconds, rounded down: a match of `select` may lie up to a second outside
+the range asked for, and its hash may be another key's. The record decides.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ assert ENTRY_SIZE_BYTES == 20
 
 @dataclass(frozen=True, slots=True)
 class IndexLimits:
-    """How large a file is. `entries` counts the unused entry 0."""
+    """The size of a file. `entries` counts the unused entry 0."""
 
     slots: int = HASH_SLOTS
     entries: int = INDEX_ENTRIES
@@ -62,7 +62,7 @@ class IndexLimits:
 
 
 class IndexFile:
-    """One file. One caller (the loop), except `FileFlush.run`."""
+    """One index file. For one caller (the loop), except `FileFlush.run`."""
 
     def __init__(self, disk: Disk, path: str, limits: IndexLimits) -> None:
         """Open it, sparse if it is new. Raises OSError."""
@@ -88,7 +88,7 @@ class IndexFile:
 
     @property
     def plausible(self) -> bool:
-        """Whether size and header can be an index file's of these limits."""
+        """True if size and header can be those of an index file with these limits."""
         return (
             self.file.size_bytes == self.limits.file_size_bytes
             and self.count <= self.limits.entries
@@ -100,7 +100,7 @@ class IndexFile:
     # -- writing ------------------------------------------------------------------------------
 
     def append(self, keys: Sequence[IndexKey]) -> int:
-        """Add as many of `keys`, in log order, as there is room for; returns how many. One write.
+        """Add as many of `keys`, in log order, as there is room for; return how many. One write.
 
         Raises OSError, the file then being as before."""
         keys = keys[: self.limits.entries - self.count]
@@ -140,7 +140,7 @@ class IndexFile:
         return len(keys)
 
     def mark(self, offset: int, store_ms: int) -> None:
-        """The log is indexed up to and with the message at `offset`."""
+        """Note that the log is indexed up to and including the message at `offset`."""
         if self.count == 1 and not self.end_offset:  # no entry yet: as Apache begins a next file
             self.begin_offset, self.begin_ms = offset, store_ms
         self.end_offset, self.end_ms = offset, max(store_ms, self.end_ms)
@@ -154,8 +154,8 @@ class IndexFile:
         return self.slots
 
     def cut(self, offset: int, end_ms: int | None = None) -> None:
-        """Drop the entries of messages at or above `offset` and make the slots anew from what is
-        left. `end_ms`: store time of the last message kept, if known. Blocking; `flush` after.
+        """Drop the entries of messages at or above `offset` and rebuild the slots from the rest.
+        `end_ms`: store time of the last message kept, if known. Blocking; flush after it.
 
         Raises OSError."""
         low, high = 1, self.count
@@ -173,7 +173,7 @@ class IndexFile:
         self.rebuild()
 
     def drop_bad(self) -> bool:
-        """Read every entry and cut at the first that cannot be one; whether there was any.
+        """Read every entry and truncate at the first invalid one; return whether there was one.
         Blocking. Raises OSError."""
         number, offset, bad = 1, self.begin_offset, False
         for chunk in self._chunks():
@@ -181,14 +181,14 @@ class IndexFile:
                 bad = hashed < 0 or seconds < 0 or not offset <= at <= self.end_offset
                 if bad or not 0 <= before < number:
                     self.count = number
-                    self.cut(offset)  # with what the message before had: it comes again whole
+                    self.cut(offset)  # with the message before: all its keys come again
                     return True
                 offset = at
                 number += 1
         return False
 
     def rebuild(self) -> None:
-        """Make the slots from the entries, and nothing but zeros behind them. Blocking."""
+        """Rebuild the slots from the entries, and zero all behind the entries. Blocking."""
         end = self._entries_at + self.count * ENTRY_SIZE_BYTES
         self.file.truncate(end)
         self.file.truncate(self.limits.file_size_bytes)
@@ -215,13 +215,13 @@ class IndexFile:
     # -- reading ------------------------------------------------------------------------------
 
     def entry(self, number: int) -> tuple[int, int, int, int]:
-        """(hash, offset, seconds, entry before) of one entry."""
+        """Return (hash, offset, seconds, entry before) of one entry."""
         at = self._entries_at + number * ENTRY_SIZE_BYTES
         return ENTRY.unpack(self.file.pread(at, ENTRY_SIZE_BYTES))
 
     def select(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
-        """Offsets of messages that may be meant, newest first; None for each other entry that was
-        looked at, so that the caller can bound the search. Raises OSError."""
+        """Yield offsets of messages that may match, newest first, and None for each other entry
+        read, so that the caller can bound the search. Raises OSError."""
         slot = hashed % self.limits.slots
         if self.slots is not None:
             number = self.slots[slot]
@@ -239,7 +239,7 @@ class IndexFile:
             above, number = number, before  # a chain only leads back: no damage makes it a circle
 
     def trailing(self, offset: int) -> int:
-        """How many of the last entries are of the message at `offset`."""
+        """Return how many of the last entries are of the message at `offset`."""
         number = self.count - 1
         while number > 0 and self.entry(number)[1] == offset:
             number -= 1
@@ -248,7 +248,7 @@ class IndexFile:
     # -- flushing -----------------------------------------------------------------------------
 
     def begin_flush(self) -> FileFlush:
-        """What makes the file durable as it is now."""
+        """Return a flush that makes the file durable as it is now."""
         self.changed = False
         header = HEADER.pack(
             self.begin_ms,
@@ -277,8 +277,9 @@ class FileFlush:
         self.full_until_ms = full_until_ms  # its last message's store time, if the file is full
 
     def run(self) -> None:
-        """Blocking. Slots may change meanwhile: what is written may then be newer than the header,
-        which only an unclean stop leaves behind, and after that they are made anew.
+        """Write slots and header and sync them. Blocking. Slots may change meanwhile, and those
+        written may be newer than the header; only an unclean stop leaves that behind, and after it
+        the slots are rebuilt.
 
         Raises OSError."""
         index = self._file
@@ -302,7 +303,7 @@ class FileFlush:
             file.close()
 
     def finish(self, *, synced: bool) -> None:
-        """After `run` returned (`synced`) or raised: then all of it counts as unwritten again."""
+        """Finish after `run` returned (`synced`) or raised: then all counts as unwritten again."""
         index = self._file
         if not synced:
             index.changed = True

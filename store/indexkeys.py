@@ -1,21 +1,21 @@
-"""From records to index keys: which messages can be found by which key, and by which hash.
+"""Index keys: by which keys a record's message can be found, and their hashes.
 
 A message is indexed under `topic#key` for its UNIQ_KEY and for each blank-separated token of its
 KEYS, in that order; a rolled-back transaction's record is not, a prepared one is. The hash is the
 absolute value of Java's String.hashCode of `topic#key`, and 0 where Java's abs stays negative.
 
-`KeyWalker` goes over a slice of the CommitLog, of either flavour. It hops over frame headers,
-commands and blank records and trusts sizes: what it is given was dispatched, so verified, before.
+`KeyWalker` goes over a slice of the CommitLog, of either mode. It skips frame headers, commands and
+blank records and trusts sizes: all it is given was dispatched, and so verified, before.
 
 Every message of every replica passes here. Hashing a character at a time would cost more than all
-the rest, so hashes are put together from three remembered parts: everything up to the last twelve
-characters, the next eight, the last four. Of a producer's successive ids the first part stays,
-the second is shared within a millisecond, and the third repeats.
+the rest, so hashes are put together from three cached parts: everything up to the last twelve
+characters, the next eight, the last four. In a producer's successive ids the first part stays the
+same, the second is shared within a millisecond, and the third repeats.
 
-A producer's successive records mostly differ, behind the body, in their UNIQ_KEY alone. So what
-stood before and behind it in the record before is compared first: two comparisons instead of the
-searches that find out what a record's properties are. Measured with 128-byte bodies: 1.2
-microseconds a record, 2.5 when each is laid out otherwise. Pure.
+A producer's successive records mostly differ, behind the body, in their UNIQ_KEY alone. So the
+bytes before and behind it are first compared with those of the record before: two comparisons
+instead of searches for the properties. Measured with 128-byte bodies: 1.2 microseconds a record,
+2.5 when each is laid out differently. Pure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from raftmq.store.record import (
 )
 
 KEY_SEPARATOR = " "  # between the tokens of KEYS
-_PARTS_MAX = 65_536  # remembered hashes of each of the three parts; then that one starts over
+_PARTS_MAX = 65_536  # cached hashes of each of the three parts; then that cache starts over
 _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000
 _TAIL, _MIDDLE = 4, 12  # characters behind which the last part, the last two parts begin
@@ -68,7 +68,7 @@ IndexKey = tuple[int, int, int]
 
 
 class WalkError(Exception):
-    """What stands `at` (an offset in the slice) is neither record nor frame nor blank."""
+    """The bytes `at` (an offset in the slice) are neither record nor frame nor blank record."""
 
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(f"{reason} at {at}")
@@ -77,58 +77,59 @@ class WalkError(Exception):
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash a key is indexed under."""
+    """Return the hash under which a key is indexed."""
     return _absolute(java_string_hash(f"{topic}#{key}") & _MASK)
 
 
 def keys_of(properties: dict[str, str]) -> list[str]:
-    """A message's keys in the order in which they are indexed."""
+    """Return a message's keys in the order in which they are indexed."""
     found = [properties[UNIQ_KEY]] if UNIQ_KEY in properties else []
     found += [key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key]
     return found
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
-    """Whether the message really has this topic and key: a hash only suggests it."""
+    """Return whether the message really has this topic and key: a hash only suggests it."""
     return record.topic == topic and key in keys_of(decode_properties(record.properties))
 
 
 def _absolute(value: int) -> int:
-    """Java's Math.abs of an int given as unsigned 32 bits; its one negative result becomes 0."""
+    """Return Java's Math.abs of an int given as unsigned 32 bits, 0 for its one negative
+    result."""
     if value < 0x80000000:
         return value
     return (1 << 32) - value if value > 0x80000000 else 0
 
 
 class _Layout(NamedTuple):
-    """Of the record met last that has a UNIQ_KEY and no KEYS: what stands behind its body."""
+    """The layout behind the body of the last record met that has a UNIQ_KEY and no KEYS."""
 
     size_bytes: int  # of the record without its body; -1: there was none
     before: bytes  # topic and its length, properties' length and they up to the key itself
-    behind: bytes  # what follows the key
+    behind: bytes  # the bytes behind the key
     key_at: int  # from the topic's first character on
     key_end: int  # before the record's end
     prefix: bytes  # topic#
 
 
 class KeyWalker:
-    """Holds the remembered hashes; `walk` is the loop."""
+    """Finds the keys of records. Holds the cached hashes; `walk` is the loop."""
 
     def __init__(self) -> None:
         self._heads: dict[bytes, int] = {}
         self._middles: dict[bytes, int] = {}
         self._tails: dict[bytes, int] = {}
         self._layout = _Layout(-1, b"", b"", 0, 0, b"")
-        # The last such key without its last twelve characters (None: it is shorter), and what
-        # topic#head adds to the hash.
+        # The last such key without its last twelve characters (None: it is shorter), and the
+        # contribution of topic#head to the hash.
         self._head: tuple[bytes | None, int] = (None, 0)
         self.last_offset = -1  # of the last record walked, with or without a key; -1: none yet
         self.last_store_ms = 0
 
     def walk(self, data: bytes, base: int, found: list[IndexKey]) -> int:
-        """Append the keys of every whole record in `data`, which begins at CommitLog offset `base`
-        with a record, frame or blank. Returns where the first of them that is not whole begins,
-        or beyond the end: what was hopped over ends there.
+        """Append the keys of every complete record in `data`, which begins at CommitLog offset
+        `base` with a record, frame or blank record, to `found`. Return where the first incomplete
+        one begins, or an offset beyond the end, if a skipped one ends there.
 
         Raises WalkError, `found` then holding the keys before it."""
         head, hash_of = _HEAD.unpack_from, self._hash
@@ -155,7 +156,7 @@ class KeyWalker:
                 and body_length >= 0
                 and starts(before, topic_start - 1)
                 and ends(behind, topic_start, stop)
-                # Without a separator in it the key is all that is between the two.
+                # Without a separator the bytes between the two are the whole key.
                 and (unique := data[topic_start + key_at : stop - key_end]).isalnum()
             ):
                 self.last_offset = position = base + offset
@@ -192,7 +193,7 @@ class KeyWalker:
         base: int,
         found: list[IndexKey],
     ) -> None:
-        """A plain record that is laid out otherwise than the one before."""
+        """Index a plain record that is laid out differently from the one before."""
         rfind, find, hash_of = data.rfind, data.find, self._hash
         topic_end = topic_start + data[topic_start - 1]
         first = topic_end + 2  # byte of the properties
@@ -209,7 +210,7 @@ class KeyWalker:
             at = find(b"\x02", mark, stop)
             keys = data[mark + _KEYS_LENGTH : at if at >= 0 else stop]
             odd = odd or not keys or (mark > first and data[mark - 1] != 2)
-        if odd:  # a name or value that only looks like one of the two, or an empty one
+        if odd:  # an empty value, or another name or value that contains one of the two marks
             self._add_slowly(data[offset:stop], position, found)
             return
         self.last_offset, self.last_store_ms = position, store_ms
@@ -225,14 +226,14 @@ class KeyWalker:
             self._learn(data[topic_start - 1 : stop], size_bytes, topic, unique)
 
     def _learn(self, ending: bytes, size_bytes: int, prefix: bytes, unique: bytes) -> None:
-        """Remember how a plain record ends: from the topic's length on."""
+        """Remember the layout of a plain record's ending, from the topic's length on."""
         at = ending.rfind(_UNIQ_MARK + unique) + _UNIQ_LENGTH
         before, behind = ending[:at], ending[at + len(unique) :]
         self._layout = _Layout(size_bytes, before, behind, at - 1, len(behind), prefix)
         self._learn_head(unique)
 
     def _learn_head(self, unique: bytes) -> tuple[bytes | None, int]:
-        """Remember what the next keys' hashes have in common with this one's, which was made."""
+        """Remember the part of this key's hash that the next keys' hashes will share."""
         head = self._heads.get((self._layout.prefix + unique)[:-_MIDDLE])
         if len(unique) >= _MIDDLE and head is not None:
             self._head = unique[:-_MIDDLE], head
@@ -241,7 +242,8 @@ class KeyWalker:
         return self._head
 
     def _unusual(self, data: bytes, offset: int, base: int, found: list[IndexKey]) -> int:
-        """Anything but a plain record: the offset behind it; -1 if `data` ends within it."""
+        """Handle anything but a plain record; return the offset behind it, or -1 if `data` ends
+        within the record."""
         size, magic = BLANK.unpack_from(data, offset)
         if magic in (FRAME_MAGIC, MAGIC_BLANK):
             if size < BLANK_SIZE_BYTES:
@@ -255,7 +257,7 @@ class KeyWalker:
         return int(offset + size)
 
     def _add_slowly(self, data: bytes, position: int, found: list[IndexKey]) -> None:
-        """A record with odd properties, hosts, topic length or transaction type."""
+        """Index a record with unusual properties, hosts, topic length or transaction type."""
         try:
             record = decode_record(data, check_body=False)
         except RecordError as error:
@@ -268,7 +270,7 @@ class KeyWalker:
             found.append((key_hash(record.topic, key), position, stamp))
 
     def _hash(self, text: bytes) -> int:
-        """`key_hash` of `topic#key` as bytes, from remembered parts."""
+        """Return the `key_hash` of `topic#key`, given as bytes, from cached parts."""
         head, middle, tail = text[:-_MIDDLE], text[-_MIDDLE:-_TAIL], text[-_TAIL:]
         value = self._heads.get(head)
         if value is None:
@@ -290,8 +292,8 @@ class KeyWalker:
 
 
 def _remember(known: dict[bytes, int], part: bytes, power: int) -> int:
-    """Hash a part not seen before, times the power of what follows it. Only of ASCII texts: so a
-    part that is remembered never belongs to another kind."""
+    """Cache and return a new part's hash, times the power for the characters behind it. Only for
+    ASCII texts, so that a cached part never belongs to a text of another kind."""
     if len(known) >= _PARTS_MAX:
         known.clear()
     value = known[part] = (java_string_hash(str(part, "ascii")) * power) & _MASK

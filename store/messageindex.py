@@ -1,20 +1,21 @@
-"""The messages' index by key: a row of IndexFiles that follows the CommitLog from behind.
+"""The index of messages by key: a sequence of IndexFiles that lags behind the CommitLog.
 
-Dispatch does nothing for it. `step` walks the log from where the index ends towards `limit` (what
-is dispatched), a slice at a time, whenever its caller finds the time; so an index may lag, and a
+Dispatch does nothing for it. `step` walks the log from where the index ends towards `limit` (the
+dispatched part), a slice at a time, whenever its caller has time; so the index may lag, and a
 lookup first catches up. Measured with 128-byte bodies and one key: 1.6 microseconds a message all
 in all (twice that with KEYS), beside 0.9 for dispatch: too much for the path of every message.
 
-After a restart the index ends where its last flush ended, or earlier, where what is known to be
-durable of the log ends (`bound`): entries above are cut and made again. Files form one row: each
-but the last is full, and each begins at the first key behind the one before. What is not so is
-dropped with all behind it, and made again: a damaged or missing file costs time, nothing else.
+After a restart the index ends where its last flush ended, or earlier, where the part of the log
+known to be durable ends (`bound`): entries above are dropped and made again. Files form one
+sequence: each but the last is full, and each begins at the first key behind the one before. A file
+that does not fit is dropped with all behind it, and made again: a damaged or missing file costs
+time, nothing else.
 
 The checkpoint's indexMsgTimestamp (`full_until_ms`) is the store time up to which full, durable
 files reach. After an unclean stop Apache drops every file that goes beyond it; here such a file,
-and one that is not full, is read through and its slots are made anew.
+and one that is not full, is read through and its slots are rebuilt.
 
-Not done: an index of messages that the log no longer has; files wholly below its beginning go.
+Messages that the log no longer has are not indexed; files wholly below its beginning are removed.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ log = logging.getLogger("raftmq.store.index")
 STEP_BYTES = 128 << 10  # of the log, walked at once: some 400 small messages, a millisecond
 QUERY_COUNT_MAX = 64  # maxMsgsNumBatch
 QUERY_BYTES_MAX = 8 << 20  # half of the largest remoting frame
-CHAIN_ENTRIES_MAX = 20_000  # looked at by one query: a key that every message has is no key
+CHAIN_ENTRIES_MAX = 20_000  # read by one query: a key that every message has is no key
 UNMARKED_BYTES = 1 << 20  # of log without any key, walked again after a restart
 NAME_DIGITS = 17
 
 
 @dataclass(frozen=True, slots=True)
 class KeyQuery:
-    """What a lookup found: whole records in log order, and how far the index goes."""
+    """The result of a lookup: whole records in log order, and how far the index goes."""
 
     records: list[bytes]
     index_timestamp_ms: int
@@ -49,7 +50,7 @@ class KeyQuery:
 
 
 class IndexFlush:
-    """Files to be made durable: `run` it in the pool, then `MessageIndex.finish_flush`."""
+    """A flush of index files: `run` it in the pool, then `MessageIndex.finish_flush`."""
 
     __slots__ = ("_directory", "_disk", "directory_dirty", "files")
 
@@ -60,7 +61,7 @@ class IndexFlush:
         self.files = files
 
     def run(self) -> None:
-        """Blocking. Raises OSError."""
+        """Write and sync the files. Blocking. Raises OSError."""
         for file in self.files:
             file.run()
         if self.directory_dirty:
@@ -68,7 +69,8 @@ class IndexFlush:
 
 
 class MessageIndex:
-    """See the module. One caller (the loop), except `IndexFlush.run`."""
+    """The index of a store's messages by key. For one caller (the loop), except
+    `IndexFlush.run`."""
 
     def __init__(
         self, disk: Disk, directory: str, commitlog: CommitLog, limits: IndexLimits | None = None
@@ -88,7 +90,7 @@ class MessageIndex:
     # -- life ---------------------------------------------------------------------------------
 
     def open(self, bound: int, *, clean: bool, full_until_ms: int) -> None:
-        """Open the files there are and keep what is right and below CommitLog offset `bound`.
+        """Open the existing files and keep what is valid and below CommitLog offset `bound`.
         Blocking. Raises OSError."""
         assert not self.files
         self.full_until_ms = full_until_ms
@@ -97,7 +99,7 @@ class MessageIndex:
         strangers = [n for n in names if len(n) != NAME_DIGITS or not n.isdecimal()]
         if strangers:
             log.warning("index_not_ours directory=%s names=%s", self.directory, strangers)
-        row = True  # whether every file up to here is right, so that the next may follow
+        row = True  # whether every file up to here is valid, so that the next may follow
         for name in names:
             if name in strangers:
                 continue
@@ -111,7 +113,7 @@ class MessageIndex:
         self.truncate(bound)
 
     def _keep(self, file: IndexFile, bound: int, clean: bool) -> bool:
-        """Whether a file found at start continues the row."""
+        """Return whether a file found at start continues the sequence."""
         if not file.plausible or (file.count == 1 and not file.end_offset):
             return False
         expected = self._first_key_behind(bound)
@@ -125,8 +127,8 @@ class MessageIndex:
         return file.count > 1 or file.end_offset > 0
 
     def _first_key_behind(self, bound: int) -> int | None:
-        """Offset of the first message with a key that the files kept so far do not hold; None if
-        there is none below `bound`, or nobody can tell."""
+        """Return the offset of the first message with a key that the files kept so far do not hold;
+        None if there is none below `bound`, or if that cannot be told."""
         self._resume()
         found: list[IndexKey] = []
         while not found and self.position < bound:
@@ -137,11 +139,12 @@ class MessageIndex:
         return found[0][1] if found else None
 
     def truncate(self, offset: int) -> None:
-        """Drop what points at or above `offset`. Blocking; while nothing is flushed."""
+        """Drop entries that point at or above `offset`. Blocking; not while a flush is in
+        flight."""
         assert not self._flushing
         while self.files and self.files[-1].end_offset >= offset:
             file = self.files[-1]
-            # A full one is durable as it is, and trusted: it goes whole, and is made again.
+            # A full file is durable as it is, and trusted: it is removed whole, and made again.
             if not file.full and file.count > 1 and file.entry(1)[1] < offset:
                 file.cut(offset)
                 if file.end_offset < offset:
@@ -151,7 +154,8 @@ class MessageIndex:
         self._resume()
 
     def _resume(self) -> None:
-        """Go on behind the last message indexed: its own keys may be in the files in part."""
+        """Continue behind the last message indexed, only a part of whose keys may be in the
+        files."""
         files = [file for file in self.files if file.end_offset or file.count > 1]
         self.position, self._skip = self._commitlog.min_offset, 0
         if not files or files[-1].end_offset < self.position:
@@ -164,7 +168,7 @@ class MessageIndex:
                 break
 
     def close(self) -> None:
-        """Close the files; what was not flushed is lost, as a kill would lose it."""
+        """Close the files; entries not flushed are lost, as in a kill."""
         for file in self.files:
             file.close()
         self.files = []
@@ -173,7 +177,7 @@ class MessageIndex:
 
     def step(self, limit: int, budget_bytes: int = STEP_BYTES) -> int:
         """Index up to about `budget_bytes` more of the log, never beyond `limit`, which is the end
-        of a record or frame. Returns how many bytes are left. Raises OSError; then call again."""
+        of a record or frame. Return how many bytes are left. Raises OSError; then call again."""
         if self.position < self._commitlog.min_offset:
             self.position, self._skip = self._commitlog.min_offset, 0
         if self.position >= limit:
@@ -188,7 +192,7 @@ class MessageIndex:
             self.position, self._skip = end, 0
         try:
             self._append(found)
-        except OSError:  # what was written counts: go on behind it
+        except OSError:  # entries already written count: continue behind them
             self._resume()
             if self.position < start:
                 self.position, self._skip = start, skip
@@ -197,8 +201,8 @@ class MessageIndex:
         return max(0, limit - self.position)
 
     def _walk(self, limit: int, budget_bytes: int, found: list[IndexKey]) -> None:
-        """Move `position` on by one slice, its keys to `found`. Raises WalkError with `at` as a
-        CommitLog offset, `found` holding what is before it."""
+        """Advance `position` by one slice, adding its keys to `found`. Raises WalkError with `at`
+        as a CommitLog offset, `found` then holding the keys before it."""
         base, commitlog = self.position, self._commitlog
         data = commitlog.read(base, min(max(budget_bytes, HEAD_SIZE_BYTES), limit - base))
         try:
@@ -225,8 +229,8 @@ class MessageIndex:
             keys = keys[file.append(keys) :]
 
     def _create(self, store_ms: int) -> IndexFile:
-        """The next file, named by the store time of its first message, in local time as Apache
-        has it; one more than the file before where the clock was set back."""
+        """Create the next file, named by the store time of its first message in local time, as
+        Apache does; if the clock was set back, by the last file's name plus one."""
         parts = time.localtime(store_ms // 1000)
         name = time.strftime("%Y%m%d%H%M%S", parts) + f"{store_ms % 1000:03d}"
         if self.files:
@@ -238,7 +242,7 @@ class MessageIndex:
         return file
 
     def _mark(self) -> None:
-        """Note how far we are where a long stretch of the log has no keys."""
+        """Note the progress where a long stretch of the log has no keys."""
         last = self._walker.last_offset
         done = self.files[-1].end_offset if self.files else self._commitlog.min_offset
         if last - done >= UNMARKED_BYTES:
@@ -259,9 +263,9 @@ class MessageIndex:
         *,
         max_bytes: int = QUERY_BYTES_MAX,
     ) -> KeyQuery:
-        """The newest messages of `topic` with that UNIQ_KEY or among whose KEYS it is, stored
-        between the two times: at most `max_count` and QUERY_COUNT_MAX, and `max_bytes` unless the
-        first alone is larger. Raises OSError."""
+        """Return the newest messages of `topic` that have `key` as UNIQ_KEY or among their KEYS,
+        stored between the two times: at most `max_count` and QUERY_COUNT_MAX, and `max_bytes`
+        unless the first alone is larger. Raises OSError."""
         wanted = min(max_count, QUERY_COUNT_MAX)
         hashed, looked_at, size = key_hash(topic, key), 0, 0
         chosen: dict[int, bytes] = {}
@@ -300,13 +304,13 @@ class MessageIndex:
         try:
             record = decode_record(data, check_body=False)
         except RecordError:
-            return None  # damaged, so it cannot be shown to be the one
+            return None  # damaged, so it cannot be verified
         return data if has_key(record, topic, key) else None
 
     # -- flushing and retention -----------------------------------------------------------------
 
     def begin_flush(self) -> IndexFlush:
-        """What makes the index durable up to `position`. One at a time."""
+        """Return a flush that makes the index durable up to `position`. One at a time."""
         assert not self._flushing
         self._flushing = True
         files = [file.begin_flush() for file in self.files if file.changed]
@@ -315,7 +319,7 @@ class MessageIndex:
         return flush
 
     def finish_flush(self, flush: IndexFlush, *, synced: bool) -> None:
-        """After `run` returned (`synced`) or raised."""
+        """Finish a flush after `run` returned (`synced`) or raised."""
         assert self._flushing
         self._flushing = False
         for file in flush.files:
@@ -326,8 +330,8 @@ class MessageIndex:
             self._directory_dirty |= flush.directory_dirty
 
     def delete_before(self, offset: int) -> int:
-        """Remove files, but never the last, that know nothing at or above CommitLog `offset`.
-        Returns how many. Left for the next call while a flush is under way. Raises OSError."""
+        """Remove files, but never the last, that have no entry at or above CommitLog `offset`.
+        Return how many. Left for the next call while a flush is in flight. Raises OSError."""
         count = 0
         while not self._flushing and len(self.files) > 1 and self.files[0].end_offset < offset:
             self._remove(self.files.pop(0))

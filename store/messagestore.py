@@ -1,18 +1,18 @@
 """MessageStore: CommitLog, ConsumeQueues and checkpoint as one thing.
 
-In Raft mode the Raft log writes frames into `commitlog`; what is committed comes here through
-`dispatch_frame`, in log order, and only that is visible to readers. In classic mode
+In Raft mode the Raft log writes frames into `commitlog`; committed frames come here through
+`dispatch_frame`, in log order, and only they are visible to readers. In classic mode
 `append_classic` writes records and dispatches them at once.
 
-`dispatched_offset` is how far the ConsumeQueues go. After a restart it is what the last flush
-made durable: the frames behind it must be dispatched again (`redispatch`, or frame by frame;
-what is there already is skipped). If the ConsumeQueues are gone it is the log's beginning.
+`dispatched_offset` is how far the ConsumeQueues go. After a restart it is how far the last flush
+made them durable: the frames behind it must be dispatched again (`redispatch`, or frame by frame;
+units already there are skipped). If the ConsumeQueues are gone it is the log's beginning.
 
-Opening, Raft mode: `open()` reads checkpoint and queues, then somebody recovers the log (RaftLog,
+Opening, Raft mode: `open()` reads checkpoint and queues, then the caller recovers the log (RaftLog,
 or `recover_frames` here). Classic mode: `open()` does all of it.
 
-One caller (the loop). Blocking are `open`, `redispatch`, `flush`, `close` and a flush ticket's
-`run`, of which the last is meant for the pool.
+One caller (the loop). `open`, `redispatch`, `flush`, `close` and a flush ticket's `run` block; the
+last is meant for the pool.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _HEAD_WITH_HOSTS = HEAD_SIZE_BYTES + 24
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """What a pull found. The buffers, one behind the other, are `message_count` whole records;
+    """The result of a pull. The buffers, one behind the other, are `message_count` whole records;
     `cold`: they were read from far behind the log's end, another replica may serve better."""
 
     status: GetStatus
@@ -95,7 +95,7 @@ class GetResult:
 
 @dataclass(frozen=True, slots=True)
 class AppendedRecord:
-    """Where `append_classic` put one record."""
+    """The place that `append_classic` gave one record."""
 
     physical_offset: int
     queue_offset: int
@@ -104,7 +104,7 @@ class AppendedRecord:
 
 
 class StoreFlush:
-    """A flush of the derived files under way: `run` it in the pool, then `finish_flush`."""
+    """A flush of the derived files in flight: `run` it in the pool, then `finish_flush`."""
 
     __slots__ = ("_checkpoint", "confirmed", "index", "stamp_ms", "ticket")
 
@@ -123,7 +123,7 @@ class StoreFlush:
         self.stamp_ms = stamp_ms
 
     def run(self) -> None:
-        """Blocking. Raises OSError."""
+        """Sync the files. Blocking. Raises OSError."""
         self.ticket.run()
         if self.index is not None:
             self.index.run()
@@ -131,7 +131,7 @@ class StoreFlush:
 
 
 class MessageStore:
-    """See the module."""
+    """A store of messages: CommitLog, ConsumeQueues, index and checkpoint."""
 
     def __init__(self, disk: Disk, config: StoreConfig) -> None:
         self.disk = disk
@@ -168,7 +168,7 @@ class MessageStore:
         self.recovered: RecoveredFrames | RecoveredRecords | None = None
         self._dispatcher = Dispatcher(config.delay_levels_ms)
         self._stamp_ms = 0  # store time of the newest record dispatched
-        self._log_stamp: tuple[int, int] | None = None  # (log end, its store time): next to note
+        self._log_stamp: tuple[int, int] | None = None  # (log end, its store time) to note next
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -186,16 +186,16 @@ class MessageStore:
             self.queues.open(confirmed, clean=self.last_stop_clean)
             self._open_index(confirmed)
             if not self.queues.topics() and not self.queues.damaged:
-                confirmed = 0  # never written, or deleted: then they come from the log again
-            # The log may begin before or after that, when it is mended: see `log_recovered`.
+                confirmed = 0  # never written, or deleted: then they are made from the log again
+            # The log may begin before or after that once it is mended: see `log_recovered`.
             self.dispatched_offset = confirmed
         else:
             self._recover_classic()
             self.queues.correct_min_offset(self.commitlog.min_offset)
 
     def log_recovered(self) -> None:
-        """Raft mode, once the log is whole, before anything is dispatched: the queues follow it.
-        Units of what it lost go; damaged queues are made anew (it reads the whole log then)."""
+        """Fit the queues to the recovered log, in Raft mode, before anything is dispatched: drop
+        units of lost frames, and rebuild damaged queues (that reads the whole log)."""
         begin, end = self.commitlog.min_offset, self.commitlog.max_offset
         if end < self.dispatched_offset:
             self.cut_back(end)
@@ -221,7 +221,7 @@ class MessageStore:
         self._open_index(recovered.dispatch_from)
         dispatched = recovered.dispatch_from
         if self.last_stop_clean or not self.queues.topics():
-            # Complete, unless somebody deleted them. The end of what they know tells.
+            # Complete, unless somebody deleted them: the end of the last message tells.
             dispatched = max((_end_of(q) for q in self.queues.queues()), default=0)
         self.dispatched_offset = max(dispatched, self.commitlog.min_offset)
         self._redispatch_records()
@@ -232,8 +232,8 @@ class MessageStore:
             self.index.open(bound, clean=self.last_stop_clean, full_until_ms=stamp_ms)
 
     def close(self) -> None:
-        """Flush everything and leave no abort file. In classic mode the index is completed before:
-        an Apache broker would not. Raises OSError; then the stop is unclean."""
+        """Flush everything and remove the abort file. In classic mode the index is completed first,
+        since an Apache broker would not do it. Raises OSError; then the stop is unclean."""
         if self.config.mode is StoreMode.CLASSIC:
             self.index_all()
         self.flush()
@@ -254,8 +254,8 @@ class MessageStore:
     def dispatch_frame(
         self, frame: Frame, units: Sequence[tuple[str, int, int, bytes]] | None = None
     ) -> Sequence[tuple[str, int, int, bytes]]:
-        """Make a committed frame's messages visible. Returns the units by queue (topic, queue id,
-        first queue offset, units), of which `units` is what the leader has computed already.
+        """Make a committed frame's messages visible. Return the units by queue (topic, queue id,
+        first queue offset, units); `units` are the same, if the leader has computed them already.
 
         A frame dispatched before is skipped (returns []). Raises DispatchError; OSError, after
         which the same call may be repeated."""
@@ -274,8 +274,8 @@ class MessageStore:
         return units
 
     def redispatch(self, end_offset: int) -> int:
-        """Raft mode, at start: dispatch from the log what lies between `dispatched_offset` and
-        `end_offset`, which must be the end of a committed frame. Returns the count of frames."""
+        """Raft mode, at start: dispatch the frames in the log between `dispatched_offset` and
+        `end_offset`, which must be the end of a committed frame. Return the count of frames."""
         count = 0
         if end_offset <= self.dispatched_offset:
             return 0
@@ -299,10 +299,10 @@ class MessageStore:
         return count
 
     def cut_back(self, offset: int) -> bool:
-        """Raft mode, for an engine that breaks Raft's promise: the log lost what was dispatched
-        and ends at `offset` now. Drops the units from there on; they may be dispatched anew.
+        """Raft mode, for an engine that breaks Raft's promise: drop the units from `offset` on,
+        because the log lost dispatched frames and ends there now. They may be dispatched anew.
 
-        False, and nothing is done, while a flush is under way. Blocking. Raises OSError."""
+        Returns False, having done nothing, while a flush is in flight. Blocking. Raises OSError."""
         if self.queues.flushing:
             return False
         if offset < self.dispatched_offset:
@@ -321,7 +321,7 @@ class MessageStore:
         return True
 
     def _assert_follows(self, position: int) -> None:
-        """`position` is where the dispatched part ends, or the start of the next segment."""
+        """Assert that the dispatched part ends at `position`, or in the segment just before it."""
         if position == self.dispatched_offset:
             return
         following = self.commitlog.segment_end(self.dispatched_offset)
@@ -338,8 +338,8 @@ class MessageStore:
         max_bytes: int,
         tag_codes: Set[int] | None = None,
     ) -> GetResult:
-        """Messages of a queue from `offset` on (protocol sheet 4.2). `max_count` and `max_bytes`
-        are the caller's limits for hot data; cold data has the configuration's besides.
+        """Return messages of a queue from `offset` on (DefaultMessageStore.getMessage). `max_count`
+        and `max_bytes` limit hot data; for cold data the configuration's limits apply, too.
 
         Raises StoreDamaged when a unit does not point at a record, OSError."""
         queue = self.queues.queue(topic, queue_id)
@@ -389,19 +389,19 @@ class MessageStore:
         )
 
     def begin_queue_repair(self) -> QueueStep | None:
-        """The next step of putting wrong units right: `run` it in the pool, then
+        """Return the next step of repairing wrong units: `run` it in the pool, then
         `finish_queue_repair`; None if there is nothing to do. Raises OSError."""
         return self.repairs.begin(self.dispatched_offset)
 
     def finish_queue_repair(self, step: QueueStep) -> None:
-        """Raises OSError."""
+        """Write the units that the step found. Raises OSError."""
         bad_position = self.repairs.finish(step)
         if bad_position is not None:
-            self.reads.frame_is_damaged(bad_position)  # the step comes again when that is mended
+            self.reads.frame_is_damaged(bad_position)  # the step is repeated when that is mended
 
     def index_step(self, budget_bytes: int = STEP_BYTES) -> int:
-        """Index about so many bytes more of what is dispatched; returns how many are left. Called
-        when there is time for it, see store.messageindex. Raises OSError; then call again."""
+        """Index about `budget_bytes` more of the dispatched part; return how many are left. Called
+        when there is time for it (store.messageindex). Raises OSError; then call again."""
         if self.index is None:
             return 0
         return self.index.step(self.dispatched_offset, budget_bytes)
@@ -412,34 +412,34 @@ class MessageStore:
             pass
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> KeyQuery:
-        """Messages by key, as far as the index goes; see MessageIndex.query. Raises OSError."""
+        """Find messages by key, as far as the index goes (MessageIndex.query). Raises OSError."""
         if self.index is None:
             return KeyQuery([], 0, 0)
         return self.index.query(topic, key, max_count, begin_ms, end_ms)
 
     def message_at(self, offset: int) -> bytes | None:
-        """The record that begins at this CommitLog offset, if it is visible."""
+        """Return the record that begins at this CommitLog offset, None if none is visible there."""
         if offset >= self.dispatched_offset:
             return None
         return self.commitlog.record_at(offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """First queue offset whose message was stored at `timestamp_ms` or later; past the end
-        max_offset; 0 for an unknown queue."""
+        """Return the first queue offset whose message was stored at `timestamp_ms` or later;
+        max_offset if none was; 0 for an unknown queue."""
         queue = self.queues.queue(topic, queue_id)
         if queue is None:
             return 0
         return queue.first_at(lambda at, _: self._store_time(at) >= timestamp_ms)
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """Store time in ms of a queue's oldest message; -1 for none."""
+        """Return the store time in ms of a queue's oldest message; -1 if it has none."""
         queue = self.queues.queue(topic, queue_id)
         if queue is None or queue.min_offset >= queue.max_offset:
             return -1
         return self._store_time(queue.unit(queue.min_offset)[0])
 
     def log_start_time(self) -> int:
-        """Time in ms of the oldest frame or record in the log; -1 for none."""
+        """Return the time in ms of the oldest frame or record in the log; -1 if it has none."""
         for segment in self.commitlog.segments():
             stamp = self._first_time(segment.start)
             if stamp >= 0:
@@ -447,7 +447,7 @@ class MessageStore:
         return -1
 
     def _store_time(self, position: int) -> int:
-        """-1 for what is not in the log any more."""
+        """Return a record's store time in ms; -1 if it is not in the log any more."""
         if not self.commitlog.min_offset <= position < self.commitlog.max_offset:
             return -1
         return store_timestamp_at(self.commitlog.read(position, _HEAD_WITH_HOSTS), 0)
@@ -478,7 +478,7 @@ class MessageStore:
         appended: list[AppendedRecord] = []
         next_offsets: dict[tuple[str, int], int] = {}
         log = self.commitlog
-        run: list[bytes] = []  # one behind the other in one segment: one write
+        run: list[bytes] = []  # adjacent records in one segment: one write
         position = run_limit = 0
         for record in records:
             size = len(encode_record(record))
@@ -506,8 +506,8 @@ class MessageStore:
     def append_records(
         self, position: int, data: bytes, units: Sequence[tuple[str, int, int, bytes]], now_ms: int
     ) -> None:
-        """`append_classic` for records that are encoded already, with the queue offsets and the
-        position (what the log's `place` gave) in them, and whose units are made. Raises OSError."""
+        """Append records that are encoded already, with queue offsets and position (from the log's
+        `place`) in them, and their `units`; otherwise as `append_classic`. Raises OSError."""
         assert self.config.mode is StoreMode.CLASSIC
         self.commitlog.write(position, data)
         for topic, queue_id, first, packed in units:
@@ -516,8 +516,8 @@ class MessageStore:
         self._stamp_ms = now_ms
 
     def copy_records(self, data: bytes, newest_ms: int) -> Sequence[tuple[str, int, int, bytes]]:
-        """Append whole records of a master's log at the end of this one and dispatch them; returns
-        the units by queue. Nothing was written when it raises Diverged; OSError, DispatchError."""
+        """Append whole records of a master's log at the end of this one and dispatch them; return
+        the units by queue. Raises Diverged, having written nothing; OSError; DispatchError."""
         assert self.config.mode is StoreMode.CLASSIC
         position = self.commitlog.max_offset
         units = self._dispatcher.index(data, position)
@@ -592,8 +592,8 @@ class MessageStore:
     # -- flushing -----------------------------------------------------------------------------
 
     def begin_flush(self) -> StoreFlush:
-        """Write the queues' tails; what the ticket's `run` then syncs makes the queues durable up
-        to `confirmed`. One at a time. Raises OSError."""
+        """Write the queues' tails; return a flush whose `run` makes the queues durable up to its
+        `confirmed`. One at a time. Raises OSError."""
         confirmed = min(self.dispatched_offset, self.commitlog.durable_offset)
         if self._log_stamp is None:
             self._log_stamp = (self.commitlog.max_offset, self._stamp_ms)
@@ -602,8 +602,8 @@ class MessageStore:
         return StoreFlush(queues, index, self.checkpoint, confirmed, self._stamp_ms)
 
     def finish_flush(self, flush: StoreFlush, *, synced: bool) -> None:
-        """After `run`: note in the checkpoint what is durable now. The note itself is synced by the
-        next flush; losing it costs dispatching again. Raises OSError."""
+        """After `run`: note in the checkpoint how far all is durable now. The note itself is synced
+        by the next flush; losing it costs dispatching again. Raises OSError."""
         self.queues.finish_flush(flush.ticket, synced=synced)
         if self.index is not None and flush.index is not None:
             self.index.finish_flush(flush.index, synced=synced)
@@ -622,7 +622,7 @@ class MessageStore:
         )
 
     def flush(self) -> None:
-        """Log, queues and checkpoint durable, blocking. Raises OSError, SyncFailed."""
+        """Make log, queues and checkpoint durable. Blocking. Raises OSError, SyncFailed."""
         ticket = self.commitlog.begin_sync()
         if ticket is not None:
             ticket.run()
@@ -645,7 +645,7 @@ class MessageStore:
         hour: int | None = None,
         by_age: bool = True,
     ) -> int:
-        """The offset below which segments shall go by the configured policy (store.retention).
+        """Return the offset below which the configured policy deletes segments (store.retention).
 
         `usage` is Disk.usage(), `hour` the local hour; both are looked up if not given. Without
         `by_age` the time does not matter, only usage. Raises OSError."""
@@ -677,23 +677,23 @@ class MessageStore:
         )
 
     def delete_before(self, offset: int) -> int:
-        """Remove whole segments below `offset`; the queues follow. Returns how many. In Raft mode
-        use RaftLog.trim and then `correct_min_offset`. Raises OSError."""
+        """Remove whole segments below `offset`, and adjust the queues. Return how many. In Raft
+        mode use RaftLog.trim and then `correct_min_offset`. Raises OSError."""
         assert offset <= self.dispatched_offset
         count = self.commitlog.delete_before(offset)
         self.correct_min_offset()
         return count
 
     def correct_min_offset(self) -> None:
-        """After segments were removed: move the queues' min_offset up to the log's, and let index
-        files go that know nothing else."""
+        """Move the queues' min_offset up to the log's after segments were removed, and remove index
+        files wholly below it."""
         self.queues.correct_min_offset(self.commitlog.min_offset)
         if self.index is not None:
             self.index.delete_before(self.commitlog.min_offset)
 
 
 def _end_of(queue: ConsumeQueue) -> int:
-    """CommitLog offset behind the last message of a queue; 0 for an empty one."""
+    """Return the CommitLog offset behind the last message of a queue; 0 for an empty one."""
     if queue.max_offset <= queue.min_offset:
         return 0
     position, size, _ = queue.unit(queue.max_offset - 1)

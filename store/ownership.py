@@ -3,19 +3,19 @@ opened, by brokers and by every tool that writes there.
 
 The lock is the one that Apache's brokers take (DefaultMessageStore: `tryLock(0, 1, false)` of the
 file `lock`): an exclusive POSIX record lock on the first byte. So neither opens a store that the
-other uses. The kernel lets go of it when its process ends, however it ends.
+other uses. The kernel releases it when its process ends, however it ends.
 
     bytes 0 to 3   "lock", as Apache's brokers write
     then           a line of JSON, which they do not read: {"host": …, "pid": …, "what": …}
 
-What POSIX says of such locks is awkward in two ways, and both are seen to here. They are a
-process's: two brokers in one process would both get it, so there is a table of what this process
-holds, by device and inode. And closing *any* descriptor of the file lets go of the lock: while it
-is held nobody in this process may open and close that file, and a descriptor that had to be opened
+POSIX locks have two awkward properties, and both are handled here. They belong to a process: two
+brokers in one process would both get the lock, so a table keeps the locks that this process holds,
+by device and inode. And closing *any* descriptor of the file releases the lock: while it is held
+nobody in this process may open and close that file, and a descriptor that had to be opened
 nevertheless stays open until the lock is released.
 
-A refused attempt changes nothing in the directory. Not done here: telling one node's directory from
-another's (store.identity).
+A refused attempt changes nothing in the directory. store.identity, not this module, tells one
+node's directory from another's.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ Place = tuple[int, int]  # device and inode of a lock file
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who has a store, as far as that is known. `what` "": it has not said, as Apache's brokers do
-    not. `pid` 0: of another host, or another container, where pids mean nothing here."""
+    """The owner of a store, as far as known. `what` "": it has not said what it is, as Apache's
+    brokers do not. `pid` 0: it is on another host or in another container, whose pids mean nothing
+    here."""
 
     host: str
     pid: int
@@ -89,13 +90,13 @@ class StoreLock:
         self._descriptors = [descriptor]
 
     def release(self) -> None:
-        """Let go; harmless when that was done already."""
+        """Release the lock; harmless if that was done already."""
         with _guard:
             if not self._descriptors:
                 return
             try:
                 os.ftruncate(self._descriptors[0], len(APACHE_TEXT))
-            except OSError as error:  # the note stays; who finds it sees that nobody has the lock
+            except OSError as error:  # the note stays; its readers see that nobody has the lock
                 log.warning("lock_note_not_removed root=%s: %s", self.root, error)
             del _held[self._place]
             for descriptor in self._descriptors:
@@ -103,7 +104,8 @@ class StoreLock:
             self._descriptors.clear()
 
     def keep_open(self, descriptor: int) -> None:
-        """Closing it now would let go of the lock. The caller holds the guard."""
+        """Keep a descriptor open that would release the lock if closed now. The caller holds the
+        guard."""
         self._descriptors.append(descriptor)
 
 
@@ -112,8 +114,9 @@ _held: dict[Place, StoreLock] = {}  # by this process
 
 
 def lock_store(root: str, what: str) -> StoreLock:
-    """Own the directory, which is made if it is missing. `what` this process is in words, for who
-    comes later. Raises StoreInUse, OSError. Blocking, but never for long: nobody is waited for."""
+    """Lock the directory, which is made if missing. `what` describes this process, for those that
+    are refused later. Raises StoreInUse, OSError. Blocking, but not for long: it never waits for
+    the lock."""
     root = os.path.abspath(root)
     make_directory(root)
     path = os.path.join(root, LOCK_FILE)
@@ -122,7 +125,7 @@ def lock_store(root: str, what: str) -> StoreLock:
             _refuse_own(root, _place_at(path))
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             place = _place_of(descriptor)
-            if place in _held:  # the file came there between the two lines
+            if place in _held:  # the file was put there between the two lines
                 _held[place].keep_open(descriptor)
                 _refuse_own(root, place)
             try:
@@ -135,7 +138,7 @@ def lock_store(root: str, what: str) -> StoreLock:
                 raise OSError(error.errno, f"{path} cannot be locked: {error.strerror}") from error
             if place == _place_at(path):
                 break
-            os.close(descriptor)  # the directory was emptied meanwhile: that was another file
+            os.close(descriptor)  # the directory was emptied meanwhile: it has another file now
         owner = Owner(socket.gethostname(), os.getpid(), what)
         _write_note(descriptor, owner, path)
         _held[place] = found = StoreLock(root, place, descriptor, owner)
@@ -143,7 +146,7 @@ def lock_store(root: str, what: str) -> StoreLock:
 
 
 def make_directory(path: str, mode: int = DIRECTORY_MODE) -> None:
-    """Make a directory and its missing parents, each with that mode. Raises OSError."""
+    """Make a directory and its missing parents, each with mode `mode`. Raises OSError."""
     missing = []
     at = os.path.abspath(path)
     while not os.path.isdir(at):
@@ -154,7 +157,7 @@ def make_directory(path: str, mode: int = DIRECTORY_MODE) -> None:
 
 
 def _refuse_own(root: str, place: Place | None) -> None:
-    """Raises StoreInUse if this process has the lock. The caller holds the guard."""
+    """Raise StoreInUse if this process has the lock. The caller holds the guard."""
     if place is not None and place in _held:
         raise StoreInUse(root, _held[place].owner)
 
@@ -173,7 +176,8 @@ def _place_of(descriptor: int) -> Place:
 
 
 def _write_note(descriptor: int, owner: Owner, path: str) -> None:
-    """Say who has the lock. It counts without that, too: a full disk does not matter."""
+    """Write who has the lock. The lock holds without the note, too: a full disk does not
+    matter."""
     note = APACHE_TEXT + b"\n" + json.dumps(asdict(owner)).encode() + b"\n"
     try:
         os.pwrite(descriptor, note, 0)
@@ -183,7 +187,7 @@ def _write_note(descriptor: int, owner: Owner, path: str) -> None:
 
 
 def _owner_of(descriptor: int) -> Owner:
-    """Who has the lock that was refused: its note, if the kernel does not know better."""
+    """Return who has the lock that was refused: by its note, unless the kernel contradicts it."""
     pid = _locking_pid(descriptor)
     here = socket.gethostname()
     noted = _noted(os.pread(descriptor, NOTE_BYTES_MAX, len(APACHE_TEXT)))
@@ -193,7 +197,7 @@ def _owner_of(descriptor: int) -> Owner:
 
 
 def _locking_pid(descriptor: int) -> int:
-    """As the kernel knows it; 0 where it does not."""
+    """Return the lock holder's pid as the kernel knows it; 0 if it does not."""
     if not sys.platform.startswith("linux"):
         return 0
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -202,7 +206,7 @@ def _locking_pid(descriptor: int) -> int:
 
 
 def _noted(text: bytes) -> Owner | None:
-    """None if nobody wrote one, or a stranger."""
+    """Return the owner that a note names; None if there is no note, or not one of ours."""
     try:
         found = json.loads(text)
         return Owner(str(found["host"]), int(found["pid"]), str(found["what"]))

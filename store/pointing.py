@@ -1,8 +1,7 @@
-"""Whether a ConsumeQueue unit points at the record that it should. Pure.
+"""Checks whether a ConsumeQueue unit points at the record that it should. Pure.
 
-A unit is believed only as far as the record bears it out: its size and magic, its own position,
-queue and queue offset, and its topic. The body's checksum is for cold data, where the read costs
-more than the sum.
+A unit is checked against the record's size and magic, its own position, queue and queue offset, and
+its topic. The body's checksum is checked for cold data, where the read costs more than the sum.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ assert _HEAD.size == HEAD_SIZE_BYTES
 def queue_offset_at(
     data: bytes, at: int, position: int, size: int, topic: bytes, queue_id: int
 ) -> int:
-    """QUEUEOFFSET of the record at data[at:], to which a unit (position, size) of that queue
-    points; -1 if what stands there is no record of that queue at that position."""
+    """Return QUEUEOFFSET of the record at data[at:], to which a unit (position, size) of that queue
+    points; -1 if there is no record of that queue and that position."""
     if at + max(size, HEAD_SIZE_BYTES) > len(data):
         return -1
     told, magic, queue, queue_offset, physical, sys_flag, body_length = _HEAD.unpack_from(data, at)
@@ -51,7 +50,7 @@ def queue_offset_at(
 
 
 def body_is_whole(data: bytes, at: int, position: int) -> bool:
-    """Whether the record at data[at:] is what its lengths and its body's checksum say."""
+    """Return whether the record at data[at:] agrees with its lengths and its body's checksum."""
     try:
         check_record(data, at, position)
     except RecordError:

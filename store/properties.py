@@ -26,8 +26,8 @@ DELAY = "DELAY"
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """The stored form, with the closing 0x02. Raises ValueError for what could not be read back:
-    an empty name or value, a separator inside one, or more than 32,767 bytes."""
+    """Return the stored form, with the closing 0x02. Raises ValueError for what could not be read
+    back: an empty name or value, a separator inside one, or more than 32,767 bytes."""
     parts = []
     for name, value in properties.items():
         if not name or not value:
@@ -43,12 +43,13 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def joined(properties: Mapping[str, str]) -> bytes:
-    """What `decode_properties` was given, with a pair more or less. Nothing is checked."""
+    """Return the stored form of properties from `decode_properties` that a pair was added to or
+    removed from. Nothing is checked."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
 
 
 def decode_properties(data: bytes | bytearray | memoryview | str) -> dict[str, str]:
-    """Every pair with a name and a value, in stored order. Never raises."""
+    """Return every pair with a name and a value, in stored order. Never raises."""
     text = data if isinstance(data, str) else str(data, "utf-8", "replace")
     properties: dict[str, str] = {}
     for pair in text.split(PROPERTY_SEPARATOR):
@@ -59,7 +60,8 @@ def decode_properties(data: bytes | bytearray | memoryview | str) -> dict[str, s
 
 
 def java_string_hash(text: str) -> int:
-    """Java's String.hashCode: s[0]*31^(n-1) + ... + s[n-1] over UTF-16 units, a signed int32."""
+    """Return Java's String.hashCode: s[0]*31^(n-1) + ... + s[n-1] over UTF-16 units, a signed
+    int32."""
     value = 0
     if text.isascii():
         for unit in text.encode():
@@ -72,7 +74,7 @@ def java_string_hash(text: str) -> int:
 
 
 def tags_code(tags: str | bytes | None) -> int:
-    """What a consume-queue unit holds for these tags: the hash, sign kept; 0 for none."""
+    """Return the tags code of a consume-queue unit: the hash of `tags`, sign kept; 0 for none."""
     if not tags:
         return 0
     return java_string_hash(tags if isinstance(tags, str) else str(tags, "utf-8", "replace"))

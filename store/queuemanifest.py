@@ -1,4 +1,4 @@
-"""What ConsumeQueue files there are, and how far each queue goes: a note beside the queues.
+"""The manifest of the ConsumeQueues: which files there are, and how far each queue goes.
 
 A queue's own files cannot tell that one of them is gone, or that their last units are. So each
 flush notes, in one small file that is replaced as a whole:
@@ -8,8 +8,8 @@ flush notes, in one small file that is replaced as a whole:
     …                                                          one line a queue, LF, UTF-8
 
 It is a lower bound: after a start, a queue that has fewer files or units than noted is damaged,
-unless its last noted unit pointed at or above what is confirmed (then it may be dropped rightly).
-A manifest that is missing or not whole says nothing.
+unless its last noted unit pointed at or above the confirmed offset (then it was rightly dropped).
+A manifest that is missing or damaged is ignored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def write_manifest(disk: Disk, path: str, extents: Iterable[QueueExtent]) -> Non
 
 
 def read_manifest(disk: Disk, path: str) -> dict[tuple[str, int], QueueExtent]:
-    """By topic and queue id; empty if it is missing or not whole. Raises OSError."""
+    """Return the extents by topic and queue id; empty if the manifest is missing or damaged. Raises
+    OSError."""
     if not disk.exists(path):
         return {}
     file = disk.open(path)

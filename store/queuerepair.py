@@ -1,13 +1,14 @@
-"""ConsumeQueues made anew from the CommitLog: single units while the broker runs, whole queues at
+"""Rebuilds ConsumeQueues from the CommitLog: single units while the broker runs, whole queues at
 the start.
 
-`QueueRepairs.note` takes a unit that pointed wrong. The nearest units below and above it that point
-right bound a piece of the log; a thread walks it, in steps of STEP_BYTES, and every unit of the
-queue found in it is written over what stands in the file. Other units of the queue can be read all
-the while, and new ones appended.
+`QueueRepairs.note` takes a wrong unit. The nearest right units below and above it bound a piece of
+the log; a thread walks it, in steps of STEP_BYTES, and every unit of the queue found there is
+written over the one in the file. Meanwhile the queue's other units can be read, and new ones
+appended.
 
-`mend_queues` discards what cannot be right at the start, and reads the whole log once for it.
-Raft mode only: frames tell where to begin, and damage in them is another's business.
+`mend_queues` discards queues that cannot be right at the start, and reads the whole log once to
+rebuild them. Raft mode only: frames tell where to begin, and damage in frames is repaired elsewhere
+(dledger).
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ WANTED_MAX = 1_000  # units known to be wrong; more are noted when they are read
 
 @dataclass(slots=True)
 class QueueStep:
-    """A piece of the log to be walked for one queue: `run` in the pool, then `finish`."""
+    """A piece of the log to walk for one queue: `run` it in the pool, then `finish` it."""
 
     topic: str
     queue_id: int
-    offset: int  # the unit that pointed wrong
-    position: int  # where the walk goes on
+    offset: int  # the wrong unit
+    position: int  # where the walk continues
     end: int
     segment_end: int
     hold: SegmentHold
     units: dict[int, bytes] = field(default_factory=dict)  # by queue offset
-    bad_position: int | None = None  # what stands there is no record
+    bad_position: int | None = None  # where there is no record
 
     def run(self) -> None:
-        """Blocking. Raises OSError."""
+        """Walk the piece and collect the queue's units. Blocking. Raises OSError."""
         dispatcher, topic = Dispatcher(), self.topic.encode()
         window, stop = WINDOW_BYTES, min(self.end, self.segment_end, self.position + STEP_BYTES)
         while self.position < stop:
@@ -75,7 +76,7 @@ class QueueStep:
 
 
 class QueueRepairs:
-    """The units known to be wrong, and the walk that puts them right. One caller (the loop),
+    """The units known to be wrong, and the walk that repairs them. For one caller (the loop),
     except `QueueStep.run`."""
 
     def __init__(self, commitlog: CommitLog, queues: ConsumeQueueStore) -> None:
@@ -89,19 +90,19 @@ class QueueRepairs:
         return len(self._wanted)
 
     def note(self, topic: str, queue_id: int, offset: int) -> None:
-        """This unit points wrong."""
+        """Note a wrong unit."""
         if len(self._wanted) >= WANTED_MAX:
             self.dropped += 1
         else:
             self._wanted.setdefault((topic, queue_id, offset), None)
 
     def begin(self, dispatched_offset: int) -> QueueStep | None:
-        """The next piece of work, one at a time; None if there is none. Raises OSError."""
+        """Return the next step, one at a time; None if there is none. Raises OSError."""
         for key, reached in list(self._wanted.items()):
             topic, queue_id, offset = key
             queue = self._queues.queue(topic, queue_id)
             if queue is None or not queue.min_offset <= offset < queue.max_offset:
-                del self._wanted[key]  # retention, or cut
+                del self._wanted[key]  # deleted by retention, or truncated
                 continue
             start, end = reached or self._bounds(queue, offset, dispatched_offset)
             start = max(start, self.commitlog.min_offset)
@@ -113,7 +114,7 @@ class QueueRepairs:
         return None
 
     def finish(self, step: QueueStep) -> int | None:
-        """After `run`: write what was found. Returns where the log itself is damaged, or None.
+        """Write the units found by `run`. Return where the log itself is damaged, or None.
 
         Raises OSError."""
         self.commitlog.release(step.hold)
@@ -131,7 +132,8 @@ class QueueRepairs:
         return step.bad_position
 
     def _bounds(self, queue: ConsumeQueue, offset: int, dispatched_offset: int) -> tuple[int, int]:
-        """Where in the log the records of the wrong units around `offset` must be."""
+        """Return between which log offsets the records of the wrong units around `offset` must
+        be."""
         start, end = self.commitlog.min_offset, dispatched_offset
         distance = 1
         while (below := offset - distance) >= queue.min_offset:
@@ -150,7 +152,7 @@ class QueueRepairs:
         return start, end
 
     def position_if_right(self, queue: ConsumeQueue, offset: int) -> int:
-        """Where the unit at `offset` points, if a record of that queue and offset stands there;
+        """Return where the unit at `offset` points, if a record of that queue and offset is there;
         else -1. Raises OSError."""
         position, size, _ = queue.unit(offset)
         if not HEAD_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
@@ -167,11 +169,12 @@ class QueueRepairs:
 def mend_queues(
     queues: ConsumeQueueStore, repairs: QueueRepairs, dispatcher: Dispatcher, end_offset: int
 ) -> bool:
-    """At start, on a log that is whole up to `end_offset`: make anew the queues that were not
-    loaded, and those whose last unit points at no record of theirs. Blocking.
+    """Rebuild, at start, from a log recovered up to `end_offset`, the queues that were not loaded,
+    and those whose last unit points at no record of theirs. Blocking.
 
-    False: the log has a damaged frame that nobody had looked at. These queues are empty then, and
-    everything must be dispatched again (which waits until the frame is mended). Raises OSError."""
+    Returns False if the log has a damaged frame that was not found before. These queues are empty
+    then, and everything must be dispatched again (which waits until the frame is mended). Raises
+    OSError."""
     damaged = dict(queues.damaged)
     for queue in queues.queues():
         last = queue.max_offset - 1
@@ -200,7 +203,7 @@ def _rebuild(
     wanted: Set[tuple[str, int]],
     end_offset: int,
 ) -> None:
-    """Append to the queues `wanted` all that the log holds for them. Raises StoreDamaged."""
+    """Append all units that the log holds for the queues `wanted`. Raises StoreDamaged."""
     walk = walk_frames(commitlog, commitlog.min_offset, end_offset)
     for header in walk:
         if header.kind != FrameKind.MESSAGES:

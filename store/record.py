@@ -1,4 +1,4 @@
-"""The CommitLog record: one stored message (remoting-protocol sheet, section 7).
+"""The CommitLog record: one stored message, in RocketMQ's format.
 
     off size  field                        off   size  field
     0   4     TOTALSIZE, whole record      56    8     STORETIMESTAMP ms
@@ -15,7 +15,7 @@
 Offsets are for IPv4 hosts; an IPv6 host moves what follows it by 12. Integers are big-endian and
 signed, the CRC excepted. MAGIC is 0xDAA320A7 (V1, topic of at most 127 bytes) or 0xDAA320AB (V2).
 A blank record (remaining bytes of the segment, 0xCBD43194) sends the reader to the next segment;
-magic 0 is the end of the log. A Raft frame header (store.frame) hops like a record does.
+magic 0 is the end of the log. A Raft frame header (store.frame) is skipped by its size field.
 
 `encode_record`/`decode_record` translate, `check_record` verifies without building anything,
 `walk_records` goes from record to record and says why it stopped. Pure.
@@ -64,7 +64,7 @@ _PORT = struct.Struct(">i")
 
 
 class StopReason(Enum):
-    """Why bytes are not a record, or why a walk ended."""
+    """The reason why bytes are not a record, or why a walk ended."""
 
     END_OF_BUFFER = "end of the buffer"
     BLANK = "blank record: the rest is in the next segment"
@@ -78,7 +78,7 @@ class StopReason(Enum):
 
 
 class RecordError(Exception):
-    """These bytes are not a whole, undamaged record."""
+    """Bytes that are not a whole, undamaged record."""
 
     def __init__(self, reason: StopReason, detail: str = "") -> None:
         super().__init__(f"{reason.value}{': ' if detail else ''}{detail}")
@@ -107,24 +107,25 @@ class MessageRecord:
 
 @lru_cache(maxsize=4096)
 def pack_host(host: Host) -> bytes:
-    """A host as stored: 4 or 16 address bytes and an int32 port. Raises ValueError."""
+    """Return a host as stored: 4 or 16 address bytes and an int32 port. Raises ValueError."""
     return ip_address(host[0]).packed + _PORT.pack(host[1])
 
 
 def unpack_host(data: bytes) -> Host:
-    """The inverse of `pack_host`: 8 or 20 bytes."""
+    """Return the host in 8 or 20 stored bytes, the inverse of `pack_host`."""
     address = data[:-4]
     kind = IPv4Address if len(address) == 4 else IPv6Address
     return str(kind(address)), int(_PORT.unpack(data[-4:])[0])
 
 
 def offset_message_id(store_host: Host, physical_offset: int) -> str:
-    """offsetMsgId: store host and CommitLog offset as 32 (IPv6: 56) upper-case hex digits."""
+    """Return the offsetMsgId: store host and CommitLog offset as 32 (IPv6: 56) upper-case hex
+    digits."""
     return (pack_host(store_host) + _LONG.pack(physical_offset)).hex().upper()
 
 
 def decode_offset_message_id(message_id: str) -> tuple[Host, int]:
-    """(store host, physical offset). Raises ValueError."""
+    """Return (store host, physical offset) of an offsetMsgId. Raises ValueError."""
     data = bytes.fromhex(message_id)
     if len(data) not in (16, 28) or len(message_id) != 2 * len(data):
         raise ValueError(f"not an offset message id: {message_id!r}")
@@ -132,12 +133,12 @@ def decode_offset_message_id(message_id: str) -> tuple[Host, int]:
 
 
 def body_crc(body: Buffer) -> int:
-    """CRC-32 of the body as stored, top bit cleared."""
+    """Return the CRC-32 of the body as stored, top bit cleared."""
     return crc32(body) & 0x7FFFFFFF
 
 
 def encode_record(record: MessageRecord) -> bytes:
-    """The stored bytes. The IPv6 bits of `sys_flag` must agree with the hosts.
+    """Return the stored bytes. The IPv6 bits of `sys_flag` must agree with the hosts.
 
     Raises ValueError when a field does not fit the format."""
     topic = record.topic.encode()
@@ -170,18 +171,18 @@ def encode_record(record: MessageRecord) -> bytes:
 
 
 def hosts_extra(sys_flag: int) -> int:
-    """Bytes that IPv6 hosts add to the fixed head."""
+    """Return the number of bytes that IPv6 hosts add to the fixed head."""
     return (12 if sys_flag & SYS_BORN_HOST_V6 else 0) + (12 if sys_flag & SYS_STORE_HOST_V6 else 0)
 
 
 def store_timestamp_at(buffer: Buffer, offset: int) -> int:
-    """STORETIMESTAMP of the record at `offset`, of which 76 bytes must be there."""
+    """Return STORETIMESTAMP of the record at `offset`, of which 76 bytes must be there."""
     sys_flag = _INT.unpack_from(buffer, offset + 36)[0]
     return int(_LONG.unpack_from(buffer, offset + (68 if sys_flag & SYS_BORN_HOST_V6 else 56))[0])
 
 
 def _tail(buffer: Buffer, offset: int) -> tuple[int, int, int, int, int]:
-    """(size, body start, body length, topic start, topic length) after checking every length.
+    """Return (size, body start, body length, topic start, topic length), every length checked.
 
     Raises RecordError."""
     available = len(buffer) - offset
@@ -241,7 +242,7 @@ def check_record(
 
 
 def decode_record(buffer: Buffer, offset: int = 0, *, check_body: bool = True) -> MessageRecord:
-    """The record at `offset`, verified. Raises RecordError."""
+    """Return the record at `offset`, verified. Raises RecordError."""
     check_record(buffer, offset, check_body=check_body)
     size, body_start, body_length, topic_start, topic_length = _tail(buffer, offset)
     fields = _START.unpack_from(buffer, offset)
@@ -277,7 +278,7 @@ class RecordWalk:
     """Goes from record to record: iterate it once for (offset in the buffer, size) of each.
 
     After the iteration `end` is the buffer offset behind the last good record and `stop` says why
-    it is the last; `detail` says it in words. Frame headers are hopped over and not reported.
+    it is the last; `detail` says it in words. Frame headers are skipped and not reported.
     """
 
     def __init__(self, buffer: Buffer, base: int | None, check_body: bool) -> None:

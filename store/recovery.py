@@ -1,29 +1,30 @@
-"""Where does the log end? Recovery of both flavours of CommitLog.
+"""Recovery: finds the end of a CommitLog, in Raft mode and in classic mode.
 
-Raft flavour. `walk_frames` goes from frame header to frame header; `recover_frames` checks them
+Raft mode. `walk_frames` goes from frame header to frame header; `recover_frames` checks them
 from the first segment to the end, hands each to a callback (the Raft log builds its index from
-it: one pass does both), and settles the log behind the last good frame. Of old segments it
-verifies the headers only, 60 bytes a frame with a CRC of their own, and that they continue each
+it: one pass does both), and settles the log behind the last good frame. In old segments it
+verifies only the headers, 60 bytes a frame with a CRC of their own, and that they continue each
 other; from `verify_from` on also each payload's CRC. `verify_from` is the third last segment, or
 the one that holds the durable hint if that is earlier, since a power cut tears nothing below, or
-the one that holds the end of what was committed: a frame that is here alone cannot be fetched.
+the one that holds the end of the committed part: a frame that only this replica has cannot be
+fetched from a peer.
 
 A bad frame is one of two things:
-- below the durable hint (bytes that once were durable): damage. Nothing is cut. `FrameRecovery`
-  stops there, takes the frames that belong there (`patch`) and walks on, until the log is whole
-  or its owner gives up what stands behind the good part (`cut`). Without an owner that can do
-  that (`recover_frames`) it is StoreDamaged.
+- below the durable hint (bytes that once were durable): damage. Nothing is truncated.
+  `FrameRecovery` stops there, takes the frames that belong there (`patch`) and walks on, until the
+  log is recovered or its owner gives up everything behind the good part (`cut`). Without an owner
+  that can do that (`recover_frames`) it is StoreDamaged.
 - at or above it: a tail that was written, never synced and therefore never acknowledged. Pages
-  reach the disk in any order, so good frames may stand behind the hole: all of it is cut.
-The hint is the CommitLog's durable mark, exact after a kill; see store.checkpoint. When the mark
-itself is damaged, whatever is bad counts as damage. It is raised, durably, before anything is done
-to the log that a start after a kill could not tell from a torn tail: where a missing segment comes
-back as zeros, and where a patch leaves in doubt whether what fits behind it belongs there (that
-loses its first bytes as well, or the next walk would go on over it).
+  reach the disk in any order, so good frames may stand behind the hole: all of it is truncated.
+The hint is the CommitLog's durable mark, exact after a kill; see store.checkpoint. If the mark
+itself is damaged, everything bad counts as damage. The mark is raised, durably, before the log is
+changed in a way that a start after a kill could not tell from a torn tail: where a missing segment
+comes back as zeros, and where a patch leaves in doubt whether an intact frame behind it belongs
+there (the first bytes of that frame are overwritten as well, or the next walk would accept it).
 
-Classic flavour (protocol sheet, section 8). After a clean stop the last three segments are
-scanned; after an unclean one everything from the last segment whose first record is three seconds
-older than the checkpoint. The log is cut at the first bad record.
+Classic mode, as RocketMQ's recoverNormally and recoverAbnormally. After a clean stop the last three
+segments are scanned; after an unclean one everything from the last segment whose first record is
+three seconds older than the checkpoint. The log is truncated at the first bad record.
 """
 
 from __future__ import annotations
@@ -58,16 +59,16 @@ from raftmq.store.record import (
 )
 
 RECOVERY_SEGMENTS = 3  # scanned whole, as Apache's brokers do
-CLOCK_SLACK_MS = 3000  # how much older than the checkpoint "surely durable" is
+CLOCK_SLACK_MS = 3000  # records this much older than the checkpoint are surely durable
 _WINDOW_BYTES = 1 << 18  # read ahead where payloads are verified
-_HEADERS_WINDOW_BYTES = 1 << 14  # and where only headers are: some fifty small frames a read
+_HEADERS_WINDOW_BYTES = 1 << 14  # read ahead where only headers are: some fifty small frames
 _CLASSIC_WINDOW_BYTES = 1 << 22
-_NO_FRAME = b"\xff" * BLANK_SIZE_BYTES  # nor a blank record, nor zeros
+_NO_FRAME = b"\xff" * BLANK_SIZE_BYTES  # neither a frame, nor a blank record, nor zeros
 
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """A frame as its header tells it; field meanings in store.frame."""
+    """The fields of a frame's header; store.frame says what they mean."""
 
     index: int
     term: int
@@ -93,8 +94,9 @@ class FrameHeader:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredFrames:
-    """`end_offset`: behind the last good frame, where the log was cut. `torn`: why something was
-    cut there, None if only zeros stood behind. `last`: the last frame, None in an empty log."""
+    """The result of a recovery in Raft mode. `end_offset`: behind the last good frame, where the
+    log was truncated. `torn`: why something was truncated there, None if only zeros stood behind.
+    `last`: the last frame, None in an empty log."""
 
     end_offset: int
     torn: str | None
@@ -104,11 +106,11 @@ class RecoveredFrames:
 
 @dataclass(frozen=True, slots=True)
 class FrameDamage:
-    """Where the good part of a Raft log ends, although more was durable once.
+    """The place where the good part of a Raft log ends, although more was durable once.
 
-    `position` is where something bad stands. The frame behind `last` (None: the log's first frame)
-    belongs at `end`, or at the next segment's start if it is a blank record that belongs there.
-    `header`: it is intact, only the payload behind it is not."""
+    `position` is where the bad bytes begin. The frame behind `last` (None: the log's first frame)
+    belongs at `end`, or at the next segment's start if a blank record belongs at `end`. `header`:
+    the frame's header, if that is intact and only the payload is not."""
 
     position: int
     end: int
@@ -119,7 +121,8 @@ class FrameDamage:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRecords:
-    """`end_offset` as above; records from `dispatch_from` on may lack consume-queue units."""
+    """The result of a recovery in classic mode. `end_offset`: behind the last good record; records
+    from `dispatch_from` on may lack consume-queue units."""
 
     end_offset: int
     dispatch_from: int
@@ -127,7 +130,7 @@ class RecoveredRecords:
 
 
 class _Window:
-    """Bytes of the log through one read-ahead buffer."""
+    """Reads bytes of the log through one read-ahead buffer."""
 
     def __init__(self, commitlog: CommitLog) -> None:
         self._commitlog = commitlog
@@ -136,7 +139,7 @@ class _Window:
         self.ahead_bytes = _WINDOW_BYTES
 
     def get(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes at `offset`, shorter where the segment or the log ends."""
+        """Return up to `size` bytes at `offset`, fewer where the segment or the log ends."""
         begin = offset - self._start
         if begin < 0 or begin + size > len(self._data):
             self._start, begin = offset, 0
@@ -148,8 +151,8 @@ class FrameWalk:
     """Iterate once for a FrameHeader of every frame from `from_offset` to `to_offset`.
 
     After the iteration `end` is the offset behind the last good frame, `bad_position` where
-    something else begins, and `reason` says what (None: zeros, or the end asked for).
-    A frame must stand where it says, carry the next index and no smaller term.
+    something else begins, and `reason` says what (None: zeros, or `to_offset` is reached).
+    A frame must stand at the position it names, carry the next index and no smaller term.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class FrameWalk:
             yield header
 
     def _parse(self, position: int, verify: bool) -> FrameHeader | None:
-        """The frame at `position`; None if there is none and that is nothing bad (blank, zeros).
+        """Return the frame at `position`; None for a blank record or zeros, which are not bad.
 
         Raises FrameError."""
         head = self._window.get(position, HEADER_SIZE_BYTES)
@@ -228,7 +231,7 @@ class FrameWalk:
         return header
 
     def _next_segment(self, position: int) -> int | None:
-        """Where to go on after a blank record or zeros: None if that is the end of the log."""
+        """Return where to go on after a blank record or zeros: None if the log ends there."""
         head = self._window.get(position, 8)
         segment_end = self._commitlog.segment_end(position)
         if len(head) == 8 and BLANK.unpack(head)[1] == MAGIC_BLANK:
@@ -246,16 +249,16 @@ class FrameWalk:
 
 def walk_frames(commitlog: CommitLog, from_offset: int, to_offset: int | None = None) -> FrameWalk:
     """Iterate over the frame headers from `from_offset`, which must be the first byte of a frame,
-    of a segment or of a blank record. Payloads are not read. Never raises for what it finds:
-    FrameWalk.reason tells it."""
+    of a segment or of a blank record. Payloads are not read. Raises nothing for bad bytes:
+    FrameWalk.reason tells."""
     return FrameWalk(commitlog, from_offset, to_offset)
 
 
 class FrameRecovery:
     """Finds the end of a Raft log, with a stop at each damaged place. Blocking; one caller.
 
-    `run`, then `patch` as long as they return damage, or `cut`. When one returns None the log is
-    settled and `result` tells where it ends. `on_frame` sees every good frame once, in order.
+    Call `run`, then `patch` as long as they return damage, or `cut`. When one returns None the log
+    is settled and `result` tells where it ends. `on_frame` gets every good frame once, in order.
     """
 
     def __init__(
@@ -268,8 +271,8 @@ class FrameRecovery:
         self._log = commitlog
         self._on_frame = on_frame
         self._first_index = first_index
-        # The durable mark is not synced itself, so a power cut may have set it back. What stood in
-        # a segment that is gone while later ones are there was durable all the same.
+        # The durable mark is not synced itself, so a power cut may have set it back. A segment that
+        # is gone while later ones are there was durable all the same.
         self.hint = max(durable_hint, commitlog.durable_hint, commitlog.restored_end)
         self.end = commitlog.min_offset  # behind the last good frame
         self.last: FrameHeader | None = None
@@ -279,14 +282,15 @@ class FrameRecovery:
         segments = commitlog.segments()
         verify_from = [s.start for s in segments[-RECOVERY_SEGMENTS:]]
         verify_from += [s.start for s in segments if s.end > self.hint]
-        # What may be on this replica alone: nobody could be asked for it later, while it leads.
+        # Frames that only this replica may have: no peer could supply them later, while it leads.
         committed = commitlog.committed_hint
         if committed is not None:
             verify_from += [s.start for s in segments if s.end > committed]
         self._verify_from = min(verify_from, default=0)
 
     def run(self) -> FrameDamage | None:
-        """Walk on from the last good frame. Raises OSError."""
+        """Walk on from the last good frame; return the damage, None if the end is found. Raises
+        OSError."""
         log = self._log
         walk = FrameWalk(log, self.end, None, self._verify_from, self.last, self._first_index)
         for header in walk:
@@ -306,8 +310,8 @@ class FrameRecovery:
         return None
 
     def _anything_behind(self, position: int) -> bool:
-        """Whether anything but zeros stands from there on: asked when no mark tells how far the
-        log went. Reads all of it, which is little behind a log's end, and sparse."""
+        """Return whether anything but zeros stands from `position` on, for when no mark tells how
+        far the log went. Reads all of it, which is little and sparse behind a log's end."""
         log = self._log
         while position < log.max_offset:
             data = log.read(position, _CLASSIC_WINDOW_BYTES)
@@ -319,14 +323,14 @@ class FrameRecovery:
     def patch(
         self, frames: Sequence[Frame], proven: bool, last: bool = False
     ) -> FrameDamage | None:
-        """Write what belongs at the damage, one frame behind the other, make it durable, read it
-        back, and walk on. `proven`: what stands behind these frames is known to follow them; if
-        it is not, it is damaged, too. `last`: nothing follows them, what stands there is cut.
-        Raises OSError."""
+        """Write the frames that belong at the damage, one behind the other, make them durable, read
+        them back, and walk on. `proven`: the frames that stand behind them are known to follow
+        them; otherwise those are damaged, too. `last`: nothing follows them, and what stands there
+        is truncated. Raises OSError."""
         assert self.damage is not None
         if frames and frames[0].end + BLANK_SIZE_BYTES > self._log.max_offset:
             self._log.extend()
-        # Beyond all that was durable here once the leader sends it.
+        # Frames beyond all that was ever durable here are not written: the leader will send them.
         there = [f for f in frames if f.end + BLANK_SIZE_BYTES <= self._log.max_offset]
         if not proven:
             self._disown(there[-1] if there else None, last)
@@ -342,9 +346,10 @@ class FrameRecovery:
         return None
 
     def _disown(self, before: Frame | None, last: bool) -> None:
-        """What stands intact behind frame `before`, to be patched, may not follow it. After a kill
-        nobody would know: so it loses the bytes that make it look so, first. It may be above the
-        durable mark and durable all the same, if a power cut has set that back."""
+        """Overwrite the beginning of an intact frame behind `before`, the last frame to be patched,
+        because it may not follow that one, and after a kill it would look as if it did. If a power
+        cut has set the durable mark back, that frame may be above the mark and yet durable, so the
+        mark is raised first."""
         position, index = (before.end, before.index) if before else (self.end, 0)
         header = self.neighbour(position)
         if before is None or header is None or header.index != index + 1:
@@ -357,7 +362,7 @@ class FrameRecovery:
 
     def _write(self, frames: Sequence[Frame]) -> None:
         log, position = self._log, self.end
-        run_start, run = position, list[bytes]()  # one behind the other: one write
+        run_start, run = position, list[bytes]()  # adjacent frames: one write
         taken: list[FrameHeader] = []
         for frame in frames:
             if frame.position != position:
@@ -375,14 +380,14 @@ class FrameRecovery:
             self._take(header)
 
     def cut(self) -> None:
-        """Give up everything behind the last good frame. Raises OSError."""
+        """Truncate everything behind the last good frame. Raises OSError."""
         assert self.damage is not None
         reason, self.damage = self.damage.reason, None
         self._settle(reason)
 
     def neighbour(self, position: int) -> FrameHeader | None:
-        """The intact header that stands behind a frame which ends at `position`: there, or at the
-        next segment's start (the blank record between may be damaged, too); None if none does."""
+        """Return the intact header behind a frame which ends at `position`: there, or at the next
+        segment's start (the blank record between may be damaged, too); None if there is none."""
         log = self._log
         for at in (position, log.segment_end(position)):
             if at < log.max_offset:
@@ -420,10 +425,10 @@ def recover_frames(
     durable_hint: int | None = None,
     on_frame: Callable[[FrameHeader], None] | None = None,
 ) -> RecoveredFrames:
-    """Find the end of a Raft log, cut what is torn, and settle the CommitLog there. Blocking.
+    """Find the end of a Raft log, truncate a torn tail, and settle the CommitLog there. Blocking.
 
-    `on_frame` sees every good frame in order. The hint is the larger of `durable_hint` and the
-    log's own mark. On a log already settled it only walks. Raises StoreDamaged, having cut
+    `on_frame` gets every good frame in order. The hint is the larger of `durable_hint` and the
+    log's own mark. On a log already settled it only walks. Raises StoreDamaged, having truncated
     nothing, or OSError.
     """
     recovery = FrameRecovery(commitlog, durable_hint or 0, on_frame)
@@ -437,7 +442,7 @@ def recover_frames(
 def recover_records(
     commitlog: CommitLog, checkpoint: CheckpointFields, *, clean: bool
 ) -> RecoveredRecords:
-    """Find the end of a classic log, cut it at the first bad record and settle it. Blocking.
+    """Find the end of a classic log, truncate it at the first bad record and settle it. Blocking.
 
     Raises OSError."""
     segments = commitlog.segments()
@@ -449,14 +454,15 @@ def recover_records(
         start = _surely_durable(commitlog, checkpoint)
     end, torn = _scan_records(commitlog, start)
     if torn is not None and end < commitlog.durable_hint:
-        # Section 8 cuts here all the same; at least nobody shall take it for a torn tail.
+        # Classic mode truncates here all the same; the text says that it is no torn tail.
         torn += f" (once durable up to {commitlog.durable_hint})"
     commitlog.settle(end)
     return RecoveredRecords(end, end if clean else start, torn)
 
 
 def _surely_durable(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
-    """Start of the last segment whose first record is old enough; else of the first segment."""
+    """Return the start of the last segment whose first record is old enough to be surely durable;
+    if there is none, of the first segment."""
     newest = min(checkpoint.physic_timestamp_ms, checkpoint.logics_timestamp_ms) - CLOCK_SLACK_MS
     for segment in reversed(commitlog.segments()):
         head = commitlog.read(segment.start, 88)
@@ -468,7 +474,7 @@ def _surely_durable(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
 
 
 def _scan_records(commitlog: CommitLog, start: int) -> tuple[int, str | None]:
-    """(offset behind the last good record, what is bad there or None for zeros)."""
+    """Return (offset behind the last good record, what is bad there or None for zeros)."""
     position = end = start
     window = _CLASSIC_WINDOW_BYTES
     while position < commitlog.max_offset:

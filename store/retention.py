@@ -1,15 +1,15 @@
-"""Which segments may go: a decision, pure. MessageStore carries it out.
+"""Retention: decides which segments to delete. Pure; MessageStore carries it out.
 
-Following Apache's broker: segments older than `reserved_hours` go in the hours `delete_when`, or
-at any time once the disk is fuller than `disk_ratio_max`. Above `disk_ratio_force` the oldest go
-whatever their age. The last segment never goes, nor anything at or above the limit handed in.
-Unlike there, a segment's age is that of its last record, not the file's mtime: copying a store
-to another machine does not make its messages young again.
+Following Apache's broker: segments older than `reserved_hours` are deleted in the hours
+`delete_when`, or at any time once the disk is fuller than `disk_ratio_max`. Above
+`disk_ratio_force` the oldest are deleted whatever their age. The last segment is never deleted, nor
+anything at or above the limit handed in. Unlike there, a segment's age is that of its last record,
+not the file's mtime: copying a store to another machine does not make its messages young again.
 
 Ages are judged by the wall clock, which may be wrong. `SteadyClock` compares it with the monotonic
-clock; for an hour after a jump nothing goes because of its age. Above `disk_ratio_force`, where age
-does not matter, the oldest go all the same. A clock that was wrong at the start already, and stays
-so, cannot be told from a right one.
+clock; for an hour after a jump nothing is deleted because of its age. Above `disk_ratio_force`,
+where age does not matter, the oldest are deleted all the same. A clock that was wrong at the start
+already, and stays so, cannot be told from a right one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLOCK_STEADY_MS = HOUR_MS  # for an operator, or NTP, to put a clock right that 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Names in brackets are Apache's."""
+    """The retention policy. Names in comments are Apache's."""
 
     reserved_hours: int = 72  # fileReservedTime
     delete_when: frozenset[int] = frozenset({4})  # deleteWhen: local hours of the day
@@ -43,10 +43,10 @@ class SegmentAge:
 
 
 class SteadyClock:
-    """Whether the wall clock has kept pace with the monotonic one (both in ms), and for how long.
+    """Detects jumps of the wall clock against the monotonic one (both in ms).
 
-    What is compared is the difference between them since the start, or since the last jump: many
-    small steps count as one large one does."""
+    It watches the difference between them since the start, or since the last jump: many small
+    steps count as one large one does."""
 
     __slots__ = ("_ahead_ms", "_jumped_at_ms", "jump_ms")
 
@@ -56,8 +56,8 @@ class SteadyClock:
         self._jumped_at_ms: int | None = None
 
     def look(self, wall_ms: int, clock_ms: int) -> int:
-        """By how much the wall clock has jumped, forward or (negative) back, as seen now; 0: not.
-        Each jump is told once. Useful before each decision by age."""
+        """Return by how many ms the wall clock has jumped, forward or (negative) back; 0: it has
+        not. Each jump is reported once. To be called before each decision by age."""
         jump_ms = wall_ms - clock_ms - self._ahead_ms
         if abs(jump_ms) <= CLOCK_JUMP_MS:
             return 0
@@ -67,7 +67,7 @@ class SteadyClock:
         return jump_ms
 
     def held_ms(self, clock_ms: int) -> int:
-        """For how much longer no age may be judged by the wall clock; 0: it may."""
+        """Return for how many more ms no age may be judged by the wall clock; 0: it may."""
         if self._jumped_at_ms is None:
             return 0
         return max(0, self._jumped_at_ms + CLOCK_STEADY_MS - clock_ms)
@@ -83,11 +83,11 @@ def expired_before(
     limit: int,
     by_age: bool = True,
 ) -> int:
-    """The offset below which whole segments shall be removed; the log's start for none.
+    """Return the offset below which whole segments are to be removed; the log's start for none.
 
-    `segments` oldest first, without gaps; `hour` is the local hour of `now_ms`. Segments that
-    reach beyond `limit` (what is not yet dispatched, durable or replicated) are kept. Without
-    `by_age` no age is judged: segments go only when they are forced to.
+    `segments` are oldest first, without gaps; `hour` is the local hour of `now_ms`. Segments that
+    reach beyond `limit` (not yet dispatched, durable or replicated) are kept. Without `by_age` no
+    age is judged: segments are removed only above `disk_ratio_force`.
     """
     if not segments:
         return 0

@@ -1,7 +1,7 @@
-"""Which messages a pull gets, and how the CommitLog is read for them: decisions, pure.
+"""Decides which messages a pull gets, and how the CommitLog is read for them. Pure.
 
-A batch ends at the count or the bytes asked for, at the smaller limits for cold data (protocol
-sheet 4.2), or when a filter has looked at enough units. The first message always fits.
+A batch ends at the count or the bytes asked for, at the smaller limits for cold data, or when a
+filter has read enough units. The first message always fits.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from enum import Enum
 
 from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
 
-SCAN_BYTES_MIN = 16_000  # of the ConsumeQueue, looked at while filtering
+SCAN_BYTES_MIN = 16_000  # of the ConsumeQueue, read while filtering
 GAP_BYTES_MAX = 4096  # reading over a gap this long costs less than another read
 SPAN_BYTES_MAX = 1 << 20
 
 
 class GetStatus(Enum):
-    """Apache's GetMessageStatus; what each means on the wire stands in the sheet, 4.2."""
+    """Apache's GetMessageStatus."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -34,7 +34,7 @@ class GetStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one batch. Hot data lie at or above `hot_from`, colder ones below."""
+    """The limits of one batch. Hot data lies at or above offset `hot_from`, cold data below."""
 
     count_max: int
     bytes_max: int
@@ -44,7 +44,7 @@ class Limits:
 
 
 def offset_status(offset: int, minimum: int, maximum: int) -> tuple[GetStatus, int] | None:
-    """(status, next offset) of an offset that names no message; None if it may name one."""
+    """Return (status, next offset) of an offset that names no message; None if it may name one."""
     if maximum == 0:
         return GetStatus.NO_MESSAGE_IN_QUEUE, 0
     if offset < minimum:
@@ -57,15 +57,15 @@ def offset_status(offset: int, minimum: int, maximum: int) -> tuple[GetStatus, i
 
 
 def scan_count(count_max: int) -> int:
-    """How many units one pull may look at."""
+    """Return how many units one pull may read."""
     return max(SCAN_BYTES_MIN // UNIT_SIZE_BYTES, count_max)
 
 
 def select(
     units: bytes, limits: Limits, tag_codes: Set[int] | None
 ) -> tuple[list[tuple[int, int]], int]:
-    """(CommitLog offset and size of each message chosen, units looked at). `tag_codes` None
-    takes every message."""
+    """Return (CommitLog offset and size of each chosen message, number of units read). With
+    `tag_codes` None every message is chosen."""
     chosen: list[tuple[int, int]] = []
     total = looked_at = 0
     for position, size, code in UNIT.iter_unpack(units):
@@ -89,7 +89,8 @@ def select(
 def spans(
     chosen: list[tuple[int, int]], segment_size_bytes: int, first_segment: int
 ) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """Reads that fetch the chosen records: (offset, size, records) each within one segment.
+    """Return the reads that fetch the chosen records: (offset, size, records), each within one
+    segment.
 
     Neighbours are read together if little else lies between them: the other queues' records of
     the same frame, the next frame's header.
@@ -115,7 +116,7 @@ def spans(
 
 
 def cut_records(data: bytes, start: int, records: list[tuple[int, int]]) -> list[bytes]:
-    """The records out of one read; those that touch each other stay in one piece."""
+    """Cut the records out of one read; adjacent ones stay in one piece."""
     pieces: list[bytes] = []
     run_start = run_end = records[0][0] - start
     for position, size in records:

@@ -3,10 +3,9 @@
     server = WebServer(settings, access, operations, title="…", version="…")
     port = await server.start();  …;  await server.stop()
 
-It runs on the loop that is there. Bounds: BODY_BYTES_MAX of a request's body and BODY_LIMIT_S for
-it to arrive, BODIES_BYTES_MAX of all bodies that are there, CONNECTIONS_MAX, each operation's own
-time. Whatever goes wrong is answered as a
-problem; what nobody foresaw is logged and answered 500 without its details.
+It runs on the current loop. Bounds: BODY_BYTES_MAX for a request's body and BODY_LIMIT_S for its
+arrival, BODIES_BYTES_MAX for all bodies held, CONNECTIONS_MAX, and each operation's own time limit.
+Every error is answered as a problem; an unforeseen one is logged and answered 500 without details.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from raftmq.web.versions import Condition, condition_of, etag
 log = logging.getLogger("raftmq.web")
 
 BODY_BYTES_MAX = 1024 * 1024
-BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # of the requests under way; above, they are answered 503
+BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # for all requests in progress; beyond, the answer is 503
 BODY_LIMIT_S = 10.0
 CONNECTIONS_MAX = 512
-FIRST_REQUEST_S = 10.0  # a connection without a whole request for so long, or twice, is closed
+FIRST_REQUEST_S = 10.0  # a connection without a request is closed after one to two times this
 KEEPALIVE_S = 75.0
-STOP_LIMIT_S = 2.0  # for requests under way
+STOP_LIMIT_S = 2.0  # for requests in progress
 BACKLOG = 128
-REASON_CHARS_MAX = 200  # of what was wrong with a request, in the log
+REASON_CHARS_MAX = 200  # of a refusal's reason in the log
 PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 OPENAPI_PATH = "/api/v1/openapi.json"
 
@@ -60,7 +59,7 @@ Translate = Callable[[Exception], ApiProblem | None]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A file for browsers, which need no token for it. `policy`: its Content-Security-Policy."""
+    """A file for browsers, served without a token. `policy`: its Content-Security-Policy."""
 
     path: str
     media: str
@@ -70,8 +69,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class RawRoute:
-    """A route that the document does not describe, e.g. a proxy's; `pattern` is aiohttp's, with
-    method "*" for all. `role` of a request: what its caller must be."""
+    """A route that the OpenAPI document does not describe, e.g. a proxy's; `pattern` is aiohttp's,
+    method "*" means all. `role(request)`: the role that its caller must have."""
 
     method: str
     pattern: str
@@ -80,7 +79,7 @@ class RawRoute:
 
 
 class Listening(Protocol):
-    """What listens in the place of an asyncio.Server."""
+    """The part of asyncio.Server's interface that another listener must have."""
 
     @property
     def sockets(self) -> Sequence[Any]: ...
@@ -90,22 +89,22 @@ class Listening(Protocol):
     async def wait_closed(self) -> None: ...
 
 
-# How to listen otherwise than in the clear: (factory of protocols, host, port, or a bound socket).
+# A way to listen with TLS: (protocol factory, host, port, a bound socket or None).
 Listen = Callable[
     [Callable[[], asyncio.BaseProtocol], str, int, socket.socket | None], Awaitable[Listening]
 ]
 
 
 class Bodies:
-    """Bytes of bodies that requests under way may hold together. A request's are counted once, by
-    what it announces, until it is answered."""
+    """The bytes of bodies that all requests in progress may hold together. A request counts once,
+    with its announced size, until it is answered."""
 
     def __init__(self) -> None:
         self.held_bytes = 0
         self._held: dict[int, int] = {}  # by the request's identity
 
     def hold(self, request: web.BaseRequest) -> None:
-        """Raises ApiProblem when there is no room."""
+        """Count a request's body. Raises ApiProblem if there is no room."""
         if id(request) in self._held:
             return
         announced = request.content_length
@@ -123,7 +122,7 @@ BODIES = web.AppKey("bodies", Bodies)
 
 
 class WebServer:
-    """See the module. `start` once, `stop` once."""
+    """The HTTP server. Call `start` once and `stop` once."""
 
     def __init__(
         self,
@@ -141,9 +140,9 @@ class WebServer:
         first_request_s: float = FIRST_REQUEST_S,
         listen: Listen | None = None,
     ) -> None:
-        """`translate`: an error of the rooms below as a problem; None: it is none of theirs.
-        `closing` is called first in `stop` (event hubs end their streams). `listen` None: HTTP and
-        no HTTPS."""
+        """`translate` turns an error of the owner's code into a problem, or returns None for other
+        errors. `closing` is called first in `stop` (event hubs end their streams). `listen` None:
+        HTTP without HTTPS."""
         self.port = 0
         self.refused_connections = 0
         self._settings = settings
@@ -152,8 +151,8 @@ class WebServer:
         self._closing = closing
         self._connections_max = connections_max
         self._first_request_s = first_request_s
-        self._asked: set[RequestHandler] = set()  # connections that brought a request
-        self._silent: set[RequestHandler] = set()  # and those that had not, at the last sweep
+        self._asked: set[RequestHandler] = set()  # connections that have sent a request
+        self._silent: set[RequestHandler] = set()  # those that had not at the last sweep
         self._sweeper: asyncio.TimerHandle | None = None
         own = (
             Operation("GET", OPENAPI_PATH, "getOpenApi", "This document.", self._openapi),
@@ -190,8 +189,7 @@ class WebServer:
         self._listener: asyncio.Server | Listening | None = None
 
     async def start(self, listen_socket: socket.socket | None = None) -> int:
-        """Listen, on a socket that is bound already if there is one; returns the port. Raises
-        OSError."""
+        """Listen, on an already bound socket if one is given; return the port. Raises OSError."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         if self._listen is not None:
@@ -216,7 +214,7 @@ class WebServer:
         return self.port
 
     async def stop(self) -> None:
-        """Answer what is under way, for a bounded time, and close. Also after a failed start."""
+        """Finish requests in progress, for a bounded time, and close. Also after a failed start."""
         self._closing()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -237,7 +235,7 @@ class WebServer:
         return server()
 
     def _sweep(self) -> None:
-        """Close what was silent at the last sweep already."""
+        """Close connections that have been silent since the last sweep."""
         server = self._runner.server
         assert server is not None
         live = set(server.connections)
@@ -255,7 +253,7 @@ class WebServer:
     async def _outermost(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Every request: who may reach us at all, and errors as problems."""
+        """Check every request's Host and Origin, and turn errors into problems."""
         self._asked.add(request.protocol)
         try:
             headers = request.headers
@@ -328,14 +326,14 @@ class WebServer:
 
 
 class RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp says of requests: one line of what is no HTTP, and of a client that is gone
-    before it has its answer; the stack of what failed here."""
+    """The logger for aiohttp's messages about requests: one line for malformed HTTP or a client
+    that left before its answer, a stack trace for our own failures."""
 
     def exception(self, msg: object, *args: object, **more: Any) -> None:
         error = more.get("exc_info")
         if isinstance(error, HttpProcessingError | RequestPayloadError | ConnectionResetError):
             peer, reason = args[-1] if args else "", " ".join(str(error).split())[:REASON_CHARS_MAX]
-            # `from_peer`: any peer can cause any number of these, ops.logs bounds them.
+            # `from_peer`: a peer can cause any number of these; ops.logs bounds them.
             log.warning("request_broken peer=%s reason=%s", peer, reason,
                         extra={"from_peer": True})  # fmt: skip
         else:
@@ -343,10 +341,10 @@ class RequestLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection too many: told so, and closed."""
+    """A connection beyond CONNECTIONS_MAX: it gets a 503 and is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not told apart by its class: uvloop's transports are of none of asyncio's.
+        # A cast instead of an isinstance: uvloop's transports are not of asyncio's classes.
         accepted = cast(asyncio.WriteTransport, transport)
         text = to_json(busy("too many connections").to_json(""))
         accepted.write(
@@ -358,7 +356,7 @@ class _Refusal(asyncio.Protocol):
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The whole body, within the bounds. Raises ApiProblem."""
+    """Read the whole body, within the bounds. Raises ApiProblem."""
     if (request.content_length or 0) > BODY_BYTES_MAX:
         raise too_large(f"the body is larger than {BODY_BYTES_MAX} bytes")
     request.app[BODIES].hold(request)
@@ -372,7 +370,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 async def _checked(operation: Operation, request: web.Request, caller: Caller) -> Call:
-    """The call that `request` is. Raises ApiProblem."""
+    """Check a request and return it as a Call. Raises ApiProblem."""
     parameters = from_texts(request.match_info, operation.parameters)
     repeated = sorted({key for key in request.query if len(request.query.getall(key)) > 1})
     if repeated:
@@ -389,7 +387,7 @@ async def _checked(operation: Operation, request: web.Request, caller: Caller) -
 
 
 async def _body(request: web.Request, kind: Any) -> Any:
-    """No body at all is one without fields. Raises ApiProblem."""
+    """Parse the body; a missing one counts as an object without fields. Raises ApiProblem."""
     if not request.can_read_body:
         return from_json(b"{}", kind)
     if request.content_type != JSON:
@@ -441,7 +439,7 @@ def _problem_response(request: web.Request, problem: ApiProblem) -> web.Response
 
 
 def _of_http(error: web.HTTPException) -> ApiProblem:
-    """aiohttp's own refusals: no such route, no such method, …"""
+    """Turn aiohttp's own refusals (no such route, no such method, …) into problems."""
     code = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE"}.get(error.status)
     if code is None:
         if error.status < 500:

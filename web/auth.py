@@ -1,13 +1,13 @@
-"""Who may call: tokens from a file, and who is let in without.
+"""Access control of the HTTP API: tokens from a file, or loopback only.
 
-With a tokens' file everybody shows a token, `Authorization: Bearer …`, or proves to have one by
-signing the request with it (signing.py). Without one the API listens
-on loopback only (`WebSettings.check`), and every caller there is admin; then the Host header must
-name loopback, so that no web page reaches this API under a name of its own (DNS rebinding), and
-a change that a page of another origin sends is refused.
+With a tokens file every caller shows a token, `Authorization: Bearer …`, or proves to have one by
+signing the request with it (signing.py). Without one the API listens on loopback only
+(`WebSettings.check`), and every caller is admin. Then the Host header must name loopback, so that
+no web page reaches this API under its own host name (DNS rebinding), and a change sent by a page
+of another origin is refused.
 
-The file: {"tokens":[{"token":"…","role":"viewer|operator|admin","name":"…"}]}, readable by its
-owner or group, not by the world. It is read once, at start.
+The file: {"tokens":[{"token":"…","role":"viewer|operator|admin","name":"…"}]}, not readable by
+others than its owner and group. It is read once, at start.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class WebSettings:
     enabled: bool = True  # httpEnable
     bind_address: str = "127.0.0.1"  # httpBindAddress
     port: int = 0  # httpPort; 0: any
-    advertised: str = ""  # httpAdvertisedAddress, host:port; "": made of where it listens
+    advertised: str = ""  # httpAdvertisedAddress, host:port; "": derived from where it listens
     tokens_file: str = ""  # httpTokensFile
 
     def check(self) -> None:
-        """Raises WebConfigError for an API that whoever is near could use."""
+        """Raise WebConfigError for an API that is reachable from outside without a token."""
         if self.enabled and not self.tokens_file and not is_loopback(self.bind_address):
             raise WebConfigError(
                 f"httpBindAddress={self.bind_address} is not loopback: set httpTokensFile, so "
@@ -60,8 +60,8 @@ class WebSettings:
             )
 
     def advertised_address(self, host: str, port: int) -> str:
-        """What others are told: `advertised`; else `port` at `host`, how this process is reached,
-        or on loopback where it listens there only."""
+        """Return the address to announce: `advertised`; else `port` at `host`, by which this
+        process is reached, or at the loopback address if it listens only there."""
         if self.advertised:
             return self.advertised
         shown = self.bind_address if is_loopback(self.bind_address) else host
@@ -79,21 +79,22 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Access:
-    """Decides who a request is from. `callers`: SHA-256 of a token → caller; None: no tokens."""
+    """Identifies callers. `callers`: SHA-256 of a token → caller; None: no tokens."""
 
     def __init__(self, callers: Mapping[bytes, Caller] | None = None) -> None:
-        self.audience = ""  # host:port that others are told to call; "": signatures are not taken
+        self.audience = ""  # host:port announced to others; "": signatures are not accepted
         self._callers = callers
         self._challenges = Challenges(random_id)
 
     @classmethod
     def of(cls, settings: WebSettings) -> Access:
-        """Raises WebConfigError. Reads the file: call it at start."""
+        """Make the access control for these settings. Reads the file, so call it at start. Raises
+        WebConfigError."""
         settings.check()
         return cls(load_tokens(Path(settings.tokens_file)) if settings.tokens_file else None)
 
     def check_host(self, host: str, origin: str | None, method: str) -> None:
-        """Every request passes here, whatever it asks for. Raises ApiProblem (403)."""
+        """Check every request's Host and Origin if there are no tokens. Raises ApiProblem (403)."""
         if self._callers is not None:
             return
         name = _host_name(host)
@@ -103,7 +104,7 @@ class Access:
             raise forbidden(f"a page of origin {origin[:100]!r} changes nothing here")
 
     def caller(self, authorization: str | None) -> Caller:
-        """Raises ApiProblem (401)."""
+        """Return the caller that shows a token. Raises ApiProblem (401)."""
         if self._callers is None:
             return LOCAL
         scheme, _, token = (authorization or "").partition(" ")
@@ -111,7 +112,7 @@ class Access:
             raise self._unauthorized("show a token: Authorization: Bearer …")
         shown = key_of(token.strip())
         found = None
-        for digest, caller in self._callers.items():  # all of them, in the same time
+        for digest, caller in self._callers.items():  # always all of them, for constant time
             if hmac.compare_digest(digest, shown):
                 found = caller
         if found is None:
@@ -119,7 +120,7 @@ class Access:
         return found
 
     def signer(self, signed: Signed, method: str, target: str) -> Caller:
-        """Who signed a request; the body is not looked at yet. Raises ApiProblem (401)."""
+        """Return the signer of a request, without looking at the body. Raises ApiProblem (401)."""
         if self._callers is None:
             return LOCAL
         key = None
@@ -137,13 +138,13 @@ class Access:
 
 
 def allow(caller: Caller, role: Role) -> None:
-    """Raises ApiProblem (403)."""
+    """Raise ApiProblem (403) if the caller's role is below `role`."""
     if caller.role < role:
         raise forbidden(f"{caller.name} is {caller.role.name.lower()}, not {role.name.lower()}")
 
 
 def load_tokens(path: Path) -> dict[bytes, Caller]:
-    """Raises WebConfigError."""
+    """Read a tokens file into SHA-256 of a token → caller. Raises WebConfigError."""
     content = _read_secret(path, "httpTokensFile")
     try:
         tokens = msgspec.json.decode(content, type=_TokenFile).tokens
@@ -156,8 +157,8 @@ def load_tokens(path: Path) -> dict[bytes, Caller]:
 
 
 def load_token(path: Path, key: str) -> str:
-    """The one token that a file holds, to be shown to others (`key`: which setting names the
-    file). Raises WebConfigError."""
+    """Read the one token in a file, to be shown to other processes. `key` is the setting that names
+    the file. Raises WebConfigError."""
     try:
         token = _read_secret(path, key).decode("ascii").strip()
     except UnicodeDecodeError as error:
@@ -168,7 +169,7 @@ def load_token(path: Path, key: str) -> str:
 
 
 def _host_name(host: str) -> str | None:
-    """The name in a Host header, without the port."""
+    """Return the name in a Host header, without the port."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:
@@ -190,5 +191,5 @@ def _read_secret(path: Path, key: str) -> bytes:
 
 
 def random_id() -> str:
-    """32 hexadecimal digits that nobody can guess."""
+    """Return 32 unguessable hexadecimal digits."""
     return secrets.token_hex(16)

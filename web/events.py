@@ -1,9 +1,9 @@
-"""What happens, as server-sent events: one hub, many readers, none of whom can hold it up.
+"""Server-sent events: one hub, many readers, none of which can hold it up.
 
-The last RING_SIZE events are kept. A reader that comes back with Last-Event-ID (or
-?lastEventId=) gets what it missed; if that is not known any more, or the server was started anew,
-it is told so by an event of kind `gap`, and gets what there is. A reader that is more than
-BEHIND_MAX events behind is cut off; it may come back and resume.
+The last RING_SIZE events are kept. A reader that comes back with Last-Event-ID (or ?lastEventId=)
+gets the events it missed. If some of them are not kept any more, or the server was restarted, it
+first gets an event of kind `gap`, then the events there are. A reader more than BEHIND_MAX events
+behind is cut off; it may come back and resume.
 
     id: <start of the hub, ms>-<number>
     data: {"kind":…,"node":…,"group":…,"term":…,"at":ms,"detail":{…}}
@@ -25,14 +25,14 @@ from raftmq.web.problem import busy
 from raftmq.web.schema import Input, View, to_json
 
 RING_SIZE = 1_000
-BEHIND_MAX = 256  # events, besides what the socket's buffer holds
+BEHIND_MAX = 256  # events, besides those in the socket's buffer
 READERS_MAX = 64
-HEARTBEAT_S = 15.0  # a comment, so that a reader that is gone is noticed
+HEARTBEAT_S = 15.0  # between comments, by which a lost reader is noticed
 GAP = "gap"
 
 
 class EventView(View, frozen=True, kw_only=True):
-    """One event. `term` is 0 where there is none; `detail` depends on the kind."""
+    """One event. `term` is 0 if there is none; `detail` depends on the kind."""
 
     kind: str
     node: str = ""
@@ -47,7 +47,7 @@ class EventsQuery(Input, frozen=True):
 
 
 class EventHub:
-    """See the module. On one loop."""
+    """Streams events to its readers. Belongs to one loop."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class EventHub:
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.wall_ms = wall_ms
-        self.cut_off = 0  # readers, because they were too slow
+        self.cut_off = 0  # readers cut off because they were too slow
         self._epoch = wall_ms()
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring_size)
         self._number = 0
@@ -83,7 +83,7 @@ class EventHub:
         detail: dict[str, Any] | None = None,
         at: int | None = None,
     ) -> None:
-        """Tell all readers. Never waits; `at` None: now."""
+        """Send an event to all readers, without waiting; `at` None: now."""
         when = self.wall_ms() if at is None else at
         self._number += 1
         event = EventView(
@@ -101,7 +101,7 @@ class EventHub:
                 reader.wake()
 
     def operation(self, path: str = "/api/v1/events") -> Operation:
-        """The operation that streams this hub."""
+        """Return the operation that streams this hub."""
         return Operation(
             "GET",
             path,
@@ -131,19 +131,19 @@ class EventHub:
             while not self._closed and not reader.is_cut:
                 await response.write(await reader.take(self._heartbeat_s))
         except ConnectionError:
-            pass  # the reader is gone: nothing to tell it
+            pass  # the reader is gone
         finally:
             self._readers.discard(reader)
         return response
 
     def close(self) -> None:
-        """All streams end. For good."""
+        """End all streams, for good."""
         self._closed = True
         for reader in self._readers:
             reader.wake()
 
     def _missed(self, seen: str) -> Iterable[bytes]:
-        """What came after the event with id `seen`."""
+        """Yield the events after the one with id `seen`."""
         epoch, _, number = seen.partition("-")
         known = epoch == str(self._epoch) and number.isascii() and number.isdigit()
         last = int(number) if known else 0
@@ -160,7 +160,7 @@ class EventHub:
 
 
 class _Reader:
-    """One reader's part: what it has not been sent yet."""
+    """One reader, and the events it has not been sent yet."""
 
     def __init__(self, transport: asyncio.Transport | None) -> None:
         self.waiting: deque[bytes] = deque()
@@ -172,7 +172,7 @@ class _Reader:
         self._woken.set()
 
     def cut(self) -> None:
-        """It reads too slowly: its handler hangs in a write, which this ends."""
+        """Cut off a slow reader, by aborting the write in which its handler hangs."""
         self.is_cut = True
         self.waiting.clear()
         self._woken.set()
@@ -180,7 +180,7 @@ class _Reader:
             self._transport.abort()
 
     async def take(self, heartbeat_s: float) -> bytes:
-        """What waits, or a comment when nothing came for so long."""
+        """Return the waiting events, or a comment if none came within `heartbeat_s`."""
         if not self.waiting:
             self._woken.clear()
             try:

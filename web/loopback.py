@@ -1,4 +1,4 @@
-"""Which hosts are this machine and nobody else. Pure."""
+"""Recognises loopback hosts. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Of a name or a literal address."""
+    """Return whether a name or literal address is loopback."""
     if host.lower() == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""GET /metrics: what a process's metrics render, for a scraper that may view."""
+"""GET /metrics: a process's metrics, for callers with the viewer role."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Render = Callable[[str], tuple[bytes, str]]
 
 
 def metrics_route(render: Render) -> RawRoute:
-    """`render(accept)` gives the text and its content type."""
+    """Make the route; `render(accept)` returns the text and its content type."""
 
     async def handle(request: web.Request, _: Caller) -> web.StreamResponse:
         text, content_type = render(request.headers.get("Accept", ""))

@@ -19,7 +19,7 @@ _TEMPLATE = "#/components/schemas/{name}"
 
 
 def document(title: str, version: str, operations: Sequence[Operation]) -> dict[str, Any]:
-    """What /api/v1/openapi.json says of `operations`."""
+    """Return the content of /api/v1/openapi.json for `operations`."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
@@ -39,8 +39,8 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
 
 
 def _references_alone(value: Any) -> Any:
-    """What stands beside a $ref goes beside it in an allOf: readers of older versions of JSON
-    Schema, in which a $ref stood alone, overlook it otherwise."""
+    """Move the siblings of every $ref into an allOf with it: readers of older JSON Schema versions,
+    in which a $ref has no siblings, would ignore them."""
     if isinstance(value, list):
         return [_references_alone(part) for part in value]
     if not isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""One operation of the API, declared once: its route, who may call it, what it takes and answers.
+"""One operation of the API, declared once: its route, role, input and answer.
 
-From the same declaration come the route and its checks (`web.app`) and the OpenAPI document
-(`web.openapi`). Pure.
+The route with its checks (`web.app`) and the OpenAPI document (`web.openapi`) are made from it.
+Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITE_LIMIT_MS = 30_000  # longer than a command may wait in the log
 
 
 class Role(enum.IntEnum):
-    """What a caller may do; each may do what those below may."""
+    """A caller's role; each includes the rights of those below."""
 
     VIEWER = 1
     OPERATOR = 2
@@ -33,7 +33,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, by the name that the tokens' file gives it."""
+    """A caller, with its name in the tokens file."""
 
     name: str
     role: Role
@@ -41,8 +41,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A checked request. `parameters`, `query` and `body` are of the operation's types (hence
-    Any: the handler says which); `condition` stands when the operation is conditional."""
+    """A checked request. `parameters`, `query` and `body` have the operation's types (Any here; the
+    handler says which); `condition` is set if the operation is conditional."""
 
     request: web.Request
     caller: Caller
@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer with more to it than its value. `version`: what ETag is made of."""
+    """An answer with more than a value. `version`: the resource's version, for the ETag."""
 
     value: Any = None
     status: int = 200
@@ -67,9 +67,9 @@ Handler = Callable[[Call], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """See the module. A handler returns a View or what JSON has, a Reply, or a StreamResponse; it
-    raises ApiProblem. `role` None: whoever asks. `problems`: statuses besides those that follow
-    from the rest."""
+    """The declaration of an operation. A handler returns a View or a JSON value, a Reply, or a
+    StreamResponse; it raises ApiProblem. `role` None: no token is needed. `problems`: statuses
+    besides those that follow from the rest."""
 
     method: str
     path: str
@@ -88,7 +88,7 @@ class Operation:
 
     @property
     def limit_ms(self) -> int | None:
-        """How long it may take."""
+        """Return the time limit; None for an event stream."""
         if self.media == EVENT_STREAM:
             return None
         return READ_LIMIT_MS if self.method == "GET" else WRITE_LIMIT_MS

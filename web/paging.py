@@ -1,7 +1,7 @@
 """Lists in pages: `?limit=1..1000&cursor=` → `{"items": […], "next": cursor | null}`.
 
-A cursor is the key of the last item given, so a page goes on behind it whatever was added or
-removed meanwhile. It is opaque to callers: base64url of the key. Pure.
+A cursor is the key of the last item returned, so the next page continues after it, whatever was
+added or removed meanwhile. It is opaque to callers: base64url of the key. Pure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class PageQuery(Input, frozen=True):
-    """Query parameters of a list; other lists add theirs in a class of their own."""
+    """Query parameters of a list; lists with more of them have subclasses."""
 
     limit: Limit = LIMIT_DEFAULT
     cursor: Cursor = ""
@@ -44,9 +44,9 @@ class PageQuery(Input, frozen=True):
 def page(
     items: Iterable[T], key: Callable[[T], str], view: Callable[[T], Any], query: PageQuery
 ) -> dict[str, Any]:
-    """The page of `items` that `query` asks for, in the order of their keys, which are distinct.
+    """Return the page of `items` that `query` asks for, in the order of their distinct keys.
 
-    Raises ApiProblem for a cursor that is none of ours."""
+    Raises ApiProblem for an invalid cursor."""
     after = decode_cursor(query.cursor) if query.cursor else None
     behind = (item for item in items if after is None or key(item) > after)
     chosen = heapq.nsmallest(query.limit + 1, behind, key=key)
@@ -61,7 +61,7 @@ def encode_cursor(key: str) -> str:
 
 
 def decode_cursor(cursor: str) -> str:
-    """Raises ApiProblem."""
+    """Decode a cursor. Raises ApiProblem."""
     try:
         padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
         return base64.b64decode(padded, altchars=b"-_", validate=True).decode("utf-8", "replace")

@@ -1,8 +1,8 @@
-"""What went wrong, as `application/problem+json` (RFC 9457).
+"""Error answers, as `application/problem+json` (RFC 9457).
 
     {"type":"about:blank","title":"Conflict","status":409,"detail":…,"instance":path,"code":…}
 
-`code` is for programs: it never changes its meaning; `detail` is for people. Handlers raise
+`code` is for programs, and its meaning never changes; `detail` is for people. Handlers raise
 `ApiProblem`; the application turns it into the answer. Pure.
 """
 
@@ -17,7 +17,7 @@ LEADER_HEADER = "X-Leader-Http"
 
 
 class ApiProblem(Exception):
-    """An answer that is no success. `more` are further fields of the body."""
+    """An error answer. `more` are further fields of the body."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ApiProblem(Exception):
         self.headers = dict(headers or {})
 
     def to_json(self, instance: str) -> dict[str, Any]:
-        """The body; `instance` is the path that was asked for."""
+        """Return the body; `instance` is the request's path."""
         return {
             "type": "about:blank",
             "title": HTTPStatus(self.status).phrase,
@@ -71,7 +71,7 @@ def conflict(detail: str, code: str = "CONFLICT") -> ApiProblem:
 
 
 def stale(detail: str) -> ApiProblem:
-    """The resource is not (any more) what If-Match or If-None-Match says."""
+    """Make a 412: the resource's version does not meet If-Match or If-None-Match."""
     return ApiProblem(412, "VERSION_MISMATCH", detail)
 
 
@@ -80,7 +80,7 @@ def too_large(detail: str) -> ApiProblem:
 
 
 def invalid(errors: Sequence[tuple[str, str]]) -> ApiProblem:
-    """`errors`: which field of the request, and what is wrong with it."""
+    """Make a 422. `errors`: (field of the request, what is wrong with it)."""
     listed = [{"field": field, "message": message} for field, message in errors]
     detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
     return ApiProblem(422, "INVALID", detail, more={"errors": listed})
@@ -101,14 +101,14 @@ def unavailable(detail: str, code: str = "UNAVAILABLE") -> ApiProblem:
 
 
 def not_leader(leader_http: str, detail: str = "this replica is not the leader") -> ApiProblem:
-    """`leader_http`: host:port of the leader's HTTP API, "" when nobody knows."""
+    """Make a 503. `leader_http`: host:port of the leader's HTTP API, "" if unknown."""
     headers = {LEADER_HEADER: leader_http} if leader_http else {}
     more = {"leaderHttpAddress": leader_http or None}
     return ApiProblem(503, "NOT_LEADER", detail, more=more, headers=headers)
 
 
 def outcome_unknown(detail: str) -> ApiProblem:
-    """It may have happened, or may yet happen: look before trying again."""
+    """Make a 504: the change may have happened, or may yet; check before trying again."""
     return ApiProblem(504, "OUTCOME_UNKNOWN", detail)
 
 

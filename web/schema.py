@@ -1,8 +1,8 @@
-"""Base classes of what goes over HTTP, and how values become them.
+"""Base classes of requests and answers over HTTP, and the conversions to and from JSON.
 
-`View` is what is answered, `Input` what is asked: fields are camelCase in JSON, and an input with a
-field that nobody knows is refused, so that a slip of the pen is not taken for a default. Limits
-stand in the types (`Annotated[int, Meta(ge=1)]`), from where the OpenAPI document has them. Pure.
+`View` is the base of answers, `Input` of requests. Fields are camelCase in JSON. An input with an
+unknown field is refused, so that a misspelt field is not silently replaced by a default. Limits are
+part of the types (`Annotated[int, Meta(ge=1)]`), from which the OpenAPI document takes them. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from raftmq.web.problem import ApiProblem, invalid, malformed
 
-INTEGER_MAX = (1 << 53) - 1  # what every JSON reader keeps exactly
+INTEGER_MAX = (1 << 53) - 1  # every JSON reader represents integers up to this exactly
 
 Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 TimeMs = Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="Milliseconds since 1970 (UTC).")]
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What an operation answers."""
+    """Base of an operation's answer."""
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What an operation is asked with: a body, the query, or the path's parameters."""
+    """Base of an operation's input: a body, the query, or the path's parameters."""
 
 
 class Nothing(Input, frozen=True):
@@ -52,7 +52,7 @@ class ProblemView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def from_texts(values: Mapping[str, str], kind: type[T]) -> T:
-    """Query or path parameters. Raises ApiProblem."""
+    """Convert query or path parameters. Raises ApiProblem."""
     try:
         return msgspec.convert(dict(values), kind, strict=False)
     except msgspec.ValidationError as error:
@@ -60,13 +60,13 @@ def from_texts(values: Mapping[str, str], kind: type[T]) -> T:
 
 
 def invalid_repeats(names: Sequence[str]) -> ApiProblem:
-    """A parameter that stands there twice: which one was meant?"""
+    """Make a problem for parameters that are given more than once."""
     return invalid([(name, "stands there more than once") for name in names])
 
 
 def from_json(body: bytes, kind: type[T]) -> T:
-    """Raises ApiProblem: 400 for what is no JSON, 422 for JSON that does not fit. 5.0 is an integer
-    (JSON Schema, 6.1.1)."""
+    """Parse a body. Raises ApiProblem: 400 if it is not JSON, 422 if the JSON does not fit. 5.0 is
+    an integer (JSON Schema, 6.1.1)."""
     try:
         return msgspec.convert(_whole(msgspec.json.decode(body)), kind)
     except msgspec.ValidationError as error:
@@ -76,7 +76,7 @@ def from_json(body: bytes, kind: type[T]) -> T:
 
 
 def _whole(value: Any) -> Any:
-    """Numbers without a fraction as integers."""
+    """Convert numbers without a fraction to integers."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
@@ -85,7 +85,7 @@ def _whole(value: Any) -> Any:
 
 
 def to_json(value: Any) -> bytes:
-    """Views, and what JSON has by itself."""
+    """Encode a View or a JSON value."""
     return msgspec.json.encode(value)
 
 

@@ -1,22 +1,23 @@
-"""Requests signed with a token that is never sent: what processes show each other. Pure.
+"""Request signatures with a token that is never sent, for requests between processes. Pure.
 
-A person shows a token as it is (`Authorization: Bearer …`) to the address that they typed. A name
-server asks whoever has registered as a broker, and whoever that is must learn nothing it could use
-elsewhere. So it proves that it has the token instead:
+A person sends a token as it is (`Authorization: Bearer …`) to the address that they typed. A name
+server calls every process that has registered as a broker, perhaps an impostor, which must learn
+nothing it could use elsewhere. So the name server only proves that it has the token:
 
     401                WWW-Authenticate: … RaftMQ-HMAC nonce="N"
     the same again     Authorization: RaftMQ-HMAC nonce="N", id="I", body="B", signature="S"
 
-N, I: 32 hexadecimal digits, the server's until it chooses others and the caller's for this request.
+N, I: 32 hexadecimal digits. The server chooses N and changes it at times; the caller chooses I for
+each request.
 B: SHA-256 of the body. S: HMAC-SHA256, keyed with SHA-256 of the token, over the lines "raftmq-1",
 audience, N, I, method, target (path and query as sent), B, joined by newlines; all in hexadecimal.
 
-- The audience is the host:port that the caller has called, and the server goes by the one that it
-  tells others to call: what was signed for an impostor's address is worth nothing anywhere else.
-- A server takes each I once for its N, so what was overheard is not worth anything either. It
-  remembers IDS_MAX of them and then chooses another N: callers are told by a 401, and sign anew.
-- No clock is needed. Answers, and headers of requests, are not signed: who can change what passes
-  between the two still can.
+- The audience is the host:port that the caller has called; the server uses the one that it
+  announces. So a signature for an impostor's address is worthless anywhere else.
+- A server accepts each I once for its N, so an overheard request cannot be replayed. It remembers
+  IDS_MAX of them and then chooses another N: callers get a 401, and sign anew.
+- No clock is needed. Answers, and headers of requests, are not signed: an attacker on the path can
+  still change them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 SCHEME = "RaftMQ-HMAC"
-IDS_MAX = 10_000  # about a megabyte; a name server asks some ten times a second
+IDS_MAX = 10_000  # about a megabyte; a name server sends some ten requests a second
 NONCES_MAX = 1_024  # servers whose nonce a caller remembers
 _HEX = "([0-9a-f]{%d})"
 _CHALLENGE = re.compile(f'{SCHEME} nonce="{_HEX % 32}"')
@@ -37,12 +38,12 @@ _AUTHORIZATION = re.compile(
     re.IGNORECASE,
 )
 
-Random = Callable[[], str]  # 32 hexadecimal digits that nobody can guess
+Random = Callable[[], str]  # returns 32 unguessable hexadecimal digits
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """What an Authorization header of this scheme says."""
+    """The content of an Authorization header of this scheme."""
 
     nonce: str
     id: str
@@ -51,12 +52,12 @@ class Signed:
 
     @classmethod
     def parse(cls, authorization: str | None) -> Signed | None:
-        """None: of another scheme, or malformed."""
+        """Parse the header; None if it is of another scheme, or malformed."""
         found = _AUTHORIZATION.fullmatch(authorization or "")
         return None if found is None else cls(*(part.lower() for part in found.groups()))
 
     def covers(self, body: bytes) -> bool:
-        """Whether this is the body that was signed."""
+        """Return whether this is the body that was signed."""
         return hmac.compare_digest(self.body, hashlib.sha256(body).hexdigest())
 
     def header(self) -> str:
@@ -66,7 +67,7 @@ class Signed:
 
 
 class Challenges:
-    """The server's side: which signatures it takes."""
+    """The server's side: decides which signatures it accepts."""
 
     def __init__(self, random: Random, ids_max: int = IDS_MAX) -> None:
         self._random = random
@@ -75,18 +76,18 @@ class Challenges:
         self._ids: set[str] = set()
 
     def header(self) -> str:
-        """What a 401 says in WWW-Authenticate."""
+        """Return the challenge for the WWW-Authenticate header of a 401."""
         return f'{SCHEME} nonce="{self._nonce}"'
 
     def signer(
         self, signed: Signed, keys: Iterable[bytes], audience: str, method: str, target: str
     ) -> bytes | None:
-        """With which of `keys` a request was signed; None if with none, or if it is no news."""
+        """Return which of `keys` signed a request; None if none did, or if it is a replay."""
         if signed.nonce != self._nonce or signed.id in self._ids:
             return None
         text = _text(audience, signed.nonce, signed.id, method, target, signed.body)
         found = None
-        for key in keys:  # all of them, in the same time
+        for key in keys:  # always all of them, for constant time
             if hmac.compare_digest(_signature(key, text), signed.signature):
                 found = key
         if found is not None:
@@ -98,7 +99,7 @@ class Challenges:
 
 
 class Signer:
-    """The caller's side: one token, and the nonces of those it is proved to."""
+    """The caller's side: one token, and the nonces of the servers it calls."""
 
     def __init__(self, token: str, random: Random, nonces_max: int = NONCES_MAX) -> None:
         self._key = key_of(token)
@@ -107,11 +108,11 @@ class Signer:
         self._nonces: dict[str, str] = {}  # address → nonce, the latest at the end
 
     def challenged(self, address: str, www_authenticate: str, shown: Signed | None) -> bool:
-        """Take what a 401 of `address` says to a request that showed this; whether it is worth
-        asking again."""
+        """Take the nonce from a 401 of `address` to a request that showed `shown`; return whether
+        it is worth asking again."""
         found = _CHALLENGE.search(www_authenticate)
         if found is None or (shown is not None and shown.nonce == found[1]):
-            return False  # it wants something else, or nobody there has this token
+            return False  # another scheme is wanted, or the server does not know this token
         self._nonces.pop(address, None)
         self._nonces[address] = found[1]
         if len(self._nonces) > self._nonces_max:
@@ -119,7 +120,7 @@ class Signer:
         return True
 
     def sign(self, address: str, method: str, target: str, body: bytes) -> Signed | None:
-        """What one request shows; None as long as `address` has not asked for a signature."""
+        """Sign one request; None as long as `address` has not asked for a signature."""
         nonce = self._nonces.get(address)
         if nonce is None:
             return None
@@ -130,7 +131,7 @@ class Signer:
 
 
 def key_of(token: str) -> bytes:
-    """What servers keep of a token."""
+    """Return the hash of a token that servers keep."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,8 +1,8 @@
 """Versions of resources: ETag, If-Match, If-None-Match (RFC 9110, 13.1).
 
-The version of a resource is a hash of what it says, so replicas that hold the same give the same.
-A change says which version it is meant for; `Condition` carries that to where the change is made,
-and `Condition.met_by` decides there. Pure.
+The version of a resource is a hash of its content, so replicas with the same content give the same
+version. A change states which version it is meant for; `Condition` carries that to where the change
+is made, and `Condition.met_by` decides there. Pure.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _TAG = re.compile(r'(?:W/)?"([\x21\x23-\x7e]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a change may be made. `absent`: only if there is no such resource; else only if there
-    is one, of one of `versions`; `ANY` in them: of whatever version."""
+    """The condition for a change. `absent`: only if there is no such resource; else only if there
+    is one with one of `versions`, or with any version if they contain `ANY`."""
 
     versions: tuple[str, ...] = ()
     absent: bool = False
 
     def met_by(self, version: str | None) -> bool:
-        """`version`: of the resource as it is; None: there is none."""
+        """Return whether the resource's present version meets this; None: there is no resource."""
         if self.absent or version is None:
             return self.absent and version is None
         return ANY in self.versions or version in self.versions
 
     def check(self, version: str | None) -> None:
-        """Raises ApiProblem (412)."""
+        """Raise ApiProblem (412) if the version does not meet this."""
         if not self.met_by(version):
             raise unmet(version)
 
 
 def unmet(version: str | None) -> ApiProblem:
-    """412 that says what there is."""
+    """Make a 412 that states the present version."""
     problem = stale(f"its version is {etag(version)}" if version else "there is no such resource")
     if version is not None:
         problem.headers["ETag"] = etag(version)
@@ -50,7 +50,7 @@ def unmet(version: str | None) -> ApiProblem:
 
 
 def version_of(value: Any) -> str:
-    """The version of a resource that says `value` (JSON); the order of keys does not matter."""
+    """Return the version of a resource with content `value` (JSON), whatever its keys' order."""
     text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(text, digest_size=12).hexdigest()
 
@@ -60,7 +60,7 @@ def etag(version: str) -> str:
 
 
 def condition_of(if_match: str | None, if_none_match: str | None) -> Condition:
-    """What the two headers of a change say. Raises ApiProblem: 428 without either."""
+    """Parse the two headers of a change. Raises ApiProblem: 428 without either."""
     if if_none_match is not None and if_none_match.strip() != ANY:
         raise invalid([("If-None-Match", "only * means anything with a change")])
     wanted = None

@@ -1,8 +1,8 @@
-"""Bytes of a Raft log, handed on in order, checked frame by frame. Pure.
+"""A check of a Raft log's bytes, passed on in order, frame by frame. Pure.
 
-What is checked: every frame's two checksums, that it stands where it says, that indices rise by
-one and terms never fall, that nothing spans segments and a blank record closes each segment that
-is not full. So whatever went wrong with the bytes on their way is found, with the place.
+Checked are every frame's two checksums, that it stands where it says, that indices rise by one and
+terms never fall, that nothing spans segments and that a blank record closes each segment that is
+not full. So any damage to the bytes on their way is found, and its position.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class ChainBroken(Exception):
 
 
 class FrameChain:
-    """`feed` bytes from a frame's first one on. Holds at most one frame that is not whole yet."""
+    """A chain of frames: `feed` it bytes from a frame's first one on. Holds at most one frame."""
 
     def __init__(self, index: int, term: int, position: int, segment_size_bytes: int) -> None:
         """`index`, `term`: of the frame before; `position`: where the next one begins."""
         self.index = index
         self.term = term
-        self.position = position  # behind the last whole frame, or behind its segment's blank
+        self.position = position  # behind the last complete frame, or its segment's blank
         self._size = segment_size_bytes
         self._waiting = b""  # from `position` on
-        self._skip = 0  # bytes of a blank record that are still to come
+        self._skip = 0  # bytes of a blank record that are still missing
 
     @property
     def next_position(self) -> int:
-        """Where the bytes of the next `feed` belong."""
+        """The position that the bytes of the next `feed` must have."""
         return self.position - self._skip + len(self._waiting)
 
     @property
@@ -44,7 +44,8 @@ class FrameChain:
         return not self._waiting and not self._skip
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """The frames that are whole now. Raises ChainBroken: nothing behind it can be checked."""
+        """Return the frames that are complete now. Raises ChainBroken: nothing behind it can be
+        checked."""
         begin = min(self._skip, len(data))
         self._skip -= begin
         data = b"".join((self._waiting, memoryview(data)[begin:]))
@@ -65,8 +66,8 @@ class FrameChain:
         return frames
 
     def _blank(self, data: bytes, at: int, remaining: int) -> int | None:
-        """How many bytes of `data` belong to the blank record that begins at `at`; None if none
-        does, or too little is there to tell."""
+        """Return how many bytes of `data` belong to the blank record that begins at `at`; None if
+        none does, or too few bytes are there to tell. Raises ChainBroken."""
         if len(data) - at < BLANK_SIZE_BYTES:
             return None
         size, magic = BLANK.unpack_from(data, at)
@@ -80,7 +81,7 @@ class FrameChain:
         return took
 
     def _frame(self, data: bytes, at: int, remaining: int) -> Frame | None:
-        """The frame at `at`; None if it is not whole yet. Raises ChainBroken."""
+        """Return the frame at `at`; None if it is not complete yet. Raises ChainBroken."""
         if len(data) - at < min(HEADER_SIZE_BYTES, remaining):
             return None
         try:

@@ -1,8 +1,8 @@
 """`mqbroker backup`, `verify` and `restore` (docs/backup.md).
 
-Exit status: 0 done, or whole; 1 it failed, or damage was found; 2 what was asked for makes no
-sense: no backup there, a store that is not empty, a wrong option or configuration; 75 (EX_TEMPFAIL)
-another process owns the store.
+Exit status: 0 done, or intact; 1 it failed, or damage was found; 2 the request makes no sense: no
+backup there, a store that is not empty, a wrong option or configuration; 75 (EX_TEMPFAIL) another
+process owns the store.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def backup(
     Example:
       mqbroker backup /backup/group-a -n 127.0.0.1:9876 --brokerName group-a
 
-    It is read from a follower if there is a sound one. Sends go on meanwhile. What DIRECTORY has
-    already is not copied again, also after an interruption.
+    It is read from a healthy follower if there is one. Sends go on meanwhile. Data that DIRECTORY
+    already has is not copied again, even after an interruption.
     """
     ways = (addresses, name_servers and broker_name, path or settings)
     if sum(map(bool, ways)) != 1:
@@ -165,10 +165,10 @@ async def _of_stopped(place: BackupDirectory, config: BrokerConfig, whole_log: b
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(directory: str, as_json: bool) -> None:
-    """Read all of a backup, and say what is damaged: exit status 0 whole, 1 damaged, 2 no backup.
+    """Read all of a backup, and name what is damaged: exit status 0 intact, 1 damaged, 2 no backup.
 
-    Every checksum is compared: of files, of every frame, and of the manifest; and frames must
-    follow each other without a gap.
+    Every checksum is compared: of files, of every frame, and of the manifest; frames must follow
+    each other without a gap.
     """
     place = BackupDirectory(directory)
     manifest = _manifest(place)
@@ -217,7 +217,7 @@ def restore(
     to_index: int | None,
     to_time: str | None,
 ) -> None:
-    """Make the stores of a new group out of the backup in DIRECTORY.
+    """Make the stores of a new group from the backup in DIRECTORY.
 
     \b
     Example:
@@ -254,7 +254,7 @@ def restore(
         _end(FAILED if error.damaged else WRONG, f"restore: {error}")
     addresses = [(p.node_id, format_address(p.host, p.port)) for p in members]
     try:
-        set_level("raftmq.broker.installation", "ERROR")  # it tells of replicas that are refilled
+        set_level("raftmq.broker.installation", "ERROR")  # it logs replicas that are refilled
         made = restore_stores(place, manifest, point, stores, addresses, config=config, say=_say)
     except StoreInUse as error:
         _end(os.EX_TEMPFAIL, f"restore: {error}")
@@ -331,7 +331,7 @@ def _manifest(place: BackupDirectory) -> Manifest:
 
 
 def _raft_config(path: str | None, settings: tuple[str, ...]) -> BrokerConfig:
-    """Raises ConfigError."""
+    """Load the configuration of a Raft replica. Raises ConfigError."""
     config = load(path, settings, os.environ).config
     if config.is_classic:
         raise ConfigError("enableDLegerCommitLog is not set: backups are of Raft groups")
@@ -339,7 +339,7 @@ def _raft_config(path: str | None, settings: tuple[str, ...]) -> BrokerConfig:
 
 
 def _time_ms(text: str) -> int:
-    """Raises ValueError."""
+    """Parse a time into ms since 1970. Raises ValueError."""
     if text.isdecimal():
         return int(text)
     moment = datetime.fromisoformat(text)

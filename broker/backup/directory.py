@@ -1,9 +1,9 @@
-"""A backup's directory: its files, and in which order they are written. Blocking.
+"""A backup's directory: its files, and the order in which they are written. Blocking.
 
     DIR/manifest.json       what this is; written last, put in place by a rename
-    DIR/progress.json       while a backup is under way
+    DIR/progress.json       while a backup is in progress
     DIR/commitlog/%020d     segments, as long as they were copied
-    DIR/states/%020d.json   tables and queues' beginnings as of that frame (as installations have)
+    DIR/states/%020d.json   tables and queues' beginnings as of that frame (as in installations)
     DIR/lock                held while a backup is taken
 
 A directory without manifest.json is no backup. Everything that a manifest names is durable before
@@ -38,7 +38,7 @@ READ_BYTES = 1 << 20
 
 
 class SegmentFile:
-    """A segment's file, open to be appended to from `length_bytes` on; what stood behind goes."""
+    """A segment's file, opened to append from `length_bytes` on; the rest is truncated."""
 
     def __init__(self, path: Path, length_bytes: int) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -60,7 +60,7 @@ class SegmentFile:
 
 
 class BackupDirectory:
-    """`path` need not exist before something is written."""
+    """The files of one backup. `path` need not exist before something is written."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -69,7 +69,7 @@ class BackupDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Raises BackupError if another process takes a backup here."""
+        """Hold the lock. Raises BackupError if another process takes a backup here."""
         make_directory(str(self._commitlog))
         make_directory(str(self._states))
         with open(self.path / "lock", "w", opener=_private) as file:
@@ -82,7 +82,7 @@ class BackupDirectory:
     # -- reading ------------------------------------------------------------------------------
 
     def manifest(self) -> Manifest | None:
-        """None if there is none. Raises BackupDamaged, BackupError, OSError."""
+        """Return the manifest or None. Raises BackupDamaged, BackupError, OSError."""
         try:
             data = (self.path / "manifest.json").read_bytes()
         except FileNotFoundError:
@@ -90,7 +90,7 @@ class BackupDirectory:
         return decode(data)
 
     def required(self) -> Manifest:
-        """Raises BackupError if there is no manifest, BackupDamaged, OSError."""
+        """Return the manifest. Raises BackupError if there is none, BackupDamaged, OSError."""
         found = self.manifest()
         if found is None:
             raise BackupError(
@@ -106,7 +106,7 @@ class BackupDirectory:
             return []
 
     def chunks(self, part: Part) -> Iterator[bytes]:
-        """The bytes of a part, in order. Raises BackupDamaged if there are fewer, OSError."""
+        """Yield the bytes of a part, in order. Raises BackupDamaged if there are fewer, OSError."""
         path = self._commitlog / segment_name(part.start)
         left = part.length_bytes
         try:
@@ -124,7 +124,7 @@ class BackupDirectory:
             raise BackupDamaged(f"{path}: the file is missing") from None
 
     def has(self, part: Part) -> bool:
-        """Whether the part is there, as its checksum says."""
+        """Return whether the part is there, as its checksum says."""
         checksum = 0
         try:
             for data in self.chunks(part):
@@ -134,7 +134,7 @@ class BackupDirectory:
         return checksum == part.crc32c
 
     def state(self, state: StateFile) -> bytes:
-        """Raises BackupDamaged, OSError."""
+        """Return a state's content. Raises BackupDamaged, OSError."""
         path = self._states / state.name
         try:
             data = path.read_bytes()
@@ -147,22 +147,23 @@ class BackupDirectory:
     # -- writing ------------------------------------------------------------------------------
 
     def segment(self, start: int, length_bytes: int) -> SegmentFile:
-        """To append to. Raises OSError."""
+        """Open a segment's file to append to. Raises OSError."""
         return SegmentFile(self._commitlog / segment_name(start), length_bytes)
 
     def save_progress(self, parts: list[Part]) -> None:
-        """The files of these parts are durable."""
+        """Note that the files of these parts are durable."""
         _sync_directory(self._commitlog)
         self._replace("progress.json", encode_progress(parts))
 
     def save_state(self, index: int, time_ms: int, data: bytes) -> StateFile:
-        """Durable on return. Raises OSError."""
+        """Write a state; durable on return. Raises OSError."""
         state = StateFile(index, len(data), int(crc32c(data)), time_ms)
         self._replace(f"states/{state.name}", data)
         return state
 
     def save_manifest(self, manifest: Manifest) -> None:
-        """All that it names is there. Then what no manifest names any more goes. Raises OSError."""
+        """Write the manifest, whose files must all be there; then delete files that no manifest
+        names any more. Raises OSError."""
         _sync_directory(self._commitlog)
         self._replace("manifest.json", encode(manifest))
         (self.path / "progress.json").unlink(missing_ok=True)
@@ -185,7 +186,7 @@ class BackupDirectory:
 
 
 def _private(path: str, flags: int) -> int:
-    """As built-in open's opener: what is created is not for everybody to read."""
+    """Open like built-in open's opener; created files are not readable by everybody."""
     return os.open(path, flags, FILE_MODE)
 
 

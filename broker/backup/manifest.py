@@ -1,4 +1,4 @@
-"""The manifest: what a backup says of itself. Pure.
+"""The manifest: a backup's description of itself. Pure.
 
 manifest.json is one JSON object; `checksum` is the CRC-32C of the rest, as JSON with sorted keys.
 It names the group, one commit index X with the term and the end of its frame, the parts of the
@@ -6,7 +6,7 @@ segments that hold the frames up to X, and the states (tables, and where queues 
 earlier. A segment's file may be longer than its part: only the part counts. So a later backup
 appends to the same files, and until its own manifest is there the one before stays true.
 
-progress.json lists the parts that a backup under way has finished; it promises nothing.
+progress.json lists the parts that a backup in progress has finished; it promises nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CHECKSUM_KEY = "checksum"
 
 
 class BackupError(Exception):
-    """A backup cannot be taken, read or restored; the text says why. `damaged`: because of what
-    is in it."""
+    """A backup cannot be taken, read or restored; the text says why. `damaged`: because of its
+    content."""
 
     damaged = False
 
@@ -39,7 +39,7 @@ class BackupDamaged(BackupError):
 
 
 class LastFrame(msgspec.Struct, frozen=True, rename="camel"):
-    """What tells one log's frame from another's.
+    """A frame's identity, which distinguishes the frames of different logs.
 
     By log matching (Raft 5.3) two replicas of a group that have one such frame in common have
     everything before it in common, too. In another group's log, or one that was made anew, the
@@ -56,7 +56,7 @@ class LastFrame(msgspec.Struct, frozen=True, rename="camel"):
         return cls(frame.index, frame.term, frame.position, parse_header(frame.data)[-1])
 
     def is_that_of(self, header: bytes) -> bool:
-        """Whether these bytes, read at `position` of some log, are this frame's header."""
+        """Return whether these bytes, read at `position` of some log, are this frame's header."""
         try:
             fields = parse_header(header[:HEADER_SIZE_BYTES])
         except FrameError:
@@ -66,8 +66,8 @@ class LastFrame(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel"):
-    """The first `length_bytes` of the segment at `start`; it ends behind frame `last` (and, if
-    that is the whole segment, its blank record). `before_…`: of the frame before its first."""
+    """The first `length_bytes` of the segment at `start`; it ends behind frame `last` (and, if that
+    is the whole segment, its blank record). `before_…` are of the frame before its first."""
 
     start: int
     length_bytes: int
@@ -96,7 +96,7 @@ class StateFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """See the module. Positions are of the CommitLog, in bytes; times in ms since 1970."""
+    """The manifest's content. Positions are of the CommitLog, in bytes; times in ms since 1970."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -130,7 +130,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Raises BackupDamaged; BackupError for another version's."""
+    """Read a manifest. Raises BackupDamaged; BackupError for another version's."""
     try:
         value = orjson.loads(data)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -158,7 +158,7 @@ def encode_progress(parts: list[Part]) -> bytes:
 
 
 def decode_progress(data: bytes) -> list[Part]:
-    """Nothing, if it was torn: then that is copied again."""
+    """Read progress.json; a torn file yields no parts, which are then copied again."""
     try:
         return msgspec.json.decode(data, type=list[Part])
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -166,7 +166,7 @@ def decode_progress(data: bytes) -> list[Part]:
 
 
 def _contradiction(manifest: Manifest) -> str:
-    """Parts that do not follow each other from `begin` to `end`, "" if they do."""
+    """Return how parts fail to follow each other from `begin` to `end`, "" if they do."""
     position, before = manifest.begin, (manifest.first_index - 1, manifest.previous_term)
     size = manifest.segment_size_bytes
     if size <= 0 or position % size:

@@ -1,19 +1,19 @@
-"""What a replica and a backup tool say to each other besides fields (service.py). Pure."""
+"""The messages between a replica and a backup tool besides fields (service.py). Pure."""
 
 from __future__ import annotations
 
 import msgspec
 
-OVERTAKEN = "[OVERTAKEN]"  # what is asked for is not in the log any more
+OVERTAKEN = "[OVERTAKEN]"  # the bytes asked for are not in the log any more
 GONE = "[GONE]"  # the session is forgotten
-BEHIND = "[BEHIND]"  # not so much is applied yet
+BEHIND = "[BEHIND]"  # this replica has not applied that much yet
 CHUNK_BYTES = 256 << 10  # of a parcel
 READ_BYTES_MAX = 1 << 20  # of the log, in one answer
 
 
 class Facts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Of the replica and its group when the tables were copied, with frame `index`. `settings`: of
-    its configuration, what the store's files depend on (settings.py)."""
+    """Facts about the replica and its group when the tables were copied, with frame `index`.
+    `settings`: the configuration that the store's files depend on (settings.py)."""
 
     group: str
     broker: str
@@ -34,5 +34,5 @@ def encode_facts(facts: Facts) -> bytes:
 
 
 def decode_facts(data: bytes) -> Facts:
-    """Raises msgspec.DecodeError, msgspec.ValidationError."""
+    """Read facts. Raises msgspec.DecodeError, msgspec.ValidationError."""
     return msgspec.json.decode(data, type=Facts)

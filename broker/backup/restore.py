@@ -1,24 +1,23 @@
-"""Stores of a new group out of a backup. Blocking.
+"""Stores of a new group, made from a backup. Blocking.
 
-A store is made as an installation is carried out (broker.tables.installation): the tables, where
+A store is made as a snapshot install is carried out (broker.tables.installation): the tables, where
 queues begin, where the log begins. Then the log's frames are written as a follower writes them, so
-their bytes stand where they stood. Up to the tables' frame they are dispatched at once; what is
-behind it, if the log is cut at an earlier point than the backup's end, the broker applies itself
-when it starts: there is one way to apply frames.
+their bytes stand where they stood. Up to the tables' frame they are dispatched at once; frames
+behind it are applied by the broker itself when it starts: there is one way to apply frames.
 
-Who is in the group. The log may hold configurations of the old group, and those are in force from
-their append on (dledger.configuration). So one frame is added behind everything: a configuration
-with the new group's members, in a term that the old group did not reach when the backup was taken.
-And another group has another id (dledger.identity): it stands in a command behind that, for who
-gets the log, and in every store's file, so that no replica ever talks to one of the old group.
-Both frames stand in every store alike, byte for byte, whoever makes it and wherever: all that goes
-into them comes from the manifest and the peers that are given. Every store's vote file says that it
-is whole, in that term, and voted for nobody: the replicas have the same log, so any majority of
-them elects somebody who has all of it, and what is in the log is committed with the new leader's
-first frame.
-Nothing here may be done to one replica of a group that works.
+The members: the log may hold configurations of the old group, and those are in force from their
+append on (dledger.configuration). So one frame is added behind everything: a configuration with the
+new group's members, in a term that the old group did not reach when the backup was taken. The group
+id: another group has another id (dledger.identity). It stands in a command behind that, for
+replicas that receive the log, and in every store's file, so that no replica ever talks to one of
+the old group. Both frames are the same in every store, byte for byte, whoever makes it and
+wherever: everything in them comes from the manifest and the given peers. Every store's vote file
+says that it is recovered (`whole`), in that term, and voted for nobody: the replicas have the same
+log, so any majority of them elects a leader that has all of it, and the log's content is committed
+with the new leader's first frame.
 
-A store that is half made has the file `restoring` in it, and no broker starts with it.
+Never do this to one replica of a working group. A store that is half made has the file `restoring`
+in it, and no broker starts with it.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ SYNC_BYTES = 64 << 20  # written between two fdatasyncs of the log
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """How much of a backup is restored: frames up to `index`, the tables of `state` (None: as at
-    the very beginning), which the broker brings up to there from the log."""
+    """How much of a backup is restored: frames up to `index`, and the tables of `state` (None:
+    empty ones), which the broker brings up to there from the log."""
 
     index: int
     state: StateFile | None
@@ -83,7 +82,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The last frame from the backup, the new group's configuration frame, where the log ends; and
+    """The last frame from the backup, the new group's configuration frame, the end of the log, and
     the new group's id."""
 
     index: int
@@ -101,8 +100,9 @@ def point_of(
     to_index: int | None = None,
     to_time_ms: int | None = None,
 ) -> Point:
-    """Up to frame `to_index`, or the last frame sealed at or before `to_time_ms` by the leader's
-    clock; neither: all of it. Raises BackupError, BackupDamaged, OSError."""
+    """Return the point of frame `to_index`, or of the last frame sealed at or before `to_time_ms`
+    by the leader's clock; without either the whole backup. Raises BackupError, BackupDamaged,
+    OSError."""
     index = manifest.commit_index
     if to_index is not None:
         index = to_index
@@ -131,7 +131,7 @@ def point_of(
 
 
 def check_empty(store: str) -> None:
-    """Raises BackupError if anything is in that directory, but for a lock file."""
+    """Raise BackupError if anything but a lock file is in that directory."""
     path = Path(store)
     if not path.exists():
         return
@@ -156,7 +156,7 @@ def restore(
 ) -> Restored:
     """Make each of `stores` (directories: storePathRootDir) one replica's. `peers`: (id, host:port)
     of all members of the new group, in the order of its dLegerPeers. `config`: of the brokers that
-    will run there; without one it is as where the backup was taken. Raises StoreInUse, BackupError,
+    will run there; by default as where the backup was taken. Raises StoreInUse, BackupError,
     BackupDamaged, ConfigError, OSError."""
     config = config or store_config_of(manifest.settings)
     if config.segment_size_bytes != manifest.segment_size_bytes:
@@ -190,10 +190,10 @@ def restore_one(
     members: Configuration,
     config: StoreConfig,
 ) -> Restored:
-    """One store, on an empty disk. Raises BackupDamaged, BackupError, OSError."""
+    """Make one store, on an empty disk. Raises BackupDamaged, BackupError, OSError."""
     disk.open(RESTORING).close()
     disk.sync_directory("")
-    config = replace(config, index_enable=False)  # the broker makes the index, behind its work
+    config = replace(config, index_enable=False)  # the broker builds the index later
     tables_index = _install(directory, manifest, point, disk, config)
     store = MessageStore(disk, config)
     store.open()
@@ -235,7 +235,7 @@ def restore_one(
 def frames_of(
     directory: BackupDirectory, manifest: Manifest, last_index: int | None = None
 ) -> Iterator[Frame]:
-    """The frames up to `last_index`, all of them without, each checked. Raises BackupDamaged,
+    """Yield the frames up to `last_index`, or all of them, each checked. Raises BackupDamaged,
     OSError."""
     for part in manifest.segments:
         if last_index is not None and part.before_index >= last_index:
@@ -269,11 +269,11 @@ def _install(
     disk: Disk,
     config: StoreConfig,
 ) -> int:
-    """Tables, where queues begin, and an empty log where the backup's begins. Returns the frame
-    that the tables are of."""
+    """Write the tables, the queues' beginnings, and an empty log that begins where the backup's
+    does. Returns the frame that the tables are of."""
     latest = max(manifest.states, key=lambda state: state.index)
-    # Where queues begin is said of where this log begins, and by the latest state only: an earlier
-    # one may be of a longer log.
+    # The queues' beginnings belong to where this log begins, and only the latest state has those:
+    # an earlier one may be of a longer log.
     queues = decode(latest, directory.state(latest)).queues
     if point.state is None:
         tables = snapshot.capture(BrokerState())
@@ -290,7 +290,7 @@ def _install(
     )
     installation.note(disk, RAFT_DIRECTORY, noted.encode())
     carry_out(disk, config, RAFT_DIRECTORY)
-    # It says that tables may be ahead of the log: here they are not.
+    # The file says that tables may be ahead of the log: here they are not.
     disk.remove(f"{RAFT_DIRECTORY}/installed")
     disk.sync_directory(RAFT_DIRECTORY)
     return tables.applied_index
@@ -303,8 +303,8 @@ def _found(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -
 
 
 def _id_of(manifest: Manifest, founded: Frame) -> bytes:
-    """Another one for other members, another point or another backup, and for nothing else: the
-    hosts that a group is restored on do not talk about it."""
+    """Return a group id that differs for other members, another point or another backup, and for
+    nothing else: the hosts that a group is restored on do not talk about it."""
     made_of = orjson.dumps([manifest.group, manifest.current_term, manifest.taken_ms])
     return hashlib.sha256(made_of + founded.data).digest()[:GROUP_ID_SIZE_BYTES]
 
@@ -324,7 +324,7 @@ def _sync(raft_log: RaftLog) -> None:
 
 
 def _promise(disk: Disk, founded: Frame, members: Configuration, identity: bytes) -> None:
-    """What a replica of the new group knows, and what it has promised: nothing, in that term."""
+    """Write what a new group's replica knows, and that it promised nothing in that term."""
     group = file_of(disk, RAFT_DIRECTORY)
     file = ConfigurationFile(disk, RAFT_DIRECTORY)
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")

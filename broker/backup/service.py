@@ -10,12 +10,13 @@ Ext `op`:
     damaged `session`, `position`: what was read there is no frame. If so it is fetched from a peer
     end     `session`: it is done
 
-The tables are copied on the loop as for an installation; the log is read in a thread, by request,
-so the reader sets the pace. Retention spares what a session has not read yet, for a time: it is
-forgotten when it was silent for SILENT_MS or is older than HOLD_MS; and when the disk is too full
-retention does not ask. What is gone then is answered [OVERTAKEN], and the backup begins anew.
+The tables are copied on the loop as for a snapshot install; the log is read in a thread, by
+request, so the reader sets the rate. Retention spares what a session has not read yet, for a time:
+a session is forgotten when it was silent for SILENT_MS or is older than HOLD_MS; and when the disk
+is too full retention does not ask. Bytes that are gone then are answered [OVERTAKEN], and the
+backup begins anew.
 
-Any member of a Raft group can be asked, whoever leads. Nothing here needs the leader but `mark`.
+Any member of a Raft group can be asked, whoever leads. Only `mark` needs the leader.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("raftmq.broker.backup")
 
 SESSIONS_MAX = 2
-SILENT_MS = 120_000  # what the tool may need to write, or to pace itself, between two reads
+SILENT_MS = 120_000  # the tool may need that to write, or to limit its rate, between two reads
 HOLD_MS = 24 * 3_600_000
 POLL_MS = 10
-WAIT_MS = 5_000  # for what is to be applied; then [BEHIND]
+WAIT_MS = 5_000  # for frames to be applied; then [BEHIND]
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class _Session:
 
 
 class Backups:
-    """One per broker."""
+    """The handler and the sessions of backups; one per broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -85,12 +86,12 @@ class Backups:
         return {int(RequestCode.BACKUP): self.handle}
 
     def needed_from(self) -> int | None:
-        """The CommitLog offset from which on a backup still reads; None: there is none."""
+        """Return the CommitLog offset from which on a backup still reads, or None."""
         self._expire()
         return min((session.needed for session in self._sessions.values()), default=None)
 
     async def handle(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Raises Refused, RaftError."""
+        """Handle a BACKUP request. Raises Refused, RaftError."""
         ext = request.ext or {}
         operations = {
             "mark": self._mark,
@@ -132,7 +133,7 @@ class Backups:
             captured = await self._captured(engine, at_least)
         finally:
             self._beginning -= 1
-        # Nothing is awaited from the copying to here: what it is of is still in the log.
+        # Nothing was awaited since the copying: the log still has the tables' frame.
         index, settled = engine.log_index, engine.core.configurations.settled
         facts = self._facts(engine, captured.applied_index)
         end = index.end_of(facts.index)
@@ -224,12 +225,12 @@ class Backups:
     # -- what is copied -----------------------------------------------------------------------
 
     async def _captured(self, engine: RaftEngine, at_least: int) -> BrokerCapture:
-        """A copy of the tables, once they reflect frame `at_least`. Raises Refused."""
+        """Return a copy of the tables, once they reflect frame `at_least`. Raises Refused."""
         broker = self._broker
         deadline_ms = broker.clock_ms() + WAIT_MS
         while True:
             applied = broker.state.applied_index
-            # Tables that were installed may be ahead of the log for a while.
+            # Installed tables may be ahead of the log for a while.
             if at_least <= applied <= engine.log_index.last_index:
                 captured = capture(broker.state, broker.store)
                 if captured is not None:
@@ -293,7 +294,7 @@ class Backups:
 
 
 def _number(ext: dict[str, str], name: str) -> int:
-    """Raises Refused."""
+    """Parse a number. Raises Refused."""
     text = ext.get(name, "")
     if not text.isdecimal() or len(text) > 18:
         raise Refused(ResponseCode.INVALID_PARAMETER, f"{name}={text!r} is no number")

@@ -1,4 +1,4 @@
-"""Settings that a store's files depend on: a backup names them, and a restore goes by them."""
+"""Settings that a store's files depend on: a backup names them, and a restore uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = tuple(
     )
     if key in OPTIONS
 )
-# A configuration of a Raft replica is complete with these; the store does not depend on them.
+# These complete the configuration of a Raft replica; the store does not depend on them.
 _ANY_REPLICA = {
     "enableDLegerCommitLog": "true",
     "dLegerPeers": "n0-127.0.0.1:1",
@@ -31,14 +31,14 @@ def settings_of(config: BrokerConfig) -> dict[str, str]:
 
 
 def store_config_of(settings: Mapping[str, str]) -> StoreConfig:
-    """Raises ConfigError."""
+    """Return the store's configuration for these settings. Raises ConfigError."""
     values = {**_ANY_REPLICA, **settings}
     given = [Setting(key, value, "the backup") for key, value in values.items()]
     return store_config(build_config(given))
 
 
 def notable(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those that are not the defaults."""
+    """Return the settings that are not the defaults."""
     return {
         key: value
         for key, value in settings.items()

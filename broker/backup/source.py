@@ -1,4 +1,4 @@
-"""Where a backup comes from: a running replica, asked over the wire (service.py)."""
+"""The source of a backup: a running replica, asked over the wire (service.py)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
 
 TIMEOUT_MS = 20_000
-LEADER_WAIT_S = 30.0  # for a leader that can prove that it leads, and for a replica to follow it
+LEADER_WAIT_S = 30.0  # for a leader proven to lead, and for a replica to catch up with it
 RETRY_S = 0.2
 
 
@@ -39,9 +39,9 @@ class Overtaken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What is to be copied: the log in [installation.position, end), and the installation's state,
-    which is of its last frame. `confirmed`: a leader said that nothing acknowledged before is
-    missing."""
+    """The data to be copied: the log in [installation.position, end), and the installation's state,
+    which is of its last frame, or of an earlier one if the replica is stopped. `confirmed`: a
+    leader said that nothing acknowledged before is missing."""
 
     installation: Installation
     facts: Facts
@@ -50,19 +50,19 @@ class Offer:
 
 
 class Source(Protocol):
-    """One replica."""
+    """The replica that a backup is taken from."""
 
     async def begin(self, at_least: int) -> Offer:
-        """As of frame `at_least` or a later one. Raises BackupError, Overtaken."""
+        """Begin a copy as of frame `at_least` or a later one. Raises BackupError, Overtaken."""
         ...
 
     async def read(self, position: int, size: int) -> bytes:
-        """Some of the bytes at `position`, at most `size`, at least one. Raises BackupError,
+        """Return some of the bytes at `position`, at most `size`, at least one. Raises BackupError,
         Overtaken."""
         ...
 
     async def met_damage(self, position: int) -> None:
-        """No frame stands there: the replica may mend that. Raises BackupError, Overtaken."""
+        """Report damage there, which the replica may repair. Raises BackupError, Overtaken."""
         ...
 
     async def end(self) -> None: ...
@@ -80,13 +80,13 @@ class RemoteSource:
         confirm: bool = True,
         wait_s: float = LEADER_WAIT_S,
     ) -> None:
-        """`bytes_per_s` 0: as fast as it goes. Without `confirm` no leader is asked."""
+        """`bytes_per_s` 0: no limit. Without `confirm` no leader is asked."""
         self.address = address
         self._client = client
         self._confirm = confirm
         self._wait_s = wait_s
         self._pace = CatchUpPace(bytes_per_s)
-        # So that the rate holds within a second, too.
+        # Small enough that the rate holds within a second, too.
         self._read_bytes = min(READ_BYTES_MAX, max(4096, bytes_per_s // 4 or READ_BYTES_MAX))
         self._session = ""
 
@@ -122,7 +122,7 @@ class RemoteSource:
         await self._ask("damaged", position=str(position))
 
     async def end(self) -> None:
-        """The replica may forget this backup; it would by itself."""
+        """Let the replica forget this backup; it would also do so by itself."""
         if self._session:
             session, self._session = self._session, ""
             try:
@@ -133,12 +133,12 @@ class RemoteSource:
     # -- asking -------------------------------------------------------------------------------
 
     async def _mark(self, deadline_s: float) -> int:
-        """All that was acknowledged until now is at or below the frame returned."""
+        """Return a frame so that all that was acknowledged until now is at or below it."""
         answer = await self._until(deadline_s, self.address, "mark")
         return int(loads_object(answer.body)["index"])
 
     async def _until(self, deadline_s: float, address: str, op: str, **ext: str) -> RemotingCommand:
-        """Ask until it is done; who is no leader says who is. Raises BackupError."""
+        """Ask until it succeeds; a non-leader names the leader. Raises BackupError."""
         while True:
             try:
                 answer = await self._invoke(address, {"op": op, **ext})
@@ -161,7 +161,7 @@ class RemoteSource:
             await asyncio.sleep(RETRY_S)
 
     async def _ask(self, op: str, **ext: str) -> RemotingCommand:
-        """Raises Overtaken, BackupError."""
+        """Send a request of this session. Raises Overtaken, BackupError."""
         try:
             answer = await self._invoke(self.address, {"op": op, "session": self._session, **ext})
         except RemotingError as error:
@@ -190,8 +190,9 @@ class RemoteSource:
 
 
 async def choose(client: RemotingClient, addresses: Sequence[str]) -> str:
-    """The replica to read from: a follower, if one is whole and follows somebody; of these the one
-    that has applied most; otherwise the leader, or whoever answers. Raises BackupError."""
+    """Return the replica to read from: a follower that is recovered and follows a leader,
+    preferring the one that has applied most; otherwise the leader, or whoever answers. Raises
+    BackupError."""
     found: list[tuple[tuple[bool, bool, int], str]] = []
     complaints: list[str] = []
     for address in addresses:
@@ -223,7 +224,7 @@ async def _runtime_info(client: RemotingClient, address: str) -> dict[str, Any]:
 async def replicas_of(
     client: RemotingClient, name_servers: Sequence[str], broker_name: str
 ) -> list[str]:
-    """The addresses of a broker group as a name server knows them. Raises BackupError."""
+    """Return the addresses of a broker group as a name server knows them. Raises BackupError."""
     complaints: list[str] = []
     for name_server in name_servers:
         try:

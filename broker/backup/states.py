@@ -1,9 +1,9 @@
-"""The states in a backup: as an installation's (broker.tables.installation), whatever version wrote
-them.
+"""The states in a backup, in an installation's form, whatever version wrote them
+(broker.tables.installation).
 
-A table that the program which took the backup did not know yet begins empty, at frame 0: as in a
-store whose broker was upgraded, what the log still holds for it is applied. A table that *this*
-program does not know would be lost, so it is refused.
+A table unknown to the program that took the backup begins empty, at frame 0: as in a store whose
+broker was upgraded, what the log still holds for it is applied. A table unknown to *this* program
+would be lost, so it is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from raftmq.broker.tables.state import BrokerState
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`index`: of the frame that the tables were copied at. `queues`: (topic, queue id, offset)."""
+    """A decoded state. `index`: the frame at which the tables were copied. `queues`: (topic, queue
+    id, offset)."""
 
     index: int
     tables: Snapshot
@@ -30,7 +31,7 @@ class State:
 
 
 def decode(file: StateFile, data: bytes) -> State:
-    """Raises BackupDamaged; BackupError for what a later version wrote."""
+    """Decode a state. Raises BackupDamaged; BackupError for one that a later version wrote."""
     where = f"states/{file.name}"
     empty = snapshot.capture(BrokerState()).to_json()
     try:

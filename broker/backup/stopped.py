@@ -1,11 +1,11 @@
-"""Where a backup comes from: the store of a stopped replica, read on its own machine. Blocking.
+"""The source of a backup: the store of a stopped replica, read on its own machine. Blocking.
 
-Nothing of the replica is changed, and its store is locked meanwhile: while a broker runs there this
-is refused. What is committed is what this replica knew when it stopped: after a clean
-stop all that it had applied; after a kill up to the last flush of its ConsumeQueues. `whole_log`
-takes everything that its log holds: what was acknowledged in the last moments before the kill is
-among it if this replica had it, and so may be frames that nobody ever acknowledged. That is for the
-one replica that is left of a group.
+Nothing of the replica is changed, and its store is locked meanwhile: this is refused while a broker
+runs there. Only frames that this replica knew to be committed when it stopped are taken: after a
+clean stop all that it had applied; after a kill up to the last flush of its ConsumeQueues.
+`whole_log` takes everything that its log holds: that includes what was acknowledged in the last
+moments before the kill if this replica had it, and maybe frames that nobody ever acknowledged. That
+is for the one replica that is left of a group.
 
 The tables are those of the last snapshot, and may be of an earlier frame than the log's end: a
 restore brings them up to it (restore.py).
@@ -41,7 +41,7 @@ from raftmq.store.recovery import FrameHeader, FrameWalk
 
 
 class UnwrittenFile:
-    """A file that is only read: what a reader would mend on the way stays as it is."""
+    """A file that is only read: what a reader would repair stays as it is."""
 
     def __init__(self, file: OsFile) -> None:
         self._file = file
@@ -54,16 +54,16 @@ class UnwrittenFile:
         return self._file.pread(offset, size)
 
     def pwrite(self, offset: int, data: bytes | memoryview) -> None:
-        """Left undone."""
+        """Do nothing."""
 
     def pwritev(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None:
-        """Left undone."""
+        """Do nothing."""
 
     def truncate(self, size: int) -> None:
-        """Left undone."""
+        """Do nothing."""
 
     def sync(self) -> None:
-        """There is nothing to be made durable."""
+        """Do nothing: nothing was written."""
 
     def close(self) -> None:
         self._file.close()
@@ -77,7 +77,7 @@ class UnwrittenDisk:
         self.root = self._disk.root
 
     def open(self, path: str, *, allocate_bytes: int | None = None) -> File:
-        """Nothing is created: raises FileNotFoundError."""
+        """Open an existing file. Raises FileNotFoundError instead of creating one."""
         if not self.exists(path):
             raise FileNotFoundError(f"{self.root}/{path}")
         return UnwrittenFile(self._disk.open(path))
@@ -89,16 +89,16 @@ class UnwrittenDisk:
         return self._disk.listdir(path)
 
     def makedirs(self, path: str) -> None:
-        """Left undone."""
+        """Do nothing."""
 
     def remove(self, path: str) -> None:
-        """Left undone."""
+        """Do nothing."""
 
     def rename(self, source: str, target: str) -> None:
-        """Left undone."""
+        """Do nothing."""
 
     def sync_directory(self, path: str) -> None:
-        """Left undone."""
+        """Do nothing."""
 
     def usage(self) -> DiskUsage:
         return self._disk.usage()
@@ -108,7 +108,7 @@ class UnwrittenDisk:
 
 
 class StoppedSource:
-    """The replica that `config` is of."""
+    """The stopped replica with the configuration `config`."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class StoppedSource:
         self._check()
         assert self._lock is None, "begun twice"
         self._lock = lock_store(self._config.store_path_root_dir, "mqbroker backup")
-        self._check()  # what was there before may have been under way
+        self._check()  # the state before the lock may have been changing
         disk = UnwrittenDisk(self._config.store_path_root_dir)
         stores = store_config(self._config)
         first, previous_term, begin, term = _noted(disk)
@@ -178,10 +178,10 @@ class StoppedSource:
             self._lock.release()
             self._lock = None
 
-    # -- what there is ------------------------------------------------------------------------
+    # -- the store's content ------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raises BackupError."""
+        """Check that the store can be read. Raises BackupError."""
         root = Path(self._config.store_path_root_dir)
         if not (root / RAFT_DIRECTORY / "hardstate").exists():
             raise BackupError(f"{root} is not the store of a Raft replica")
@@ -193,8 +193,8 @@ class StoppedSource:
     def _end(
         self, before: tuple[int, int, int], applied: int, confirmed: int
     ) -> tuple[int, int, int]:
-        """Index, term and end of the last frame to be taken. Only headers are read, but where a
-        torn tail may be."""
+        """Return index, term and end of the last frame to be taken. Only headers are read, except
+        where a torn tail may be."""
         assert self._log is not None
         walk = FrameWalk(self._log, before[2], None, confirmed, first_index=before[0] + 1)
         last: FrameHeader | None = None
@@ -227,7 +227,7 @@ class StoppedSource:
     def _queues(
         self, disk: UnwrittenDisk, confirmed: int, begin: int
     ) -> list[tuple[str, int, int]]:
-        """Where queues begin. Raises BackupError, OSError."""
+        """Return where queues begin. Raises BackupError, OSError."""
         stores = store_config(self._config)
         queues = ConsumeQueueStore(
             disk,
@@ -250,8 +250,8 @@ class StoppedSource:
 
 
 def _noted(disk: UnwrittenDisk) -> tuple[int, int, int, int]:
-    """The log's first frame, the term of the one before it, where it begins; the current term.
-    Raises BackupError, OSError."""
+    """Return the log's first frame, the term of the one before it, where it begins, and the current
+    term. Raises BackupError, OSError."""
     trim = SlotFile(disk, f"{RAFT_DIRECTORY}/trim")
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")
     try:

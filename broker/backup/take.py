@@ -1,12 +1,12 @@
-"""Taking a backup: what there is already stays, the rest is copied, the manifest comes last.
+"""Taking a backup: what is there already stays, the rest is copied, the manifest comes last.
 
-A segment of which the directory has a part that its checksum vouches for is copied from there on
-only, if the replica has the part's last frame, too (manifest.LastFrame says why that is enough).
-If it has another there, the directory belongs to another log, and nothing in it is touched.
+If the directory has a part of a segment with a correct checksum, only the rest is copied, provided
+that the replica has the part's last frame, too (manifest.LastFrame says why that is enough). If it
+has another frame there, the directory belongs to another log, and nothing in it is touched.
 Everything that comes from the replica is checked frame by frame before it counts.
 
 An attempt ends when the replica is gone, restarted, or retention overtook it; the next one goes on
-with what is there. A frame that is damaged on the replica is told to it, and read again later.
+with what is there. A damaged frame is reported to the replica, and read again later.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from raftmq.store.frame import HEADER_SIZE_BYTES, Frame
 
 ATTEMPTS_MAX = 8
 PAUSE_S = 1.0  # between attempts
-STATES_KEPT = 32  # of earlier backups: points that a restore may begin from
+STATES_KEPT = 32  # from earlier backups: points that a restore may begin from
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """`copied_bytes` came from the replica, `kept_bytes` were there."""
+    """A finished backup. `copied_bytes` came from the replica, `kept_bytes` were there."""
 
     manifest: Manifest
     copied_bytes: int
@@ -66,7 +66,7 @@ async def take(
 
 
 class _Copying:
-    """One attempt."""
+    """One attempt to take a backup."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _Copying:
         states_kept: int,
         sound: dict[Part, bool],
     ) -> None:
-        """`sound`: which parts there are in the directory, as their checksums say; it is filled."""
+        """`sound`: for known parts, whether the directory has them intact; filled here."""
         self._sound = sound
         self._source = source
         self._directory = directory
@@ -111,7 +111,7 @@ class _Copying:
         return Taken(manifest, self._copied_bytes, self._kept_bytes)
 
     def _check_known(self) -> None:
-        """Read what is there: before the replica is asked to keep anything for this backup."""
+        """Read the known parts, before the replica is asked to keep anything for this backup."""
         for part in self._known:
             if part not in self._sound:
                 self._sound[part] = self._directory.has(part)
@@ -147,8 +147,8 @@ class _Copying:
         return await self._copy(start, limit, before, segment_size_bytes, have)
 
     async def _usable(self, start: int, limit: int, before: tuple[int, int]) -> Part | None:
-        """The part of the segment at `start` that need not be copied again. Raises BackupError if
-        it is another log's."""
+        """Return the part of the segment at `start` that need not be copied again. Raises
+        BackupError if it is another log's."""
         there = [p for p in self._known if p.start == start and p.end <= limit and self._sound[p]]
         for have in sorted(there, key=lambda part: part.length_bytes, reverse=True):
             if (have.before_index, have.before_term) == before:
@@ -172,7 +172,7 @@ class _Copying:
         segment_size_bytes: int,
         have: Part | None,
     ) -> Part:
-        """[start, limit), but for what is there."""
+        """Copy [start, limit), except for what is there."""
         if have is None:
             chain = FrameChain(*before, start, segment_size_bytes)
             position, checksum, messages, last = start, 0, 0, None
@@ -182,7 +182,7 @@ class _Copying:
             last = have.last
         for part in self._known:
             if part.start == start and part.end > position:
-                self._sound[part] = False  # cut, or written over, from here on
+                self._sound[part] = False  # truncated or overwritten from here on
         file = self._directory.segment(start, position - start)
         try:
             while position < limit:
@@ -210,7 +210,7 @@ class _Copying:
             await self._source.met_damage(broken.position)
             raise Overtaken(f"the replica's log is damaged: {broken}") from broken
 
-    # -- what is said of it -------------------------------------------------------------------
+    # -- the manifest -------------------------------------------------------------------------
 
     def _manifest(self, offer: Offer, parts: list[Part]) -> Manifest:
         facts, installation = offer.facts, offer.installation
@@ -242,7 +242,7 @@ class _Copying:
         )
 
     def _states(self, offer: Offer) -> tuple[StateFile, ...]:
-        """This one's, and the latest before it that the log still follows on."""
+        """Return the new state and the latest earlier ones that the log still reaches back to."""
         installation = offer.installation
         new = self._directory.save_state(
             installation.applied_index, offer.facts.time_ms, installation.state

@@ -13,10 +13,10 @@ from raftmq.broker.backup.states import decode
 
 
 def complaints(directory: BackupDirectory, manifest: Manifest) -> Iterator[str]:
-    """What is wrong, one text for each damaged file; nothing if the backup is whole.
+    """Yield a text for each damaged file; nothing if the backup is intact.
 
-    Of a segment: its checksum, the checksums of all frames, and that they follow each other from
-    the frame before to the one that the manifest says is the last. Raises OSError."""
+    Checked of a segment: its checksum, the checksums of all frames, and that they follow each other
+    from the frame before to the one that the manifest says is the last. Raises OSError."""
     for part in manifest.segments:
         complaint = _of_segment(directory, part, manifest.segment_size_bytes)
         if complaint:

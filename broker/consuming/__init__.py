@@ -1,1 +1,1 @@
-"""What consumers ask of a broker: pulls, filters, offsets, locks."""
+"""The part of a broker that serves consumers: pulls, filters, offsets, locks."""

@@ -2,10 +2,10 @@
 
 Commits gather for `offsetCommitIntervalMs` and become one command frame. A one-way commit (15, as
 Java clients send it) needs no more. A commit that wants an answer waits for its frame to be
-applied. A query (14) for a queue whose commit is still on its way has the frame sent at once and
-waits for it, so that a consumer taking a queue over sees what the one before it committed.
-Only a ready leader takes commits; when leadership goes, what was not proposed is dropped, as a
-one-way commit lost on the network would be, and consumers commit again within 5 s.
+applied. A query (14) for a queue with a commit in flight has the frame proposed at once and waits
+for it, so that a consumer taking a queue over sees what the one before it committed. Only a ready
+leader takes commits; when leadership ends, commits not proposed yet are dropped, as a one-way
+commit lost on the network would be, and consumers commit again within 5 s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMITS_PER_FRAME_MAX = 10_000  # about 1 MiB of JSON, below the member's comman
 
 
 class CommitService:
-    """Owned by the broker; `flush` is called by its timer."""
+    """Gathers and proposes offset commits. Owned by the broker; its timer calls `flush`."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class CommitService:
         has_room: Callable[[str, str, Collection[int]], bool] = lambda topic, group, queues: True,
     ) -> None:
         """`propose(payload)` raises, or its future fails, as RaftMember.propose_command does.
-        `has_room(topic, group, queue ids)`: the table of offsets takes them."""
+        `has_room(topic, group, queue ids)`: whether the table of offsets takes them."""
         self.has_room = has_room
         self._propose = propose
         self._leading = leading
         self._gathered = OffsetCommits(count_max)
-        # What is in proposed frames, by queue: the future of the last frame with a commit of it.
+        # Proposed commits, by queue: the future of the last frame with a commit of that queue.
         self._under_way: dict[tuple[str, str, int], asyncio.Future[int]] = {}
         self._waiters: list[asyncio.Future[None]] = []
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
-        """Take a commit that nobody waits for; False when it was not taken."""
+        """Take a commit that nobody waits for; return False if it was not taken."""
         if not self._leading() or offset < 0 or not self.has_room(topic, group, (queue_id,)):
             return False
         taken = self._gathered.add(topic, group, queue_id, offset)
@@ -66,7 +66,7 @@ class CommitService:
         await waiter
 
     async def settle(self, topic: str, group: str, queue_id: int) -> None:
-        """Return once no commit of this queue is on its way any more, whatever became of it."""
+        """Return once no commit of this queue is in flight any more, whatever became of it."""
         if self._gathered.get(topic, group, queue_id) is not None:
             self.flush()
         future = self._under_way.get((topic, group, queue_id))
@@ -74,7 +74,7 @@ class CommitService:
             await asyncio.wait([future])
 
     def flush(self) -> None:
-        """Propose what has gathered."""
+        """Propose the gathered commits."""
         while len(self._gathered):
             commits = self._gathered.take(COMMITS_PER_FRAME_MAX)
             waiters: list[asyncio.Future[None]] = []
@@ -82,7 +82,7 @@ class CommitService:
                 waiters, self._waiters = self._waiters, []
             try:
                 future = self._propose(commit_offsets(commits))
-            except Exception as error:  # the member's refusal, whatever it is, goes to who waits
+            except Exception as error:  # the member's refusal, whatever it is, goes to the waiters
                 log.info("offset_commits_refused count=%d: %s", len(commits), error)
                 _settle(waiters, error)
                 continue
@@ -92,7 +92,7 @@ class CommitService:
             future.add_done_callback(partial(self._done, keys, waiters))
 
     def leadership_lost(self) -> None:
-        """Drop what was not proposed; who waits is told."""
+        """Drop commits not proposed yet; tell those that wait."""
         while len(self._gathered):
             self._gathered.take(COMMITS_PER_FRAME_MAX)
         waiters, self._waiters = self._waiters, []

@@ -1,10 +1,10 @@
-"""Reading a queue through a filter over properties.
+"""Reads of a queue through a filter over properties.
 
-The store chooses by tags codes, from the ConsumeQueue alone. An expression needs each message's
-properties: records are read in pieces and looked into where they lie, the bodies are stepped over.
-One pull looks at as many units as a filter by tags does, and at SCAN_BYTES_MAX of records; then it
-answers with what it has, and the consumer goes on behind it. What the store says of the offset
-(nothing there, moved) is answered as ever.
+The store selects by tags codes, from the ConsumeQueue alone. An expression needs each message's
+properties: records are read in pieces and parsed in place, their bodies are skipped. One pull looks
+at as many units as a filter by tags does, and at SCAN_BYTES_MAX of records; then it answers with
+the matches so far, and the consumer goes on behind them. Statuses of the store about the offset
+(nothing there, moved) are answered as for any pull.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raftmq.store.selection import scan_count
 SCAN_BYTES_MAX = 4 << 20
 PIECE_UNITS = 128
 PIECE_BYTES = 256 << 10
-WAKE_UNITS_MAX = 800  # of one arrival that are looked at for held pulls; of more, all wake
+WAKE_UNITS_MAX = 800  # units of one arrival looked at for held pulls; with more, all wake
 _HEAD = struct.Struct(">ii12xq8xi")  # TOTALSIZE, MAGIC, QUEUEOFFSET, SYSFLAG
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
@@ -31,7 +31,7 @@ _UNIT = struct.Struct(">qi8x")
 
 
 def records_in(data: bytes) -> Iterator[tuple[int, int, int, Mapping[str, str]]]:
-    """Start, size, queue offset and properties of each of the whole, checked records in `data`."""
+    """Yield start, size, queue offset and properties of each complete, checked record."""
     at = 0
     while at < len(data):
         size, magic, queue_offset, sys_flag = _HEAD.unpack_from(data, at)
@@ -47,7 +47,7 @@ def records_in(data: bytes) -> Iterator[tuple[int, int, int, Mapping[str, str]]]
 
 @dataclass(slots=True)
 class _Kept:
-    """What the matcher took so far."""
+    """The records that the matcher took so far."""
 
     count_max: int
     bytes_max: int
@@ -60,7 +60,7 @@ class _Kept:
         return len(self.buffers) < self.count_max and self.size_bytes + size <= self.bytes_max
 
     def add(self, record: bytes) -> bool:
-        """False: that was the last that fits."""
+        """Keep a record; return False if no more fit."""
         self.buffers.append(record)
         self.size_bytes += len(record)
         return len(self.buffers) < self.count_max
@@ -68,7 +68,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class FilteredReads:
-    """One per broker. Its `get_messages` is the store's, with a matcher."""
+    """Reads for filters by expression; one per broker. `get_messages` takes a matcher."""
 
     store: MessageStore
 
@@ -81,7 +81,7 @@ class FilteredReads:
         bytes_max: int,
         matcher: Matcher,
     ) -> GetResult:
-        """Raises StoreDamaged, OSError."""
+        """Read what the matcher takes. Raises StoreDamaged, OSError."""
         units_left, bytes_left = scan_count(count_max), SCAN_BYTES_MAX
         kept = _Kept(count_max, bytes_max, [])
         at, result, cold = offset, None, False
@@ -120,7 +120,7 @@ class FilteredReads:
         )
 
     def _take(self, buffers: list[bytes], matcher: Matcher, kept: _Kept) -> int | None:
-        """Keep what matches; the queue offset to go on at, if no more fits."""
+        """Keep what matches; return the queue offset to go on at if no more fits, else None."""
         for data in buffers:
             for at, size, queue_offset, properties in records_in(data):
                 if not matcher.matches(properties):
@@ -132,8 +132,8 @@ class FilteredReads:
         return None
 
     def properties_of(self, units: bytes) -> Sequence[Mapping[str, str]] | None:
-        """Of the messages that these ConsumeQueue units point at; None if they are too many or
-        cannot be read: whoever wants to know then pulls, and meets what is wrong there."""
+        """Return the properties of the messages that these ConsumeQueue units point at. None if
+        they are too many or cannot be read: then a pull runs, and meets the error itself."""
         if len(units) > WAKE_UNITS_MAX * 20:
             return None
         try:

@@ -1,8 +1,7 @@
 """Subscriptions: which messages of a topic a consumer group wants. Pure.
 
-By tags the broker compares hashes only (remoting-protocol section 10); the client checks the
-strings. `None` as a set of codes means every message. By SQL92 (section 11) it is the broker that
-decides, by the message's properties.
+For tags the broker compares hashes only; the client checks the strings. `None` as a set of codes
+means every message. For SQL92 expressions the broker decides alone, by the message's properties.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from raftmq.store.properties import java_string_hash
 TAG = "TAG"
 SQL92 = "SQL92"
 TAGS_MAX = 1_000  # in one subscription
-RETRY_TOPIC = "RETRY_TOPIC"  # the property that names a retried message's own topic
+RETRY_TOPIC = "RETRY_TOPIC"  # the property that names a retried message's original topic
 Codes = frozenset[int] | None
 
 
 class Matcher(Protocol):
-    """Says by its properties whether a message is wanted."""
+    """Decides by a message's properties whether it is wanted."""
 
     def matches(self, properties: Mapping[str, str]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a pull wants: messages with one of these codes, or those that the matcher takes."""
+    """The messages a pull wants: those with one of these codes, or those that the matcher takes."""
 
     codes: Codes = None
     matcher: Matcher | None = None
@@ -40,8 +39,8 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One consumer group's interest in one topic. `problem`: why its expression cannot be used;
-    a consumer learns of that when it pulls."""
+    """One consumer group's interest in one topic. `problem`: why its expression cannot be used; a
+    consumer is told when it pulls."""
 
     topic: str
     expression: str
@@ -54,7 +53,8 @@ class Subscription:
 
 
 def parse_tags(expression: str) -> Codes:
-    """`*` or nothing: all; `A || B`: those. Raises BodyError when there are too many."""
+    """Return the tags codes of an expression: None (all) for `*` or nothing, the codes of A and B
+    for `A || B`. Raises BodyError when there are too many."""
     if not expression or expression.strip() == "*":
         return None
     tags = [tag.strip() for tag in expression.split("||")]
@@ -69,7 +69,7 @@ def is_tag(expression_type: str | None) -> bool:
 
 
 def unsupported(expression_type: str) -> Refused:
-    """Of a broker whose enablePropertyFilter is off."""
+    """Return the refusal of a broker whose enablePropertyFilter is off."""
     return Refused(
         ResponseCode.SYSTEM_ERROR,
         f"The broker does not support consumer to filter message by {expression_type}"
@@ -78,7 +78,8 @@ def unsupported(expression_type: str) -> Refused:
 
 
 def parse_expression(expression_type: str, text: str) -> Expression:
-    """Of another type than TAG. Raises Refused (SUBSCRIPTION_PARSE_FAILED), which says where."""
+    """Parse an expression of another type than TAG. Raises Refused (SUBSCRIPTION_PARSE_FAILED),
+    which says where."""
     if expression_type != SQL92:
         reason = f"there is no expression type {expression_type}"
     else:
@@ -93,7 +94,7 @@ def parse_expression(expression_type: str, text: str) -> Expression:
 
 
 def subscription_from_json(fields: Any) -> Subscription:
-    """Read a SubscriptionData bean (remoting-protocol 5.1). Raises BodyError.
+    """Read a SubscriptionData bean. Raises BodyError.
 
     An empty codeSet beside a real expression (some clients send none) is computed from it. The Go
     client writes its numbers as strings.
@@ -134,8 +135,8 @@ def subscription_from_json(fields: Any) -> Subscription:
 
 @dataclass(frozen=True, slots=True)
 class RetryMatcher:
-    """Of a group's retries those that its expression for their own topic takes
-    (filterSupportRetry). `subscription(topic)` is the group's."""
+    """Matches those of a group's retries that its expression for their original topic takes
+    (filterSupportRetry). `subscription(topic)` returns the group's subscription."""
 
     subscription: Callable[[str], Subscription | None]
 

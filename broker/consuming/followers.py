@@ -1,4 +1,4 @@
-"""Which replicas consumers of cold data may be sent to (broker.consuming.reads)."""
+"""The replicas to which consumers of cold data may be sent (broker.consuming.reads)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raftmq.broker.consuming.reads import ClassicReads, RaftReads, ReadPolicy
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker
 
-LOOKED_MS = 1_000  # for so long what was seen of the followers counts
+LOOKED_MS = 1_000  # for so long a look at the followers is valid
 
 
 def read_policy(broker: Broker) -> ReadPolicy:
@@ -28,7 +28,7 @@ def read_policy(broker: Broker) -> ReadPolicy:
 
 
 class Followers:
-    """As this leader sees them, looked at once a second at most."""
+    """The connected followers as this leader sees them, looked at once a second at most."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -36,7 +36,7 @@ class Followers:
         self._seen_ms = -LOOKED_MS
 
     def within_reach(self) -> list[int]:
-        """The brokerIds of connected members. One that lacks what is wanted sends back."""
+        """Return the brokerIds of connected members; one without the data sends back."""
         now_ms = self._broker.clock_ms()
         if now_ms - self._seen_ms >= LOOKED_MS:
             self._seen_ms, self._seen = now_ms, self._look()
@@ -46,6 +46,6 @@ class Followers:
         status: dict[str, Any] = self._broker.engine.status()
         peers = status.get("peers") or {}
         connected = {name for name, peer in peers.items() if peer.get("connected")}
-        # pysyncobj's groups have no configuration: there nobody is sent anywhere.
+        # pysyncobj's groups have no configuration: their consumers are not sent anywhere else.
         members = status.get("members") or []
         return sorted(m["broker_id"] for m in members if m["node_id"] in connected)

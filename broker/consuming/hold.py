@@ -1,8 +1,8 @@
 """Long polling: pulls that found nothing wait here for the next message of their queue. Pure.
 
-A held pull is released by the first dispatched unit of its queue that its filter lets pass (tags
-codes, then the matcher over properties, if it has one), or when its time is over; whoever owns the
-table runs it again then. Bound: `heldPullsMax`.
+A held pull is released by the first dispatched unit of its queue that its filter takes (tags codes,
+then the matcher over properties, if there is one), or when its time is over; the table's owner then
+runs it again. Bound: `heldPullsMax`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TAGS_CODE = struct.Struct(">12xq")  # of a consume-queue unit
 
 
 class Held(Generic[T]):
-    """One held pull; `pull` is the owner's."""
+    """One held pull; `pull` is the owner's object."""
 
     __slots__ = ("codes", "deadline_ms", "key", "matcher", "pull", "released")
 
@@ -43,7 +43,8 @@ class HoldTable(Generic[T]):
         properties_of: Callable[[bytes], Properties] = lambda _: None,
     ) -> None:
         """`release(pull)` is called once for every held pull, never from within `hold`.
-        `properties_of(units)` are the messages' of these units; None lets every matcher pass."""
+        `properties_of(units)` returns the properties of these units' messages; None lets every
+        matcher pass."""
         self._count_max = count_max
         self._properties_of = properties_of
         self._release = release
@@ -64,7 +65,7 @@ class HoldTable(Generic[T]):
         return True
 
     def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
-        """Units were added to the queue: release the pulls that want one of them."""
+        """Release the pulls that want one of the units that were added to the queue."""
         waiting = self._by_queue.pop((topic, queue_id), None)
         if waiting is None:
             return
@@ -73,7 +74,7 @@ class HoldTable(Generic[T]):
         for held in waiting:
             try:
                 passes = arrival.passes(held.codes, held.matcher)
-            except Exception:  # of a filter: whoever runs the pull meets it again, and answers
+            except Exception:  # from a filter: the pull meets it again when run, and answers
                 passes = True
             if passes:
                 self._let_go(held)
@@ -95,7 +96,7 @@ class HoldTable(Generic[T]):
             heapq.heapify(self._deadlines)
 
     def release_all(self) -> None:
-        """The broker stops, or roles changed: run every held pull again now."""
+        """Run every held pull again now, because the broker stops or roles changed."""
         for waiting in list(self._by_queue.values()):
             for held in list(waiting):
                 self._remove(held)
@@ -115,7 +116,7 @@ class HoldTable(Generic[T]):
 
 
 class _Arrival:
-    """Units that came; what filters look at is taken out of them once, when one asks."""
+    """Units that were added; what filters look at is extracted once, when first needed."""
 
     __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units")
 

@@ -1,62 +1,63 @@
-"""Ordered consumption: LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42), over failovers.
+"""Ordered consumption: LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42), safe over failovers.
 
 A queue's lock says which consumer of a group may take messages from it. Consumers renew every 20 s
-and hold a lock for theirs until 30 s after an answer that came within their time-out (1 s). Apache
-keeps locks in one broker's memory: a new leader knows none, grants whoever asks first, and for up
-to 30 s two consumers take the same queue. Here not.
+and believe that they hold a lock until 30 s after an answer that came within their time-out (1 s).
+Apache keeps locks in one broker's memory: a new leader knows none and grants whoever asks first,
+and for up to 30 s two consumers take the same queue. This service prevents that.
 
-The owner of a queue is in the log: a change of it (first grant, unlock, end of a lock that nobody
-renewed) is a command, answered once it is applied. So is a renewal, but one that comes less than
-a twentieth of `lifetime_ms` (3 s) after the queue's last command in this leadership changes nothing
-and is not in the log: it is confirmed by a read barrier. A lock ends `lifetime_ms` (60 s) after the
-leader last confirmed it, or after three quarters of that (45 s) where the owner is no member of its
-group here: it said goodbye (35), its connection closed, or it was never heard.
+The owner of a queue is in the log: each change of it (first grant, unlock, expiry of a lock that
+was not renewed) is a command, answered once it is applied. So is a renewal, except that one which
+comes less than a twentieth of `lifetime_ms` (3 s) after the queue's last command in this leadership
+changes nothing and is not logged: a read barrier confirms it. A lock expires `lifetime_ms` (60 s)
+after the leader last confirmed it, or after three quarters of that (45 s) if the owner is no member
+of its group here: it unregistered (35), its connection closed, or it was never heard of.
 
-A new leader goes on counting where the former one was. Every replica notes when, by its own clock,
-it applied the command that last renewed a queue: no earlier than that was proposed. A replica that
-restarts applies old commands late and would take old renewals for new ones, so leaders also put
-into the log how old, at least, renewals are (`ages`): when a leadership begins, and every 10 s for
-the locks that nobody renewed for half a lifetime. A queue whose owner died with the leader is free
-about when it would have been without a failover; leaders that change again and again, and replicas
-that restart, delay that only by the time for which no replica was up to count. Nothing of this is
-written while nobody holds locks, or while all are renewed in time.
+A new leader continues the former one's count. Every replica notes when, by its own clock, it
+applied the command that last renewed a queue, which is no earlier than the command was proposed. A
+replica that restarts applies old commands late and would take old renewals for new ones, so leaders
+also log a lower bound of how old renewals are (`ages`): when a leadership begins, and every 10 s
+for the locks that nobody renewed for half a lifetime. A queue whose owner died with the leader
+becomes free about when it would have without a failover; leaders that change again and again, and
+replicas that restart, delay that only by the time for which no replica was up to count. None of
+this is written while nobody holds locks, or while all are renewed in time.
 
-Why no two hold at one time:
+Why no two consumers hold a lock at one time:
 - Requests are decided in rounds, one after the other. A round decides with all that earlier rounds
-  changed applied, since it waits for its command. What became of a command that failed is not known
-  (it may be committed still), so the next round first has an empty command applied: all before it
-  in the log is applied or dead then.
+  changed applied, since it waits for its command. The fate of a command that failed is unknown (it
+  may still be committed), so the next round first has an empty command applied: then all before it
+  in the log is applied or dead.
 - A request that waited here in one leadership is not decided in another: a late unlock must not
-  undo what its sender was granted meanwhile elsewhere.
-- A grant or a renewal is answered after a commit or a barrier that began when the request was
-  here, so at a moment after that no other replica was a ready leader. The consumer believes in it
-  for 31 s from its request, and so for at most 31 + 3 s from the decision about the queue's last
-  command: a barrier confirms nothing later than that. A later leader became ready after the
-  request, knows the owner and that command (it was committed, or lay in the log at the time of the
-  renewal, hence it is applied), and noted it no earlier than it was decided. Ages are differences
-  by the clock of a leader, from such a note to a moment before others apply them: they put nobody's
-  note before the decision either. So it gives the queue to another after 45 s at the earliest.
-  Whatever a former leader proposed and never saw committed is, when the new one is ready, either
-  applied or can never be.
-- That stands on all leaders since having had renewals in the log. Each says so, with its term, in
-  all its commands. A leader in whose log the term before its own is not the last that said so (a
-  replica of an earlier version led, or one that proposed no command of locks in time) knows nothing
-  of renewals: they count from its readiness for itself, and for all others from its first command
+  undo what its sender was granted elsewhere in the meantime.
+- A grant or a renewal is answered after a commit or a barrier that began after the request had
+  arrived, so at some moment after that no other replica was a ready leader. The consumer believes
+  in the lock for 31 s from its request, and so for at most 31 + 3 s from the decision about the
+  queue's last command: a barrier confirms nothing later than that. A later leader became ready
+  after the request, and knows the owner and that command (it was committed, or was in the log at
+  the time of the renewal, hence it is applied), and noted it no earlier than it was decided. Ages
+  are differences by a leader's clock, from such a note to a moment before others apply them: they
+  do not move anybody's note before the decision either. So a later leader gives the queue to
+  another consumer after 45 s at the earliest. Whatever a former leader proposed and never saw
+  committed is, when the new one is ready, either applied or can never be.
+- This requires that all leaders since then logged renewals. Each says so, with its term, in all
+  its commands. A leader in whose log the term before its own is not the last that said so (a
+  replica of an earlier version led, or one that proposed no lock command in time) knows nothing
+  of renewals: for itself they count from its readiness, and for all others from its first command
   (`fresh`, in each of its commands until one is applied).
-- An old leader that has not noticed gets neither commit nor barrier and grants nothing; one that
-  was stopped between barrier and answer answers a consumer that has stopped waiting.
-- Clocks of different replicas are never compared; only monotonic ones are used, so that one that
-  is set jumps nothing. One that runs fast by a quarter does no harm, even if the former leader's
+- An old leader that has not noticed its end gets neither commit nor barrier and grants nothing; one
+  that was stopped between barrier and answer answers a consumer that has stopped waiting.
+- Clocks of different replicas are never compared; only monotonic ones are used, so that setting a
+  clock has no effect. A clock that runs fast by a quarter does no harm, even if the former leader's
   was slow by a fifth; one that stands still while its machine sleeps makes locks last longer.
 
-Why a goodbye frees nothing at once: a closed connection says nothing about a listener that is at
-work, and goodbyes (35) are sent with listeners at work: Java's consumers, which unlock before, wait
-for no listener by default, and ours leave exactly those queues locked that are still worked on. An
-owner that is gone has its belief to its end, but no grace on top of it.
+Why unregistering frees nothing at once: a closed connection says nothing about a listener that is
+at work, and clients unregister (35) with listeners at work: Java's consumers, which unlock before,
+wait for no listener by default, and ours leave exactly those queues locked that are still worked
+on. An owner that is gone is given the time for which it believes in its lock, but no grace on top
+of it.
 
-A leader keeps the table clean: locks that ended leave it. Bounds: OWNED_MAX locks,
-QUEUES_PER_REQUEST_MAX, WAITING_MAX, SWEPT_MAX, TOLD_MAX. In classic mode the table is this
-master's memory, as Apache's, and a slave grants nothing.
+A leader keeps the table clean: expired locks leave it. Bounds: OWNED_MAX locks,
+QUEUES_PER_REQUEST_MAX, WAITING_MAX, SWEPT_MAX, TOLD_MAX. In classic mode the table is this master's
+memory, as in Apache's brokers, and a slave grants nothing.
 """
 
 from __future__ import annotations
@@ -81,18 +82,18 @@ from raftmq.remoting.fastjson import loads_object
 
 log = logging.getLogger("raftmq.broker.locks")
 
-# A round ends with the request that reaches the number: its command is below 3 MiB, whatever the
-# names are; one may have 4 MiB.
+# A round ends with the request that reaches this number: its command is below 3 MiB, whatever the
+# names are; a command may have 4 MiB.
 QUEUES_PER_REQUEST_MAX = 5_000
 QUEUES_PER_ROUND_MAX = 2_000
 SWEPT_MAX = 2_000  # locks at a time
-TOLD_MAX = 1_000  # ages in one command, which then is below 4 MiB still
-# Parts of a lock's lifetime. The module says why LOGGED and GONE: 45 s by a clock that is fast by a
-# quarter are 36, and 3 s by one that is slow by a fifth 3.75; 31 + 3.75 are less.
-LOGGED = 1 / 20  # so young, a renewal needs no other in the log
-GONE = 3 / 4  # of an owner that is not here
-OVERDUE = 1 / 2  # renewals are: 30 s, where consumers renew every 20
-TOLD = 1 / 6  # an age is told again when it has grown by so much
+TOLD_MAX = 1_000  # ages in one command, which is then still below 4 MiB
+# Fractions of a lock's lifetime. The module says why LOGGED and GONE: 45 s by a clock that is fast
+# by a quarter are 36, and 3 s by one that is slow by a fifth 3.75; 31 + 3.75 are less.
+LOGGED = 1 / 20  # if younger than that, a renewal is not logged again
+GONE = 3 / 4  # for an owner that is not connected here
+OVERDUE = 1 / 2  # for renewals: 30 s, where consumers renew every 20
+TOLD = 1 / 6  # an age is logged again when it has grown by so much
 WAITING_MAX = 10_000  # requests
 OWNED_MAX = 200_000
 NAME_BYTES_MAX = 255  # of client id, group, topic
@@ -100,7 +101,7 @@ NAME_BYTES_MAX = 255  # of client id, group, topic
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """`ended`: free these queues if nobody renewed them, whoever owns them."""
+    """A request for locks. `ended`: free these queues if nobody renewed them, whoever owns them."""
 
     group: str
     client: str
@@ -113,7 +114,7 @@ class _Request:
 
 
 class LockService:
-    """See the module."""
+    """Grants, renews and ends queue locks; one per broker."""
 
     def __init__(
         self,
@@ -128,9 +129,10 @@ class LockService:
         clock_ms: Callable[[], int],
         lifetime_ms: int,
     ) -> None:
-        """`propose(payload)` and `barrier()` return when applied, and proven; else they raise.
-        `terms()`: of this leadership, and the one before it in the log if that is known.
-        `present(group, client)`: the client is here as a member of its group."""
+        """`propose(payload)` returns once applied and `barrier()` once leadership is proven; else
+        they raise. `terms()`: the term of this leadership, and the one before it in the log if
+        known. `present(group, client)`: whether the client is connected here as a member of its
+        group."""
         self._table = table
         self._propose = propose
         self._barrier = barrier
@@ -141,17 +143,17 @@ class LockService:
         self.clock_ms = clock_ms
         self._lifetime_ms = lifetime_ms
         self._logged_ms = int(lifetime_ms * LOGGED)
-        self._leadership = 0  # counted
+        self._leadership = 0  # number of role changes so far
         self._term = 0
         self._led_since_ms = clock_ms()
-        self._since_ms: int | None = None  # nothing is known of renewals before it; None: all is
-        self._told = False  # this leadership has said in the log what it knows
-        self._telling = False  # it should, again
+        self._since_ms: int | None = None  # renewals before it are unknown; None: all are known
+        self._told = False  # this leadership has logged what it knows
+        self._telling = False  # it should do so again
         self._renewed: dict[Key, int] = {}  # when this leadership last confirmed the owner
-        self._logged: dict[Key, int] = {}  # when it decided what it has of that in the log
+        self._logged: dict[Key, int] = {}  # when it decided the last of these that is logged
         self._waiting: deque[_Request] = deque()
         self._round: asyncio.Task[None] | None = None
-        self._doubtful = False  # a command may be committed still
+        self._doubtful = False  # a command may still become committed
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -172,7 +174,7 @@ class LockService:
         return RemotingCommand.response_to(request, ext={})
 
     def leadership_changed(self) -> None:
-        """This replica became the ready leader, or is not any more."""
+        """Start afresh: this replica became the ready leader, or is not any more."""
         self._leadership += 1
         self._renewed.clear()
         self._logged.clear()
@@ -190,7 +192,7 @@ class LockService:
                 self._begin_round()
 
     def sweep(self) -> None:
-        """A chore: locks that nobody renewed leave the table, or have their age told."""
+        """Free locks that nobody renewed, or log their age; a chore."""
         if not self._leading() or self._waiting:
             return
         table, now_ms = self._table(), self.clock_ms()
@@ -211,7 +213,7 @@ class LockService:
             self._begin_round()
 
     async def stop(self) -> None:
-        """When nothing is proposed any more."""
+        """Stop; call it when nothing is proposed any more."""
         if self._round is not None:
             self._round.cancel()
             await asyncio.wait([self._round])
@@ -219,20 +221,20 @@ class LockService:
     # ---- rounds -----------------------------------------------------------------------------
 
     async def settle(self, request: _Request) -> None:
-        """Return once the request is decided and that holds. Raises Refused, RaftError."""
+        """Return once the request is decided and that is certain. Raises Refused, RaftError."""
         if not self._leading():
             raise self._not_leader()
         if len(self._waiting) >= WAITING_MAX:
             raise Refused(ResponseCode.SYSTEM_BUSY, "[BUSY] too many requests for locks wait")
         self._waiting.append(request)
         while not request.done:
-            # A round is nobody's: who waits for it may be cancelled, and it goes on.
+            # A round belongs to nobody: it goes on if one that waits for it is cancelled.
             await asyncio.shield(self._begin_round())
         if request.error is not None:
             raise request.error
 
     def _begin_round(self) -> asyncio.Task[None]:
-        """The round under way, or the next."""
+        """Return the round in progress, or start the next one."""
         if self._round is None or self._round.done():
             self._round = asyncio.get_running_loop().create_task(self._decide_all())
         return self._round
@@ -242,7 +244,7 @@ class LockService:
             batch = self._take()
             try:
                 await self._decide(batch)
-            except Exception as error:  # whatever it is goes to who asked
+            except Exception as error:  # whatever it is goes to the requesters
                 log.info("locks_not_decided requests=%d: %s", len(batch), error)
                 for request in batch:
                     request.error = error
@@ -267,7 +269,7 @@ class LockService:
         if leadership != self._leadership or not self._leading():
             raise self._not_leader()
         now_ms = self.clock_ms()
-        # Before the changes: what is told is of the table as it is.
+        # Before the changes: the ages are of the table as it is.
         ages = self._untold(now_ms) if telling else {}
         changes, confirmed = self._decisions(batch, now_ms)
         if changes or telling:
@@ -291,10 +293,10 @@ class LockService:
     def _decisions(
         self, batch: Sequence[_Request], now_ms: int
     ) -> tuple[list[OwnerChange], dict[Key, bool]]:
-        """What goes into the log, and what is granted or renewed (True: in the log), one request
-        after the other."""
+        """Return what goes into the log, and what is granted or renewed (True: logged), deciding
+        one request after the other."""
         table = self._table()
-        owners: dict[Key, str | None] = {}  # as this round has them in the log
+        owners: dict[Key, str | None] = {}  # as this round leaves them in the log
         confirmed: dict[Key, bool] = {}
         changes: list[OwnerChange] = []
         ended: list[int] = []  # their ages
@@ -338,10 +340,10 @@ class LockService:
         return logged is None or now_ms - logged >= self._logged_ms
 
     def _age_ms(self, key: Key, now_ms: int) -> int:
-        """How long ago, by this clock, its owner was confirmed last; at least."""
+        """Return a lower bound of the time since the lock's owner was last confirmed."""
         known = [self._table().renewed.get(key, now_ms), self._renewed.get(key)]
         if not self._told:
-            known.append(self._since_ms)  # when that is told, the table's note is of after it
+            known.append(self._since_ms)  # once that is logged, the table's note is later
         return now_ms - max(moment for moment in known if moment is not None)
 
     def _is_over(self, key: Key, now_ms: int) -> bool:
@@ -353,7 +355,7 @@ class LockService:
         return age_ms > self._lifetime_ms or not present
 
     def _untold(self, now_ms: int) -> dict[Key, int]:
-        """Ages that a replica which has only the log does not know, the oldest."""
+        """Return the oldest of the ages that a replica which has only the log does not know."""
         if self._since_ms is not None and not self._told:
             return {}  # nor does this one
         aged = self._table().aged
@@ -372,7 +374,7 @@ class LockService:
 
 
 def _by_age(ages: dict[Key, int]) -> list[tuple[int, str, dict[str, list[int]]]]:
-    """As `Renewals` has them; to a tenth of a second, downwards."""
+    """Group ages as `Renewals` has them; rounded down to a tenth of a second."""
     alike: defaultdict[tuple[int, str], dict[str, list[int]]] = defaultdict(dict)
     for (topic, group, queue_id), age_ms in ages.items():
         alike[age_ms // 100 * 100, group].setdefault(topic, []).append(queue_id)
@@ -380,7 +382,7 @@ def _by_age(ages: dict[Key, int]) -> list[tuple[int, str, dict[str, list[int]]]]
 
 
 def _parsed(body: bytes) -> tuple[_Request, dict[tuple[str, int], dict[str, Any]]]:
-    """The request, and its queues as they were named. Raises BodyError, Refused."""
+    """Return the request, and its queues as the client named them. Raises BodyError, Refused."""
     fields = loads_object(body)
     group, client = _name(fields, "consumerGroup"), _name(fields, "clientId")
     queues = fields.get("mqSet")
@@ -409,7 +411,7 @@ def _name(fields: dict[str, Any], key: str) -> str:
 
 
 def local_propose(table: LockTable) -> Callable[[bytes], Awaitable[int]]:
-    """Classic mode's: the table changes here and now."""
+    """Return classic mode's `propose`: it changes the table here and now."""
 
     async def propose(payload: bytes) -> int:
         table.apply(orjson.loads(payload))

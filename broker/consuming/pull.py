@@ -1,20 +1,21 @@
 """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): look up, slice, answer, or hold.
 
-Every replica serves what it has applied, which is committed, so nothing read here can vanish.
-Only a ready leader may answer PULL_OFFSET_MOVED (21): a replica that is behind would send the
-consumer to its own, wrong, end (remoting-protocol trap 9). What looks like a moved offset on any
-other replica is held like an empty queue, or answered 19 with the offset kept; see
-broker.consuming.reads for classic slaves.
-A pull whose subscription is newer than the heartbeats that came is answered without a filter if
-both go by tags: clients compare the tags themselves. Java's client gives its subscription a new
-version at each rebalance that changes something and tells with a heartbeat; but its first rebalance
-and its first timed heartbeat fall together, a second after its start, and the heartbeat that should
-tell is left out when the other is under way. Answered 25, such a consumer got nothing until its
-next one, 20 to 30 s later. Expressions are for the broker alone: there 25 it is, and the consumer
-is asked (broker.consuming.subscriptions).
+Every replica serves what it has applied, which is committed, so nothing read here can vanish. Only
+a ready leader may answer PULL_OFFSET_MOVED (21): a replica that is behind would send the consumer
+to its own, wrong, end. What looks like a moved offset on any other replica is held like an empty
+queue, or answered 19 with the offset kept; see broker.consuming.reads for classic slaves.
+
+A pull whose subscription is newer than the last heartbeat is answered without a filter if both use
+tags: clients compare the tags themselves. Java's client gives its subscription a new version at
+each rebalance that changes something and reports it with a heartbeat; but its first rebalance and
+its first timed heartbeat coincide, a second after its start, and the heartbeat that should report
+it is left out while the other is in progress. If answered 25, such a consumer got nothing until its
+next heartbeat, 20 to 30 s later. Expressions are evaluated by the broker alone: there the answer is
+25, and the consumer is asked (broker.consuming.subscriptions).
+
 What cannot be read from the disk is answered 14, `[DISK_ERROR]`: the consumer asks again, and by
-then another replica may lead (`on_read_failed`).
-The records go out as the slices that were read, behind a header whose length counts them in.
+then another replica may lead (`on_read_failed`). Records go out as the slices that were read,
+behind a header whose length includes them.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ log = logging.getLogger("raftmq.broker.pull")
 
 _LENGTH = struct.Struct(">I")
 
-# GetMessageStatus name → response code (remoting-protocol 4.2). Offsets that do not fit are 21.
+# GetMessageStatus name → response code. Offsets that do not fit are 21.
 CODES = {
     "FOUND": ResponseCode.SUCCESS,
     "NO_MATCHED_MESSAGE": ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -98,7 +99,7 @@ class Pull:
 
 
 class PullService:
-    """All pulls of one broker."""
+    """Serves all pulls of one broker."""
 
     def __init__(
         self,
@@ -117,8 +118,8 @@ class PullService:
         contained: Contained | None = None,
     ) -> None:
         """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit, or does not;
-        `ensure_group` has an unknown group created where that is allowed;
-        `on_read_failed(error, again)` is told of the disk's errors, `again` being the same read."""
+        `ensure_group` creates an unknown group where that is allowed; `on_read_failed(error,
+        again)` is called for errors of the disk, `again` being the same read."""
         self._config = config
         self._state = state
         self._clients = clients
@@ -135,7 +136,7 @@ class PullService:
             config.held_pulls_max, self._again, filtered.properties_of
         )
         self.judge_reset: JudgeReset = lambda *_: None  # broker.consuming.resets
-        # (connection, group): told of a pull whose subscription is newer than the heartbeats said.
+        # (connection, group): called for a pull with a newer subscription than the heartbeats'.
         self.on_old_subscription: Callable[[PullConnection, str], None] = lambda *_: None
         self.get_count = 0  # messages
         self.results: dict[int, int] = {}  # pulls answered, by code
@@ -173,7 +174,7 @@ class PullService:
     # ---- checks ---------------------------------------------------------------------------
 
     def _check(self, header: PullHeader, connection: PullConnection) -> Filter:
-        """The order of remoting-protocol 4.2; returns what is wanted."""
+        """Check a pull in the order of Apache's PullMessageProcessor; return its filter."""
         if not self._config.broker_permission & PERM_READ:
             raise Refused(
                 ResponseCode.NO_PERMISSION,
@@ -216,7 +217,7 @@ class PullService:
         return Filter(matcher=parse_expression(kind, header.subscription))
 
     def _subscribed(self, header: PullHeader, connection: PullConnection) -> Filter:
-        """What the group's heartbeats say."""
+        """Return the filter that the group's heartbeats give."""
         name, enabled = header.consumer_group, self._config.enable_property_filter
         group = self._clients.consumers.get(name)
         if group is None:
@@ -237,7 +238,7 @@ class PullService:
         by_tag = is_tag(subscription.expression_type)
         if subscription.version < header.subscription_version:
             if by_tag and is_tag(header.expression_type):
-                return Filter()  # see the module
+                return Filter()  # see the module's docstring
             self.on_old_subscription(connection, name)
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
@@ -288,7 +289,7 @@ class PullService:
         return None
 
     def _read(self, pull: Pull) -> GetResult:
-        """Raises Refused when the disk or what is on it is bad: a consumer may ask again."""
+        """Read for the pull. Raises Refused if disk or data are bad: a retry may help."""
         header, matcher = pull.header, pull.wanted.matcher
         where = (header.topic, header.queue_id, header.queue_offset)
         limits = (self._count_max(header), self._bytes_max(header))
@@ -316,7 +317,7 @@ class PullService:
         return limit if header.bytes_max is None else max(1, min(header.bytes_max, limit))
 
     def _decide(self, header: PullHeader, result: GetResult) -> tuple[int, int]:
-        """(response code, nextBeginOffset) of what the store found."""
+        """Return (response code, nextBeginOffset) for the store's result."""
         name = result.status.name
         if name in EMPTY_QUEUE:
             moved = header.queue_offset != 0
@@ -353,7 +354,7 @@ class PullService:
         return self.holds.hold(header.topic, header.queue_id, pull.wanted, deadline_ms, pull)
 
     def _again(self, pull: Pull) -> None:
-        """A held pull's message came, or its time is over: answer it in any case."""
+        """Answer a held pull in any case: a message came, or its time is over."""
         if not pull.connection.is_open:
             return
         response: RemotingCommand | None

@@ -1,4 +1,4 @@
-"""What consumers and tools ask: offsets (14, 15, 29-32), messages (33), clients (34, 35, 38, 46).
+"""Queries of consumers and tools: offsets (14, 15, 29-32), messages (33), clients (34, 35, 38, 46).
 
 Offsets are served by the ready leader behind a read barrier, so that a deposed one cannot answer
 with an old value; everything else is served from what this replica has applied.
@@ -44,7 +44,7 @@ class Queries:
     barrier: Callable[[], Awaitable[None]]
     leading: Callable[[], bool]
     clock_ms: Callable[[], int]
-    hot_bytes: int  # of the log's tail that count as in memory
+    hot_bytes: int  # size of the log's tail that counts as in memory
     reset: Callable[[str, str, dict[int, int]], Awaitable[None]]  # broker.consuming.resets
     access: Access
 
@@ -84,7 +84,7 @@ class Queries:
         return _offset_answer(request, offset)
 
     def _whole_queue_hot(self, topic: str, queue_id: int) -> bool:
-        """Whether a new group may as well begin at 0: nothing was deleted, all is in memory."""
+        """Return whether a new group may start at 0: nothing was deleted, all is in memory."""
         queue = self.store.queues.queue(topic, queue_id)
         if queue is None or queue.min_offset > 0 or queue.max_offset == 0:
             return False
@@ -106,7 +106,7 @@ class Queries:
         return self._commit_and_answer(connection, request, header, offset)
 
     def _check_names(self, topic: str, group: str) -> None:
-        """Offsets are kept for groups and topics that there can be."""
+        """Check names: offsets are kept only for valid group names and existing topics."""
         problem = group_name_problem(group)
         if problem:
             raise Refused(ResponseCode.SYSTEM_ERROR, problem)
@@ -120,8 +120,9 @@ class Queries:
         header: ConsumerOffsetHeader,
         offset: int,
     ) -> RemotingCommand:
-        """Where a reset is pending (broker.consuming.resets), a consumer of the group is refused,
-        and a tool resets anew: Apache's does so for a single queue."""
+        """Commit an offset and answer. While a reset is pending (broker.consuming.resets), a
+        consumer of the group is refused, and a tool's commit is a new reset, as Apache's does for a
+        single queue."""
         where = (header.topic, header.consumer_group, header.queue_id)
         pending = self.state.offsets.reset_of(*where) is not None
         if pending and not self.clients.is_consumer(connection, header.consumer_group):
@@ -134,7 +135,7 @@ class Queries:
                 ResponseCode.SYSTEM_ERROR,
                 f"[RESET_PENDING] the group was moved to {mark} and has not gone there yet",
             )
-        # A classic slave says so: its word proves no leadership.
+        # A classic slave says so, because its answer proves no leadership.
         ext = {"brokerRole": "SLAVE"} if self.config.is_slave else None
         return RemotingCommand.response_to(request, ext=ext)
 
@@ -172,7 +173,7 @@ class Queries:
         return RemotingCommand.response_to(request, ext={"timestamp": str(timestamp_ms)})
 
     def view_message(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """33. Raises Refused, AclError."""
+        """Answer VIEW_MESSAGE_BY_ID (33). Raises Refused, AclError."""
         offset = integer(request.ext, "offset")
         record = self.store.message_at(offset)
         if record is None:
@@ -190,7 +191,7 @@ class Queries:
             request.version,
             self.clock_ms(),
         )
-        # Version 2 heartbeats leave subscriptions out; we always want them whole.
+        # Version 2 heartbeats leave subscriptions out; we always want complete ones.
         ext = {
             "IS_SUPPORT_HEART_BEAT_V2": "false",
             "IS_SUB_CHANGE": "true" if changed else "false",

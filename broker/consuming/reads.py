@@ -1,22 +1,22 @@
-"""Where a consumer shall pull next (suggestWhichBrokerId), and what a replica says that is not the
-one to ask. Pure.
+"""Where a consumer is told to pull next (suggestWhichBrokerId), and what a replica answers that it
+should not ask. Pure.
 
 A master or leader whose consumer is so far behind that its data are no longer in memory sends it to
-a slave or follower (`whichBrokerWhenConsumeSlowly`, with slaveReadEnable); that one sends it back
-as soon as its data are in memory. A slave that serves because its master is away says "the master",
-too: a consumer that cannot reach it asks the slave again.
+a slave or follower (`whichBrokerWhenConsumeSlowly`, with slaveReadEnable), which sends it back as
+soon as its data are in memory. A slave that serves because its master is away also suggests the
+master: a consumer that cannot reach it asks the slave again.
 
-What looks like a moved offset on a slave may only mean that the slave is behind. With its master
-alive it sends the consumer there at once, the offset kept (20); else the consumer waits. A pull
-that finds nothing new is not held for long either while the master is alive: its consumer belongs
-there.
+What looks like a moved offset on a slave may only mean that the slave is behind. If its master is
+alive, the slave sends the consumer there at once, the offset kept (20); else the consumer waits. A
+pull that finds nothing new is not held for long either while the master is alive: its consumer
+should go there.
 
-In a Raft group a consumer of cold data goes to `whichBrokerWhenConsumeSlowly` if that is a follower
-within reach, else to another one; a group's `brokerId` other than 0 counts alike. A follower serves
-what is committed, so nothing that it says has to be taken back. It suggests itself for cold data
-and else the leader, and holds a pull that finds nothing for a short time only, if slaveReadEnable
-is set and somebody leads. It never sends consumers back at once: one whose route is old, and calls
-this replica the leader, would come again and again.
+In a Raft group a consumer of cold data goes to `whichBrokerWhenConsumeSlowly` if that is a
+connected follower, else to another one; a group's `brokerId` other than 0 is treated alike. A
+follower serves what is committed, so none of its answers has to be taken back. It suggests itself
+for cold data and otherwise the leader, and holds a pull that finds nothing for a short time only,
+if slaveReadEnable is set and another replica leads. It never sends consumers back at once: one
+whose route is old, and calls this replica the leader, would come again and again.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from typing import Protocol
 from raftmq.broker.tables.groups import SubscriptionGroup
 
 MASTER_ID = 0
-SLOW_ID = 1  # of a group that is not configured: Apache's default
+SLOW_ID = 1  # for a group that is not configured: Apache's default
 
 
 class ReadPolicy(Protocol):
     def redirects(self) -> bool:
-        """Whether this replica's consumers belong elsewhere, and somebody is there."""
+        """Return whether this replica's consumers should go elsewhere, and somebody is there."""
         ...
 
     @property
     def sends_back(self) -> bool:
-        """Whether `redirects` answers a moved offset at once."""
+        """True if a moved offset is answered at once while `redirects()` holds."""
         ...
 
     def suggest(self, group: SubscriptionGroup | None, cold: bool) -> int:
-        """The brokerId to pull from next, after an answer of `cold` data or none."""
+        """Return the brokerId to pull from next, after an answer of `cold` data or none."""
         ...
 
 
@@ -54,7 +54,8 @@ def _wanted(group: SubscriptionGroup | None, cold: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClassicReads:
-    """`master_alive`: this is a slave and its master is alive, as far as it knows."""
+    """The read policy of classic mode. `master_alive`: this is a slave whose master is alive, as
+    far as it knows."""
 
     slave_reads: bool
     master_alive: Callable[[], bool]
@@ -69,8 +70,8 @@ class ClassicReads:
 
 @dataclass(frozen=True, slots=True)
 class RaftReads:
-    """`leader_known()`: another replica leads. `own_id()`: 0 where this one does. `followers()`:
-    the brokerIds of those within reach."""
+    """The read policy of Raft mode. `leader_known()`: another replica leads. `own_id()`: 0 on the
+    leader. `followers()`: the brokerIds of connected ones."""
 
     slave_reads: bool
     leader_known: Callable[[], bool]

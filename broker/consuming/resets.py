@@ -1,16 +1,16 @@
 """Moving a consumer group: reset (222) and clone (314), live or not, exact across a failover.
 
 A reset is one command in the log: it sets the offsets and marks them (broker.tables.offsets). From
-then on whoever leads answers the group's next pull of a marked queue with 21 OFFSET_RESET and where
-to go on, as Apache's broker does with useServerSideResetOffset; until the consumer has pulled
-there, its commits are of before the reset and change nothing. Its pull there is answered once the
-log says that the reset was taken (`reset_taken`): so it gets no message that a failover would take
+then on any leader answers the group's next pull of a marked queue with 21 OFFSET_RESET and the new
+offset, as Apache's broker does with useServerSideResetOffset; until the consumer has pulled there,
+its commits are from before the reset and change nothing. Its pull there is answered once the log
+says that the reset was taken (`reset_taken`), so that it gets no message that a failover would take
 back. Every client follows a 21, and at once; 220 goes to consumers that broadcast, because they
 keep their offsets themselves.
 
-Order in the log. Commits that gathered before a reset are proposed before it, and those that
-gathered before it was taken are proposed before that: both change nothing. What is committed after
-the consumer pulled at its new place counts.
+Order in the log: commits gathered before a reset are proposed before it, and those gathered before
+it was taken are proposed before that; both change nothing. What is committed after the consumer
+pulled at its new offset counts.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ log = logging.getLogger("raftmq.broker.resets")
 
 TO_END = -1  # a timestamp
 BROADCASTING = "BROADCASTING"
-TAKING_MAX = 10_000  # pulls that wait for the log at a time
+TAKING_MAX = 10_000  # pulls that may wait for the log at a time
 Key = tuple[str, str, int]  # topic, group, queue id
 
 
 class Wait(Enum):
-    """A pull is answered later."""
+    """The verdict that a pull is answered later."""
 
     LATER = "later"
 
 
 @dataclass(slots=True)
 class Resets:
-    """See the module. `propose(payload)` returns once applied; `propose_then` calls back;
-    `flush_commits` proposes what has gathered; `wake` runs held pulls again."""
+    """Carries out resets and clones. `propose(payload)` returns once applied; `propose_then` calls
+    back; `flush_commits` proposes gathered commits; `wake` runs held pulls again."""
 
     broker_name: str
     state: BrokerState
@@ -69,9 +69,9 @@ class Resets:
     not_leader: Callable[[], Refused]
     flush_commits: Callable[[], None]
     wake: Callable[[], None]
-    has_room: Callable[[str, str, Collection[int]], bool]  # as broker.consuming.commits has it
+    has_room: Callable[[str, str, Collection[int]], bool]  # as in broker.consuming.commits
     access: Access
-    # Queues whose consumer was told by this leader, and pulls that wait for `reset_taken`.
+    # Queues whose consumer this leader has told, and pulls that wait for `reset_taken`.
     _told: set[Key] = field(default_factory=set)
     _taking: dict[Key, list[Callable[[], None]]] = field(default_factory=dict)
     _taking_count: int = 0
@@ -85,7 +85,7 @@ class Resets:
     # ---- deeds ----------------------------------------------------------------------------
 
     async def invoke(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """222: by time, TO_END, or one queue to an offset. Without force only back."""
+        """Reset (222) by time, TO_END, or one queue to an offset. Without force only backwards."""
         header = ResetOffsetHeader.parse(request.ext)
         targets = self.targets(header)
         if not header.force:
@@ -102,7 +102,7 @@ class Resets:
         return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
 
     def targets(self, header: ResetOffsetHeader) -> dict[int, int]:
-        """Queue id → where its consumer shall go on, within what is there. Raises Refused."""
+        """Return queue id → new offset, within the queue's bounds. Raises Refused."""
         topic = self.state.topics.get(header.topic)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
@@ -138,7 +138,7 @@ class Resets:
             )
 
     async def reset(self, group: str, topic: str, targets: dict[int, int]) -> None:
-        """Move the group in these queues; returns once that is committed and applied. Raises
+        """Move the group in these queues; return once that is committed and applied. Raises
         Refused, RaftError (OutcomeUnknown among them)."""
         if not self.leading():
             raise self.not_leader()
@@ -160,7 +160,7 @@ class Resets:
         self.wake()
 
     def _tell_broadcasters(self, group: str, topic: str, targets: dict[int, int]) -> None:
-        """220, in the form that the client's language reads."""
+        """Tell broadcasting consumers (220), in the form that each client's language reads."""
         ext = {"topic": topic, "group": group, "timestamp": "0", "isForce": "true"}
         table = {MessageQueue(topic, self.broker_name, q): o for q, o in targets.items()}
         listed = [{**queue.as_fields(), "offset": offset} for queue, offset in table.items()]
@@ -178,8 +178,8 @@ class Resets:
                 ) from error
 
     async def clone(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """314: the offsets of one group in a topic (none: in all it consumes) for another. Raises
-        Refused, AclError, RaftError."""
+        """Clone (314) the offsets of one group in a topic (none: in all it consumes) to another.
+        Raises Refused, AclError, RaftError."""
         source, target = text(request.ext, "srcGroup"), text(request.ext, "destGroup")
         wanted = (request.ext or {}).get("topic") or ""
         table = self.state.offsets.offsets
@@ -201,8 +201,8 @@ class Resets:
     def judge(
         self, topic: str, group: str, queue_id: int, offset: int, again: Callable[[], None]
     ) -> int | Wait | None:
-        """What a pull at `offset` is answered: None, as ever; where to go on instead; or, LATER,
-        what it finds when `again` is called. Raises Refused."""
+        """Return how a pull at `offset` is answered: None: as ever; an offset: go on there instead;
+        LATER: `again` is called when it can be decided. Raises Refused."""
         mark = self.state.offsets.reset_of(topic, group, queue_id)
         if mark is None:
             return None
@@ -225,7 +225,7 @@ class Resets:
 
     def _taken(self, key: Key, error: Exception | None) -> None:
         self._told.discard(key)
-        if error is not None:  # the pulls that wait are told again, or that somebody else leads
+        if error is not None:  # the waiting pulls are told again, or learn who leads
             log.info("reset_not_taken group=%s topic=%s: %s", key[1], key[0], error)
         waiting = self._taking.pop(key, [])
         self._taking_count -= len(waiting)
@@ -233,5 +233,5 @@ class Resets:
             again()
 
     def leadership_changed(self) -> None:
-        """Whom another leader told, this one did not."""
+        """Forget which consumers were told: another leader told them, not this one."""
         self._told.clear()

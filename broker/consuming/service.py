@@ -1,5 +1,5 @@
-"""What a broker does for consumers, put together: pulls, who is there, the locks of ordered
-consumption, replies to requests."""
+"""The consuming side of a broker, put together: pulls, clients, the locks of ordered consumption,
+replies to requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SWEEP_MS = 10_000  # < a lock's lifetime
 
 
 class Consuming:
-    """One per broker, made when its parts are."""
+    """Builds and holds what serves consumers; one per broker, made when its parts are."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Consuming:
         broker.pulls.on_old_subscription = self.questions.ask
 
     def _terms(self) -> tuple[int, int | None]:
-        """Of this leadership, and the one before it in the log; None: not known."""
+        """Return the term of this leadership, and the one before it in the log; None: not known."""
         term, engine = self._broker.roles.term, self._broker.engine
         index = engine.log_index if isinstance(engine, RaftEngine) else None
         first = None if index is None else index.first_index_of_term(term)
@@ -77,7 +77,7 @@ class Consuming:
         return found is not None and client in found.members
 
     def _other_leaders(self) -> list[str]:
-        """Client addresses of other replicas that led."""
+        """Return the client addresses of other replicas that have led."""
         own = self._broker.address
         return [a for a in self._broker.state.addresses.values() if a not in ("", own)]
 
@@ -100,11 +100,11 @@ class Consuming:
         ]
 
     def leadership_changed(self) -> None:
-        """This replica became the ready leader, or is not any more."""
+        """Note that this replica became the ready leader, or is not any more."""
         self.locks.leadership_changed()
 
     async def stop(self) -> None:
-        """When the engine has stopped."""
+        """Stop; call it when the engine has stopped."""
         await self.locks.stop()
         await self.replies.stop()
         await self.questions.stop()

@@ -1,11 +1,11 @@
-"""Asking a consumer what it subscribes to, when its pulls say that the broker's knowledge is old.
+"""Asking a consumer for its subscriptions when its pulls show that the broker's copy is old.
 
-Java's client may leave out the heartbeat that tells of a subscription's new version
-(broker.consuming.pull). By tags that does no harm. By expression its pulls are answered 25 until
-the next heartbeat, up to 30 s later, unless the broker asks: GET_CONSUMER_RUNNING_INFO (307), which
-administrators use, brings the subscriptions as they are, and the pull that the client repeats after
-a second is served. One question to a client at a time, ASKED_MAX in all; a client that does not
-answer is as before.
+Java's client may leave out the heartbeat that reports a subscription's new version
+(broker.consuming.pull). For tags that does no harm. For an expression its pulls are answered 25
+until the next heartbeat, up to 30 s later, unless the broker asks: GET_CONSUMER_RUNNING_INFO (307),
+which administrators use, returns the current subscriptions, and the pull that the client repeats
+after a second is served. One question to a client at a time, ASKED_MAX in all; a client that does
+not answer is treated as before.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ log = logging.getLogger("raftmq.broker.subscriptions")
 
 TIMEOUT_MS = 5_000
 ASKED_MAX = 1_000
-AGAIN_S = 3.0  # a client that did not answer is not asked before
+AGAIN_S = 3.0  # a client that did not answer is not asked again before
 
 
 class SubscriptionQuestions:
-    """One per broker."""
+    """Asks consumers for their subscriptions; one per broker."""
 
     def __init__(self, clients: ClientTable) -> None:
         self._clients = clients
         self._asked: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def ask(self, connection: ClientConnection, group: str) -> None:
-        """The consumer of this connection has a newer subscription than was told."""
+        """Ask this connection's consumer: it has a newer subscription than it reported."""
         member = self._clients.consumer(connection, group)
         if member is None or len(self._asked) >= ASKED_MAX:
             return

@@ -1,1 +1,1 @@
-"""Messages that wait to be delivered: delayed, given back, halves of transactions."""
+"""Messages that wait to be delivered: delayed ones, those given back, half messages."""

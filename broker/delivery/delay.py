@@ -1,18 +1,18 @@
 """Delivery of delayed messages: by the leader, or classic mode's master.
 
 Every tick, and again as soon as a delivery is committed, the messages that are due are read from
-their levels' queues (SCHEDULE_TOPIC_XXXX, whose units hold when) and stored where they were sent
-to. What was delivered and how far that is go into one frame: after a failover the next leader goes
-on behind the last message that was delivered, and with the first that was not. Nothing is
-delivered twice and nothing lost. A level has one delivery under way at most.
+their levels' queues (SCHEDULE_TOPIC_XXXX, whose units hold the due time) and stored where they were
+sent to. The delivered messages and the level's progress go into one frame: after a failover the
+next leader goes on behind the last message that was delivered. Nothing is delivered twice and
+nothing is lost. A level has at most one delivery in flight.
 
-When. A message is due at its store time plus its level's delay, both by the clock of the leader
-that stored it; the leader of the day compares with its own. So one whose clock is ahead delivers
+A message is due at its store time plus its level's delay, both by the clock of the leader that
+stored it; the current leader compares with its own clock. So a leader whose clock is ahead delivers
 early by as much, and one whose clock is behind waits. It does not wait longer than the delay
-itself: what it has seen in the queue for so long, by a clock that never jumps, is due.
+itself: a message that it has seen in the queue for so long, by a monotonic clock, is due.
 
-A topic that was deleted meanwhile, or has fewer queues now, gets its messages all the same, as
-with Apache's broker: they are there should it come back.
+A topic that was deleted in the meantime, or has fewer queues now, gets its messages all the same,
+as with Apache's broker: they are there should it come back.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raftmq.broker.delay")
 
-COUNT_MAX = 128  # messages of one turn of the loop, of all levels together: about 4 ms
+COUNT_MAX = 128  # messages delivered in one turn of the loop, over all levels: about 4 ms
 BYTES_MAX = 512 * 1024  # of one level's delivery; a larger message goes alone
-RETRY_MS = 500  # after what could not be read or is not taken
+RETRY_MS = 500  # after a failed read or a refusal
 SIGHTINGS_MAX = 4_096
 SIGHTING_MS = 500  # at least between two of them
 
 
 class LevelView(NamedTuple):
-    """One level, for who asks."""
+    """The state of one level, for reports."""
 
     level: int
     delay_ms: int
@@ -59,7 +59,8 @@ class LevelView(NamedTuple):
 
 
 class Sightings:
-    """How far a queue went when; so which of its messages have been there for `delay_ms`."""
+    """Notes of how far a queue reached at which time, to tell which of its messages have been there
+    for `delay_ms`."""
 
     def __init__(self, delay_ms: int) -> None:
         self._delay_ms = delay_ms
@@ -72,7 +73,7 @@ class Sightings:
             marks.append((end, now_ms))
 
     def waited_before(self, now_ms: int) -> int:
-        """All messages before this offset have."""
+        """Return the offset before which all messages have waited for the delay."""
         marks, then_ms = self._marks, now_ms - self._delay_ms
         while len(marks) > 1 and marks[1][1] <= then_ms:
             marks.popleft()
@@ -99,14 +100,14 @@ class Level:
         self.number = number
         self.delay_ms = delay_ms
         self.sightings = Sightings(delay_ms)
-        self.under_way: int | None = None  # behind what is being delivered
+        self.under_way: int | None = None  # the offset behind the delivery in flight
         self.pause_until_ms = 0
         self.count_max = COUNT_MAX
-        self.begin = 0  # of its queue, as far as that was looked at
+        self.begin = 0  # of its queue, when last looked at
 
 
 class DelayService:
-    """See the module. Every method runs on the loop and returns without waiting."""
+    """Delivers delayed messages. Every method runs on the loop and returns without waiting."""
 
     def __init__(
         self,
@@ -123,8 +124,8 @@ class DelayService:
         clock_ms: Callable[[], int],
         wall_ms: Callable[[], int],
     ) -> None:
-        """`leading()`: ready to, all of the log is applied. `soon(function)` calls it in another
-        turn of the loop. `on_read_failed` as broker.consuming.pull has it."""
+        """`leading()`: this replica leads and has applied all of the log. `soon(function)` calls it
+        in another turn of the loop. `on_read_failed` is as in broker.consuming.pull."""
         self._levels = [Level(number, ms) for number, ms in enumerate(levels_ms, 1)]
         self._table = table
         self._sends = sends
@@ -136,12 +137,12 @@ class DelayService:
         self._on_read_failed = on_read_failed
         self._clock_ms = clock_ms
         self._wall_ms = wall_ms
-        self._leadership = 0  # which one; who hears late of an earlier one keeps quiet
+        self._leadership = 0  # its number; late callbacks of an earlier one do nothing
         self._first = 0  # the level whose turn is first
         self.delivered_count = 0
 
     def leadership_changed(self) -> None:
-        """What was under way has ended; a ready leader's table says how."""
+        """Forget deliveries in flight, which have ended; a ready leader's table says how."""
         self._leadership += 1
         for level in self._levels:
             level.under_way = None
@@ -149,7 +150,7 @@ class DelayService:
             level.sightings.forget()
 
     def tick(self) -> None:
-        """Deliver what is due, COUNT_MAX messages at most."""
+        """Deliver what is due, at most COUNT_MAX messages."""
         if not self._leading():
             return
         now_ms, left = self._clock_ms(), COUNT_MAX
@@ -165,7 +166,7 @@ class DelayService:
                 left -= self._deliver(level, queue, left, now_ms)
 
     def look(self) -> list[LevelView]:
-        """All levels with messages, on any replica. Raises OSError, StoreError."""
+        """Return all levels with messages, on any replica. Raises OSError, StoreError."""
         found: list[LevelView] = []
         wall_ms = self._wall_ms()
         for level in self._levels:
@@ -180,15 +181,15 @@ class DelayService:
 
     def _is_free(self, level: Level, now_ms: int) -> bool:
         if level.under_way is not None and self._table.get(level.number) >= level.under_way:
-            level.under_way = None  # its outcome was unknown, and now is not
+            level.under_way = None  # its outcome was unknown, and is known now
         return level.under_way is None and now_ms >= level.pause_until_ms
 
     def _next(self, level: Level, queue: ConsumeQueue) -> int:
-        """Offset of the next message: the table's, as far as the log has it."""
+        """Return the offset of the next message: the table's, within the bounds of the log."""
         return min(max(self._table.get(level.number), queue.min_offset), queue.max_offset)
 
     def _deliver(self, level: Level, queue: ConsumeQueue, count_max: int, now_ms: int) -> int:
-        """Begin a delivery; returns of how many messages."""
+        """Begin a delivery; return its number of messages."""
         self._look_at_begin(level, queue)
         offset = self._next(level, queue)
         count_max = min(count_max, level.count_max)
@@ -213,7 +214,7 @@ class DelayService:
         return len(messages)
 
     def _look_at_begin(self, level: Level, queue: ConsumeQueue) -> None:
-        """Retention does not ask whether a message was delivered; say so when it was not."""
+        """Log messages that retention deleted before delivery: retention does not ask."""
         if queue.min_offset != level.begin:
             level.begin = queue.min_offset
             lost = level.begin - self._table.get(level.number)
@@ -223,10 +224,10 @@ class DelayService:
     def _due(
         self, level: Level, queue: ConsumeQueue, offset: int, count_max: int, now_ms: int
     ) -> int:
-        """How many of the messages from `offset` on are due."""
+        """Return how many of the messages from `offset` on are due."""
         wall_ms, waited = self._wall_ms(), level.sightings.waited_before(now_ms)
         count = 0
-        for size in (1, count_max):  # mostly the first is not
+        for size in (1, count_max):  # mostly the first is not due
             count = 0
             for _, _, due_ms in UNIT.iter_unpack(queue.units(offset, size)):
                 if due_ms > wall_ms and offset + count >= waited:
@@ -235,7 +236,7 @@ class DelayService:
         return count
 
     def _messages(self, data: bytes) -> list[Outgoing]:
-        """What the records become. Raises RecordError."""
+        """Return the messages to deliver for these records. Raises RecordError."""
         found: list[Outgoing] = []
         walk = walk_records(data)
         for at, _ in walk:
@@ -282,8 +283,8 @@ class DelayService:
         if refused.code != ResponseCode.MESSAGE_ILLEGAL:
             level.pause_until_ms = now_ms + RETRY_MS
         elif len(messages) > 1:
-            level.count_max = 1  # whichever it is comes alone
-        else:  # of a store whose messages may be larger: it would keep the others for ever
+            level.count_max = 1  # the offending message then comes alone
+        else:  # from a store with larger messages: it would block the others for ever
             log.error("delayed_undeliverable level=%d: %s", level.number, refused.remark)
             self._store(level, [], end, now_ms)
 
@@ -291,7 +292,7 @@ class DelayService:
 def delay_service(
     broker: Broker, propose: Callable[[bytes, Callable[[Exception | None], None]], None]
 ) -> DelayService:
-    """The one of a broker whose parts are built."""
+    """Return the delay service of a broker whose parts are built."""
     store, levels_ms = broker.store, broker.config.delay_levels_ms
     kept_ms = 3_600_000 * broker.config.file_reserved_time
     if kept_ms <= max(levels_ms):

@@ -17,7 +17,7 @@ _LEVEL = re.compile(r"(\d{1,15})(ms|s|m|h|d)")
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """In ms, level 1 first. Raises ValueError, which says what is wrong."""
+    """Return the levels in ms, level 1 first. Raises ValueError, which says what is wrong."""
     levels: list[int] = []
     for part in text.split():
         found = _LEVEL.fullmatch(part)

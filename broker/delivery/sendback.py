@@ -1,9 +1,9 @@
 """CONSUMER_SEND_MSG_BACK (36): a consumer could not consume a message and gives it back.
 
-One frame holds what becomes of it (broker.sending.retry); it is answered once that is committed. So
-a consumer that hears SUCCESS will get the message again, or it is a dead letter, whoever leads
-then. An outcome that is unknown stays so: consumers then send the message to the retry topic
-themselves, and may get it twice, as with Apache's broker. Nothing is deduplicated here.
+One frame holds the retry or dead letter (broker.sending.retry); the request is answered once that
+is committed. So a consumer that gets SUCCESS will get the message again, or it is a dead letter,
+whoever leads then. An outcome that is unknown stays so: consumers then send the message to the
+retry topic themselves, and may get it twice, as with Apache's broker. Nothing is deduplicated here.
 
 Besides the group's rights it takes those to read the message that is given back.
 """
@@ -30,11 +30,11 @@ from raftmq.store.record import MessageRecord, RecordError, decode_record
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker
 
-KNOWS_TIMES_MAX = 121  # V3_4_9: older clients do not mean what they say of maxReconsumeTimes
+KNOWS_TIMES_MAX = 121  # V3_4_9: in older clients maxReconsumeTimes means something else
 
 
 class SendBack:
-    """The handler. `propose(payload)` returns once the command is applied."""
+    """The handler of the request. `propose(payload)` returns once the command is applied."""
 
     def __init__(self, broker: Broker, propose: Callable[[bytes], Awaitable[int]]) -> None:
         self._config = broker.config
@@ -50,7 +50,8 @@ class SendBack:
         return {int(RequestCode.CONSUMER_SEND_MSG_BACK): self.send_back}
 
     async def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Raises Refused, AclError, OutcomeUnknown, HeaderError, RaftError."""
+        """Store the retry or dead letter. Raises Refused, AclError, OutcomeUnknown, HeaderError,
+        RaftError."""
         header = SendBackHeader.parse(request.ext)
         name, level = header.group, header.delay_level
         if not self._roles.leading:
@@ -91,7 +92,7 @@ class SendBack:
         return self._state.groups.get(name) or SubscriptionGroup(name)
 
     async def _have(self, topic: TopicConfig) -> TopicConfig:
-        """The topic as it is, created if it is not there."""
+        """Return the existing topic, created if it is missing. Raises Refused."""
         there = self._state.topics.get(topic.name)
         if there is None:
             await self._propose(put_topic(topic, if_absent=True))
@@ -101,7 +102,7 @@ class SendBack:
         return there
 
     def _record(self, offset: int) -> MessageRecord:
-        """The record that begins there. Whoever read it, it stands there on every replica."""
+        """Return the record at `offset`, the same on every replica. Raises Refused."""
         try:
             data = self._store.message_at(offset) if offset >= 0 else None
             record = None if data is None else decode_record(data)

@@ -1,1 +1,1 @@
-"""The node API: what a broker answers over HTTP, and what can be done to it there."""
+"""The node API: a broker's HTTP interface for queries and operations."""

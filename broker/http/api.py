@@ -43,7 +43,7 @@ PORT_ABOVE = 4  # the default httpPort is so much above listenPort
 
 
 def web_settings(config: BrokerConfig, listen_port: int) -> WebSettings:
-    """`listen_port`: where the broker really listens."""
+    """Return the web server's settings. `listen_port`: where the broker really listens."""
     port = config.http_port
     if port < 0:
         port = config.listen_port and listen_port + PORT_ABOVE
@@ -57,21 +57,21 @@ def web_settings(config: BrokerConfig, listen_port: int) -> WebSettings:
 
 
 class NodeApi:
-    """See the module. With httpEnable=false it has no server, and no address."""
+    """The node API's server and events. With httpEnable=false it has no server, and no address."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._access: Access | None = None  # None: httpEnable=false
         self._server: WebServer | None = None
         self.faults: FaultDoor | None = None  # None: the broker does not run over the fault layer
-        self.address = ""  # host:port that others are told; with https:// before it if need be
+        self.address = ""  # host:port that others are told, with https:// if TLS is used
         self.hub = EventHub(broker.wall_ms)
         self._was: RoleEvent | None = None
         self._disk = ("ok", "")
 
     @property
     def leader_address(self) -> str:
-        """Where the leader's node API is; "" when that is not known."""
+        """The address of the leader's node API; "" when that is not known."""
         broker = self._broker
         if broker.roles.leading:
             return self.address
@@ -85,7 +85,7 @@ class NodeApi:
             self._access = Access.of(web_settings(config, config.listen_port))
 
     async def start(self, bound: socket.socket | None = None) -> None:
-        """Listen, on `bound` if there is one. Raises OSError."""
+        """Listen, on `bound` if given. Raises OSError."""
         if self._access is None:
             return
         broker = self._broker
@@ -109,7 +109,7 @@ class NodeApi:
         told = settings.advertised_address(broker.config.broker_ip1, port)
         self._access.audience = told
         secure = broker.tls.http_scheme == "https"
-        self.address = f"https://{told}" if secure else told  # whoever asks goes by it
+        self.address = f"https://{told}" if secure else told  # clients go by the scheme
         broker.registrar.on_route = self._route_changed
         log.info("http_listening address=%s port=%d", self.address, port)
 
@@ -133,7 +133,7 @@ class NodeApi:
         return [*always, *self._once_serving(later), self.hub.operation()]
 
     def _once_serving(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The same, refused while the broker has no log yet, or no more."""
+        """Return the operations, refused while the broker's log is not open."""
 
         def guarded(handler: Handler) -> Handler:
             async def handle(call: Call) -> Any:
@@ -161,7 +161,7 @@ class NodeApi:
     # ---- events ---------------------------------------------------------------------------
 
     def tell(self, kind: str, detail: dict[str, Any], term: int | None = None) -> None:
-        """An event of this node."""
+        """Publish an event of this node."""
         config = self._broker.config
         self.hub.publish(
             kind,
@@ -172,7 +172,7 @@ class NodeApi:
         )
 
     def role_changed(self, event: RoleEvent) -> None:
-        """Every role event, in order."""
+        """Publish a role event; called for each, in order."""
         was, self._was = self._was, event
         same = was is not None and (was.role, was.term) == (event.role, event.term)
         if event.role is RaftRole.CANDIDATE and not same:
@@ -189,12 +189,12 @@ class NodeApi:
         self.tell("roleChanged", detail, event.term)
 
     def _route_changed(self, server: str, broker_id: int | None, why: str) -> None:
-        """A name server lists this broker under another id, or not any more (`brokerId` null)."""
+        """Publish the id under which a name server lists this broker now, or null."""
         detail = {"nameServer": server, "brokerId": broker_id, "reason": why}
         self.tell("routeChanged", detail)
 
     def look_at_disk(self) -> None:
-        """A chore: tell when the disk's state changed."""
+        """Publish a change of the disk's state; called by a chore."""
         status = self._broker.engine.status()
         state = str(status.get("disk_state") or "ok")
         reason = str(status.get("disk_reason") or "")

@@ -1,4 +1,4 @@
-"""Consumer groups: who is connected, how far each is behind, reset, pause; producers, too."""
+"""Consumer groups: clients, lag, reset, pause; and connected producers."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from raftmq.web.versions import Condition
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker
 
-QUEUES_MAX = 4_096  # of one group in one answer, and of one reset
+QUEUES_MAX = 4_096  # of one group in one answer, and in one reset
 CONNECTION_GROUPS_MAX = 1_000  # of one answer
 CLIENTS_PER_GROUP_MAX = 1_000
-PAUSE_TRIES = 4  # against others who change the group at the same time
+PAUSE_TRIES = 4  # when others change the group at the same time
 
 
 class ConsumerOperations:
-    """See the module."""
+    """The operations on consumer groups."""
 
     def __init__(self, broker: Broker, admin: Admin) -> None:
         self._broker = broker
@@ -95,7 +95,7 @@ class ConsumerOperations:
         broker = self._broker
         lag = 0
         for topic in topics:
-            queues = broker.state.offsets.offsets.get((topic, name), {})  # gone meanwhile
+            queues = broker.state.offsets.offsets.get((topic, name), {})  # may be gone meanwhile
             for queue_id, offset in queues.items():
                 lag += max(0, broker.queue_end(topic, queue_id) - offset)
         online = broker.clients.consumers.get(name)
@@ -135,7 +135,8 @@ class ConsumerOperations:
         )
 
     def _queues(self, group: str, subscribed: Iterable[str]) -> list[tuple[str, int]]:
-        """Where it committed something, and all queues of what it subscribes to."""
+        """Return the queues in which the group committed offsets, and all of the topics it
+        subscribes to."""
         state = self._broker.state
         found = {
             (topic, queue_id)
@@ -178,7 +179,7 @@ class ConsumerOperations:
     # ---- changing -------------------------------------------------------------------------
 
     async def reset(self, call: Call) -> ResetView:
-        """As INVOKE_BROKER_TO_RESET_OFFSET (222) does it: see broker.consuming.resets."""
+        """Reset as INVOKE_BROKER_TO_RESET_OFFSET (222) does: see broker.consuming.resets."""
         body: ResetBody = call.body
         group: str = call.parameters.group
         target = _target(body.to)
@@ -237,7 +238,7 @@ class ConsumerOperations:
 
 
 def _target(to: ResetTo) -> Callable[[Broker, str, int], int]:
-    """Which offset a queue gets. Raises ApiProblem."""
+    """Return the function that gives each queue its offset. Raises ApiProblem."""
     if sum(part is not UNSET for part in (to.time_ms, to.offset, to.position)) != 1:
         raise invalid([("to", "say one of timeMs, offset, position")])
 

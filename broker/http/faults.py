@@ -1,8 +1,8 @@
-"""Faults of this node's own disk and clock, on purpose; only over the fault layer.
+"""Deliberate faults of this node's own disk and clock; only over the fault layer.
 
 A broker that chaos.faults.node runs has a `FaultDoor` on its machine; with httpFaultsEnable=true it
-stands open here. What is injected here is healed here; the harness's own faults are shown, and
-left alone.
+is open here. Faults injected here are healed here; the harness's own faults are shown, and left
+alone.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 class FaultDoor(Protocol):
-    """The fault layer of this process. Blocking, but for short: small files under a lock."""
+    """The fault layer of this process. Its calls block, but briefly: small files under a lock."""
 
     def listed(self) -> list[dict[str, Any]]:
-        """Every fault in force: {id, own, kind, …}; `own`: injected through this door."""
+        """Return every fault in force: {id, own, kind, …}; `own`: injected through this door."""
         ...
 
     def add(self, fault: dict[str, Any]) -> str:
-        """Inject one; its id. Raises ValueError if there is no room."""
+        """Inject one fault; return its id. Raises ValueError if there is no room."""
         ...
 
     def heal(self) -> int:
-        """End all that came through this door; how many."""
+        """End all faults injected through this door; return their number."""
         ...
 
 
 class FaultBody(Input, frozen=True, kw_only=True):
-    """`clock`: the wall clock is `offsetMs` off. Else `kind` happens to `calls` on files below the
-    store whose path matches `pattern`: error (EIO), full (ENOSPC), slow (`delayMs` more), stall
+    """`clock`: the wall clock is `offsetMs` off. Any other `kind` happens to `calls` on files below
+    the store whose path matches `pattern`: error (EIO), full (ENOSPC), slow (`delayMs` more), stall
     (until healed), lie (a sync that does nothing), short (half a write, then EIO). `skip` calls
     pass first, then `times` are hit (0: all)."""
 
@@ -67,7 +67,7 @@ class HealedView(View, frozen=True, kw_only=True):
 
 
 class FaultOperations:
-    """See the module."""
+    """The operations on injected faults."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -1,8 +1,8 @@
-"""Who should lead this broker's group when it can: the preferred leader, as a resource.
+"""The preferred leader of this broker's group, as a resource: it should lead when it can.
 
-It is always there; nobody may be preferred (`name` null). Its version is a hash of the name, and a
-change is made only if the preferred one is still who it was: the leader compares where it appends
-the change, so of two changes to one version exactly one is made.
+It always exists; nobody may be preferred (`name` null). Its version is a hash of the name, and a
+change is made only if the preferred leader is still the expected one: the leader compares where it
+appends the change, so of two changes to one version exactly one is made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("raftmq.broker.http")
 
 
 class LeadershipOperations:
-    """See the module."""
+    """The operations on the preferred leader."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -61,7 +61,7 @@ class LeadershipOperations:
         await self._make(call, "")
 
     async def _make(self, call: Call, name: str) -> None:
-        """Raises ApiProblem, Refused, RaftError."""
+        """Change the preferred leader. Raises ApiProblem, Refused, RaftError."""
         members = self._broker.operators.members
         instead_of = _expected(call.condition, members.preferred.name)
         try:
@@ -88,8 +88,8 @@ def _version(name: str | None) -> str:
 
 
 def _expected(condition: Condition, name: str | None) -> tuple[str | None, ...] | None:
-    """Whom a change may replace; None: anybody. `name` is preferred as far as is known here. Raises
-    ApiProblem (412)."""
+    """Return the names that a change may replace; None: any. `name` is the preferred leader as
+    known here. Raises ApiProblem (412)."""
     if ANY in condition.versions:
         return None
     version = _version(name)

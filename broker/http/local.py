@@ -1,7 +1,7 @@
 """Requests to this broker's own handlers, as if a client had sent them over the wire.
 
 So HTTP and mqadmin cannot differ: the same checks, the same commands, the same refusals. Only the
-words around them change: `problem_of` says a refused response as a problem.
+wording differs: `problem_of` turns a refused response into a problem.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ UNAVAILABLE_TAGS = ("DISK_FULL", "DISK_ERROR", "HELD")
 
 
 class Local:
-    """See the module. `leader_http`: where the leader's node API is, as far as is known."""
+    """Calls handlers for the HTTP API. `leader_http` returns where the leader's node API is, if
+    known."""
 
     def __init__(self, broker: Broker, leader_http: Callable[[], str]) -> None:
         self._broker = broker
@@ -54,7 +55,7 @@ class Local:
     async def ask(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
     ) -> RemotingCommand:
-        """The response of the handler of `code`. Raises ApiProblem for one that is no success."""
+        """Return the response of the handler of `code`. Raises ApiProblem if it is no success."""
         response = await self.response(code, ext, body)
         if response.code != ResponseCode.SUCCESS:
             raise self.problem_of(response.code, response.remark or "")
@@ -63,24 +64,24 @@ class Local:
     async def response(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
     ) -> RemotingCommand:
-        """As `ask`, whatever the response says."""
+        """Return the response as for `ask`, whatever its code."""
         handlers: Mapping[int, Handler] = self._broker.processor.handlers
         request = RemotingCommand.request(code, dict(ext or {}), body)
-        # The handlers asked here look at the request alone.
+        # The handlers asked here use the request alone.
         answer: Any = handlers[int(code)](cast(Connection, FromInside()), request)
         response = answer if isinstance(answer, RemotingCommand) else await answer
         assert isinstance(response, RemotingCommand), response
         return response
 
     async def send(self, header: SendHeader, body: bytes) -> dict[str, str]:
-        """Store a message; the ext fields of the answer. Raises ApiProblem."""
+        """Store a message; return the ext fields of the answer. Raises ApiProblem."""
         response = await send(self._broker.sends, header, body, BORN_HOST)
         if response.code != ResponseCode.SUCCESS:
             raise self.problem_of(response.code, response.remark or "")
         return dict(response.ext or {})
 
     def problem_of(self, code: int, remark: str) -> ApiProblem:
-        """What a response that is no success means here."""
+        """Return the problem for a response that is no success."""
         tag = remark[1:].partition("]")[0] if remark.startswith("[") else ""
         if tag == "NOT_LEADER":
             return not_leader(self._leader_http(), remark)
@@ -97,7 +98,7 @@ class Local:
         return conflict(remark or f"refused with code {code}", "REFUSED")
 
     def translate(self, error: Exception) -> ApiProblem | None:
-        """The rooms below refuse with exceptions of theirs; None: it is none of those."""
+        """Return the problem for an exception of the rooms below; None for any other."""
         if isinstance(error, CommandOutcomeUnknown | OutcomeUnknown):
             return outcome_unknown(str(error))
         if isinstance(error, NotLeader):

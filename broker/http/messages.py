@@ -1,7 +1,7 @@
-"""Messages: looked up by id, key, time and queue offset; sent; dead letters sent again.
+"""Messages: found by id, key, time and queue offset; sent; dead letters sent again.
 
 Answers are bounded: MESSAGES_MAX messages and LIST_BODY_BYTES_MAX of bodies; a body that does not
-fit is left out. Text is what a UTF-8 body says, after inflating one that its producer compressed.
+fit is left out. Text is the UTF-8 body, decompressed if its producer compressed it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 LIST_BODY_BYTES_MAX = 1024 * 1024
 INFLATED_BYTES_MAX = 1024 * 1024  # of text shown
 READ_BYTES_MAX = 1024 * 1024  # of one read
-QUEUES_BY_TIME_MAX = 1_024  # of a topic that are searched by time
+QUEUES_BY_TIME_MAX = 1_024  # the most queues of a topic that are searched by time
 PRODUCER_GROUP = "HTTP_API_PRODUCER"
-# What the broker adds by itself, or what would make a message that is sent again something else.
+# Properties that the broker adds itself, or that would change the meaning of a message sent again.
 OWN_PROPERTIES = frozenset(
     {
         "MSG_REGION",
@@ -74,7 +74,7 @@ _COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7  # in sys_flag; 0 and 3: zlib
 
 
 class MessageOperations:
-    """See the module."""
+    """The operations on messages."""
 
     def __init__(self, broker: Broker, local: Local) -> None:
         self._broker = broker
@@ -106,7 +106,7 @@ class MessageOperations:
         return view_of(self._found(call.parameters.message_id), _Budget(None))
 
     def _found(self, message_id: str) -> Found:
-        """Raises ApiProblem: what stands at an offset may be another message, or none."""
+        """Return the message with this id. Raises ApiProblem if there is no such message."""
         try:
             _, offset = decode_offset_message_id(message_id)
             data = self._broker.store.message_at(offset) if offset >= 0 else None
@@ -128,7 +128,7 @@ class MessageOperations:
         return MessagePage(items=_views(records[: query.limit]), next=None)
 
     async def _by_key(self, query: MessagesQuery) -> list[Found]:
-        """As QUERY_MESSAGE (12): the newest that fit, in the order of the log."""
+        """Find by key as QUERY_MESSAGE (12): the newest that fit, in the order of the log."""
         ext = {
             "topic": query.topic,
             "key": query.unique_key or query.key,
@@ -147,7 +147,7 @@ class MessageOperations:
         return found
 
     async def _by_time(self, query: MessagesQuery) -> list[Found]:
-        """The oldest of all queues that were stored in this time."""
+        """Find the oldest messages of all queues that were stored in this time."""
         topic = self._broker.state.topics.get(query.topic)
         count = 0 if topic is None else topic.queue_count
         if count > QUEUES_BY_TIME_MAX:
@@ -186,8 +186,8 @@ class MessageOperations:
         )
 
     def _read(self, topic: str, queue_id: int, offset: int, limit: int) -> tuple[list[Found], int]:
-        """Up to `limit` messages from `offset` on, and the offset behind them. Cold data come in
-        small pieces (broker.consuming.pull says why), so this asks again, within READ_BYTES_MAX."""
+        """Return up to `limit` messages from `offset` on, and the offset behind them. Cold data
+        come in small pieces, so this asks again, within READ_BYTES_MAX."""
         store = self._broker.store
         records: list[Found] = []
         size = 0
@@ -267,14 +267,14 @@ class MessageOperations:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record, and how many bytes it has in the log."""
+    """A record, and its size in the log."""
 
     record: MessageRecord
     size_bytes: int
 
 
 class _Budget:
-    """How many bytes of bodies an answer still has room for; None: any."""
+    """The bytes of bodies that an answer still has room for; None: no limit."""
 
     def __init__(self, size_bytes: int | None) -> None:
         self._left = size_bytes
@@ -342,7 +342,7 @@ def _time(found: Found) -> int:
 
 
 def _text(record: MessageRecord) -> str | None:
-    """The body as text; None if it is none."""
+    """Return the body as text; None if it is none."""
     body = record.body
     if record.sys_flag & SYS_COMPRESSED:
         kind = record.sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK
@@ -360,7 +360,7 @@ def _text(record: MessageRecord) -> str | None:
 
 
 def _body_of(wanted: SendBody) -> bytes:
-    """Raises ApiProblem."""
+    """Return the body of a send. Raises ApiProblem."""
     if (wanted.body is UNSET) == (wanted.body_base64 is UNSET):
         raise invalid([("body", "say one of body and bodyBase64")])
     if isinstance(wanted.body, str):

@@ -42,7 +42,7 @@ log = logging.getLogger("raftmq.broker.http")
 
 
 class NodeOperations:
-    """See the module. `publish(kind, detail)` tells of what was asked for here."""
+    """The operations on this node and its group."""
 
     def __init__(self, broker: Broker, local: Local) -> None:
         self._broker = broker
@@ -113,7 +113,8 @@ class NodeOperations:
         await self._change(call, "remove", self._known(call))
 
     def _known(self, call: Call) -> str:
-        """Raises ApiProblem (404) on a leader that has no such member; others say who leads."""
+        """Return the member's id. Raises ApiProblem (404) on a leader without such a member; a
+        replica that does not lead goes on, and its refusal names the leader."""
         node_id: str = call.parameters.id
         rows = _progress(self._broker)
         if self._broker.roles.leading and rows and node_id not in {row.id for row in rows}:
@@ -145,14 +146,14 @@ class NodeOperations:
 
 
 def role_of(broker: Broker) -> str:
-    """leader, follower, candidate, … ; master or slave."""
+    """Return leader, follower, candidate, …; in classic mode master or slave."""
     if broker.config.is_classic:
         return "slave" if broker.config.is_slave else "master"
     return str(broker.engine.status().get("role"))
 
 
 def node_view(broker: Broker) -> NodeView:
-    """Reads a few figures of the disk; what it cannot read is -1."""
+    """Return this replica's view; a figure of the disk that cannot be read is -1."""
     config, roles = broker.config, broker.roles
     status = broker.engine.status()
     clock_ms = broker.clock_ms()
@@ -246,7 +247,7 @@ def _peers(broker: Broker, status: dict[str, object]) -> list[PeerView]:
 
 
 def _slaves(broker: Broker) -> list[PeerView]:
-    """Of a classic master: its slaves, as their links show them."""
+    """Return a classic master's slaves, as their links show them."""
     engine = broker.classic
     if engine.is_slave:
         return []

@@ -1,7 +1,7 @@
-"""Configuration, log levels and figures of this node.
+"""Configuration, log levels and statistics of this node.
 
-What may be changed while the broker runs is declared with the keys (broker.config, `live=True`);
-a change lasts until the process ends: broker.conf is the operator's.
+Keys that may be changed while the broker runs are declared so (broker.config, `live=True`); a
+change lasts until the process ends: broker.conf is the operator's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class SettingOperations:
-    """See the module."""
+    """The operations on configuration, log levels and statistics."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -82,7 +82,7 @@ class SettingOperations:
         return version_of({key: getattr(config, o.name) for key, o in OPTIONS.items()})
 
     async def change(self, call: Call) -> Reply:
-        """No await between the check of the version and the change."""
+        """Change live keys. There is no await between the check of the version and the change."""
         call.condition.check(self._version())
         wrong = [(key, words) for key, value in call.body.items() if (words := _not_of(key, value))]
         if wrong:
@@ -119,7 +119,7 @@ class SettingOperations:
 
 
 def _not_of(key: str, value: bool | int | str) -> str:
-    """What JSON type the key has, if the value has another; "" if all is well."""
+    """Return why the value does not have the key's JSON type; "" if it does."""
     option = OPTIONS.get(key)
     if option is None:
         return "there is no such key"

@@ -35,9 +35,9 @@ from raftmq.web.versions import Condition
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker
 
-RECORD_HEAD_BYTES = 128  # of a record, with the store time; every record is longer than it needs
+RECORD_HEAD_BYTES = 128  # the beginning with the store time; every record is longer
 SORTED_ON_LOOP_MAX = 2_000
-QUEUES_PER_TURN = 64  # looked up in files before the loop has another turn
+QUEUES_PER_TURN = 64  # read from files before the loop has another turn
 _WRITE = (409, 503, 504)
 
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class TableOperations:
-    """See the module."""
+    """The operations on topics and subscription groups."""
 
     def __init__(self, broker: Broker, admin: Admin) -> None:
         self._broker = broker
@@ -160,7 +160,7 @@ class TableOperations:
 async def paged(
     items: Iterable[T], key: Callable[[T], str], view: Callable[[T], Any], query: PageQuery
 ) -> dict[str, Any]:
-    """`page`, of a copy in a thread where there are many: sorting 200,000 names takes 100 ms."""
+    """Do as `page`, for many items in a thread: sorting 200,000 names takes 100 ms."""
     copy = list(items)
     if len(copy) <= SORTED_ON_LOOP_MAX:
         return page(copy, key, view, query)
@@ -168,8 +168,8 @@ async def paged(
 
 
 def _pinned(condition: Condition, before: SubscriptionGroup | None) -> Condition:
-    """Fields that this API does not show are kept from `before`, so the group has to be that one
-    still where the change is applied."""
+    """Return a condition that the group is still `before`, if that has fields that this API does
+    not show: they are kept from it."""
     if before is None or not before.extra or not condition.met_by(entry_version(before)):
         return condition
     return Condition((entry_version(before),))
@@ -180,13 +180,13 @@ def _versioned(entry: Any, view: Any) -> Reply:
 
 
 def store_time_ms(broker: Broker, topic: str, queue_id: int, offset: int) -> int | None:
-    """When the message at a queue offset was stored; None if it is not there."""
+    """Return when the message at a queue offset was stored; None if it is not there."""
     queue, log = broker.store.queues.queue(topic, queue_id), broker.store.commitlog
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return None
     position = queue.unit(offset)[0]
     if not log.min_offset <= position < log.max_offset:
-        return None  # retention was there first
+        return None  # retention has deleted it
     return store_timestamp_at(log.read(position, RECORD_HEAD_BYTES), 0)
 
 

@@ -1,4 +1,4 @@
-"""What the node API takes and answers: every type of its OpenAPI document. Pure."""
+"""The types that the node API takes and answers: all those of its OpenAPI document. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raftmq.ops.options import Option
 from raftmq.web.schema import INTEGER_MAX, Count, Input, TimeMs, View
 
 NAME_PATTERN = "^[%|a-zA-Z0-9_-]+$"
-BODY_TEXT_MAX = 900 * 1024  # characters of a message to be sent; a request has 1 MiB
+BODY_TEXT_MAX = 900 * 1024  # characters of a message to send; a request may have 1 MiB
 MESSAGES_MAX = 256  # of one answer
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, min_length=1, max_length=255)]
@@ -36,7 +36,7 @@ PropertyText = Annotated[str, Meta(min_length=1, max_length=4_096, pattern="^[^\
 NodeName = Annotated[str, Meta(pattern="^[A-Za-z0-9_]+$", max_length=64)]
 
 
-# ---- what all answer --------------------------------------------------------------------------
+# ---- answers of all nodes ---------------------------------------------------------------------
 
 
 class LiveView(View, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class ReadyView(View, frozen=True, kw_only=True):
 
 
 class LogView(View, frozen=True, kw_only=True):
-    """CommitLog offsets; what cannot be read is -1."""
+    """CommitLog offsets in bytes; a value that cannot be read is -1."""
 
     min_offset: int
     max_offset: int
@@ -69,8 +69,8 @@ class DiskView(View, frozen=True, kw_only=True):
 
 class PeerView(View, frozen=True, kw_only=True):
     """Another replica, as this one sees it. Only a leader knows the figures: `framesInFlight`
-    counts the requests on their way to it, `bytesInFlight` what they carry. `lastContactMs`: how
-    long ago it was heard last; a follower knows that of its leader."""
+    counts the requests on their way to it, `bytesInFlight` their bytes. `lastContactMs`: how long
+    ago it was last heard of; a follower knows that of its leader."""
 
     id: str
     address: str
@@ -87,7 +87,7 @@ class PeerView(View, frozen=True, kw_only=True):
 
 
 class MemberView(View, frozen=True, kw_only=True):
-    """`role`: voter, or learner, which gets the log and does not count."""
+    """`role`: voter, or learner, which gets the log and does not count for majorities."""
 
     id: str
     address: str
@@ -96,8 +96,8 @@ class MemberView(View, frozen=True, kw_only=True):
 
 
 class MemberProgressView(View, frozen=True, kw_only=True):
-    """`matchIndex` (last frame it has), `lagFrames` (it lacks) and `whole` of others are null on a
-    replica that does not lead."""
+    """`matchIndex` (last frame it has), `lagFrames` (it lacks) and `whole` (it is recovered) of
+    others are null on a replica that does not lead."""
 
     id: str
     address: str
@@ -114,7 +114,7 @@ class MembersView(View, frozen=True, kw_only=True):
 
 
 class MemberBody(Input, frozen=True, kw_only=True):
-    """`address`: of its Raft listener."""
+    """`address`: of its Raft listener, host:port."""
 
     id: NodeName
     address: Annotated[str, Meta(pattern="^[A-Za-z0-9.-]+:[1-9][0-9]{0,4}$", max_length=255)]
@@ -129,7 +129,8 @@ class PreferredBody(Input, frozen=True, kw_only=True):
 
 
 class PreferredView(View, frozen=True, kw_only=True):
-    """`name` null: nobody. `standing`: why leadership is where it is, in the leader's words."""
+    """`name` null: nobody is preferred. `standing`: why leadership is where it is, in the leader's
+    words."""
 
     name: str | None
     leader: str | None
@@ -144,12 +145,12 @@ class RatesView(View, frozen=True, kw_only=True):
 
 
 class NodeView(View, frozen=True, kw_only=True):
-    """One replica's own view. What only Raft has is null in classic mode. `membership`: voter,
-    learner; none: removed from its group, or not added yet. `election_patience`: by what the
-    configured election time-outs are multiplied just now; 1 unless the group is starved.
-    `group_id`: null while the group has none. `foreign`: replicas of other groups that were refused
-    in the last half minute, in words. `peers_prove_themselves`: nobody is a peer without a proof
-    that it has the group's secret."""
+    """One replica's own view. Raft's values are null in classic mode. `membership`: voter, learner;
+    none: removed from its group, or not added yet. `election_patience`, the election back-off: the
+    factor by which the configured election time-outs are multiplied at present; 1 unless the group
+    is starved. `group_id`: null while the group has none. `foreign`: replicas of other groups that
+    were refused in the last half minute, in words. `peers_prove_themselves`: no replica is accepted
+    as a peer without a proof that it has the group's secret."""
 
     name: str
     group: str
@@ -308,7 +309,7 @@ class SubscriptionGroupPage(View, frozen=True, kw_only=True):
 
 
 class GroupDeleteQuery(Input, frozen=True, kw_only=True):
-    """`offsets`: forget what the group committed, too."""
+    """`offsets`: also delete the offsets that the group committed."""
 
     offsets: bool = False
 
@@ -337,8 +338,8 @@ class ConsumerGroupPage(View, frozen=True, kw_only=True):
 
 
 class ConsumerQueueView(View, frozen=True, kw_only=True):
-    """`consumerOffset` null: nothing committed; `lastTimeMs`: when the last message that the group
-    is through with was stored."""
+    """`consumerOffset` null: nothing committed; `lastTimeMs`: store time of the last message that
+    the group has consumed."""
 
     topic: str
     queue_id: int
@@ -361,7 +362,7 @@ class ConsumerGroupView(View, frozen=True, kw_only=True):
 
 
 class ResetTo(Input, frozen=True, kw_only=True):
-    """One of the three."""
+    """Exactly one of the three."""
 
     time_ms: TimeMs | UnsetType = UNSET
     offset: Count | UnsetType = UNSET
@@ -372,7 +373,7 @@ OneOfThree = Annotated[ResetTo, Meta(extra_json_schema={"minProperties": 1, "max
 
 
 class ResetBody(Input, frozen=True, kw_only=True):
-    """`force`: although consumers are online, which will go on from there."""
+    """`force`: reset even if consumers are online; they go on from the new offsets."""
 
     topic: Name
     to: OneOfThree
@@ -402,7 +403,7 @@ class ConnectionItem(View, frozen=True, kw_only=True):
 
 
 class ConnectionsView(View, frozen=True, kw_only=True):
-    """Groups with who is connected, by name; `leftOut`: groups that did not fit."""
+    """Groups with their connected clients, by name; `leftOut`: groups that did not fit."""
 
     producers: list[ConnectionItem]
     consumers: list[ConnectionItem]
@@ -413,8 +414,8 @@ class ConnectionsView(View, frozen=True, kw_only=True):
 
 
 class MessageView(View, frozen=True, kw_only=True):
-    """`body` is base64; `text` is the body where it is UTF-8. A body too large for a list is left
-    out (null): ask for the message by its offsetMsgId."""
+    """`body` is base64; `text` is the body if it is UTF-8. A body too large for a list is left out
+    (null): ask for the message by its offsetMsgId."""
 
     topic: str
     queue_id: int
@@ -456,7 +457,7 @@ MessageLimit = Annotated[int, Meta(ge=1, le=MESSAGES_MAX)]
 
 
 class MessagesQuery(Input, frozen=True, kw_only=True):
-    """By `key`, by `uniqueKey`, or by both; by time alone without either."""
+    """By `key`, by `uniqueKey`, or by both; without either by time alone."""
 
     topic: Name
     key: Annotated[str, Meta(max_length=1_024)] = ""
@@ -479,7 +480,7 @@ class MessagePath(Input, frozen=True, kw_only=True):
 
 
 class SendBody(Input, frozen=True, kw_only=True):
-    """One of `body` (text) and `bodyBase64`."""
+    """Exactly one of `body` (text) and `bodyBase64`."""
 
     topic: Name
     body: Annotated[str, Meta(max_length=BODY_TEXT_MAX)] | UnsetType = UNSET
@@ -492,7 +493,7 @@ class SendBody(Input, frozen=True, kw_only=True):
     queue_id: QueueId | None = None
 
 
-# What it takes; the type alone cannot say that exactly one of two fields is wanted.
+# The body of a send; the type alone cannot say that exactly one of two fields is required.
 Sendable = Annotated[
     SendBody,
     Meta(
@@ -516,7 +517,7 @@ class SentView(View, frozen=True, kw_only=True):
 
 
 class SettingView(View, frozen=True, kw_only=True):
-    """`live`: PATCH changes it while the broker runs."""
+    """`live`: PATCH can change it while the broker runs."""
 
     key: str
     section: str
@@ -558,7 +559,7 @@ Changes = Annotated[
 
 
 class ChangedView(View, frozen=True, kw_only=True):
-    """`needsRestart`: right values of keys that a running broker cannot change: not applied."""
+    """`needsRestart`: valid values that a running broker cannot apply."""
 
     applied: dict[str, bool | int | str]
     needs_restart: list[str]

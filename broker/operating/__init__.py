@@ -1,1 +1,1 @@
-"""What operators and their tools see and do."""
+"""The part of a broker that operators and their tools see and use."""

@@ -1,4 +1,4 @@
-"""What admins ask about accounts: 50 to 54 of Apache 4.x.
+"""Requests of admins about accounts: 50 to 54 of Apache 4.x.
 
     50 UPDATE_AND_CREATE_ACL_CONFIG    an account; what the request does not say stays as it is
     51 DELETE_ACL_CONFIG
@@ -6,7 +6,8 @@
     53 UPDATE_GLOBAL_WHITE_ADDRS_CONFIG
     54 GET_BROKER_CLUSTER_ACL_CONFIG   all accounts, their secrets as ******
 
-Refused changes have Apache's codes. The requests were let in already: admins' (remoting.acl.needs).
+Refused changes have Apache's codes. That the requests are from admins was checked before
+(remoting.acl.needs).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raftmq.broker.acl")
 
-# ResponseCode has other names for these numbers; only what they answer tells them apart.
+# ResponseCode has other names for these numbers; only the request tells which is meant.
 UPDATE_FAILED = 209
 DELETE_FAILED = 210
 WHITE_ADDRESSES_FAILED = 211
@@ -44,13 +45,13 @@ CODES = (
     int(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG),
     int(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG),
 )
-PASSED_ON = "passed on"  # remark of a change that another replica was asked for
+PASSED_ON = "passed on"  # remark of a change that a replica passes on to the leader
 PASS_ON_TIMEOUT_MS = 5_000.0
 Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
 
 
 class AclAdmin:
-    """The handlers."""
+    """The handlers of requests about accounts."""
 
     def __init__(self, broker: Broker, book: AccountBook) -> None:
         self._broker = broker
@@ -68,9 +69,10 @@ class AclAdmin:
         return dict(zip(CODES, handlers, strict=True))
 
     def _by_leader(self, handler: Change) -> Handler:
-        """Apache's tools send a change of a cluster to all its brokers and stop at a refusal. So a
-        replica that does not lead passes it on, with the signature that it has; one that was let
-        in by its address is signed by this node, which judged it."""
+        """Return a handler that has the leader make the change. Apache's tools send a change of a
+        cluster to all its brokers and stop at a refusal. So a replica that does not lead passes it
+        on, with the signature that it has; one admitted by its address is signed by this node,
+        which checked it."""
 
         async def at_leader(connection: Connection, request: RemotingCommand) -> RemotingCommand:
             roles = self._broker.roles
@@ -124,8 +126,8 @@ class AclAdmin:
         return RemotingCommand.response_to(request)
 
     def _without(self, accounts: Accounts, key: str, now_ms: int) -> Accounts:
-        """Of a Raft group it may have been deleted through another replica a moment ago: tools send
-        it to each."""
+        """Delete an account. In a Raft group it may have been deleted through another replica a
+        moment ago: tools send the deletion to each."""
         if key not in accounts.by_key and not self._broker.config.is_classic:
             return accounts
         return accounts.without(key, now_ms)
@@ -163,13 +165,13 @@ class AclAdmin:
 
 
 def switched_off(_: Connection, request: RemotingCommand) -> RemotingCommand:
-    """The answer where there is no access control."""
+    """Answer a request where there is no access control."""
     remark = str(AclError("there is no access control here: aclEnable is not set"))
     return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
 
 
 def split(given: str) -> list[str]:
-    """The parts of a list, which commas separate, except within braces."""
+    """Split a list at its commas, except within braces."""
     parts = re.findall(r"(?:\{[^{}]*\}|[^,{}]|[{}])+", given)
     return [part.strip() for part in parts if part.strip()]
 

@@ -37,16 +37,16 @@ from raftmq.web.versions import Condition, unmet
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The handlers. `propose(payload)` returns once the command is applied."""
+    """The handlers for administration. `propose(payload)` returns once the command is applied."""
 
     config: BrokerConfig
     state: BrokerState
     clients: ClientTable
     propose: Callable[[bytes], Awaitable[int]]
-    template: TopicConfig | None  # the auto-create template, part of what tools see
+    template: TopicConfig | None  # template of auto-created topics, shown to tools
     runtime_info: Callable[[], dict[str, str]]
     ha_status: Callable[[], dict[str, object]]
-    hand_over: Callable[[str], str]  # node id or "" → to whom leadership is being handed
+    hand_over: Callable[[str], str]  # node id or "" → id of the new leader
     spread: Callable[[], Awaitable[None]]  # returns when the name servers know the topics
 
     def handlers(self) -> dict[int, Handler]:
@@ -86,7 +86,7 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     async def change_topic(self, topic: TopicConfig, condition: Condition | None = None) -> None:
-        """Create or change it. Raises Refused, ApiProblem (412), RaftError."""
+        """Create or change a topic. Raises Refused, ApiProblem (412), RaftError."""
         problem = topic_problem(topic)
         if problem or topic.name in self._reserved():
             raise Refused(
@@ -107,7 +107,7 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     async def remove_topic(self, name: str, condition: Condition | None = None) -> None:
-        """Delete it, and what consumers committed for it. Raises as `change_topic`."""
+        """Delete a topic and the offsets committed for it. Raises as `change_topic`."""
         if name in self._reserved():
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{name}] is the system's")
         await self._propose_if(delete_topic(name, condition=condition))
@@ -154,7 +154,7 @@ class Admin:
     async def change_group(
         self, group: SubscriptionGroup, condition: Condition | None = None
     ) -> None:
-        """Create or change it. Raises as `change_topic`."""
+        """Create or change a group. Raises as `change_topic`."""
         await self._propose_if(put_group(group, condition=condition))
 
     async def delete_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -168,7 +168,7 @@ class Admin:
     async def remove_group(
         self, name: str, *, offsets: bool, condition: Condition | None = None
     ) -> None:
-        """Delete it; `offsets`: what it committed, too. Raises as `change_topic`."""
+        """Delete a group; with `offsets` its offsets, too. Raises as `change_topic`."""
         await self._propose_if(delete_group(name, offsets=offsets, condition=condition))
         if condition is not None and offsets:
             await self.propose(forget_offsets(group=name))
@@ -186,7 +186,7 @@ class Admin:
         return RemotingCommand.response_to(request, body=body)
 
     def broker_ha_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Of classic mode; a Raft replica has no such connections (28 tells of its peers)."""
+        """Answer in classic mode; a Raft replica has no HA connections (28 tells of its peers)."""
         if not self.config.is_classic:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "a Raft replica has no HA connections"
@@ -218,8 +218,9 @@ class Admin:
         return RemotingCommand.response_to(request, ext={"version": version}, body=body)
 
     async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Begin to hand leadership over: ext `target` (node id; none: who has most). Answered once
-        it is begun, with ext `target`; whether it succeeds shows in the roles (28)."""
+        """Begin to hand leadership over: ext `target` (node id; none: the follower that has most).
+        Answered once it has begun, with ext `target`; whether it succeeds shows in the roles
+        (28)."""
         target = self.hand_over((request.ext or {}).get("target", ""))
         return RemotingCommand.response_to(request, ext={"target": target})
 

@@ -1,14 +1,15 @@
 """Messages by key (12): the broker's side of the index, and the time it is given.
 
-The index follows what is dispatched from behind (store.messageindex); this is who moves it. On
-every tick a little of it is made: BUSY_NS while messages come in, so that they are not held up;
-IDLE_NS when none came since the last tick; FORCED_NS once the index is BEHIND_BYTES_MAX behind,
-which with small messages is some ten seconds at full rate. So the index never falls much further
-behind, and a lookup, which first catches up, needs CATCH_UP_NS_MAX at most. Only after a start
-that must make the index again from the log can it be further behind: then lookups answer with what
-is there. Every replica does this for itself and answers lookups.
+The index follows the dispatched log at a distance (store.messageindex); this module drives it.
+Every tick gives it some time: BUSY_NS while messages come in, so that they are not held up; IDLE_NS
+when none came since the last tick; FORCED_NS once the index is BEHIND_BYTES_MAX behind, which with
+small messages is some ten seconds at full rate. So the index never falls much further behind, and a
+lookup, which first catches up, needs CATCH_UP_NS_MAX at most. Only after a start that must rebuild
+the index from the log can it be further behind: then lookups answer from what is indexed so far.
+Every replica does this for itself and answers lookups.
 
-A disk that refuses the index (full, say) is tried again after RETRY_NS: messages go on meanwhile.
+If the disk refuses the index (full, say), that is tried again after RETRY_NS; messages go on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NOT_FOUND = "can not find message, maybe time range not correct"  # as Apache's 
 
 
 class IndexedStore(Protocol):
-    """What this needs of the MessageStore."""
+    """The part of the MessageStore that is used here."""
 
     dispatched_offset: int
 
@@ -53,7 +54,7 @@ class IndexedStore(Protocol):
 
 
 class KeyQueries:
-    """See the module; `tick` is a quick chore of the housekeeper, on every tick."""
+    """Drives the index and answers queries by key; the housekeeper calls `tick` on every tick."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class KeyQueries:
         self._store = store
         self._clock_ns = clock_ns
         self._seen_offset = -1
-        self._behind_bytes = 0  # as far as the last step told
+        self._behind_bytes = 0  # as of the last step
         self._resume_ns = 0
 
     def handlers(self) -> dict[int, Handler]:
@@ -84,7 +85,7 @@ class KeyQueries:
             pass
 
     def _step(self) -> bool:
-        """One step; whether there is more to do at once."""
+        """Do one step; return whether there is more to do at once."""
         try:
             self._behind_bytes = self._store.index_step()
         except (OSError, StoreError) as error:
@@ -103,7 +104,8 @@ class KeyQueries:
             await asyncio.sleep(0)
 
     async def query_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """12, on any replica. A key that is a UNIQ_KEY has a limit of its own, as at Apache's."""
+        """Answer QUERY_MESSAGE (12), on any replica. A key that is a UNIQ_KEY has its own limit, as
+        with Apache's broker."""
         header = QueryMessageHeader.parse(request.ext)
         config = self._config
         wanted = config.default_query_max_num if header.unique_key else header.count_max

@@ -1,13 +1,13 @@
-"""What a broker shows at /metrics.
+"""The metrics of a broker at /metrics.
 
 Families are called `rocketmq_…` (messages) and `raft_…` (consensus); all carry the labels
 `cluster`, `broker` (brokerName, the group) and `node`. Everything is read from the broker's own
-tables when somebody scrapes; only what has no table is kept here: role events, and two latencies,
-which are observed once per group commit and once per fdatasync. Nothing is done per message.
+tables at each scrape; only what has no table is kept here: role events, and two latencies, which
+are observed once per group commit and once per fdatasync. Nothing is done per message.
 
-Consumer lag is told by the replica that answers for offsets (the ready leader, or the master): the
-`metricsSeriesMax` (group, topic) pairs furthest behind, among the first LAG_QUEUES_MAX queues of
-the offset table; how many pairs are left out is a figure, too.
+Consumer lag is reported by the replica that answers for offsets (the ready leader, or the master):
+the `metricsSeriesMax` (group, topic) pairs furthest behind, among the first LAG_QUEUES_MAX queues
+of the offset table; how many pairs are left out is a metric, too.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from raftmq.store.errors import StoreError
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker
 
-LAG_QUEUES_MAX = 20_000  # looked at in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
+LAG_QUEUES_MAX = 20_000  # in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
 ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")
 DISK_STATES = ("ok", "stalled", "full", "unreadable", "failed")
 
-# There before the first one: Prometheus sees no increase in a series that begins at its new value.
+# Present from the start: Prometheus sees no increase in a series that first appears with a count.
 TOLD_AT_ZERO = {(int(ResponseCode.SYSTEM_ERROR), "OUTCOME_UNKNOWN"): 0}
-# Why leadership was lost, by what the core's reason says.
+# Why leadership was lost, by a part of the core's reason.
 REASONS = (
     ("no majority answers", "no_quorum"),
     ("whole", "not_whole"),
@@ -48,7 +48,7 @@ REASONS = (
     ("writing failed", "disk_failed"),
     ("saving term and vote failed", "disk_failed"),
     ("removed from the group", "removed"),
-    ("asks for votes", "higher_term"),  # a transfer ends so, too
+    ("asks for votes", "higher_term"),  # a transfer also ends like this
     ("is ahead", "higher_term"),
     ("leads", "higher_term"),
 )
@@ -56,7 +56,8 @@ OTHER_REASON = "other"
 
 
 class BrokerMetrics:
-    """One per broker. `watch` when it is built, `stop` with it."""
+    """Collects a broker's metrics; one per broker. Call `watch` when the broker is built, `stop`
+    with it."""
 
     def __init__(self, broker: Broker) -> None:
         self.append = Timings()
@@ -64,7 +65,7 @@ class BrokerMetrics:
         self.elections = 0
         self.leader_changes = 0
         self.leadership_lost = dict.fromkeys([*(name for _, name in REASONS), OTHER_REASON], 0)
-        self.requests: dict[int, int] = {}  # but sends, by code
+        self.requests: dict[int, int] = {}  # except sends, by code
         self._broker = broker
         self._lag = LoopLag(Timings(LAG_BOUNDS_S))
         self._watching = False
@@ -74,7 +75,7 @@ class BrokerMetrics:
         self._exposition = Exposition(self._collect)
 
     def watch(self) -> None:
-        """All parts of the broker are there, if not yet at work; on its loop."""
+        """Begin to observe; called on the loop when all parts of the broker exist."""
         self._broker.sends.on_stored = self.append.observe
         self._broker.store.commitlog.on_synced = self.fsync.observe
         self._watching = True
@@ -84,11 +85,11 @@ class BrokerMetrics:
         self._lag.stop()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type. `accept`: the request's header."""
+        """Return the exposition and its content type. `accept`: the request's header."""
         return self._exposition.render(accept)
 
     def role_changed(self, event: RoleEvent) -> None:
-        """Every role event, in order."""
+        """Count a role event; called for each, in order."""
         if event.role is Role.CANDIDATE and (self._was, self._term) != (event.role, event.term):
             self.elections += 1
         if self._was is Role.LEADER and event.role is not Role.LEADER:
@@ -100,7 +101,7 @@ class BrokerMetrics:
         self._was, self._term = event.role, event.term
 
     def request(self, code: int) -> None:
-        """One request other than a send."""
+        """Count a request other than a send."""
         self.requests[code] = self.requests.get(code, 0) + 1
 
     # ---- a scrape -------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class BrokerMetrics:
         )
 
     def _bounds(self, families: Families) -> None:
-        """What peers may make this process hold, log, or fail at."""
+        """Collect the bounds of what peers may cause here, and contained failures."""
         tell_budgets(families, "rocketmq", self._broker.server.budgets)
         families.counters(
             "rocketmq_contained_failures_total",
@@ -310,7 +311,7 @@ class BrokerMetrics:
         broker = self._broker
         try:
             usage = broker.disk.usage()
-        except OSError:  # said by the absence of the figures, and by raft_disk_state
+        except OSError:  # shown by the figures' absence, and by raft_disk_state
             return
         families.gauge(
             "rocketmq_disk_size_bytes",
@@ -523,7 +524,7 @@ class BrokerMetrics:
         )
 
     def _ha(self, families: Families) -> None:
-        """Classic mode, each side as far as it knows."""
+        """Collect classic mode's figures, each side as far as it knows."""
         broker = self._broker
         engine = broker.classic
         end = broker.store.commitlog.max_offset
@@ -557,12 +558,12 @@ class BrokerMetrics:
 
 
 def reason_of(text: str) -> str:
-    """The class of a role event's reason."""
+    """Return the class of a role event's reason."""
     return next((name for part, name in REASONS if part in text), OTHER_REASON)
 
 
 def code_name(code: int) -> str:
-    """A response code's name."""
+    """Return a response code's name."""
     try:
         return ResponseCode(code).name
     except ValueError:
@@ -570,7 +571,7 @@ def code_name(code: int) -> str:
 
 
 def request_name(code: int) -> str:
-    """A request code's name."""
+    """Return a request code's name."""
     try:
         return RequestCode(code).name
     except ValueError:
@@ -578,7 +579,7 @@ def request_name(code: int) -> str:
 
 
 def lags_of(broker: Broker) -> tuple[list[tuple[int, str, str]], int]:
-    """(lag, group, topic) of the pairs looked at, and how many pairs there are."""
+    """Return (lag, group, topic) of the pairs looked at, and the number of all pairs."""
     offsets = broker.state.offsets.offsets
     queue_of = broker.store.queues.queue
     lags: list[tuple[int, str, str]] = []

@@ -1,5 +1,5 @@
-"""What operators' tools ask a broker for beyond topics and groups (broker.operating.admin), put
-together: progress, resets, relayed requests, figures, upkeep, members, backups."""
+"""The handlers of operators' tools beyond topics and groups (broker.operating.admin), put together:
+progress, resets, relayed requests, figures, upkeep, members, backups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Operators:
-    """One per broker, made when its parts are."""
+    """Builds and holds what serves operators; one per broker, made when its parts are."""
 
     def __init__(
         self,

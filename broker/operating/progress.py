@@ -1,5 +1,5 @@
-"""How far everything is, for tools: topics (202), groups (208, 300, 303, 317, 343, 345), queue
-units (321).
+"""The progress of topics and groups, for tools: topics (202), groups (208, 300, 303, 317, 343,
+345), queue units (321).
 
 Served by any replica from what it has applied; a group's offsets by the leader alone, behind a
 barrier, so that a deposed one does not show old ones. Queues are looked at in pieces, so that a
@@ -38,7 +38,7 @@ HEAD_WITH_HOSTS_BYTES = HEAD_SIZE_BYTES + 24  # where both hosts may be IPv6
 
 @dataclass(frozen=True, slots=True)
 class ProgressQueries:
-    """The handlers. `address`: this broker's, as clients know it."""
+    """The handlers. `address`: this broker's address, as clients know it."""
 
     broker_name: str
     address: Callable[[], str]
@@ -64,7 +64,7 @@ class ProgressQueries:
     # ---- topics ---------------------------------------------------------------------------
 
     async def topic_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """202."""
+        """Answer GET_TOPIC_STATS_INFO (202)."""
         name = text(request.ext, "topic")
         topic = self._topic(name)
         table = {}
@@ -79,14 +79,16 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=await _written({"offsetTable": table}))
 
     def groups_of_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """300: who is connected for the topic, and who committed offsets in it."""
+        """Answer QUERY_TOPIC_CONSUME_BY_WHO (300): the groups with connected subscribers of the
+        topic, and those that committed offsets in it."""
         name = text(request.ext, "topic")
         found = set(self.state.offsets.groups_of(name))
         found |= {g for g, group in self.clients.consumers.items() if name in group.subscriptions}
         return RemotingCommand.response_to(request, body=dumps({"groupList": sorted(found)}))
 
     async def time_span(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """303: between which store times each queue is, and where its consumer is in it."""
+        """Answer QUERY_CONSUME_TIME_SPAN (303): the store times at the ends of each queue, and at
+        the group's position in it."""
         name, group = text(request.ext, "topic"), text(request.ext, "group")
         topic = self._topic(name)
         await self.barrier()
@@ -113,7 +115,7 @@ class ProgressQueries:
     # ---- groups ---------------------------------------------------------------------------
 
     async def consume_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """208: a group in one topic, or in all it has consumed."""
+        """Answer GET_CONSUME_STATS (208): a group in one topic, or in all it has consumed."""
         group, name = text(request.ext, "consumerGroup"), text_or(request.ext, "topic")
         await self.barrier()
         names = [name] if name else self._topics_of(group)
@@ -127,7 +129,7 @@ class ProgressQueries:
     async def broker_consume_stats(
         self, _: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """317: all groups, topic by topic; `isOrder`: of order topics."""
+        """Answer GET_BROKER_CONSUME_STATS (317): all groups; `isOrder`: only order topics."""
         ordered = boolean_or(request.ext, "isOrder", False)
         await self.barrier()
         total = 0
@@ -149,7 +151,7 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=await _written(value))
 
     async def _stats(self, group: str, names: Iterable[str]) -> dict[str, Any]:
-        """Apache's ConsumeStats bean."""
+        """Return Apache's ConsumeStats bean."""
         table = {}
         tps = 0.0
         number = 0
@@ -166,7 +168,7 @@ class ProgressQueries:
                     "brokerOffset": high,
                     "consumerOffset": consumed,
                     "lastTimestamp": self._stored_ms(name, queue_id, consumed - 1),
-                    # What is fetched and not committed is known to the consumer alone.
+                    # Only the consumer knows what is fetched and not committed.
                     "pullOffset": consumed,
                 }
                 number += 1
@@ -174,7 +176,7 @@ class ProgressQueries:
         return {"consumeTps": tps, "offsetTable": table}
 
     def _topics_of(self, group: str) -> list[str]:
-        """What it committed offsets in, or subscribes to."""
+        """Return the topics that the group committed offsets in, or subscribes to."""
         found = {topic for topic, name in self.state.offsets.offsets if name == group}
         online = self.clients.consumers.get(group)
         if online is not None:
@@ -185,13 +187,13 @@ class ProgressQueries:
         return sorted(found)
 
     def topics_of_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """343."""
+        """Answer QUERY_TOPICS_BY_CONSUMER (343)."""
         topics = self._topics_of(text(request.ext, "group"))
         value = {"brokerAddr": self.address(), "topicList": topics}
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def subscription(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """345; without subscriptionData when nobody is connected."""
+        """Answer QUERY_SUBSCRIPTION_BY_CONSUMER (345); no data when nobody is connected."""
         group, topic = text(request.ext, "group"), text(request.ext, "topic")
         found = self.clients.subscription(group, topic)
         value: dict[str, Any] = {"group": group, "topic": topic}
@@ -202,7 +204,8 @@ class ProgressQueries:
     # ---- units ----------------------------------------------------------------------------
 
     def queue_units(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """321: units of a ConsumeQueue, and what a group's subscription makes of their tags."""
+        """Answer QUERY_CONSUME_QUEUE (321): units of a ConsumeQueue, and whether a group's
+        subscription takes their tags."""
         topic, queue_id = text(request.ext, "topic"), integer(request.ext, "queueId")
         index, count = integer(request.ext, "index"), integer_or(request.ext, "count", 10)
         queue = self.store.queues.queue(topic, queue_id)
@@ -250,18 +253,18 @@ class ProgressQueries:
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
     def _stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the message at a queue offset was stored; 0 if it is not there."""
+        """Return when the message at a queue offset was stored; 0 if it is not there."""
         return stored_ms(self.store, topic, queue_id, offset)
 
 
 def stored_ms(store: MessageStore, topic: str, queue_id: int, offset: int) -> int:
-    """When the message at a queue offset was stored; 0 if it is not there. Raises OSError."""
+    """Return the store time of the message at a queue offset, or 0. Raises OSError."""
     queue, log = store.queues.queue(topic, queue_id), store.commitlog
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return 0
     position = queue.unit(offset)[0]
     if not log.min_offset <= position < log.max_offset:
-        return 0  # retention was there first
+        return 0  # retention has deleted it
     return store_timestamp_at(log.read(position, HEAD_WITH_HOSTS_BYTES), 0)
 
 
@@ -271,5 +274,5 @@ async def _yield_after(number: int) -> None:
 
 
 async def _written(value: dict[str, Any]) -> bytes:
-    """As JSON; of many queues that takes half a second, so the loop does not wait for it."""
+    """Return the value as JSON, made off the loop: many queues take half a second."""
     return await in_thread_to_its_end(dumps, value)

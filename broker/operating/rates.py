@@ -1,4 +1,4 @@
-"""How many messages came and went: totals since the start and at midnights, and recent rates. Pure.
+"""Message counts: totals since the start and at midnights, and recent rates. Pure.
 
 Names follow Apache's runtime info, whose totals also begin with the process.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import deque
 
 SAMPLE_MS = 10_000
-SAMPLES_MAX = 61  # ten minutes and the sample they begin with
+SAMPLES_MAX = 61  # ten minutes and the sample before them
 WINDOWS_MS = (10_000, 60_000, 600_000)
 
 
 class Rates:
-    """Of one running total. `sample` is called about every SAMPLE_MS."""
+    """The rates of one running total. `sample` is called about every SAMPLE_MS."""
 
     def __init__(self, now_ms: int, day: int) -> None:
         """`day` is any number that changes at local midnight."""
@@ -29,11 +29,11 @@ class Rates:
             self.at_midnight_before, self.at_midnight = self.at_midnight, total
 
     def text(self, now_ms: int, total: int) -> str:
-        """Messages a second over the last 10 s, minute and ten minutes, as Apache writes them."""
+        """Return messages a second over 10 s, one minute and ten, as Apache writes them."""
         return " ".join(str(self._over(window, now_ms, total)) for window in WINDOWS_MS)
 
     def _over(self, window_ms: int, now_ms: int, total: int) -> float:
-        """From the latest sample at least `window_ms` old, or the oldest there is."""
+        """Return the rate since the latest sample at least `window_ms` old, or the oldest."""
         since_ms, before = self._samples[0]
         for sampled_ms, sampled in self._samples:
             if sampled_ms > now_ms - window_ms:

@@ -1,6 +1,6 @@
-"""Requests to a consumer that an administrator sends through its broker: 307, 309; and 223, which
-asks consumers with 221. The client is reached over its own connection and answers within
-TIMEOUT_MS, or the administrator hears that it did not.
+"""Requests to a consumer that an administrator sends through its broker: 307, 309; and 223, for
+which the broker asks consumers with 221. The client is reached over its own connection and must
+answer within TIMEOUT_MS, or the administrator is told that it did not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMEOUT_MS = 10_000  # as Apache's broker
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The handlers. `message_at(commit log offset)` is a record, or None."""
+    """The handlers. `message_at(commit log offset)` returns a record, or None."""
 
     clients: ClientTable
     broker_name: str
@@ -45,7 +45,7 @@ class Relay:
         }
 
     async def running_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """307."""
+        """Relay GET_CONSUMER_RUNNING_INFO (307)."""
         header = RunningInfoHeader.parse(request.ext)
         member = self._member(header.consumer_group, header.client_id)
         return await self._relay(member, request, request.body)
@@ -53,8 +53,8 @@ class Relay:
     async def consume_directly(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """309: the message is of this broker, the client of this group. Raises Refused,
-        AclError."""
+        """Relay CONSUME_MESSAGE_DIRECTLY (309): the message is this broker's, the client is of this
+        group. Raises Refused, AclError."""
         header = ConsumeDirectlyHeader.parse(request.ext)
         member = self._member(header.consumer_group, header.client_id or "")
         try:
@@ -69,7 +69,7 @@ class Relay:
         return await self._relay(member, request, bytes(record))
 
     async def consumer_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """223: where each client of the group is in the topic's queues."""
+        """Answer INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): the clients' offsets."""
         group, topic = text(request.ext, "group"), text(request.ext, "topic")
         wanted = text_or(request.ext, "clientAddr")
         found = self.clients.consumers.get(group)
@@ -100,7 +100,7 @@ class Relay:
     async def _relay(
         self, member: Member, request: RemotingCommand, body: bytes
     ) -> RemotingCommand:
-        # Whose signature it was is nothing for the client: it could send the request again.
+        # The client must not see the signature: it could send the request again.
         ext = {k: v for k, v in (request.ext or {}).items() if k not in SIGNED_FIELDS}
         ask = RemotingCommand.request(request.code, ext, body)
         answer = await self._invoke(member, ask)

@@ -1,7 +1,7 @@
 """GET_BROKER_RUNTIME_INFO (28): the numbers tools and the dashboard read, all as strings.
 
-Who leads must be seen above all when a disk is bad: what cannot be read is -1, and `diskState`,
-otherwise "ok", says which and why.
+It must be visible who leads even when a disk is bad: a figure that cannot be read is -1, and
+`diskState`, otherwise "ok", says which and why.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def runtime_info(broker: Broker) -> dict[str, str]:
-    """Apache's keys as far as they mean something here, and this replica's own view of Raft."""
+    """Return Apache's keys as far as they apply here, and this replica's own view of Raft."""
     config, store = broker.config, broker.store
     status = broker.engine.status()
     clock_ms = broker.clock_ms()
@@ -93,7 +93,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
 
 
 def _installing(state: object) -> str:
-    """How much of an installation is here (dledger.install); empty: none is under way."""
+    """Return a snapshot install's progress (dledger.install); "" if there is none."""
     if not isinstance(state, dict):
         return ""
     if state["noted"]:
@@ -102,7 +102,7 @@ def _installing(state: object) -> str:
 
 
 def _from_disk(broker: Broker) -> dict[str, str]:
-    """What has to be looked up on the disk."""
+    """Return the figures that have to be looked up on the disk."""
     bad: list[str] = []
 
     def read(what: str, figure: Callable[[], str]) -> str:
@@ -123,7 +123,7 @@ def _from_disk(broker: Broker) -> dict[str, str]:
 
 
 def _delayed(broker: Broker) -> dict[str, str]:
-    """Apache's `scheduleMessageOffset_LEVEL`: next to be delivered, end of the level's queue."""
+    """Return Apache's `scheduleMessageOffset_LEVEL`: next offset to deliver, queue end."""
     try:
         levels = broker.delays.look()
     except (OSError, StoreError):
@@ -132,7 +132,7 @@ def _delayed(broker: Broker) -> dict[str, str]:
 
 
 def _timers(broker: Broker) -> dict[str, str]:
-    """Ours: how many timer messages wait, and by how much the next one is overdue."""
+    """Return our own keys: how many timer messages wait, how late the next one is."""
     try:
         view = broker.timers.look()
     except (OSError, StoreError):
@@ -147,7 +147,7 @@ def _role(broker: Broker) -> str:
 
 
 def _classic(broker: Broker) -> dict[str, str]:
-    """How far master and slaves are apart, each side as far as it knows.
+    """Return how far master and slaves are apart, each side as far as it knows.
 
     slaveAckOffset: on a master the highest that a slave reported, on a slave its own report.
     lastMetadataSyncMs: wall clock of the slave's last copy of topics, groups and offsets; 0: none.

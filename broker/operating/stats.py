@@ -1,10 +1,11 @@
-"""VIEW_BROKER_STATS_DATA (315): what came into a topic, what a group took out of it, within a
-minute, an hour and a day.
+"""VIEW_BROKER_STATS_DATA (315): messages stored in a topic, or consumed by a group.
 
-What came in is looked up in the log itself by store time, so it is exact, the same on every
-replica, and the same after a failover. What a group took out is how far its committed offsets
-moved: sampled on every replica every SAMPLE_MS, so it begins anew with a process, not with a
-leader. Bound: PAIRS_MAX pairs of topic and group; of others nothing is told.
+The windows are a minute, an hour and a day.
+
+Messages stored are looked up in the log itself by store time, so the number is exact, the same on
+every replica, and the same after a failover. Messages consumed are how far the group's committed
+offsets moved: sampled on every replica every SAMPLE_MS, so the count restarts with a process, not
+with a leader. Bound: PAIRS_MAX pairs of topic and group; others are not reported.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
 SAMPLE_MS = 10_000
 PAIRS_MAX = 10_000
 WINDOWS_S = (("statsMinute", 60), ("statsHour", 3_600), ("statsDay", 86_400))
-# Of each window so many samples are kept, spread over it.
+# Samples kept of each window, spread over it.
 SAMPLES = 6
 
 
 @dataclass(slots=True)
 class _Pair:
-    """Sums of a pair's offsets: per window (due, then (time in ms, sum), oldest first)."""
+    """The sums of a pair's offsets: per window (time in ms, sum), oldest first."""
 
     windows: tuple[deque[tuple[int, int]], ...]
 
 
 class GroupRates:
-    """What groups take out of topics."""
+    """The rates at which groups consume topics."""
 
     def __init__(self, state: BrokerState, clock_ms: Callable[[], int]) -> None:
         self._state = state
@@ -48,7 +49,7 @@ class GroupRates:
         self._pairs: dict[tuple[str, str], _Pair] = {}
 
     def sample(self) -> None:
-        """A chore, every SAMPLE_MS."""
+        """Sample all offsets; a chore, every SAMPLE_MS."""
         now_ms = self._clock_ms()
         offsets = self._state.offsets.offsets
         for key in [key for key in self._pairs if key not in offsets]:
@@ -64,7 +65,7 @@ class GroupRates:
                 _keep(samples, now_ms, total, seconds * 1000)
 
     def stats(self, topic: str, group: str) -> dict[str, Any]:
-        """Apache's BrokerStatsData bean. A group that was moved back took nothing."""
+        """Return Apache's BrokerStatsData bean. A group that was moved back consumed nothing."""
         pair = self._pairs.get((topic, group))
         now_ms = self._clock_ms()
         total = sum(self._state.offsets.offsets.get((topic, group), {}).values())
@@ -88,7 +89,7 @@ def _keep(samples: deque[tuple[int, int]], now_ms: int, total: int, window_ms: i
 
 @dataclass(frozen=True, slots=True)
 class StatsQueries:
-    """The handler. `wall_ms` is the clock that store times are of."""
+    """The handler. `wall_ms` is the clock of store times."""
 
     state: BrokerState
     store: MessageStore

@@ -1,5 +1,5 @@
-"""A broker's own upkeep, asked for by an operator: live configuration (25), expired queues (306),
-expired log (329). Each replica is asked for itself; nothing of this is in the log.
+"""A broker's own upkeep, requested by an operator: live configuration (25), expired queues (306),
+expired log (329). Each replica acts for itself; nothing of this is in the log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Upkeep:
-    """The handlers."""
+    """The handlers of upkeep requests."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -33,8 +33,8 @@ class Upkeep:
         }
 
     def update_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """25: properties text; all of its keys, or, when one is wrong or not live, none. Lasts
-        until the process ends: broker.conf is the operator's."""
+        """Change live keys (25) by a properties text: all of its keys or, when one is wrong or not
+        live, none. Lasts until the process ends: broker.conf is the operator's."""
         try:
             settings = parse_properties(request.body.decode(), "the request")
             wanted = parse_live({setting.key: setting.value for setting in settings})
@@ -48,7 +48,7 @@ class Upkeep:
         return RemotingCommand.response_to(request)
 
     def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """306: queues let go what the log does not have any more. Raises Refused."""
+        """Delete the part of queues whose log is gone (306). Raises Refused."""
         try:
             self._broker.store.correct_min_offset()
         except OSError as error:
@@ -56,7 +56,7 @@ class Upkeep:
         return RemotingCommand.response_to(request)
 
     def delete_log(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """329: what retention would delete at `deleteWhen`, now. Raises Refused."""
+        """Delete now what retention would delete at `deleteWhen` (329). Raises Refused."""
         try:
             self._broker.keeper.retain(at_once=True)
         except OSError as error:

@@ -1,1 +1,1 @@
-"""What replicates the log, Raft or classic, seen from the broker, and this replica's role."""
+"""The replication of the log, Raft or classic, seen from the broker, and this replica's role."""

@@ -1,15 +1,15 @@
 """Classic mode: one CommitLog without frames, written by a master and copied by its slaves.
 
-The master appends what waits (a batch is one group commit), dispatches it at once and passes it on
-to its slaves; that much is the classic promise. Then the acknowledgement rule decides when the
-senders hear of it (broker.replication.ha.acks): SYNC_FLUSH waits for fdatasync, SYNC_MASTER for a
-slave. Nobody who waits keeps the next batch from being written.
+The master appends waiting sends (a batch is one group commit), dispatches them at once and passes
+them on to its slaves; that much is the classic promise. Then the acknowledgement rule decides when
+the senders are answered (broker.replication.ha.acks): SYNC_FLUSH waits for fdatasync, SYNC_MASTER
+for a slave. A batch that waits does not keep the next one from being written.
 
 A slave appends and dispatches what its master sends and takes no sends. Topics, groups and offsets
 are not in the log: changes are applied to the tables at once, `broker.tables.configfiles` writes
 them down, and slaves pull them (broker.replication.ha.metadata).
 
-A write or fdatasync that fails ends the broker: what the page cache holds then is nobody's promise.
+A write or fdatasync that fails ends the broker: the page cache's content is then not reliable.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from raftmq.store.messagestore import MessageStore
 log = logging.getLogger("raftmq.broker.classic")
 
 POOL_THREADS = 2  # one for fdatasync, one to prepare segments
-TICK_MS = 50  # time-outs and heartbeats are late by so much at most
+TICK_MS = 50  # time-outs and heartbeats may be late by so much
 
 
 class LocalApplication:
-    """What the engine drives: sends, tables and queues of this broker."""
+    """The sends, tables and queues of this broker, as the engine drives them."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class LocalApplication:
         self._contained = contained
 
     def append(self, batch: Batch) -> None:
-        """Write, dispatch, tell the tables; held pulls wake. Raises OSError."""
+        """Write and dispatch a batch, apply its commands, wake held pulls. Raises OSError."""
         self.store.append_records(batch.position, batch.data, batch.units, batch.stamp_ms)
         for command in batch.group.commands:
             self.apply(command, batch.stamp_ms, batch.position)
         self._arrived(batch.units)
 
     def copy(self, run: Run) -> None:
-        """The same for bytes of the master's log. Raises Diverged, OSError, DispatchError."""
+        """Do the same for bytes of the master's log. Raises Diverged, OSError, DispatchError."""
         if run.last_record < 0:
             self.store.copy_blank(run.data)
         else:
@@ -106,7 +106,7 @@ class LocalApplication:
             at = end
 
     def apply(self, payload: bytes, now_ms: int, records_at: int = 0) -> Change:
-        """Change the tables. Raises StateError."""
+        """Apply a command to the tables. Raises StateError."""
         change = self.state.apply(self.state.applied_index + 1, now_ms, payload, records_at)
         self.topics_changed(change.topics)
         return change
@@ -135,9 +135,9 @@ class ClassicEngine:
         tls: ProcessTls | None = None,
         gates: Gates = NO_GATES,
     ) -> None:
-        """What a name server says of the master, for slaves: `master_address()` and
-        `master_ha_address()`, "" while unknown. `listen_socket` is bound already (tests). `tls`
-        has been loaded. `gates`: where peers have to prove themselves."""
+        """`master_address()` and `master_ha_address()` are what a name server says of the master,
+        for slaves; "" while unknown. `listen_socket` is bound already (tests). `tls` is loaded.
+        `gates`: where peers have to prove themselves."""
         tls = tls or ProcessTls(config)
         self.config = config
         self.is_slave = config.is_slave
@@ -201,7 +201,7 @@ class ClassicEngine:
     # ---- life -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises OSError."""
+        """Start as master or slave. Raises OSError."""
         self._running = True
         self._flusher.start()
         self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
@@ -219,7 +219,7 @@ class ClassicEngine:
             self.follower.start()
 
     async def stop(self) -> None:
-        """Make durable what there is, tell slaves and senders, stop. Safe to call again."""
+        """Make the log durable, tell slaves and senders, stop. Safe to call again."""
         if self._running:
             self._running = False
             await self.slave.stop()
@@ -234,7 +234,7 @@ class ClassicEngine:
         self._pool.shutdown()
 
     async def _last_sync(self) -> None:
-        """What is written is made durable, so that its senders hear SEND_OK."""
+        """Make durable what is written, so that its senders get SEND_OK."""
         ticket = None
         await self._flusher.stop()
         if self._flusher.failed is None:
@@ -267,14 +267,14 @@ class ClassicEngine:
     # ---- the master's log -------------------------------------------------------------------
 
     def request_cut(self, at_once: bool = False) -> None:
-        """Have what waits written: now, or at the end of this turn of the loop."""
+        """Have waiting sends written: now, or at the end of this turn of the loop."""
         if at_once:
             self._cut()
         elif self._soon is None and self._running:
             self._soon = asyncio.get_running_loop().call_soon(self._cut)
 
     def _cut(self) -> None:
-        """Write everything that waits, pass it on, answer whoever need not wait."""
+        """Write everything that waits, pass it on, answer sends that need not wait."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -289,7 +289,7 @@ class ClassicEngine:
         except (OSError, StoreError) as error:
             self._fail(f"the log cannot be written: {error!r}")
             return
-        except Exception as error:  # ring boundary, whoever had it cut: wrong is worse than down
+        except Exception as error:  # ring boundary, whoever called: wrong is worse than down
             log.critical("log_broken", exc_info=error)
             self._fail(f"an invariant is broken: {error!r}")
             return
@@ -297,7 +297,7 @@ class ClassicEngine:
         self._application.answer(answered)
 
     def _note(self, batch: Batch) -> list[Answered[Batch]]:
-        """Who waits for what; returns the batch if nobody does."""
+        """Note what the batch waits for; return it if it waits for nothing."""
         flush, slave = self._waits_flush, SlaveWish.NOTHING
         if flush or self._waits_slave:
             if not self._application.sends.answer_unwaiting(batch):
@@ -329,7 +329,7 @@ class ClassicEngine:
     def _prepared(self, done: asyncio.Future[None]) -> None:
         self._preparing = None
         error = None if done.cancelled() else done.exception()
-        if error is not None:  # not fatal: the roll tries again, and there it is
+        if error is not None:  # not fatal: the roll tries again, and fails if it must
             log.warning("prepare_next failed=%s", error)
 
     # ---- the slave's log --------------------------------------------------------------------
@@ -341,12 +341,12 @@ class ClassicEngine:
         self._flusher.request()
 
     def reported(self) -> int:
-        """What this slave vouches for."""
+        """Return the offset that this slave vouches for."""
         log = self._commitlog
         return log.durable_offset if self._waits_flush else log.max_offset
 
     async def _verify(self) -> None:
-        """Before a link: its first report is this log's end, which must be as durable as any."""
+        """Prepare a link: its first report is this log's end, which must be as durable as any."""
         if self._waits_flush:
             await self._flusher.wait(self._commitlog.max_offset)
         await self.follower.verify()
@@ -362,8 +362,8 @@ class ClassicEngine:
     # ---- the rest of Engine -----------------------------------------------------------------
 
     def propose_command(self, payload: bytes) -> asyncio.Future[int]:
-        """Change the tables now. Done once a changed topic or group is in its file; offsets are
-        written on a timer. A slave takes offsets only. Raises NotLeader, StateError."""
+        """Change the tables now. The result is done once a changed topic or group is in its file;
+        offsets are written on a timer. A slave takes offsets only. Raises NotLeader, StateError."""
         command = decode_command_payload(payload)
         if self.is_slave and command["op"] != "commit_offsets":
             raise NotLeader(None)
@@ -391,22 +391,22 @@ class ClassicEngine:
         return done
 
     async def read_barrier(self) -> int:
-        """Nobody else can be the master of this log."""
+        """Return at once: nobody else can be the master of this log."""
         return self._commitlog.max_offset
 
     def transfer(self, target: str) -> None:
         raise NotLeader(None)
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Nobody else can be the master: it goes on with what can be read."""
+        """Do nothing: nobody else can be the master, so it goes on with what can be read."""
 
     def delete_before(self, position: int) -> int:
-        """Let whole segments go; returns where the log begins then."""
+        """Delete whole segments; return where the log begins then."""
         self._application.store.delete_before(position)
         return self._commitlog.min_offset
 
     def ha_status(self) -> dict[str, object]:
-        """Apache's HARuntimeInfo (907), without the transfer rates."""
+        """Return Apache's HARuntimeInfo (907), without the transfer rates."""
         links = [] if self.is_slave else self.master.status()
         info: dict[str, object] = {
             "master": not self.is_slave,
@@ -425,7 +425,7 @@ class ClassicEngine:
         return info
 
     def status(self) -> dict[str, object]:
-        """As far as it is what every engine tells."""
+        """Return the part of the status that every engine has."""
         return {"role": self.config.broker_role}
 
 

@@ -1,9 +1,9 @@
-"""The seam between a broker and what replicates its log.
+"""The interface between a broker and what replicates its log.
 
-`Engine` is all the broker asks of it. `make_engine` chooses among those that replicate frames: Raft
-(dledger.RaftMember) is the default; `engine=pysyncobj` runs the same broker over stock pysyncobj,
-to compare with. Classic master/slave is broker.replication.classic.ClassicEngine: its `request_cut`
-appends what waits to a log without frames.
+`Engine` is all that the broker uses of it. `make_engine` chooses among those that replicate frames:
+Raft (dledger.RaftMember) is the default; `engine=pysyncobj` runs the same broker over stock
+pysyncobj, to compare with. Classic master/slave is broker.replication.classic.ClassicEngine: its
+`request_cut` appends waiting sends to a log without frames.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from raftmq.store.disk import Disk
 if TYPE_CHECKING:
     from raftmq.dledger.pysync.member import PySyncMember
 
-TLS_CONNECT_TIMEOUT_MS = 3_000  # of a dial between replicas: two round trips more than a plain one
+TLS_CONNECT_TIMEOUT_MS = 3_000  # to dial a replica: TLS takes two round trips more
 
 
 class Engine(Protocol):
-    """What replicates. Errors are dledger's."""
+    """The replication engine. Errors are dledger's."""
 
     async def start(self) -> None: ...
 
@@ -55,7 +55,7 @@ class Engine(Protocol):
     def delete_before(self, position: int) -> int: ...
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """What a consumer wanted could not be read; `again` is the same read."""
+        """Note that a consumer's read failed; `again` repeats it."""
         ...
 
     def abandon(self, reason: str) -> None: ...
@@ -67,7 +67,7 @@ class FramedEngine(Engine, Protocol):
     """An engine whose log consists of frames."""
 
     async def hand_over(self) -> str | None:
-        """Before a planned stop: leadership goes to whoever can take it. Who leads then."""
+        """Hand leadership over before a planned stop. Returns the new leader."""
         ...
 
     @property
@@ -87,22 +87,22 @@ class FramedEngine(Engine, Protocol):
         ...
 
     def frame_is_damaged(self, position: int) -> bool:
-        """Whether the frame at this CommitLog offset is; then it is seen to."""
+        """Return whether the frame at this CommitLog offset is damaged; begin its repair."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the group's configuration says of this replica. `broker_id` None: nothing yet."""
+    """This replica's place in the group's configuration. `broker_id` None: it has none yet."""
 
     standing: str  # voter, learner; none: removed, or not added yet
     broker_id: int | None
-    members: int  # of the group; 0: this replica does not know whose it will be
+    members: int  # size of the group; 0: this replica does not know which group
 
 
 class RaftEngine(RaftMember):
-    """RaftMember, with the two views of its log that snapshots and recovery need, and what its
-    configuration means for a broker."""
+    """RaftMember, with the two views of its log that snapshots and recovery need, and the meaning
+    of its configuration for a broker."""
 
     @property
     def log_index(self) -> LogIndex:
@@ -114,8 +114,7 @@ class RaftEngine(RaftMember):
 
     @property
     def all_know_group_ids(self) -> bool:
-        """Whether every member has said, to this process, that it speaks a version which has
-        them."""
+        """True if every member has told this process that its version has group ids."""
         peers = self.core.peers if self._has_core else ()
         return self._has_core and all(
             self._links.version(peer) >= GROUP_ID_VERSION for peer in peers
@@ -123,13 +122,14 @@ class RaftEngine(RaftMember):
 
     @property
     def preferred(self) -> str | None:
-        """Who should lead when it can, as this replica has it; None: nobody, or not known yet."""
+        """The preferred leader, as this replica knows it; None: nobody, or not known yet."""
         return self.core.configurations.current.preferred or None if self._has_core else None
 
     @property
     def place(self) -> Place | None:
-        """None while the log is being recovered. A removal counts once it is committed (until then
-        this replica may be a member again), or when peers tell one who was away meanwhile."""
+        """This replica's place; None while the log is being recovered. A removal counts once it is
+        committed (until then this replica may be a member again), or when peers tell one that was
+        away."""
         if not self._has_core:
             return None
         if self.core.leader is None and self._links.told_removed:
@@ -156,8 +156,8 @@ def make_engine(
     network: Network | None = None,
     gate: Gate | None = None,
 ) -> FramedEngine:
-    """The engine that `config` asks for, which is not classic. `source`: what Raft refills other
-    replicas from. `network` None: links are plain; `gate` None: peers prove nothing."""
+    """Make the engine that `config` asks for, which is not classic. `source`: what Raft refills
+    other replicas from. `network` None: links are plain; `gate` None: peers prove nothing."""
     assert not config.is_classic
     peers = {p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers}
     member = MemberConfig(

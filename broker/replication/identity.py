@@ -1,7 +1,7 @@
-"""The id of this broker's Raft group: proposed by a leader that finds none, and told to the links
-(dledger.identity), which refuse replicas of other groups by it.
+"""The id of this broker's Raft group: proposed by a leader that finds none, and passed to the links
+(dledger.identity), which use it to refuse replicas of other groups.
 
-It is a command, and a program that does not know it stops there: so it is proposed when every
+It is a command, and a program that does not know it stops there: so it is proposed only when every
 member has said that it knows it. A founder or a member that was never seen up makes it wait.
 """
 
@@ -26,16 +26,16 @@ RETRY_MS = 1_000  # between attempts to propose one
 
 
 class GroupId:
-    """`look` is part of the chore of broker.replication.members, which owns this."""
+    """Proposes and passes on the group id. broker.replication.members owns it and calls `look`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._told = b""  # to the links
+        self._told = b""  # what the links were told
         self._proposed: asyncio.Future[int] | None = None
         self._due_ms = 0
 
     def look(self) -> None:
-        """Some times a second, on every replica."""
+        """Pass a new id on to the links, propose one if needed; some times a second."""
         engine = self._broker.engine
         if not isinstance(engine, RaftEngine):
             return
@@ -52,7 +52,7 @@ class GroupId:
         if self._proposed is not None or now_ms < self._due_ms:
             return
         self._due_ms = now_ms + RETRY_MS
-        # Founders that met one of a group took its id; so the group has it already.
+        # Founders that met one of a group took its id: then the group has one already.
         wanted = engine.identity.group_id or secrets.token_bytes(GROUP_ID_SIZE_BYTES)
         try:
             self._proposed = engine.propose_command(group_id(wanted))
@@ -64,5 +64,5 @@ class GroupId:
     def _done(self, done: asyncio.Future[int]) -> None:
         self._proposed = None
         error = None if done.cancelled() else done.exception()
-        if error is not None:  # whoever leads looks again
+        if error is not None:  # the current leader looks again
             log.info("group_id_not_proposed: %s", error)

@@ -1,8 +1,8 @@
-"""Who belongs to this broker's Raft group, for operators: CHANGE_MEMBERS (30002, ours), and what
-follows for this broker when a change concerns it.
+"""The members of this broker's Raft group, for operators: CHANGE_MEMBERS (30002, ours).
 
-What a change means, and when one is refused, is dledger.configuration's and dledger.membership's
-to say. A replica that is no member of its group leaves the routes (broker.registration).
+This module also draws the consequences for this broker when a change concerns it.
+dledger.configuration and dledger.membership define what a change means, and when one is refused. A
+replica that is no member of its group leaves the routes (broker.registration).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ log = logging.getLogger("raftmq.broker.members")
 LIST = "list"  # the op that changes nothing
 OPS = (LIST, *(kind.value for kind in ChangeKind))
 WITH_ADDRESS = (ChangeKind.ADD_LEARNER, ChangeKind.MOVE)
-LOOK_MS = 100  # between looks at the configuration in force: what a route may be late by
-ID = re.compile("[A-Za-z0-9_]{1,64}")  # what dLegerSelfId may be
+LOOK_MS = 100  # between looks at the configuration in force: a route may be late by so much
+ID = re.compile("[A-Za-z0-9_]{1,64}")  # the form of dLegerSelfId
 
 
 class Members:
@@ -42,7 +42,7 @@ class Members:
         self._broker = broker
         self.preferred = PreferredLeader(broker)
         self.group_id = GroupId(broker)
-        self._told: Place | None = None  # what was logged last
+        self._told: Place | None = None  # logged last
         self._settled: tuple[int, Configuration] | None = None  # and published
         broker.roles.place = self._place
 
@@ -50,13 +50,13 @@ class Members:
         return {int(RequestCode.CHANGE_MEMBERS): self.change}
 
     async def change(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Ext `op` (add-learner, promote, remove, move; list), `memberId`, and `memberAddress`
-        (host:port of its Raft listener) with add-learner and move. Op `prefer`: this voter should
-        lead when it can; without `memberId`: nobody in particular.
+        """Change or list members. Ext `op` (add-learner, promote, remove, move; list), `memberId`,
+        and `memberAddress` (host:port of its Raft listener) with add-learner and move. Op `prefer`:
+        this voter should lead when it can; without `memberId`: nobody in particular.
 
         A change is answered once it is committed, with ext `index` (of its frame). The body of
         every answer: {"index", "members", "preferred"}, as this replica has them now. Only the
-        leader changes anything; everybody lists. Raises Refused, RaftError."""
+        leader changes anything; every replica lists. Raises Refused, RaftError."""
         ext = request.ext or {}
         op = ext.get("op", "")
         if op not in OPS:
@@ -70,7 +70,7 @@ class Members:
         return RemotingCommand.response_to(request, ext={"index": str(index)}, body=body)
 
     async def make(self, change: Change) -> int:
-        """The index of its frame, once it is committed. Raises Refused, RaftError."""
+        """Make a change; return the committed frame's index. Raises Refused, RaftError."""
         engine = self.engine()
         if not self._broker.roles.leading:
             raise not_leader()
@@ -80,14 +80,13 @@ class Members:
         return index
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every member, as dledger.roster.members_of has them; none where members do not
-        change."""
+        """Return every member (dledger.roster.members_of); none where members do not change."""
         engine = self._broker.engine
         return engine.members if isinstance(engine, RaftEngine) else []
 
     def look(self) -> None:
-        """A chore: whether the configuration in force has changed, here or for everybody; and
-        whether somebody else should lead."""
+        """Check, as a chore, whether the configuration in force has changed, here or for everybody,
+        and whether another replica should lead."""
         self.group_id.look()
         self.preferred.look()
         engine = self._broker.engine
@@ -108,7 +107,7 @@ class Members:
 
     @property
     def watches(self) -> bool:
-        """Whether a change from now on would be told of."""
+        """True once changes are published."""
         return self._settled is not None
 
     def _say(self, place: Place) -> None:
@@ -124,7 +123,7 @@ class Members:
             chosen = {"index": index, "name": now.preferred or None, "was": was.preferred or None}
             self._broker.http.tell("preferredLeaderChanged", chosen)
         if replace(was, preferred=now.preferred) == now:
-            return  # and nothing else
+            return  # nothing else changed
         members = [
             {
                 "id": member.node_id,
@@ -142,7 +141,7 @@ class Members:
         return engine.place if isinstance(engine, RaftEngine) else None
 
     def engine(self) -> RaftEngine:
-        """Raises Refused where members do not change."""
+        """Return the Raft engine. Raises Refused where members do not change."""
         engine = self._broker.engine
         if not isinstance(engine, RaftEngine):
             raise Refused(
@@ -161,7 +160,7 @@ class Members:
 
 
 def _change(kind: ChangeKind, node_id: str, address: str) -> Change:
-    """Raises Refused."""
+    """Check and build a change. Raises Refused."""
     if not ID.fullmatch(node_id) and (kind is not ChangeKind.PREFER or node_id):
         raise _refused(f"memberId={node_id!r} is no id: letters, digits and _, as dLegerSelfId")
     if (kind in WITH_ADDRESS) != bool(address):

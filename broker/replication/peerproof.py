@@ -1,8 +1,10 @@
-"""What a broker's peers have to prove, as its configuration says: the gates before its Raft port or
-its HA port and before its own dials, and what it may not do without.
+"""The proofs that a broker demands of its peers, by its configuration.
 
-Without a secret a port that others than this machine reach is not opened, unless TLS asks both
-sides for certificates there.
+There are gates before its Raft port or HA port and before its own dials; in some cases it does not
+start without them.
+
+Without a secret a port that other machines can reach is not opened, unless TLS demands certificates
+of both sides there.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _WITHOUT = (
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """None: nobody is asked for a proof there."""
+    """The gates of a broker; None: no proof is demanded there."""
 
     raft: Gate | None = None
     master: Gate | None = None  # before a classic master's port
@@ -44,7 +46,7 @@ class Gates:
 
     @property
     def proof_required(self) -> bool:
-        """Whether nobody is a peer without a proof."""
+        """True if nobody is accepted as a peer without a proof."""
         return bool(self.all) and not any(gate.accepts_unproven for gate in self.all)
 
 
@@ -52,8 +54,8 @@ NO_GATES = Gates()
 
 
 def make_gates(config: BrokerConfig, bound: socket.socket | None = None) -> Gates:
-    """Reads the secret's file; `bound` is the socket that peers come to, if there is one already.
-    Raises EngineError: also for a port that would be open to all."""
+    """Make the gates; reads the secret's file. `bound` is the socket that peers come to, if it is
+    bound already. Raises EngineError, also for a port that would be open to all."""
     secret = read_secret(config)
     accept = config.peer_auth == ACCEPT
     if not config.is_classic:
@@ -79,7 +81,7 @@ def make_gates(config: BrokerConfig, bound: socket.socket | None = None) -> Gate
 
 
 def read_secret(config: BrokerConfig) -> Secret | None:
-    """Raises EngineError, which does not hold it."""
+    """Read the secret. Raises EngineError, whose text does not reveal it."""
     name = config.peer_secret_file
     try:
         if not name:

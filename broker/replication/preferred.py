@@ -1,9 +1,9 @@
-"""The preferred leader of this broker's Raft group: asked for, set, and seen to.
+"""The preferred leader of this broker's Raft group: read, set, and brought about.
 
-Who is preferred stands in the group's configuration (dledger.configuration); when leadership goes
-there is dledger.preference's to say. Here a leader that is told so begins the same planned transfer
-that operators ask for, and a group that was never told anything takes `preferredLeaderId` of the
-broker.conf of whoever leads first.
+The group's configuration (dledger.configuration) names the preferred leader; dledger.preference
+decides when leadership goes there. When it says so, the leader begins the same planned transfer
+that operators ask for; and a group that was never told a preference takes `preferredLeaderId` from
+the broker.conf of whichever replica leads first.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raftmq.broker.members")
 
-RETRY_MS = 5_000  # between attempts to set what broker.conf says
-BY = "preferred leader"  # who asked for such a transfer, in its event
+RETRY_MS = 5_000  # between attempts to set the preference of broker.conf
+BY = "preferred leader"  # the initiator named in the transfer's event
 
 
 class PreferredLeader:
-    """`look` is part of the chore of broker.replication.members, which owns this."""
+    """Brings the preference about. broker.replication.members owns it and calls `look`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -36,12 +36,12 @@ class PreferredLeader:
 
     @property
     def name(self) -> str | None:
-        """As this replica has it; None: nobody is preferred."""
+        """The preferred leader as this replica knows it; None: nobody is preferred."""
         engine = self._broker.engine
         return engine.preferred if isinstance(engine, RaftEngine) else None
 
     def look(self) -> None:
-        """Some times a second: is there something to be done?"""
+        """Do what there is to do; called some times a second."""
         engine = self._broker.engine
         if not isinstance(engine, RaftEngine):
             return
@@ -54,14 +54,14 @@ class PreferredLeader:
     def _hand_over(self, target: str) -> None:
         try:
             self._broker.hand_over(target)
-        except (Refused, RaftError) as error:  # something changed just now: it looks again
+        except (Refused, RaftError) as error:  # state just changed: it looks again
             log.info("preferred_leader_waits name=%s: %s", target, error)
             return
         log.info("preferred_leader_takes_over name=%s", target)
         self._broker.http.tell("transfer", {"to": target, "by": BY})
 
     def _found(self, engine: RaftEngine) -> None:
-        """Nobody ever said who should lead, but broker.conf does: from now on the group does."""
+        """Set broker.conf's preferred leader in a group that was never told one."""
         now_ms = self._broker.clock_ms()
         if engine.core.configurations.current.preferred is not None or self._founding is not None:
             return

@@ -1,6 +1,6 @@
-"""What this replica is right now, what follows from a change of it, and who could lead instead.
+"""The current role of this replica, what follows from it, and who could lead instead.
 
-One `RoleView` per broker, changed by the engine's role events only; everybody who has to know
+One `RoleView` per broker, changed by the engine's role events only; every part that has to know
 whether this replica leads asks it.
 """
 
@@ -16,13 +16,13 @@ from raftmq.dledger.messages import Role, RoleEvent
 
 
 class RoleView:
-    """The latest role event, and what it means for clients and name servers."""
+    """The latest role event, and its meaning for clients and name servers."""
 
     def __init__(self, config: BrokerConfig, state: BrokerState) -> None:
         self._config = config
         self._state = state
         self.place: Callable[[], Place | None] = lambda: None  # in the Raft group, if there is one
-        self._master_hint = ""  # what a name server calls the leader's address
+        self._master_hint = ""  # the leader's address according to a name server
         self.master_ha_address = ""  # and where it serves slaves
         self.term = 0
         self.role = Role.FOLLOWER
@@ -43,13 +43,13 @@ class RoleView:
 
     @property
     def takes_commits(self) -> bool:
-        """Whether consumers may commit and ask for offsets here. A classic slave is asked only by
+        """True if consumers may commit and query offsets here. A classic slave is asked only by
         consumers that cannot reach its master."""
         return self.leading or self._config.is_classic
 
     @property
     def leader_address(self) -> str:
-        """Where clients reach the leader; "" when that is not known."""
+        """The address where clients reach the leader; "" when that is not known."""
         if self._config.is_classic:
             return self._master_hint
         if self.leader is None:
@@ -73,8 +73,8 @@ class RoleView:
 
 
 def most_advanced(status: dict[str, object]) -> str:
-    """Of a leader's status (dledger.status): the connected peer whose log matches furthest, of
-    those with room on their disks if there are any; "" if none is connected."""
+    """Return, from a leader's status (dledger.status), the connected peer whose log matches
+    furthest, preferring those with room on their disks; "" if none is connected."""
     peers = status.get("peers", {})  # a classic master has none
     assert isinstance(peers, dict)
     matches = {

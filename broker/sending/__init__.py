@@ -1,1 +1,1 @@
-"""From a send request to a frame in the log, and the answer."""
+"""The way from a send request to a frame in the log, and the answer."""

@@ -1,7 +1,7 @@
-"""What senders are told: SEND_OK or another status of a stored message, or why it was refused.
+"""Answers to senders: SEND_OK or another status of a stored message, or the reason of a refusal.
 
-Half of this runs while frames are applied, and all of it is made of what clients sent: whatever
-raises here ends the connection it was for, and nothing else (broker.containment).
+Half of this runs while frames are applied, and all of it works on what clients sent: whatever
+raises here ends the connection concerned, and nothing else (broker.containment).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 
 NOT_LEADER = "[NOT_LEADER]"
 
-Writes = dict[Connection, list[bytes]]  # what leaves in one write for each connection
+Writes = dict[Connection, list[bytes]]  # the answers that leave in one write, for each connection
 
 
 class Answers:
-    """One per send path. `results`: sends answered, by code and the tag that the remark of a
-    refusal begins with."""
+    """Answers sends; one per send path. `results`: sends answered, by code and the tag that the
+    remark of a refusal begins with."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Answers:
         self.results: dict[tuple[int, str], int] = {}
 
     def stored(self, stored: Stored, code: int, writes: Writes) -> int:
-        """Put the answers to all sends of a stored group into `writes`; returns how many messages
-        they brought."""
+        """Put the answers to all sends of a stored group into `writes`; return the number of
+        messages they brought."""
         formats = self._formats[code]
         plain = formats.plain
         group, positions, offsets = stored.group, stored.positions, stored.offsets
@@ -85,7 +85,7 @@ class Answers:
     def repeated(
         self, sender: Sender, code: int, message_id: str, queue_id: int, offset: int, key: str
     ) -> None:
-        """Answer an idempotent send that came again as the first one was, with its place."""
+        """Answer a repeated idempotent send as the first one was answered, with its place."""
         connection, opaque, one_way, serialize_type = sender
         if one_way:
             return
@@ -103,7 +103,7 @@ class Answers:
                 self._contained.failed("answer", error, connection)
 
     def refuse(self, sender: Sender, code: int, remark: str) -> None:
-        """Answer a send that is not stored, or is not known to be."""
+        """Answer a send that is not stored, or not known to be."""
         if sender is OWN:
             return
         connection, opaque, one_way, serialize_type = sender
@@ -123,6 +123,6 @@ class Answers:
             self._contained.failed("answer", error, connection)
 
     def tell(self, dones: Iterable[Done], code: int, remark: str) -> None:
-        """Tell who had messages of the broker's own stored how that ended."""
+        """Tell those who stored the broker's own messages how that ended."""
         for done in dones:
             self._contained.run("told_of_store", partial(done, code, remark))

@@ -1,5 +1,5 @@
-"""Sends from inside the broker, through the path of clients' sends: whoever sends gets the answer
-as the command that a client would get."""
+"""Sends from inside the broker, by the path of clients' sends: the answer is the command that a
+client would get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
 
 
 class Catcher:
-    """The connection of one send: keeps the answer that is written to it."""
+    """The connection of one send; keeps the answer that is written to it."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
@@ -29,7 +29,7 @@ class Catcher:
         reader.receive_data(data)
         frame = reader.next_frame()
         assert frame is not None, "an answer is written whole"
-        if not self.answer.done():  # else who asked has left
+        if not self.answer.done():  # else the sender no longer waits
             self.answer.set_result(decode_command(frame))
         return True
 
@@ -37,7 +37,7 @@ class Catcher:
         return self.write(b"".join(frames))
 
     def abort(self, reason: str) -> None:
-        """Its answer could not be made."""
+        """Fail the send, whose answer could not be made."""
         if not self.answer.done():
             self.answer.set_exception(OutcomeUnknown(reason))
 
@@ -45,7 +45,7 @@ class Catcher:
 async def send(
     sends: SendPath, header: SendHeader, body: bytes, born_host: bytes
 ) -> RemotingCommand:
-    """Store a message; the answer, whatever it says."""
+    """Store a message; return the answer, whatever it says."""
     catcher = Catcher()
     sender = (catcher, 0, 0, JSON)
     sends.receive(sender, header.to_ext(SEND_CODE), body, born_host, SEND_CODE)

@@ -1,7 +1,7 @@
-"""Topics that come to be because somebody sends to them, and the sends that wait for that.
+"""Topics created because somebody sends to them, and the sends that wait for that.
 
-The topic is created through the log (protocol 9.3). Bounds: CREATIONS_MAX topics at one time,
-`topicsMax` in all, and the bytes that the send path counts (waitingBytesMax).
+The topic is created through the log. Bounds: CREATIONS_MAX topics at one time, `topicsMax` in all,
+and the bytes that the send path counts (waitingBytesMax).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX,
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.fields import integer_or
 
-WAITING_OVERHEAD_BYTES = 512  # what a waiting send costs besides its record; counts as waiting
+WAITING_OVERHEAD_BYTES = 512  # the cost of a waiting send besides its record; counted, too
 CREATIONS_MAX = 1_000  # topics being auto-created at one time
 
-# The sends that waited, their topic, and why there is none: None if there is.
+# Called with the sends that waited, their topic, and why it was not created (None: it was).
 Created = Callable[[list[HeldSend], str, Exception | None], None]
 
 
 class Creations:
-    """See the module. `propose(payload, done)` proposes a command and calls `done(None)` once it is
-    applied, or `done(error)`."""
+    """Creates topics and keeps the sends that wait for them. `propose(payload, done)` proposes a
+    command and calls `done(None)` once it is applied, or `done(error)`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Creations:
         self._waiting: dict[str, list[HeldSend]] = {}
 
     def wait(self, name: str, send: HeldSend, room_bytes: int) -> None:
-        """Keep a send until its topic, which there is not yet, is there. Raises Refused."""
+        """Keep a send until its missing topic is created. Raises Refused."""
         derived = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
         template = send.ext.get("c") or ""
         may_create = self._config.auto_create_topic_enable and template == DEFAULT_TOPIC

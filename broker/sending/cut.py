@@ -1,10 +1,10 @@
-"""Cutting one frame out of waiting sends, and formatting answers: pure, the rest of the hot path.
+"""Building one frame from waiting sends, and formatting answers: pure, the rest of the hot path.
 
 `cut_records` is the one loop that gives records their queue offset, physical offset and store
-timestamp. While it is at it, it packs the consume-queue units, so that the leader does not walk its
-own frame again when it applies it (tests hold this equal to store.dispatch's result). `cut_frame`
-puts a frame header before its result; in classic mode there is none.
-`AnswerFormat` formats a SEND_OK as bytes: the header is a fixed JSON text with six holes.
+timestamp. It also packs the consume-queue units, so that the leader does not parse its own frame
+again when it applies it (tests hold this equal to store.dispatch's result). `cut_frame` puts a
+frame header before its result; in classic mode there is none. `AnswerFormat` formats a SEND_OK as
+bytes: the header is a fixed JSON text with five holes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 
 UNIT = struct.Struct(">qiq")  # physical offset, record size, tags code
 _PREFIX = struct.Struct(">ii")
-_SIZES = 1024  # of headers whose prefix is ready made
+_SIZES = 1024  # headers up to this size have a ready-made prefix
 _PREFIXES = [_PREFIX.pack(size + 4, size) for size in range(_SIZES)]
 _LONG = struct.Struct(">q")
 
@@ -40,7 +40,7 @@ def cut_frame(
     command: bytes = b"",
 ) -> tuple[Frame, list[int], list[int], list[QueueUnits]]:
     """Build and seal the frame of `command` and `records`, whose sizes add up to `payload_size`.
-    Returns it, and what `cut_records` returns behind the payload."""
+    Returns it, and `cut_records`' results except the payload."""
     frame_position = place(HEADER_SIZE_BYTES + payload_size)
     payload, positions, offsets, groups = cut_records(
         records, frame_position + HEADER_SIZE_BYTES + len(command), now_ms, store_host
@@ -64,11 +64,11 @@ def cut_frame(
 def cut_records(
     records: Sequence[Record], position: int, now_ms: int, store_host: bytes
 ) -> tuple[bytes, list[int], list[int], list[QueueUnits]]:
-    """The records as stored, the first of them at `position`.
+    """Build the stored form of records, the first of them at `position`.
 
     Every `tail` begins with the topic length: one byte, not 0, in a V1 record; two bytes, the first
-    of them 0, in a V2 record. Returns the bytes, each record's physical offset, each record's
-    queue offset, and the consume-queue units by queue. The queues' `next_offset` move on.
+    of them 0, in a V2 record. Returns the bytes, each record's physical offset, each record's queue
+    offset, and the consume-queue units by queue. The queues' `next_offset` advance.
     """
     parts: list[bytes] = []
     add = parts.append
@@ -134,7 +134,7 @@ def cut_records(
 
 
 def undo_cut(records: Sequence[Record]) -> None:
-    """Behind a `cut_records` that raised: queues are as they were before it."""
+    """Restore the queues to the state before a `cut_records` that raised."""
     for record in records:
         queue = record[0]
         if queue.units:
@@ -143,8 +143,8 @@ def undo_cut(records: Sequence[Record]) -> None:
 
 
 class AnswerFormat:
-    """Formats the answers to sends that are stored: SEND_OK, or the `code` of another such status.
-    Built once from the broker's address, region and trace flag."""
+    """Formats the answers to stored sends: SEND_OK, or the `code` of another such status. Built
+    once from the broker's address, region and trace flag."""
 
     __slots__ = ("_code", "_end", "_ext", "_middle", "_plain", "_start", "host")
 
@@ -167,7 +167,7 @@ class AnswerFormat:
     def plain(
         self, opaque: int, position: int, queue_id: int, queue_offset: int, unique_key: str
     ) -> bytes:
-        """`success` for one message, by its position: what nearly every answer is."""
+        """Format `success` for one message by its position; nearly every answer is one."""
         if not unique_key.isalnum():  # something in it that JSON may have to escape
             ids = f"{self.host}{position:016X}"
             return self.success(opaque, ids, queue_id, queue_offset, unique_key)
@@ -179,7 +179,7 @@ class AnswerFormat:
     def success(
         self, opaque: int, message_ids: str, queue_id: int, queue_offset: int, unique_key: str
     ) -> bytes:
-        """One whole response frame, JSON header, no body."""
+        """Format one complete response frame, JSON header, no body."""
         if unique_key.isalnum():  # nothing in it that JSON would have to escape
             transaction = f',"transactionId":"{unique_key}"'
         else:
@@ -200,8 +200,9 @@ class AnswerFormat:
         unique_key: str,
         recall_handle: str = "",
     ) -> bytes:
-        """The answer to any send: of one message or a batch, in the header codec it came in.
-        `asked`: opaque and header codec; `positions`: where its messages are in the log."""
+        """Format the answer to any send, of one message or a batch, in the header codec of the
+        request. `asked`: opaque and header codec; `positions`: where its messages are in the
+        log."""
         opaque, serialize_type = asked
         ids = ",".join([f"{self.host}{position:016X}" for position in positions])
         if serialize_type == JSON and not recall_handle:
@@ -220,7 +221,7 @@ class AnswerFormat:
         serialize_type: int,
         recall_handle: str = "",
     ) -> bytes:
-        """The same in another header codec, or with a timer message's recall handle."""
+        """Format `success` in another header codec, or with a timer message's recall handle."""
         ext = {"msgId": message_ids, "queueId": str(queue_id), "queueOffset": str(queue_offset)}
         if unique_key:
             ext["transactionId"] = unique_key

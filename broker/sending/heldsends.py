@@ -1,9 +1,9 @@
-"""Sends that came while nobody leads but somebody is about to: kept for a moment, not refused.
+"""Sends that arrive while nobody leads but somebody is about to: held for a moment, not refused.
 
-During a hand-over the former leader keeps them until it knows its successor, whose address the
-refusal then carries; a new leader keeps them until its term's no-op is committed, and takes them.
-So a client finds the leader with one question instead of asking round until there is one. None
-of them has touched the log: whoever is refused in the end is certainly not stored.
+During a hand-over the former leader holds them until it knows its successor, whose address the
+refusal then carries; a new leader holds them until its term's no-op is committed, and then takes
+them. So a client finds the leader with one question instead of asking round until there is one.
+None of them has touched the log: a send that is refused in the end is certainly not stored.
 
 Bounds: HOLD_MS_MAX, and the bytes that the send path counts (waitingBytesMax).
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from raftmq.broker.sending.waiting import Group, Sender
 
-HOLD_MS_MAX = 200  # < the 300 ms that our producer waits for a replica that it tries
+HOLD_MS_MAX = 200  # < the 300 ms that our producer waits for each replica it tries
 
 
 class HeldSend(NamedTuple):
@@ -30,20 +30,20 @@ class HeldSend(NamedTuple):
 
 
 class HeldSends:
-    """What is held, and until when. Holds nothing unless `begin` said so."""
+    """The held sends and their deadline. Holds nothing until `begin`."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
         self._until_ms = 0
         self.sends: list[HeldSend] = []
-        self.groups: list[Group] = []  # admitted by a leader that leaves, never cut
+        self.groups: list[Group] = []  # admitted by a leader that leaves, never put into a frame
 
     @property
     def holding(self) -> bool:
         return self._until_ms > 0
 
     def begin(self) -> None:
-        """Hold from now on. Called again it does not make anybody wait longer."""
+        """Hold from now on. Calling it again does not extend the deadline."""
         if not self._until_ms:
             self._until_ms = self._clock_ms() + HOLD_MS_MAX
 
@@ -52,7 +52,7 @@ class HeldSends:
         return 0 < self._until_ms <= self._clock_ms()
 
     def end(self) -> tuple[list[HeldSend], list[Group]]:
-        """Hold no longer; what was held is the caller's."""
+        """Stop holding; return what was held to the caller."""
         self._until_ms = 0
         sends, self.sends = self.sends, []
         groups, self.groups = self.groups, []

@@ -1,7 +1,9 @@
-"""How what a broker stores itself ended: delayed messages, retries, ends of transactions, recalls.
+"""Outcomes of messages that the broker stores itself.
 
-`SendPath.store` tells its `done` a response code and a remark, both as a client would have been
-told. That is one of three things: stored, not stored, or not known.
+These are delayed messages, retries, ends of transactions, and recalls.
+
+`SendPath.store` calls its `done` with a response code and a remark, both as a client would get
+them. They mean one of three things: stored, not stored, or unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from raftmq.broker.errors import UNKNOWN_PREFIX, OutcomeUnknown, Refused
 from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.remoting.codes import ResponseCode
 
-# The message is stored here; the last three say what classic mode's sender waited for in vain.
+# The message is stored; the last three name what classic mode's sender waited for in vain.
 STORED_CODES = (
     ResponseCode.SUCCESS,
     ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -26,7 +28,7 @@ Done = Callable[[int, str], None]
 
 
 class Sends(Protocol):
-    """What those need of the send path who store messages of the broker's own."""
+    """The part of the send path used by those that store messages of the broker's own."""
 
     def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None: ...
 
@@ -38,12 +40,12 @@ def is_stored(code: int) -> bool:
 
 
 def is_unknown(remark: str) -> bool:
-    """It may be stored, or may become it; nothing may be done that assumes either."""
+    """Return whether the message may be stored now or later; assume neither."""
     return remark.startswith(UNKNOWN_PREFIX)
 
 
 def proposal_told(done: Done) -> Callable[[Exception | None], None]:
-    """For what went into the log without messages: its end, told as that of a store."""
+    """Return a callback for a proposed command that reports its end as a store's."""
 
     def told(error: Exception | None) -> None:
         if error is None:
@@ -57,17 +59,17 @@ def proposal_told(done: Done) -> Callable[[Exception | None], None]:
 
 
 class Ended:
-    """A `done` that somebody waits for."""
+    """A `done` that can be awaited."""
 
     def __init__(self) -> None:
         self._told: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
     def __call__(self, code: int, remark: str) -> None:
-        if not self._told.done():  # whoever waits may have gone
+        if not self._told.done():  # else the waiter is gone
             self._told.set_result((code, remark))
 
     async def stored(self) -> None:
-        """Returns once it is stored. Raises OutcomeUnknown, Refused."""
+        """Return once it is stored. Raises OutcomeUnknown, Refused."""
         code, remark = await self._told
         if is_stored(code):
             return

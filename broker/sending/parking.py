@@ -1,10 +1,11 @@
-"""Messages that are stored somewhere else first: delayed ones, and halves of transactions.
+"""Messages that are stored somewhere else first: delayed ones, and half messages of transactions.
 
-A send whose properties or flags say so takes the slow way (broker.sending.sendrequest.Special), and
-what comes of it goes through `park`: a message in, the message that is stored instead out. Its
-topic is one of the broker's own (`internal_topics`), the place it was sent to stands in REAL_TOPIC
-and REAL_QID, as in Apache's stores. What a broker stores itself (a retry, the message that a
-transaction becomes) is parked by the same functions before it is given to `SendPath.store`.
+A send whose properties or flags ask for that takes the slow way
+(broker.sending.sendrequest.Special), and its message goes through `park`: a message in, the message
+that is stored instead out. The latter's topic is one of the broker's own (`internal_topics`); the
+place it was sent to stands in REAL_TOPIC and REAL_QID, as in Apache's stores. What a broker stores
+itself (a retry, the message that a transaction becomes) is parked by the same functions before it
+is given to `SendPath.store`.
 
 A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, whose consume-queue units hold
 the time of delivery instead of a tags code (broker.sending.cut and store.dispatch);
@@ -44,7 +45,7 @@ _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
 
 @dataclass(frozen=True, slots=True)
 class Parking:
-    """What decides where a message waits."""
+    """The settings that decide where a message waits."""
 
     levels_ms: Sequence[int]
     timing: Timing
@@ -62,18 +63,19 @@ class Parking:
         return cls(config.delay_levels_ms, timing, config.broker_name)
 
     def handle(self, parked: Outgoing) -> str:
-        """What the sender of a timer message may recall it with; of others ""."""
+        """Return the handle with which a timer message may be recalled; "" for others."""
         return handle_of(parked, self.broker_name)
 
 
 def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
-    """The broker's own topics: in no table, the same on all replicas."""
+    """Return the broker's own topics: in no table, the same on all replicas."""
     counts = {SCHEDULE_TOPIC: len(levels_ms), TIMER_TOPIC: 1, HALF_TOPIC: 1, OP_TOPIC: 1}
     return [TopicConfig(name, n, n, PERM_READ | PERM_WRITE) for name, n in counts.items()]
 
 
 def unit_code(message: Outgoing) -> int:
-    """What stands in its consume-queue unit; of delay levels, what would if they were not."""
+    """Return the tags code of a message's consume-queue unit; for a delay level, what it would
+    otherwise be."""
     properties = decode_properties(message.properties)
     if message.topic == TIMER_TOPIC:
         return timer_code(properties)
@@ -81,8 +83,8 @@ def unit_code(message: Outgoing) -> int:
 
 
 def park(message: Outgoing, parking: Parking) -> Outgoing:
-    """What is stored of a message that a client sends; the message itself if that is nothing
-    else. Its topic and queue are chosen and there. Raises Refused."""
+    """Return the message to store for one that a client sent; mostly that one itself. Its topic and
+    queue are chosen and exist. Raises Refused."""
     properties = decode_properties(message.properties)
     if properties.get(TRAN_MSG, "").lower() == "true":
         parking.timing.deliver_ms(properties)  # refused now, not when it is committed
@@ -97,14 +99,14 @@ def park(message: Outgoing, parking: Parking) -> Outgoing:
 
 
 def later(message: Outgoing, properties: dict[str, str], parking: Parking) -> Outgoing:
-    """The message as it waits for its delivery, if its properties ask for that; a delay level
-    counts before a time. Raises Refused."""
+    """Return the message as it waits for its delivery, if its properties ask for that; a delay
+    level takes precedence over a time. Raises Refused."""
     parked = delayed(message, properties, parking.levels_ms)
     return parked if parked is not message else timed(message, properties, parking.timing)
 
 
 def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
-    """The half of a transactional message: of `message`, which was meant for its topic and queue
+    """Return the half message of a transactional `message`, which was meant for its topic and queue
     and has these properties. Raises Refused."""
     return replace(
         message,
@@ -116,8 +118,8 @@ def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
 
 
 def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[int]) -> Outgoing:
-    """The message as it waits for its delivery, if its property DELAY names a level; one above
-    the last counts as the last. Raises Refused."""
+    """Return the message as it waits for its delivery, if its property DELAY names a level; one
+    above the last counts as the last. Raises Refused."""
     text = properties.get(DELAY, "0")
     if _NUMBER.fullmatch(text) is None:
         raise Refused(
@@ -138,14 +140,15 @@ def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[i
 
 
 def delivered(message: Outgoing) -> Outgoing:
-    """A delayed or timer message as it goes to where it was sent to. Its properties only become
-    fewer: what could be parked can be delivered. Raises ValueError if it does not say where."""
+    """Return a delayed or timer message as it goes to where it was sent to. Its properties only
+    become fewer: what could be parked can be delivered. Raises ValueError if it does not say
+    where."""
     properties = decode_properties(message.properties)
     topic, queue_id = properties.get(REAL_TOPIC, ""), properties.get(REAL_QUEUE_ID, "")
     if not topic or not queue_id.isdecimal():
         raise ValueError(f"REAL_TOPIC={topic!r}, REAL_QID={queue_id!r}")
     properties.pop(DELAY, None)
-    if message.topic == TIMER_TOPIC:  # the others keep them, as with Apache's broker
+    if message.topic == TIMER_TOPIC:  # delayed ones keep them, as with Apache's broker
         del properties[REAL_TOPIC], properties[REAL_QUEUE_ID]
     if WAIT in properties:
         properties[WAIT] = "false"

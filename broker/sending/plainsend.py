@@ -1,12 +1,13 @@
-"""The quick way from a send's frame to its record, for a send whose like was met before. Pure.
+"""The quick way from a send's frame to its record, for sends similar to earlier ones. Pure.
 
-Nearly every send differs from one before it in its body, its UNIQ_KEY and its time alone. Of such
-a one only that is read, and everything else is looked up: its queue, its numbers, what its other
-properties mean. What is not found here, or is odd in any way, goes the general way (`SendPath.
-admit`, broker.sending.sendrequest), which knows all forms, says what is wrong, and remembers what
-is looked up here. Both make the same record of a send (tests/broker/test_plainsend.py).
+Nearly every send differs from an earlier one only in its body, its UNIQ_KEY and its time. Of such a
+send only these are parsed, and everything else is looked up: its queue, its numbers, the meaning of
+its other properties. A send not found here, or odd in any way, goes the general way
+(`SendPath.admit`, broker.sending.sendrequest), which knows all forms, says what is wrong, and
+remembers what is looked up here. Both make the same record of a send
+(tests/broker/test_plainsend.py).
 
-Measured on a leader, of 4.5 microseconds a send from its frame to the waiting list: 2.4 are left.
+Measured on a leader: of 4.5 microseconds a send from its frame to the waiting list, 2.4 are left.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from raftmq.broker.sending.sendrequest import Record, SendRules, SendTopic, born
 from raftmq.remoting.codec import INT32_MAX, INT32_MIN
 from raftmq.remoting.errors import HeaderError
 
-# How a header begins that is worth a try: Java's clients and ours write the code first.
+# The beginning of headers worth a try: Java's clients and ours write the code first.
 PLAIN_START = b'{"code":310,'
 
 
 class PlainFields(Struct, gc=False, forbid_unknown_fields=True):
     """SEND_MESSAGE_V2's fields, under their names on the wire. Only the first seven are looked at;
-    the others stand here so that they, too, are known to be texts. Any other field is odd."""
+    the others are declared so that they, too, are checked to be texts. Any other field is odd."""
 
     b: str  # topic
     e: str  # queue id
@@ -53,7 +54,7 @@ Int32 = Annotated[int, Meta(ge=INT32_MIN, le=INT32_MAX)]
 
 
 class PlainSend(Struct, gc=False):
-    """A SEND_MESSAGE_V2's header, with what `remoting.codec.decode_command` demands of one."""
+    """A SEND_MESSAGE_V2's header, with the checks of `remoting.codec.decode_command`."""
 
     code: Int32
     flag: Int32
@@ -63,14 +64,14 @@ class PlainSend(Struct, gc=False):
     remark: None = None  # a request that has one is odd
 
 
-# Raises msgspec.MsgspecError, RecursionError or ValueError for what is not one.
+# Decode a PlainSend. Raises msgspec.MsgspecError, RecursionError or ValueError.
 decode_plain = Decoder(PlainSend).decode
 
 
 def plain_record(
     fields: PlainFields, body: bytes, topic: SendTopic, born_host: bytes, rules: SendRules
 ) -> tuple[Record, str] | None:
-    """The record and the client's message id; None: the general way, please."""
+    """Return the record and the client's message id; None: take the general way."""
     queue = topic.chosen.get(fields.e)
     numbers = rules.numbers.get((fields.f, fields.h, fields.j))
     born_ms = rules.born_times.get(fields.g)

@@ -1,16 +1,17 @@
-"""Request and reply (remoting-protocol 9.6): SEND_REPLY_MESSAGE (324, 325) to the leader, pushed to
-the requester with PUSH_REPLY_MESSAGE_TO_CLIENT (326).
+"""Request and reply: SEND_REPLY_MESSAGE (324, 325) to the leader, pushed to the requester with
+PUSH_REPLY_MESSAGE_TO_CLIENT (326).
 
 A reply names its requester by client id (REPLY_TO_CLIENT). It goes over the connection of a
 producer with that id, and is answered when the requester has taken it: SUCCESS, or SYSTEM_ERROR
-with the reason; the sender's own time-out is the bound, here TTL or PUSH_TIMEOUT_MS, whichever is
-less. With storeReplyMessageEnable it is stored, too, in `<cluster>_REPLY_TOPIC`, whether it could
-be handed over or not, as in Apache's broker; a reply that could not be stored is one all the same.
+with the reason. The push is bounded by the lesser of TTL and PUSH_TIMEOUT_MS; the sender has its
+own time-out. With storeReplyMessageEnable the reply is also stored in `<cluster>_REPLY_TOPIC`,
+whether it could be handed over or not, as in Apache's broker; failing to store it does not fail the
+reply.
 
 Java's producers heartbeat a broker up to 30 s after it became their leader, or they first sent to
-it. So a requester is known by its requests, too (broker.clients); and a leader that does not know
+it. So a requester is also known by its requests (broker.clients); and a leader that does not know
 it asks the replicas that led before (those whose address is known from their leadership) to push
-the reply: they know it by the ext field FORWARDED_FROM, which has the replier's address, and
+the reply. These recognize it by the ext field FORWARDED_FROM, which has the replier's address, and
 neither store nor pass it on. A requester that sent its request to a leader that died is found after
 its next request or heartbeat.
 """
@@ -45,7 +46,7 @@ REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 TTL = "TTL"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 PUSH_TIMEOUT_MS = 10_000  # as Apache's broker
-PUSHES_MAX = 10_000  # under way
+PUSHES_MAX = 10_000  # in flight
 STORED = (
     ResponseCode.SUCCESS,
     ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -55,13 +56,13 @@ STORED = (
 
 
 def reply_topic(cluster: str) -> TopicConfig:
-    """Where repliers send, and replies are stored."""
+    """Return the topic that repliers send to and replies are stored in."""
     return TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1)
 
 
 @dataclass(slots=True)
 class ReplyService:
-    """See the module. `elsewhere()` are the client addresses of other replicas that led."""
+    """Passes replies on and stores them. `elsewhere()`: client addresses of former leaders."""
 
     config: BrokerConfig
     topics: TopicTable
@@ -83,7 +84,7 @@ class ReplyService:
         await self.peers.close()
 
     async def reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """324, 325. Raises Refused, HeaderError."""
+        """Handle SEND_REPLY_MESSAGE (324, 325). Raises Refused, HeaderError."""
         ext = request.ext or {}
         header = SendHeader.parse(ext, request.code)
         born_host = ext.get(FORWARDED_FROM)
@@ -122,7 +123,7 @@ class ReplyService:
     async def _push(
         self, request: RemotingCommand, header: SendHeader, born_host: str, forwarded: bool
     ) -> str:
-        """Why the requester has not got the reply; "" if it has."""
+        """Push the reply; return why the requester has not got it, or "" if it has."""
         properties = decode_properties(header.properties)
         client_id = properties.get(REPLY_TO_CLIENT)
         if client_id is None:
@@ -169,7 +170,7 @@ class ReplyService:
         )
 
     async def _forward(self, request: RemotingCommand, born_host: str, timeout_ms: int) -> bool:
-        """Whether a replica that led before knew the requester and handed the reply over."""
+        """Return whether a replica that led before knew the requester and handed the reply over."""
         ext = {**(request.ext or {}), FORWARDED_FROM: born_host}
         asked = [
             self.peers.invoke(
@@ -191,7 +192,7 @@ class ReplyService:
     async def _store(
         self, connection: Connection, header: SendHeader, body: bytes, answer: SendResponseHeader
     ) -> SendResponseHeader:
-        """Where it is stored; `answer` as it was if it is not."""
+        """Store the reply; return its answer with the place, or `answer` if it is not stored."""
         host, _, port = connection.peer_address.rpartition(":")
         born_host = pack_host((host.strip("[]").partition("%")[0], int(port)))
         stored = await send(self.sends, header, body, born_host)

@@ -1,10 +1,10 @@
-"""What becomes of a message whose consumption failed: tried again later, or a dead letter. Pure.
+"""The next step for a message whose consumption failed: a retry later, or a dead letter. Pure.
 
 A consumer gives it back (CONSUMER_SEND_MSG_BACK, broker.delivery.sendback) or, if that fails, sends
-it to its group's retry topic itself. A message that failed for the nth time waits on delay level
-2 + n, and is a dead letter in `%DLQ%group` once it was tried again as often as the group allows.
-The properties are Apache's: RETRY_TOPIC is the topic it was sent to in the beginning, where
-consumers see it again, ORIGIN_MESSAGE_ID the offsetMsgId that it had there.
+it to its group's retry topic itself. A message that failed for the nth time waits on delay level 2
++ n, and becomes a dead letter in `%DLQ%group` once it was retried as often as the group allows. The
+properties are Apache's: RETRY_TOPIC is the topic it was originally sent to, where consumers see it
+again, ORIGIN_MESSAGE_ID the offsetMsgId that it had there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
-FIRST_LEVEL = 3  # of a message that failed for the first time
+FIRST_LEVEL = 3  # for a message that failed for the first time
 DLQ_QUEUE_COUNT = 1
 GROUP_NOT_EXIST = 26
 
@@ -35,7 +35,7 @@ def dead_letter_topic(group: str) -> TopicConfig:
 
 
 def is_exhausted(record: MessageRecord, delay_level: int, times_max: int) -> bool:
-    """Whether a message that is given back is a dead letter. `delay_level` < 0: it shall be."""
+    """Return whether a message given back is a dead letter. `delay_level` < 0: it shall be one."""
     return delay_level < 0 or record.reconsume_times >= times_max
 
 
@@ -47,9 +47,9 @@ def given_back(
     times_max: int,
     levels_ms: Sequence[int],
 ) -> Outgoing:
-    """What is stored of a message that a consumer of `group` gives back. `delay_level` 0: as long
-    as it failed often. A retry waits in the delayed messages' topic for one of the `queue_count`
-    queues of the group's retry topic."""
+    """Return the message to store for one that a consumer of `group` gives back. `delay_level` 0:
+    the level grows with the failures. A retry waits in the delayed messages' topic for one of the
+    `queue_count` queues of the group's retry topic."""
     message = as_stored(record)
     properties = decode_properties(record.properties)
     origin = properties.get(ORIGIN_MESSAGE_ID, "").strip() or offset_message_id(
@@ -77,7 +77,7 @@ def given_back(
 
 
 def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> SubscriptionGroup:
-    """Whose retry topic it is; one that is not there, but may be made, is a standard one. Raises
+    """Return the group of a retry topic; a missing one that may be created is a default one. Raises
     Refused."""
     name = retry_topic.removeprefix(RETRY_PREFIX)
     group = groups.get(name)
@@ -87,8 +87,8 @@ def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> Subs
 
 
 def redirected(ext: Mapping[str, str], group: SubscriptionGroup) -> Mapping[str, str]:
-    """A send to the group's retry topic as it is stored: itself, or a dead letter if it was tried
-    again too often. V2 names; raises HeaderError."""
+    """Return a send to the group's retry topic as it is stored: itself, or a dead letter if it was
+    retried too often. V2 names; raises HeaderError."""
     times = integer_or(ext, "j", 0)
     times_max = integer_or(ext, "l", group.retry_times_max)
     if times <= times_max:

@@ -1,16 +1,16 @@
-"""The send path: requests → waiting list → cut → frame → commit → answers.
+"""The send path: requests → waiting list → frame → commit → answers.
 
 A send that passes the checks becomes records (broker/sending/sendrequest.py) in the waiting list.
-The Raft member asks for a `cut` whenever another frame may be proposed: everything that waited
-becomes one frame (up to `frameSizeMax`), one Raft entry, one group commit. When the frame is
-applied, its sends are answered, one write per connection.
+The Raft member calls `cut` whenever another frame may be proposed: everything that waited becomes
+one frame (up to `frameSizeMax`), one Raft entry, one group commit. When the frame is applied, its
+sends are answered, one write per connection.
 
-What a sender is told (docs/modules.md "Errors on the wire"):
+A sender is told (docs/modules.md "Errors on the wire"):
 - SEND_OK only once the frame is committed;
-- 14 [NOT_LEADER] when it is certainly not stored: never cut, or its frame was truncated;
+- 14 [NOT_LEADER] when it is certainly not stored: never proposed, or its frame was truncated;
 - 1 [OUTCOME_UNKNOWN] when its frame's fate is not known within `outcomeTimeoutMs`;
-- 2 [BUSY] when `waitingBytesMax` of sends wait or are under way, or this one has waited to be cut
-  for `waitTimeMillsInSendQueue`: more than can be stored comes in.
+- 2 [BUSY] when `waitingBytesMax` of sends wait or are in flight, or this one has waited for a
+  frame for `waitTimeMillsInSendQueue`: more arrives than can be stored.
 
 Queue offsets are handed out from an append-time table that is valid for one leadership: a ready
 leader has applied all of its log, so the ConsumeQueues say where each queue ends; after that only
@@ -82,7 +82,7 @@ from raftmq.store.properties import UNIQ_KEY, decode_properties
 
 log = logging.getLogger("raftmq.broker.send")
 
-COMMAND_OVERHEAD_BYTES = 64  # at least what one command costs in a frame besides its own bytes
+COMMAND_OVERHEAD_BYTES = 64  # upper bound of a command's cost in a frame besides its own bytes
 UNKNOWN_REMARK = f"{UNKNOWN_PREFIX} the message was written but is not known to be committed"
 REFUSED_AT_ONCE = 512  # some ten milliseconds of work
 OVERDUE_REMARK = "[BUSY] more comes in than can be stored; the message was not stored, try again"
@@ -90,7 +90,7 @@ BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
 
 
 class SendPath:
-    """All sends of one broker. Every method runs on the loop and returns without waiting."""
+    """Handles all sends of one broker, on the loop; no method waits."""
 
     def __init__(
         self,
@@ -115,14 +115,14 @@ class SendPath:
         self._queue_end = queue_end
         self._request_cut = request_cut
         self._propose = propose
-        self._clock_ms = clock_ms  # never goes back; for time-outs
+        self._clock_ms = clock_ms  # monotonic; for time-outs
         self._wall_ms = wall_ms
         self._answers = Answers(config, rules.store_host, leader_address, self._contained)
         self._host = rules.store_host.hex().upper()  # with a position it is an offsetMsgId
         self._store_host = rules.store_host
         self._group_size_max = min(config.frame_size_max, rules.record_bytes_max)
         self._backlog = Backlog(config.waiting_bytes_max)
-        self.held_bytes_max = config.waiting_bytes_max  # now: see Backlog
+        self.held_bytes_max = config.waiting_bytes_max  # the current bound: see Backlog
         self._groups: deque[Group] = deque()
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
@@ -143,20 +143,21 @@ class SendPath:
         self.put_count = 0  # messages stored
         self.repeat_count = 0  # idempotent sends that were answered and not stored again
         self._repeats = Repeats()
-        # Producer group and connection of a half message that is about to be stored; may refuse.
+        # Called with producer group and connection of a half message before it is stored; may
+        # refuse.
         self.on_half: Callable[[str, Any], None] = lambda *_: None
-        # Connection and fields of a send that wants a reply.
+        # Called with connection and fields of a send that wants a reply.
         self.on_request: Callable[[Any, Mapping[str, str]], None] = lambda *_: None
-        self.on_stored: Callable[[float], None] = lambda _: None  # seconds since a group was cut
+        self.on_stored: Callable[[float], None] = lambda _: None  # seconds since its proposal
         # The latest store time in the log. Ours never goes below it, whatever the clock does:
-        # offsets are looked up by time with a bisection.
+        # looking offsets up by time is a binary search.
         self.stamp_ms = 0
 
     # ---- requests -------------------------------------------------------------------------
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of sends waiting or under way."""
+        """Bytes of sends that wait or are in flight."""
         return self._held_bytes
 
     @property
@@ -171,7 +172,7 @@ class SendPath:
     def receive(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> None:
-        """Take one send with V2 header fields. Answers by itself when it is refused."""
+        """Take one send with V2 header fields. Answers it here when it is refused."""
         try:
             self.admit(sender, ext, body, born_host, code)
         except Refused as refused:
@@ -181,16 +182,16 @@ class SendPath:
             self._answers.refuse(sender, ResponseCode.SYSTEM_ERROR, remark)
 
     def wake(self, at_once: bool = False) -> None:
-        """After a run of `receive` or `admit`: have the member cut what waits, at the end of this
-        turn of the loop (with what other connections bring), or at once."""
+        """Have the member build a frame of what waits, after a run of `receive` or `admit`: at the
+        end of this turn of the loop (with what other connections bring), or at once."""
         if self._groups:
             self._request_cut(at_once)
 
     def admit_plain(
         self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
     ) -> bool:
-        """The quick way onto the waiting list, or to hear that there is no room. False: nothing has
-        happened, `receive` is to be tried."""
+        """Put a send on the waiting list the quick way, or refuse it for lack of room. Returns
+        False if nothing has happened and `receive` is to be tried."""
         topic = self._topics.get(send.fields.b)
         if topic is None or not topic.plain or not self._leading or self.disk_full:
             return False
@@ -256,7 +257,7 @@ class SendPath:
         group.replies.append((sender, unique_key, len(records)))
 
     def _retried(self, name: str, ext: Mapping[str, str], code: int) -> Mapping[str, str]:
-        """What is stored of a send to a retry topic (broker.sending.retry)."""
+        """Return a send to a retry topic as it is stored (broker.sending.retry)."""
         if code == BATCH_CODE:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
         return redirected(ext, self._retry_group(name))
@@ -273,7 +274,7 @@ class SendPath:
         born_host: bytes,
         queue: SendQueue,
     ) -> None:
-        """A send that may have to be parked. Its sender is told the queue that it chose."""
+        """Admit a send that may have to be parked. Its sender is told the queue that it chose."""
         message, unique_key, wants_reply = parse_special(ext, body, queue, born_host, self._rules)
         if wants_reply:
             self.on_request(sender[0], ext)
@@ -294,7 +295,7 @@ class SendPath:
         group.add_parked(record, sender, unique_key, queue.queue_id, handle)
 
     def _is_repeated(self, key: Key, sender: Sender, unique_key: str) -> bool:
-        """Whether an idempotent send is one again: answered as the first one was, or will be."""
+        """Return whether an idempotent send is a repeat, which is answered as the first one."""
         since_ms = max(self.stamp_ms, self._wall_ms()) - self._config.idempotent_window_ms
         sent = self._state.once.get(key, since_ms)
         if sent is None:
@@ -305,10 +306,10 @@ class SendPath:
         return True
 
     def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None:
-        """Have the broker's own `messages` stored, in one frame, which also tells the tables
-        `command` (b"": nothing). `done` is called once with how that ended. `wake` after it.
+        """Store the broker's own `messages` in one frame, together with `command` for the tables
+        (b"": none). `done` is called once with the outcome. Call `wake` afterwards.
 
-        Raises Refused: not stored, `done` is not called. Topics have to be there.
+        Raises Refused: not stored, `done` is not called. Topics must exist.
         """
         if not self._leading:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
@@ -343,8 +344,8 @@ class SendPath:
         return record_of(message, queue, topic, unit_code(message), self._rules)
 
     def _room(self, size: int, command_size: int = 0) -> Group:
-        """The group that takes `size` more bytes of records, which are counted as waiting now, and
-        a command of `command_size`."""
+        """Return the group that takes `size` more bytes of records, now counted as waiting, and a
+        command of `command_size`. Raises Refused."""
         held = size + WAITING_OVERHEAD_BYTES
         if self._held_bytes + held > self.held_bytes_max:
             raise Refused(
@@ -407,7 +408,7 @@ class SendPath:
     # ---- topics ---------------------------------------------------------------------------
 
     def topic_changed(self, name: str) -> None:
-        """The topic's configuration was applied: forget what was prepared from the old one."""
+        """Forget what was prepared from a topic's old configuration; a new one was applied."""
         self._topics.pop(name, None)
 
     def _open_topic(
@@ -419,7 +420,7 @@ class SendPath:
         born_host: bytes,
         code: int,
     ) -> SendTopic | None:
-        """The slow half of admission: everything that is not a known topic on a healthy leader."""
+        """Do the slow half of admission: everything but a known topic on a healthy leader."""
         if not self._leading:
             if self._hold(HeldSend(sender, ext, body, born_host, code)):
                 return None
@@ -443,7 +444,7 @@ class SendPath:
     def _create(self, name: str, send: HeldSend) -> None:
         """Auto-create the topic; the send waits for that."""
         if name.startswith(RETRY_PREFIX):
-            self._retry_group(name)  # it is there, or may be
+            self._retry_group(name)  # it exists, or may be created
         self._creations.wait(name, send, self.held_bytes_max - self._held_bytes)
         self._held_bytes += len(send.body) + WAITING_OVERHEAD_BYTES
 
@@ -457,10 +458,10 @@ class SendPath:
                 self._answers.refuse(send.sender, ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self.wake()
 
-    # ---- what the member calls ------------------------------------------------------------
+    # ---- calls of the Raft member ---------------------------------------------------------
 
     def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
-        """Build the next frame out of what waits; None when nothing does."""
+        """Build the next frame from the waiting sends; return None if there are none."""
         groups = self._groups
         if not groups or not self._leading or term != self._term:
             return None
@@ -491,15 +492,15 @@ class SendPath:
         return frame
 
     def _uncuttable(self, group: Group, error: struct.error) -> None:
-        """A number in one of its records does not fit, which the checks of sends should have seen.
-        Nothing of the group has touched the log, and nothing of it will."""
+        """Refuse a group with a number that does not fit its record, which the checks of sends
+        should have seen. Nothing of the group has touched the log, and nothing will."""
         undo_cut(group.records)
         self._contained.failed("cut", error)
         remark = f"a number does not fit into its record ({error}); the message was not stored"
         self._fail(group, ResponseCode.MESSAGE_ILLEGAL, remark)
 
     def cut_batch(self, place: Callable[[int], int]) -> Batch | None:
-        """`cut` for a log without frames. What is returned counts as stored once it is written."""
+        """Do as `cut`, for a log without frames. The batch is stored once it is written."""
         groups = self._groups
         if not groups or not self._leading:
             return None
@@ -522,7 +523,7 @@ class SendPath:
         return Batch(position, data, stamp_ms, group, positions, offsets, units)
 
     def applied(self, frame: Frame) -> Pending | None:
-        """A message frame was committed. Returns what was kept of it when it was cut here."""
+        """Note that a frame was committed. Returns what was kept of it if built here."""
         pending = self._pending.pop(frame.index, None)
         if pending is None:
             return None
@@ -532,7 +533,7 @@ class SendPath:
         return pending
 
     def answer(self, stored: Sequence[Stored], code: int = 0) -> None:
-        """Tell the senders of stored groups SEND_OK, or another of STORED_CODES: one write per
+        """Answer the senders of stored groups SEND_OK, or another of STORED_CODES: one write per
         connection."""
         code = int(code)
         answers, writes = self._answers, Writes()
@@ -553,8 +554,8 @@ class SendPath:
         answers.write(writes)
 
     def answer_unwaiting(self, batch: Batch) -> bool:
-        """Answer the sends that do not want to wait for disk and slaves (property WAIT=false);
-        False when nobody is left who waits."""
+        """Answer the sends that do not wait for disk and slaves (property WAIT=false); return False
+        if no sender is left that waits."""
         unwaiting = split_unwaiting(batch)
         if unwaiting is None:
             return True
@@ -565,14 +566,15 @@ class SendPath:
         return any(not sender[2] for sender, _, _ in batch.group.replies)
 
     def truncated(self, from_index: int) -> None:
-        """Frames from that index on were dropped: their sends are certainly not stored."""
+        """Fail the sends of dropped frames, from that index on: they are certainly not stored."""
         for index in [index for index in self._pending if index >= from_index]:
             group = self._pending.pop(index).group
             self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._replaced_remark())
 
     def leadership(self, term: int, leading: bool, awaited: bool = False) -> None:
-        """Role news. `leading` means: leader, and ready. Resets the append-time table. `awaited`:
-        nobody leads, but this replica or another is about to: sends are held for a moment."""
+        """Note a role change. `leading` means: leader, and ready. Resets the append-time table.
+        `awaited`: nobody leads, but this replica or another is about to: sends are held for a
+        moment."""
         if leading and self._leading and term == self._term:
             return
         self._term = term
@@ -591,7 +593,7 @@ class SendPath:
         self._release()
 
     def _hold(self, send: HeldSend) -> bool:
-        """Keep a send that nobody can take now; False if it has to be refused."""
+        """Hold a send that nobody can take now; return False if it has to be refused."""
         size = len(send.body) + WAITING_OVERHEAD_BYTES
         if not self._held.holding or self._held_bytes + size > self.held_bytes_max:
             return False
@@ -600,9 +602,9 @@ class SendPath:
         return True
 
     def _release(self) -> None:
-        """Whoever leads is known, or nobody is in time: take what was held, or refuse it."""
+        """Take what was held, or refuse it: the leader is known, or there was none in time."""
         sends, groups = self._held.end()
-        for group in groups:  # their queue offsets were of another leadership
+        for group in groups:  # their queue offsets belong to another leadership
             self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
         for send in sends:
             self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
@@ -610,7 +612,7 @@ class SendPath:
         self.wake()
 
     def release_overdue(self) -> None:
-        """Refuse what was held, or has waited for a frame, for too long; called by a timer."""
+        """Refuse sends held, or waiting for a frame, for too long; called by a timer."""
         if self._held.overdue:
             self._release()
         now_ms, wait_ms = self._attended.look(), self._config.wait_time_mills_in_send_queue
@@ -625,7 +627,7 @@ class SendPath:
         self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
 
     def sweep(self) -> None:
-        """Answer sends whose frame's fate is open for too long; called by a timer."""
+        """Answer sends whose frame's fate has been unknown for too long; called by a timer."""
         oldest_ms = self._clock_ms() - self._config.outcome_timeout_ms
         for pending in self._pending.values():
             if pending.cut_ms <= oldest_ms and pending.group.replies:
@@ -645,7 +647,7 @@ class SendPath:
             self._answers.refuse(sender, ResponseCode.SYSTEM_ERROR, UNKNOWN_REMARK)
 
     def close(self) -> None:
-        """The broker stops: whoever still waits is told what is known."""
+        """Tell all remaining senders what is known, because the broker stops."""
         self.leadership(self._term, False)
         for pending in self._pending.values():
             self._fail(

@@ -1,9 +1,9 @@
-"""From a send request's fields to the records it becomes: pure, the first half of the hot path.
+"""From a send request's fields to its records: pure, the first half of the hot path.
 
 `parse_single` and `parse_batch` take the header fields of SEND_MESSAGE_V2 (310; `v2_fields` makes
 them of SEND_MESSAGE's, 10) or SEND_BATCH_MESSAGE (320) and return one `Record` tuple per message,
 lacking only what the log decides: queue offset, physical offset and store timestamp. They raise
-`Refused` with the response codes of remoting-protocol 4.1.
+`Refused` with Apache's response codes.
 
 A Record is a plain tuple, because building and unpacking one costs a fraction of what an object
 does, and a leader makes a hundred thousand a second:
@@ -47,9 +47,9 @@ Record = tuple[
     int,
 ]
 
-# Of a message: as stored, its UNIQ_KEY, its tags code, whether it wants a reply.
+# Of a message: its properties as stored, UNIQ_KEY, tags code, and whether it wants a reply.
 Properties = tuple[bytes, str, int, bool]
-# Of a send: its records, their bytes together, the client's message id, whether it wants a reply.
+# Of a send: its records, their total bytes, the client's message id, whether it wants a reply.
 Parsed = tuple[list[Record], int, str, bool]
 Numbers = tuple[int, int, int]  # sysFlag, flag, reconsumeTimes
 
@@ -66,9 +66,9 @@ MESSAGE_ILLEGAL = 13
 NO_PERMISSION = 16
 TAGS_CACHE_MAX = 10_000
 BORN_TIMES_CACHE_MAX = 1_000  # of clients' latest milliseconds, at most 20 characters each
-NUMBERS_CACHE_MAX = 1_000  # (sysFlag, flag, reconsumeTimes) as they are spelt: nearly always zeros
+NUMBERS_CACHE_MAX = 1_000  # by (sysFlag, flag, reconsumeTimes) as written: nearly always zeros
 NAME_PARTS_MAX = 1_000  # of one topic, by size of the properties: nearly always a few
-ENDINGS_CACHE_MAX = 4_000  # properties without their UNIQ_KEY, as they are spelt
+ENDINGS_CACHE_MAX = 4_000  # properties without their UNIQ_KEY, as written
 ENDING_SIZE_MAX = 512  # characters; longer ones are not remembered
 
 # (born address bytes, store address bytes) → packer of the record's fixed head.
@@ -103,7 +103,7 @@ _SPECIAL_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*
 
 
 class Special(Exception):
-    """A send that is not just stored where it is sent to: `parse_special` reads it."""
+    """A send that is not just stored where it is sent to; `parse_special` parses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,11 @@ class Outgoing:
     sys_flag: int = 0  # the bits of the two hosts' families are set when it is stored
     reconsume: int = 0
     prepared_offset: int = 0  # PREPAREDTRANSACTIONOFFSET
-    anyhow: bool = False  # also to a topic or queue that there is not (any more)
+    anyhow: bool = False  # store it even if topic or queue do not exist (any more)
 
 
 def as_stored(record: MessageRecord) -> Outgoing:
-    """A stored message, to be stored once more."""
+    """Return a stored message as one to be stored once more."""
     return Outgoing(
         record.topic,
         record.queue_id,
@@ -142,9 +142,9 @@ def as_stored(record: MessageRecord) -> Outgoing:
 class SendQueue:
     """One (topic, queue) as the leader's append side sees it, for one leadership.
 
-    `next_offset` is the queue offset the next record gets. `units` collects the consume-queue
-    units of the frame being cut; `units_first` is the queue offset of the first of them.
-    `delay_ms`: in place of a tags code its units hold the store time and so much more; -1: not so.
+    `next_offset` is the queue offset the next record gets. `units` collects the consume-queue units
+    of the frame being built; `units_first` is the queue offset of the first of them. `delay_ms`:
+    added to the store time it gives the units' value instead of a tags code; -1: none.
     """
 
     __slots__ = ("delay_ms", "next_offset", "queue_id", "topic", "units", "units_first")
@@ -159,9 +159,9 @@ class SendQueue:
 
 
 class SendTopic:
-    """What the hot path needs of a topic, prepared once per leadership and topic change.
+    """The part of a topic that the hot path needs, prepared once per leadership and topic change.
 
-    `plain`: what is sent to it is stored there if its properties do not say otherwise.
+    `plain`: messages sent to it are stored there unless their properties say otherwise.
     """
 
     __slots__ = (
@@ -186,7 +186,7 @@ class SendTopic:
             if self.magic == MAGIC_V1
             else len(name).to_bytes(2, "big") + name
         )
-        self.name_parts: dict[int, bytes] = {}  # the same, and a properties length
+        self.name_parts: dict[int, bytes] = {}  # `name_part` and a properties length
         self.queue_count = config.queue_count
         self.write_count = config.write_queue_count
         self.writable = config.writable
@@ -194,7 +194,7 @@ class SendTopic:
             self.name in NO_SEND_TOPICS or self.name.startswith(RETRY_PREFIX)
         )
         self.queues: list[SendQueue | None] = [None] * config.queue_count
-        self.chosen: dict[str, SendQueue] = {}  # by the queue id as it is usually spelt
+        self.chosen: dict[str, SendQueue] = {}  # by the queue id as it is usually written
 
 
 class SendRules:
@@ -238,32 +238,32 @@ class SendRules:
         self.head_v4 = HEADS[8, len(store_host)]
         self.head_v6 = HEADS[20, len(store_host)]
         self.head_size_v4 = 72 + 8 + len(store_host)  # of a record whose BORNHOST is IPv4
-        self.born_times: dict[str, int] = {}  # as spelt → ms
+        self.born_times: dict[str, int] = {}  # text → ms
         self.tags: dict[str, int] = {}  # tag string → hash; bounded by TAGS_CACHE_MAX
-        # A plain message's properties without its UNIQ_KEY's value → what is stored behind them,
-        # and the tags code.
+        # A plain message's properties without its UNIQ_KEY's value → what is stored after them, and
+        # the tags code.
         self.endings: dict[str, tuple[bytes, int]] = {}
         self.numbers: dict[tuple[str, str, str | None], Numbers] = {}
 
 
 def check_topic(topic: str) -> None:
-    """Refuse topics clients may not send to."""
+    """Refuse topics that clients may not send to."""
     if topic in NO_SEND_TOPICS:
         raise Refused(NO_PERMISSION, f"sending to topic [{topic}] is forbidden")
 
 
 def v2_fields(ext: Mapping[str, str]) -> dict[str, str]:
-    """SEND_MESSAGE's long names as V2's letters."""
+    """Return SEND_MESSAGE's fields under V2's letters."""
     return {V2_NAMES[name]: value for name, value in ext.items() if name in V2_NAMES}
 
 
 def stored_properties(text: str, rules: SendRules) -> Properties:
-    """What is stored of a message's properties. `text` is what the client sent.
+    """Return the stored form of a message's properties. `text` is what the client sent.
 
     Raises Special if they make the message one; Refused for what this broker would store wrongly.
 
-    Successive messages of a producer mostly differ in their UNIQ_KEY alone, and nothing but itself
-    depends on that: what the rest means is remembered.
+    Successive messages of a producer mostly differ in their UNIQ_KEY alone, and nothing else
+    depends on that: the meaning of the rest is remembered.
     """
     at = text.find("UNIQ_KEY\x01")
     end = text.find("\x02", at + 9) if at == 0 or (at > 0 and text[at - 1] == "\x02") else -1
@@ -274,7 +274,7 @@ def stored_properties(text: str, rules: SendRules) -> Properties:
     if known is None:
         found = _read_properties(text, rules, False)
         stored, _, tags, wants_reply = found
-        if len(rest) <= ENDING_SIZE_MAX and not wants_reply:  # those differ in more
+        if len(rest) <= ENDING_SIZE_MAX and not wants_reply:  # replies differ in more
             if len(rules.endings) >= ENDINGS_CACHE_MAX:
                 rules.endings.clear()
             rules.endings[rest] = (stored[len(text.encode()) :], tags)
@@ -283,7 +283,7 @@ def stored_properties(text: str, rules: SendRules) -> Properties:
 
 
 def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
-    """`stored_properties` of what was not met before; of specials, too, if they are `special`."""
+    """Do as `stored_properties` for properties not seen before; `special`: also for specials."""
     if text and text[-1] != "\x02":
         text += "\x02"
     marked = "\x02" + text
@@ -318,7 +318,7 @@ def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
 
 
 def _tags_unless_special(marked: str, rules: SendRules, special: bool) -> int:
-    """The tags code of properties in which some name may be TAGS, DELAY, TRAN_MSG or TIMER_*."""
+    """Return the tags code of properties among which may be TAGS, DELAY, TRAN_MSG or TIMER_*."""
     found = _SPECIAL_PROPERTY.search(marked)
     while found is not None:
         if found[2] not in ("", "0", "false") and not special:
@@ -347,8 +347,8 @@ def parse_single(
     born_host: bytes,
     rules: SendRules,
 ) -> Parsed:
-    """The record of a send to `queue`. Raises Special, Refused; KeyError and HeaderError for a
-    malformed header.
+    """Return the record of a send to `queue`. Raises Special, Refused; KeyError and HeaderError for
+    a malformed header.
 
     The caller has chosen the queue and checked the topic's permission.
     """
@@ -370,8 +370,8 @@ def parse_special(
     born_host: bytes,
     rules: SendRules,
 ) -> tuple[Outgoing, str, bool]:
-    """As `parse_single` for a send that it calls special: what was sent to `queue`, standard
-    properties added, before it is parked or whatever makes it special is done to it."""
+    """Do as `parse_single` for a special send: return the message as sent to `queue`, with standard
+    properties added, before it is parked or otherwise treated."""
     if not 0 < len(body) <= rules.message_size_max:
         raise _body_refused(body, rules)
     sys_flag, flag, reconsume = _checked_numbers(ext["f"], ext["h"], ext.get("j"))
@@ -398,7 +398,7 @@ def parse_batch(
     born_host: bytes,
     rules: SendRules,
 ) -> Parsed:
-    """As `parse_single` for SEND_BATCH_MESSAGE. No part of a batch may be special."""
+    """Do as `parse_single` for SEND_BATCH_MESSAGE. No part of a batch may be special."""
     try:
         numbers = _numbers(ext, rules)
         if not 0 < len(body) <= rules.message_size_max:
@@ -416,8 +416,8 @@ def parse_batch(
 
 
 def _numbers(ext: Mapping[str, str], rules: SendRules) -> Numbers:
-    """(sysFlag, flag, reconsumeTimes), checked; the host bits of sysFlag are ours to set. Raises
-    Special for a part of a transaction."""
+    """Return (sysFlag, flag, reconsumeTimes), checked; the host bits of sysFlag are ours to set.
+    Raises Special for a part of a transaction."""
     texts = (ext["f"], ext["h"], ext.get("j"))
     sys_flag, flag, reconsume = _checked_numbers(*texts)
     if sys_flag & TRANSACTION_BITS:
@@ -428,7 +428,7 @@ def _numbers(ext: Mapping[str, str], rules: SendRules) -> Numbers:
     numbers = (sys_flag, flag, reconsume)
     if len(rules.numbers) >= NUMBERS_CACHE_MAX:
         rules.numbers.clear()
-    if max(len(text or "") for text in texts) <= 11:  # else spelt with a thousand zeros
+    if max(len(text or "") for text in texts) <= 11:  # else padded with a thousand zeros
         rules.numbers[texts] = numbers
     return numbers
 
@@ -447,7 +447,7 @@ def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | N
 
 
 def born_ms_of(text: str, rules: SendRules) -> int:
-    """The bornTimestamp; remembered, because sends of one millisecond have the same one. Raises
+    """Return the bornTimestamp; remembered, because sends of one millisecond share it. Raises
     Refused, HeaderError."""
     born_ms = rules.born_times.get(text)
     if born_ms is None:
@@ -505,7 +505,7 @@ def _record(
 
 
 def _name_part(topic: SendTopic, properties_size: int) -> bytes:
-    """What of a record stands before its properties; remembered by their size."""
+    """Return a record's part before its properties, cached by their size. Raises Refused."""
     if properties_size > PROPERTIES_SIZE_MAX:
         raise Refused(
             MESSAGE_ILLEGAL,
@@ -521,7 +521,7 @@ def _name_part(topic: SendTopic, properties_size: int) -> bytes:
 def record_of(
     message: Outgoing, queue: SendQueue, topic: SendTopic, tags: int, rules: SendRules
 ) -> Record:
-    """The record of a message that the broker stores itself. Raises Refused."""
+    """Return the record of a message that the broker stores itself. Raises Refused."""
     if not message.body:
         raise _body_refused(message.body, rules)
     if message.reconsume > INT32_MAX:
@@ -538,7 +538,7 @@ def record_of(
 
 
 def _prepared_head(head: Callable[..., bytes], prepared_offset: int) -> Callable[..., bytes]:
-    """A packer of heads for one record that came of a half message; see HEADS."""
+    """Return a packer of heads for one record made of a half message; see HEADS."""
     return lambda *fields: head(*fields[:-2], prepared_offset, fields[-1])
 
 
@@ -551,7 +551,7 @@ def _batch_records(
     born: tuple[int, bytes],
     rules: SendRules,
 ) -> tuple[list[Record], int, str]:
-    """The items of a SEND_BATCH_MESSAGE body (remoting-protocol 4.1), one record each."""
+    """Return one record for each item of a SEND_BATCH_MESSAGE body. Raises Special, Refused."""
     sys_flag, _, reconsume = numbers
     records: list[Record] = []
     size_bytes = 0

@@ -1,4 +1,4 @@
-"""What waits to be stored and what was cut: sends that share a frame or a batch.
+"""Sends that wait to be stored, and sends in flight, in groups that share a frame or a batch.
 
 A `Group` becomes one frame (Raft mode) or one batch (classic mode), with everything in it: the
 records of clients' sends, those a broker stores itself (`Outgoing`: delayed messages that are due,
@@ -23,7 +23,7 @@ from raftmq.store.frame import Frame
 
 
 class Connection(Protocol):
-    """What the broker needs of a client's connection here (remoting.connection has the rest)."""
+    """The part of a client's connection that is used here (remoting.connection has the rest)."""
 
     def write_many(self, frames: list[bytes]) -> bool: ...
 
@@ -39,7 +39,7 @@ Sender = tuple[Connection, int, int, int]
 
 
 class _Nobody:
-    """The connection of what no client sent."""
+    """The connection of the broker's own sends, which no client sent."""
 
     def write_many(self, frames: list[bytes]) -> bool:
         raise AssertionError("nobody is answered")
@@ -55,8 +55,9 @@ OWN: Sender = (_Nobody(), 0, 1, JSON)  # one-way
 
 
 class AttendedTime:
-    """Milliseconds in which this process was at work: what passed between two looks counts for
-    LOOK_MS_MAX at most. A process that did not run has kept nobody waiting for the disk."""
+    """A stall-aware clock: milliseconds in which this process was at work. The time between two
+    looks counts for LOOK_MS_MAX at most. A process that did not run has kept nobody waiting for the
+    disk."""
 
     LOOK_MS_MAX = 50  # twice the tick of broker.housekeeping
 
@@ -73,25 +74,26 @@ class AttendedTime:
 
 
 class Backlog:
-    """How many bytes of sends may wait or be under way: as configured, and while they wait longer
-    than they should, what is stored in half of the time that they may wait. So whoever is taken is
-    stored in time, and whoever is not hears so at once, not when the time is over."""
+    """The bound of bytes of sends that may wait or be in flight: the configured one or, while sends
+    wait longer than they should, what is stored in half of the time that they may wait. So a send
+    that is taken is stored in time, and one that is not is refused at once, not when its time is
+    over."""
 
-    SPAN_MS = 1_000  # in which the rate is measured; and so long nobody must have waited for long
-    ALWAYS_BYTES = 64 << 10  # may wait: what little comes while a disk stalls for a moment
+    SPAN_MS = 1_000  # to measure the rate; the bound stays low for so long after a long wait
+    ALWAYS_BYTES = 64 << 10  # may always wait: what arrives while a disk stalls for a moment
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._cut_bytes = 0
         self._scarce_until_ms = 0
-        self._seen: deque[tuple[int, int]] = deque()  # when, and what had been cut until then
+        self._seen: deque[tuple[int, int]] = deque()  # when, and the bytes proposed until then
 
     def cut(self, size_bytes: int) -> None:
         self._cut_bytes += size_bytes
 
     def look(self, groups: Sequence[Group], held_bytes: int, wait_ms: int, now_ms: int) -> int:
-        """The bound from now on; `groups` are waiting, the oldest first, and `held_bytes` are of
-        what waits or is under way. To be asked some ten times a second."""
+        """Return the bound from now on; `groups` are waiting, the oldest first, and `held_bytes`
+        are of sends that wait or are in flight. Call it some ten times a second."""
         seen = self._seen
         seen.append((now_ms, self._cut_bytes))
         while seen[0][0] < now_ms - self.SPAN_MS:
@@ -109,9 +111,9 @@ class Backlog:
 class Group:
     """Sends that will share a frame. `begun_ms`: since when (`AttendedTime`). `replies`: (sender,
     unique key, record count) per send, in the order of `records`; `commands` go with the records,
-    `dones` are told how it went. `once`: the idempotent ones. `answered_queues`: of records whose
-    senders hear of another queue, by index, its id and, of a timer message, the handle to recall it
-    with."""
+    `dones` are called with the outcome. `once`: the idempotent ones. `answered_queues`: by index,
+    for records whose senders are told another queue, its id and, of a timer message, its recall
+    handle."""
 
     __slots__ = (
         "answered_queues",
@@ -135,18 +137,18 @@ class Group:
         self.answered_queues: dict[int, tuple[int, str]] | None = None
         self.once: list[Once] | None = None
         self.size_bytes = 0  # of the records
-        self.command_bytes = 0  # at least what the commands take together
+        self.command_bytes = 0  # upper bound of what the commands take together
         self.held_bytes = 0  # with the overhead, as counted against waitingBytesMax
 
     @property
     def command(self) -> bytes:
-        """What the tables are told together with the records; b"": nothing."""
+        """The command for the tables that goes with the records; b"": none."""
         return several(self.commands) if self.commands else b""
 
     def add_parked(
         self, record: Record, sender: Sender, unique_key: str, queue_id: int, handle: str
     ) -> None:
-        """A send whose message is stored elsewhere than in the queue that its sender chose."""
+        """Add a send whose message is stored elsewhere than in the queue that its sender chose."""
         if self.answered_queues is None:
             self.answered_queues = {}
         self.answered_queues[len(self.records)] = queue_id, handle
@@ -154,13 +156,13 @@ class Group:
         self.replies.append((sender, unique_key, 1))
 
     def taken_dones(self) -> list[Done]:
-        """Who asked for the broker's own messages: to be told once."""
+        """Return the callbacks of the broker's own messages, each to be called once."""
         dones, self.dones = self.dones, []
         return dones
 
 
 class Stored:
-    """A group that was cut: where each record stands and which queue offset it has."""
+    """A group whose records were built: each record's position and queue offset."""
 
     __slots__ = ("cut_s", "group", "offsets", "positions", "units")
 
@@ -175,7 +177,7 @@ class Stored:
 
 
 class Pending(Stored):
-    """A frame that was cut here and is not applied yet."""
+    """A frame that was built here and is not applied yet."""
 
     __slots__ = ("cut_ms", "frame")
 
@@ -194,7 +196,7 @@ class Pending(Stored):
 
 
 class Batch(Stored):
-    """Records cut for a log without frames (classic mode); `data` goes to `position`."""
+    """Records built for a log without frames (classic mode); `data` goes to `position`."""
 
     __slots__ = ("data", "position", "stamp_ms")
 
@@ -219,8 +221,8 @@ class Batch(Stored):
 
 
 def split_unwaiting(batch: Batch) -> Stored | None:
-    """The sends that do not want to wait for disk and slaves (property WAIT=false), to be answered
-    by themselves; the batch's own are then those that do. None: all of them do."""
+    """Split off the sends that do not wait for disk and slaves (property WAIT=false), to be
+    answered by themselves; the batch keeps those that do. None: all of them do."""
     if NO_WAIT not in batch.data:
         return None
     group = batch.group
@@ -242,8 +244,8 @@ def split_unwaiting(batch: Batch) -> Stored | None:
 
 
 def does_wait(tail: bytes) -> bool:
-    """Whether a message's properties (the end of its record) let its sender wait: WAIT is not
-    "false"."""
+    """Return whether a message's properties (the end of its record) let its sender wait: WAIT is
+    not "false"."""
     at = tail.find(NO_WAIT)
     while at > 0:
         starts = tail[at - 1] == 2 or at == _properties_start(tail)
@@ -255,6 +257,6 @@ def does_wait(tail: bytes) -> bool:
 
 
 def _properties_start(tail: bytes) -> int:
-    """Behind topic length, topic and properties length; see broker.sending.cut on the topic
-    length."""
+    """Return the offset behind topic length, topic and properties length; see broker.sending.cut on
+    the topic length."""
     return 3 + tail[0] if tail[0] else 4 + int.from_bytes(tail[:2], "big")

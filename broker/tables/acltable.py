@@ -6,9 +6,9 @@ Commands (secrets are in them, and so in the log and its snapshots):
                                                        nothing unless forced
     {"op":"acl_put","account":account}                 whole
     {"op":"acl_delete","accessKey":key}
-    {"op":"acl_white","addresses":[…]}                 instead of those there were
+    {"op":"acl_white","addresses":[…]}                 replaces the existing ones
 
-What cannot be applied raises StateError, whose text does not hold the command.
+A command that cannot be applied raises StateError, whose text does not contain the command.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ PREFIX = "acl_"
 
 
 class AclTable:
-    """`accounts` is None until some were put in. `applied_index` as of every table."""
+    """The accounts. `accounts` is None until the first were put in. `applied_index` is as in every
+    table."""
 
     def __init__(self) -> None:
         self.accounts: Accounts | None = None
         self.applied_index = 0
 
     def apply(self, command: Mapping[str, Any], now_ms: int) -> None:
-        """Raises StateError."""
+        """Apply a command. Raises StateError."""
         try:
             self._apply(command, now_ms)
         except (AclError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -64,14 +65,14 @@ class AclTable:
             raise ValueError(op)
 
     def own(self) -> None:
-        """Copies share nothing that changes."""
+        """Do nothing: copies share nothing that changes."""
 
     def to_json(self) -> dict[str, Any]:
         accounts = self.accounts
         return {"seeded": accounts is not None, **(accounts or Accounts()).to_config()}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Become what a snapshot says; unchanged when that raises (StateError)."""
+        """Load a snapshot; unchanged when that raises (StateError)."""
         try:
             self.accounts = accounts_from_config(value) if value["seeded"] else None
         except AclError:

@@ -3,9 +3,9 @@
     topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json  sentOnce.json
                                                             each with .bak, the version before
 
-Topics and groups are written as soon as they change, many changes at once; whoever made one may
-wait for it. Offsets are written every `flushConsumerOffsetInterval`. What is replaced, and how a
-crash in between is survived, is said in broker.tables.snapshot.
+Topics and groups are written as soon as they change, many changes at once; the creator of one may
+wait for it. Offsets are written every `flushConsumerOffsetInterval`. broker.tables.snapshot says
+how files are replaced and how a crash in between is survived.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = logging.getLogger("raftmq.broker.configfiles")
 
 
 class ConfigFiles:
-    """Owned by the broker. One writer: `_write`, in the pool."""
+    """Writes the tables' files; owned by the broker. The only writer is `_write`, in the pool."""
 
     def __init__(self, disk: Disk, state: BrokerState, pool: Executor) -> None:
         self._disk = disk
         self._state = state
         self._pool = pool
-        self._written: dict[str, bytes] = {}  # by name, what stands in the file
+        self._written: dict[str, bytes] = {}  # by name, the file's content
         self._writer: asyncio.Task[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -37,7 +37,8 @@ class ConfigFiles:
         snapshot.load(self._disk, self._state, indexed=False)
 
     def saved(self) -> asyncio.Future[None]:
-        """Done once the tables as they are now are in their files; fails with OSError."""
+        """Return a future that is done once the tables as they are now are in their files; it fails
+        with OSError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
@@ -46,7 +47,7 @@ class ConfigFiles:
         return future
 
     async def save(self) -> None:
-        """The timer's `saved`. Raises OSError."""
+        """Save the tables; the timer's `saved`. Raises OSError."""
         await self.saved()
 
     async def settle(self) -> None:
@@ -55,7 +56,7 @@ class ConfigFiles:
             await asyncio.wait([self._writer])
 
     def write_now(self) -> None:
-        """Blocking, when the writer is settled. Raises OSError."""
+        """Write the tables, when the writer is settled. Blocking. Raises OSError."""
         self._write(snapshot.capture(self._state))
 
     async def _keep_writing(self) -> None:

@@ -1,9 +1,9 @@
-"""How far delayed and timer messages were delivered: a table that every replica keeps. Pure.
+"""The progress of delayed and timer messages' delivery: a table that every replica keeps. Pure.
 
-Changed only by the commands that are committed in one frame with the messages that were delivered
-(broker.delivery.delay), so on every replica both have happened or neither. In JSON Apache's
-delayOffset.json: level → offset in the level's queue of the next message to be delivered; and, of
-ours, `timer`: broker.delivery.timers.wheel.Progress.
+Changed only by commands that are committed in one frame with the delivered messages
+(broker.delivery.delay), so on every replica both have happened or neither. In JSON it is Apache's
+delayOffset.json: level → offset in the level's queue of the next message to be delivered; and, our
+own addition, `timer`: broker.delivery.timers.wheel.Progress.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from raftmq.broker.delivery.timers.wheel import Progress, progress_from_json
 
 
 class DelayOffsets:
-    """`applied_index` is the Raft index of the last frame the table reflects."""
+    """The offsets by level. `applied_index` is the Raft index of the last frame the table
+    reflects."""
 
     def __init__(self) -> None:
         self.offsets: dict[int, int] = {}
@@ -47,7 +48,7 @@ class DelayOffsets:
         return value
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Become what a snapshot or an Apache broker's file says; unchanged when that raises."""
+        """Load a snapshot's or an Apache broker's file; unchanged when that raises."""
         table = value.get("offsetTable") or {}
         loaded = {int(level): int(offset) for level, offset in table.items()}
         said = value.get("timer")

@@ -1,9 +1,10 @@
-"""Which group this is (dledger.identity says what for): a table that every replica keeps. Pure.
+"""The group's id (dledger.identity says what it is for): a table that every replica keeps. Pure.
 
     {"op":"group_id","id":hex of 16 bytes,"if_absent":bool}
 
-The leader of a group that has none proposes one, if there is none when it is applied: of two
-leaders the first counts. Without `if_absent` it is a restore's, which made another group of it.
+The leader of a group without an id proposes one; it is taken if there is still none when it is
+applied: of two leaders the first counts. A command without `if_absent` comes from a restore, which
+made another group of it.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
 
 
 class GroupIdTable:
-    """`value`: empty while there is none. `applied_index` as of every table."""
+    """The group id. `value` is empty while there is none. `applied_index` is as in every table."""
 
     def __init__(self) -> None:
         self.value = b""
         self.applied_index = 0
 
     def apply(self, command: Mapping[str, Any]) -> None:
-        """Raises KeyError, TypeError, ValueError."""
+        """Apply a command. Raises KeyError, TypeError, ValueError."""
         value = _value(command["id"])
         if not self.value or not command["if_absent"]:
             self.value = value
 
     def own(self) -> None:
-        """Copies share nothing that changes."""
+        """Do nothing: copies share nothing that changes."""
 
     def to_json(self) -> dict[str, Any]:
         return {"groupId": self.value.hex()}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Become what a snapshot says; unchanged when that raises."""
+        """Load a snapshot; unchanged when that raises."""
         said = value["groupId"]
         self.value = _value(said) if said else b""
         self.applied_index = applied_index

@@ -1,8 +1,8 @@
 """Subscription groups: their configuration and the table every replica keeps.
 
 Changed only by applied command frames; its snapshot is Apache's subscriptionGroup.json with the
-Raft index it reflects. Fields of newer clients that we do not act on are kept as they came, so that
-reading a group back gives what was written.
+Raft index it reflects. Fields of newer clients that have no effect here are kept as they came, so
+that reading a group back gives what was written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raftmq.broker.errors import StateError
 from raftmq.broker.tables.topics import DERIVED_TOPIC_LENGTH_MAX, RETRY_PREFIX
 from raftmq.broker.tables.versioned import VersionedTable
 
-GROUP_LENGTH_MAX = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)  # its retry topic has a name, too
+GROUP_LENGTH_MAX = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)  # its retry topic must fit, too
 EXTRA_FIELDS_MAX = 32  # of one group; more is not a configuration
 _CHARSET = re.compile(r"[%|a-zA-Z0-9_-]+")
 _KNOWN = {
@@ -52,7 +52,7 @@ class SubscriptionGroup:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Apache's SubscriptionGroupConfig bean."""
+        """Return Apache's SubscriptionGroupConfig bean."""
         return {
             **self.extra,
             "groupName": self.name,
@@ -93,7 +93,7 @@ def group_from_json(value: Mapping[str, Any]) -> SubscriptionGroup:
 
 
 def group_problem(group: SubscriptionGroup) -> str:
-    """Why this configuration cannot be; '' when it can."""
+    """Return why this configuration is invalid; '' when it is valid."""
     if len(group.extra) > EXTRA_FIELDS_MAX:
         return f"group {group.name}: too many fields"
     try:
@@ -104,7 +104,7 @@ def group_problem(group: SubscriptionGroup) -> str:
 
 
 def group_name_problem(name: str) -> str:
-    """Why `name` is no group name; '' when it is one."""
+    """Return why `name` is no valid group name; '' when it is one."""
     if not name:
         return "the group name is empty"
     if len(name) > GROUP_LENGTH_MAX:

@@ -1,13 +1,13 @@
-"""What an installation (dledger.install) says of a broker: the tables, and where its queues begin.
+"""A broker's part of a snapshot install (dledger.install): the tables, and where its queues begin.
 
 The state of an installation is one JSON object:
 
     {"tables": {"topics.json": <the file's content>, …}, "queues": [[topic, [[id, offset], …]], …]}
 
-A queue's offset is that of its first message at or behind the log's beginning P, or, if there is
-none, the one that its next message gets: so the numbers go on although what they counted is gone.
+A queue's offset is that of its first message at or behind the log's beginning P or, if there is
+none, the offset of its next message: so numbering continues although the messages are gone.
 
-`prepare` is what a start does before it opens anything. If an installation is noted it makes
+A start calls `prepare` before it opens anything. If an installation is noted, `prepare` makes
 config/, consumequeue/, index/, the log and the checkpoint what the note says, however much of that
 was done already when it was killed last, and removes the note. dledger.installation says why no
 start ever sees half of it.
@@ -36,12 +36,12 @@ log = logging.getLogger("raftmq.broker.installation")
 
 RAFT_DIRECTORY = "raft"  # of a Raft replica (dledger.settings), below the store's root
 MANIFEST = "consumequeue.manifest"
-RESTORING = "restoring"  # a file: this store is being made out of a backup (broker.backup.restore)
+RESTORING = "restoring"  # a file: this store is being restored (broker.backup.restore)
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerCapture:
-    """Copies as of one moment."""
+    """Copies of the tables and of the queues' beginnings at one moment."""
 
     tables: Snapshot
     queues: list[tuple[str, int, int]]  # topic, queue id, offset
@@ -58,12 +58,13 @@ class BrokerCapture:
 
 
 class Source:
-    """What the engine refills other replicas from, and tells that this one is to be refilled."""
+    """The source from which the engine refills other replicas; it is also told that this one is to
+    be refilled."""
 
     def __init__(
         self, state: BrokerState, store: MessageStore, on_installed: Callable[[str], None]
     ) -> None:
-        """`on_installed(reason)`: stop this broker and start it anew."""
+        """`on_installed(reason)`: stop this broker and start it again."""
         self._state = state
         self._store = store
         self.installed = on_installed
@@ -73,8 +74,9 @@ class Source:
 
 
 def capture(state: BrokerState, store: MessageStore) -> BrokerCapture | None:
-    """On the loop; no disk is read. None while the queues do not say where they begin: just after
-    retention, with a flush under way, and while damaged ones wait for their log."""
+    """Copy the state; on the loop, without reading the disk. Returns None while the queues do not
+    say where they begin: just after retention with a flush in progress, and while damaged ones wait
+    for their log."""
     queues = store.queues
     if queues.corrected_to != store.commitlog.min_offset or queues.damaged or len(store.repairs):
         return None
@@ -83,11 +85,11 @@ def capture(state: BrokerState, store: MessageStore) -> BrokerCapture | None:
 
 
 def prepare(disk: Disk, config: StoreConfig, raft_directory: str) -> int:
-    """Before anything is opened: carry out the noted installation, if there is one. Returns how
-    far the tables may be ahead of the log because of the last one. Blocking.
+    """Carry out the noted installation, if there is one, before anything is opened. Returns how far
+    the tables may be ahead of the log because of the last one. Blocking.
 
-    Raises StateError (the note is of another version of this program, or this store was not
-    restored to its end), OSError."""
+    Raises StateError (the note is from another version of this program, or this store was not
+    completely restored), OSError."""
     if disk.exists(RESTORING):
         raise StateError("this store is half restored from a backup: empty it, and restore again")
     if installation.pending(disk, raft_directory):
@@ -96,7 +98,7 @@ def prepare(disk: Disk, config: StoreConfig, raft_directory: str) -> int:
 
 
 def carry_out(disk: Disk, config: StoreConfig, raft_directory: str) -> None:
-    """Make the noted installation this store. Raises StateError, OSError."""
+    """Make this store what the noted installation says. Raises StateError, OSError."""
     try:
         noted = installation.read(disk, raft_directory)
     except InstallationDamaged as damage:
@@ -125,7 +127,7 @@ def carry_out(disk: Disk, config: StoreConfig, raft_directory: str) -> None:
 
 
 def decode_state(data: bytes) -> tuple[Snapshot, list[tuple[str, int, int]]]:
-    """The tables, and where queues begin. Raises StateError."""
+    """Return the tables, and where queues begin. Raises StateError."""
     try:
         value = orjson.loads(data)
         tables = snapshot.from_json(value["tables"])
@@ -140,7 +142,7 @@ def decode_state(data: bytes) -> tuple[Snapshot, list[tuple[str, int, int]]]:
 
 
 def remove_derived(disk: Disk, config: StoreConfig) -> None:
-    """Tables, queues and index of the log that goes away. Durable on return; may be repeated."""
+    """Remove tables, queues and index of the old log. Durable on return; may be repeated."""
     for directory in (snapshot.DIRECTORY, config.path("index")):
         _remove_files(disk, directory)
     directory = config.path("consumequeue")
@@ -162,7 +164,7 @@ def _remove_files(disk: Disk, directory: str) -> None:
 
 
 def begin_queues(disk: Disk, config: StoreConfig, queues: list[tuple[str, int, int]]) -> None:
-    """Durable on return."""
+    """Create the queues at their offsets. Durable on return."""
     store = ConsumeQueueStore(
         disk,
         config.path("consumequeue"),

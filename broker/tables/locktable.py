@@ -1,12 +1,12 @@
-"""Who consumes a queue in order: the owner of each (topic, group, queue). Pure.
+"""Locks of ordered consumption: the owner of each (topic, group, queue). Pure.
 
-Part of the replicated tables in Raft mode (it is kept with the offsets), in classic mode the
-memory of one broker.
+Part of the replicated tables in Raft mode (it is kept with the offsets), the memory of one broker
+in classic mode.
 
-Replicated: the owners; `aged`, how long ago, at least, an owner had last been granted or renewed in
-the log when a leader said so last; `term`, of the last leader that says so at all. Every replica's
-own, in no file: `renewed`, the latest moment by its own clock at which that can have been. What
-follows from it is broker.consuming.locks' business.
+Replicated are the owners; `aged`, a lower bound of how long ago an owner had last been granted or
+renewed in the log when a leader last logged that; and `term`, of the last leader that logs renewals
+at all. Each replica has its own `renewed`, in no file: the latest moment by its own clock at which
+that renewal can have been. broker.consuming.locks draws the conclusions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Key = tuple[str, str, int]  # topic, group, queue id
 
 @dataclass(frozen=True, slots=True)
 class OwnerChange:
-    """These queues belong to `client` from now on; None: to nobody."""
+    """These queues belong to `client` from now on; to nobody if it is None."""
 
     group: str
     client: str | None
@@ -34,7 +34,7 @@ class OwnerChange:
 
 
 def change_from_json(value: Mapping[str, Any]) -> OwnerChange:
-    """Raises KeyError, TypeError, ValueError."""
+    """Read an OwnerChange. Raises KeyError, TypeError, ValueError."""
     client = value["client"]
     queues = {str(topic): [int(q) for q in ids] for topic, ids in value["queues"].items()}
     return OwnerChange(str(value["group"]), None if client is None else str(client), queues)
@@ -42,7 +42,7 @@ def change_from_json(value: Mapping[str, Any]) -> OwnerChange:
 
 @dataclass(frozen=True, slots=True)
 class Renewals:
-    """What a leader that has renewals in the log says with each of its commands. `fresh`: it does
+    """The part about renewals in each command of a leader that logs them. `fresh`: the leader does
     not know how old the owners' renewals are; they count from here. `ages`: (milliseconds, group,
     topic → queue ids)."""
 
@@ -56,7 +56,7 @@ class Renewals:
 
 @dataclass(slots=True)
 class LockTable:
-    """(topic, group) → queue id → client id."""
+    """The owners by (topic, group) → queue id → client id."""
 
     owners: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
     aged: dict[Key, int] = field(default_factory=dict)  # milliseconds; 0 is left out
@@ -75,13 +75,13 @@ class LockTable:
         return [(t, g, q) for (t, g), queues in self.owners.items() for q in queues]
 
     def use_clock(self, clock_ms: Callable[[], int]) -> None:
-        """This replica's, which never goes back: what is here is as old as the log says."""
+        """Set this replica's monotonic clock; the known renewals are as old as the log says."""
         self.clock_ms = clock_ms
         now_ms = clock_ms()
         self.renewed = {key: now_ms - self.aged.get(key, 0) for key in self.keys()}
 
     def apply(self, command: Mapping[str, Any]) -> None:
-        """A lock_queues command. Raises KeyError, TypeError, ValueError."""
+        """Apply a lock_queues command. Raises KeyError, TypeError, ValueError."""
         told = command.get("renewals")
         if told is not None:
             ages = [(int(ms), str(group), queues) for ms, group, queues in told["ages"]]
@@ -103,7 +103,7 @@ class LockTable:
                         self.renewed[key] = min(now_ms - age_ms, self.renewed.get(key, now_ms))
 
     def change(self, changes: Sequence[OwnerChange]) -> None:
-        """In their order. The same owner again: a renewal."""
+        """Apply owner changes in their order. The same owner again is a renewal."""
         now_ms = self.clock_ms()
         for change in changes:
             for topic, ids in change.queues.items():
@@ -127,12 +127,12 @@ class LockTable:
                     del self.owners[place]
 
     def copy(self) -> LockTable:
-        """What is replicated of it."""
+        """Copy the replicated part."""
         owners = {place: dict(queues) for place, queues in self.owners.items()}
         return LockTable(owners, dict(self.aged), self.term)
 
     def renewals_json(self) -> dict[str, Any]:
-        """Beside `to_json`, which earlier versions read."""
+        """Return the renewals; kept beside `to_json`, which earlier versions read."""
         aged: dict[str, dict[str, int]] = {}
         for (topic, group, queue_id), age_ms in sorted(self.aged.items()):
             aged.setdefault(topic + SEPARATOR + group, {})[str(queue_id)] = age_ms
@@ -146,8 +146,8 @@ class LockTable:
 
 
 def table_from_json(value: Mapping[str, Any], renewals: Mapping[str, Any]) -> LockTable:
-    """Back from `to_json` and `renewals_json`, of which earlier versions have none. It wants a
-    clock. Raises ValueError, AttributeError."""
+    """Read `to_json` and `renewals_json`, of which earlier versions have none. The table needs a
+    clock then. Raises ValueError, AttributeError."""
     owners: dict[tuple[str, str], dict[int, str]] = {}
     for name, queues in value.items():
         topic, _, group = name.partition(SEPARATOR)

@@ -1,12 +1,12 @@
 """Consumer offsets: the table every replica keeps, and the coalescing of commits into one frame.
 
-`OffsetTable` is changed only by applied command frames. `OffsetCommits` gathers what consumers
-commit until the next command frame is due: the last commit of a (topic, group, queue) wins, as it
-would if each were a frame of its own. Offsets may go back: Apache's broker accepts that.
+`OffsetTable` is changed only by applied command frames. `OffsetCommits` gathers consumers' commits
+until the next command frame is due: the last commit of a (topic, group, queue) wins, as it would if
+each were a frame of its own. Offsets may go back: Apache's broker accepts that.
 
 A *reset* (222) sets an offset and leaves a mark: until the group's consumer has gone there
-(broker.consuming.resets), what it commits is of before the reset and changes nothing. The mark is
-part of the table, so a new leader knows it too. A queue has one mark at most.
+(broker.consuming.resets), its commits are from before the reset and change nothing. The mark is
+part of the table, so a new leader knows it, too. A queue has at most one mark.
 
 The owners of queues that are consumed in order (broker.consuming.locks) are kept here, too.
 """
@@ -25,7 +25,7 @@ Commit = tuple[str, str, int, int]  # topic, group, queue id, offset of the next
 
 
 class OffsetTable:
-    """(topic, group) → queue id → offset of the next message wanted."""
+    """Consumer offsets: (topic, group) → queue id → offset of the next message wanted."""
 
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
@@ -60,9 +60,9 @@ class OffsetTable:
         queues[queue_id] = offset
 
     def room_within(self, count_max: int) -> Callable[[str, str, Collection[int]], bool]:
-        """Tells of a topic, a group and queue ids whether their offsets are there already, or may
-        come to it without it having more than `count_max`. What has gathered does not count: it is
-        bounded by itself."""
+        """Return a function that tells for a topic, a group and queue ids whether their offsets
+        exist already, or may be added without the table exceeding `count_max`. Gathered commits do
+        not count: they have a bound of their own."""
 
         def has_room(topic: str, group: str, queue_ids: Collection[int]) -> bool:
             if self.count + len(queue_ids) <= count_max:
@@ -74,12 +74,12 @@ class OffsetTable:
         return has_room
 
     def reset_of(self, topic: str, group: str, queue_id: int) -> int | None:
-        """Where the group still has to go in this queue; None: nowhere."""
+        """Return the offset to which the group still has to go in this queue; None: none."""
         marks = self.resets.get((topic, group))
         return None if marks is None else marks.get(queue_id)
 
     def reset_taken(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """The group went to `offset`; another reset may have come since."""
+        """Remove the mark because the group went to `offset`; another reset may have come since."""
         marks = self.resets.get((topic, group))
         if marks is not None and marks.get(queue_id) == offset:
             self.counter += 1
@@ -112,8 +112,8 @@ class OffsetTable:
         return sorted(group for name, group in self.offsets if name == topic)
 
     def to_json(self) -> dict[str, Any]:
-        """Apache's consumerOffset.json; queue ids are written quoted, which fastjson reads too.
-        `resetTable`, `lockTable`, `lockRenewals`, ours, only where there are marks, and locks."""
+        """Return Apache's consumerOffset.json; queue ids are quoted, which fastjson reads too.
+        `resetTable`, `lockTable`, `lockRenewals`, our own, only where there are marks or locks."""
         version = {"counter": self.counter, "stateVersion": 0, "timestamp": 0}
         value = {"dataVersion": version, "offsetTable": _table_to_json(self.offsets)}
         if self.resets:
@@ -124,7 +124,7 @@ class OffsetTable:
         return value
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Become what a snapshot says; unchanged when that raises."""
+        """Load a snapshot; unchanged when that raises."""
         loaded = _table_from_json(value["offsetTable"])
         resets = _table_from_json(value.get("resetTable") or {})
         locks = table_from_json(value.get("lockTable") or {}, value.get("lockRenewals") or {})
@@ -137,7 +137,7 @@ class OffsetTable:
         self._count_anew()
 
     def merge(self, value: Mapping[str, Any]) -> None:
-        """Take over what a master's table says; what it says nothing about stays."""
+        """Take over a master's table; entries that it does not have stay."""
         told = OffsetTable()
         told.load(value, 0)
         for key, queues in told.offsets.items():
@@ -148,7 +148,7 @@ class OffsetTable:
 
 
 class OffsetCommits:
-    """What was committed since the last frame. Bounded; `add` says False when it is full."""
+    """Commits gathered since the last frame. Bounded; `add` returns False when it is full."""
 
     def __init__(self, count_max: int = PENDING_COMMITS_MAX) -> None:
         self._commits: dict[tuple[str, str, int], int] = {}

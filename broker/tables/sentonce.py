@@ -1,13 +1,13 @@
-"""Idempotent sends: which were stored lately, and as what. Docs: docs/idempotent-sends.md.
+"""Idempotent sends: those stored lately, and their results (docs/idempotent-sends.md).
 
-A send with the property IDEMPOTENT=true is known by its topic and its UNIQ_KEY. What becomes of it
-goes into one frame with its message (command `sent_once`), so every replica knows it as soon as
-the message is there, and for as long: a try that comes again, to whoever leads then, is answered
-with the first one's result and not stored.
+A send with the property IDEMPOTENT=true is known by its topic and its UNIQ_KEY. Its result goes
+into one frame with its message (command `sent_once`), so every replica knows it as soon as the
+message is there, and for as long: a repeated try, whoever leads then, is answered with the first
+one's result and not stored.
 
 `SentOnce` is the table that every replica keeps, bounded in number and age; both limits are the
 leader's and stand in the command, so all tables are equal. `Repeats` is the leader's: tries whose
-first is under way wait for the same answer. Pure.
+first one is in flight wait for the same answer. Pure.
 
     {"op":"sent_once","window_ms":w,"max":n,"host":hex,
      "sends":[[topic,key,queue id as answered,queue offset,position behind the first record],…]}
@@ -39,13 +39,13 @@ Key = tuple[str, str]  # topic, UNIQ_KEY
 
 
 class Sent(NamedTuple):
-    """What the first try was answered."""
+    """The answer to the first try."""
 
     stamp_ms: int  # of its frame
     position: int
     queue_id: int
     queue_offset: int
-    host: str  # STOREHOST in hex: with the position the offsetMsgId
+    host: str  # STOREHOST in hex: with the position it is the offsetMsgId
 
     @property
     def message_id(self) -> str:
@@ -53,7 +53,7 @@ class Sent(NamedTuple):
 
 
 class Once(NamedTuple):
-    """An idempotent send that waits in a group: its message's place there, and who it is."""
+    """An idempotent send that waits in a group: its message's place there, and its key."""
 
     at: int
     key: Key
@@ -61,8 +61,8 @@ class Once(NamedTuple):
 
 
 def once_key(topic: str, properties: Mapping[str, str], told_key: bool) -> Key | None:
-    """By what the send is known, if it is idempotent. A retry has its first try's UNIQ_KEY and is
-    no repetition. `told_key`: the client gave its UNIQ_KEY. Raises Refused."""
+    """Return the key of an idempotent send, else None. A consumer's retry has its first try's
+    UNIQ_KEY and is no repetition. `told_key`: the client gave its UNIQ_KEY. Raises Refused."""
     if properties.get(IDEMPOTENT) != "true":
         return None
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -78,13 +78,13 @@ def once_key(topic: str, properties: Mapping[str, str], told_key: bool) -> Key |
 
 
 def command_size(key: Key) -> int:
-    """At least what a send takes in the command, however it is escaped."""
+    """Return an upper bound of a send's bytes in the command, however it is escaped."""
     return COMMAND_BYTES + 6 * (len(key[0]) + len(key[1].encode()))
 
 
 def sent_once(group: Group, host: bytes, limits: BrokerConfig) -> bytes:
-    """The command for a group that is about to be cut, before its queues move on. `host`: the
-    STOREHOST that its records get."""
+    """Return the command for a group that is about to become a frame, before its queues move on.
+    `host`: the STOREHOST that its records get."""
     assert group.once is not None
     wanted = {once.at: once for once in group.once}
     following: dict[object, int] = {}  # by queue, its next offset
@@ -110,17 +110,18 @@ def sent_once(group: Group, host: bytes, limits: BrokerConfig) -> bytes:
 
 
 class SentOnce:
-    """Key → Sent, oldest first. `applied_index` is the Raft index of the last frame reflected."""
+    """The idempotent sends: Key → Sent, oldest first. `applied_index` is the Raft index of the last
+    frame reflected."""
 
     def __init__(self) -> None:
         self.sent: dict[Key, Sent] = {}
-        # Their ages, oldest first; of a key that came again the older entry counts for nothing. A
-        # dict that loses its first entry again and again is slow to find the next one.
+        # Their ages, oldest first; the older entry of a repeated key is ignored. A dict that loses
+        # its first entry again and again is slow to find the next one.
         self._ages: deque[tuple[int, Key]] = deque()
         self.applied_index = 0
 
     def get(self, key: Key, since_ms: int) -> Sent | None:
-        """If it was stored then or later."""
+        """Return the send if it was stored at `since_ms` or later."""
         found = self.sent.get(key)
         return None if found is None or found.stamp_ms < since_ms else found
 
@@ -131,7 +132,7 @@ class SentOnce:
         sent = self.sent
         for topic, key, queue_id, offset, behind in command["sends"]:
             name = (str(topic), str(key))
-            sent.pop(name, None)  # of before the window
+            sent.pop(name, None)  # from before the window
             sent[name] = Sent(stamp_ms, records_at + int(behind), int(queue_id), int(offset), host)
             self._ages.append((stamp_ms, name))
         ages = self._ages
@@ -149,7 +150,7 @@ class SentOnce:
         return {"sends": [[*key, *sent] for key, sent in self.sent.items()]}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Become what a snapshot says; unchanged when that raises."""
+        """Load a snapshot; unchanged when that raises."""
         loaded: dict[Key, Sent] = {}
         for topic, key, stamp, position, queue_id, offset, host in value["sends"]:
             loaded[str(topic), str(key)] = Sent(
@@ -161,14 +162,14 @@ class SentOnce:
 
 
 class Repeats:
-    """Sends under way, and the tries that came again meanwhile."""
+    """Sends in flight, and the tries that were repeated in the meantime."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, list[tuple[Sender, int]]] = {}
         self._count = 0
 
     def join(self, key: Key, sender: Sender, now_ms: int) -> bool:
-        """Have a try wait for the first one, if that is under way. Raises Refused."""
+        """Have a try wait for the first one, if that is in flight. Raises Refused."""
         waiting = self._waiting.get(key)
         if waiting is None:
             return False
@@ -184,7 +185,7 @@ class Repeats:
         self._waiting[key] = []
 
     def end(self, sends: Iterable[Once]) -> list[tuple[Once, Sender]]:
-        """Their fate is known: who waits for it."""
+        """Return those that wait for these sends, whose fate is known now."""
         found: list[tuple[Once, Sender]] = []
         for once in sends:
             found += [(once, sender) for sender, _ in self._waiting.pop(once.key, ())]
@@ -192,7 +193,7 @@ class Repeats:
         return found
 
     def overdue(self, before_ms: int) -> Sequence[Sender]:
-        """Who waits since then or longer; they are told that nobody knows."""
+        """Return the senders that have waited since then or longer; they are told "unknown"."""
         if not self._count:
             return ()
         found: list[Sender] = []

@@ -5,10 +5,11 @@
 
 Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
 save replay and let retention delete old log; they are no second truth: without them the tables are
-rebuilt from the frames the log still holds. A file is replaced atomically: written beside, synced,
-the old one renamed to .bak, the new one into place, the directory synced. The .bak is what is read
-when the file is missing (killed between the two renames) or damaged; its older index only means a
-longer replay, which retention leaves possible.
+rebuilt from the frames the log still holds. A file is replaced atomically: the new one is written
+beside it and synced, the old one renamed to .bak, the new one renamed into place, the directory
+synced. The .bak is read when the file is missing (killed between the two renames) or damaged; its
+older index only means a longer replay, which retention leaves possible.
+
 `capture` runs on the loop and copies; `write` may run in a thread.
 """
 
@@ -59,14 +60,14 @@ class Snapshot:
         return min(table.applied_index for _, table in self.tables)
 
     def to_json(self) -> dict[str, Any]:
-        """By name of the file, what goes into it."""
+        """Return the content of each file by its name."""
         return {
             name: {**table.to_json(), INDEX_KEY: table.applied_index} for name, table in self.tables
         }
 
 
 def from_json(value: dict[str, Any]) -> Snapshot:
-    """Back from `to_json`. Raises StateError, KeyError, TypeError, ValueError."""
+    """Read `to_json`. Raises StateError, KeyError, TypeError, ValueError."""
     state = BrokerState()
     tables = _files(state)
     for name, table in tables:
@@ -78,9 +79,10 @@ def from_json(value: dict[str, Any]) -> Snapshot:
 
 
 def _has_none(state: BrokerState) -> None:
-    """This is of a program that did not know group ids and would have stopped at one: no frame that
-    it applied gave one. So an upgrade replays no more than any other start. (The file is written
-    before all others: none of them is newer than the first one of this program.)"""
+    """Set the index of the missing group id. The snapshot is of a program that did not know group
+    ids and would have stopped at one: no frame that it applied gave one. So an upgrade replays no
+    more than any other start. (The file is written before all others: none of them is newer than
+    the first one of this program.)"""
     state.group.applied_index = min(t.applied_index for t in state.tables if t is not state.group)
 
 
@@ -89,7 +91,8 @@ def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
 
 
 def capture(state: BrokerState) -> Snapshot:
-    """Copy the tables. Their values are immutable except the per-queue offsets, copied too."""
+    """Copy the tables. Their values are immutable except the per-queue offsets, which are copied,
+    too."""
     copies: list[tuple[str, Table]] = []
     for name, table in _files(state):
         twin = copy.copy(table)
@@ -102,7 +105,7 @@ def capture(state: BrokerState) -> Snapshot:
 
 
 def write(disk: Disk, snapshot: Snapshot) -> int:
-    """Write all files; returns the index that is durably covered now. Raises OSError."""
+    """Write all files; return the index that is durably covered now. Raises OSError."""
     disk.makedirs(DIRECTORY)
     for name, value in snapshot.to_json().items():
         data = orjson.dumps({**value, CHECKSUM_KEY: _checksum(value)})
@@ -111,7 +114,7 @@ def write(disk: Disk, snapshot: Snapshot) -> int:
 
 
 def write_changed(disk: Disk, snapshot: Snapshot, written: dict[str, bytes]) -> None:
-    """Classic mode: write the files, without an index, that differ from what was `written` last.
+    """Write classic mode's files, without an index, that differ from what was `written` last.
     Raises OSError."""
     disk.makedirs(DIRECTORY)
     for name, table in snapshot.tables:
@@ -122,12 +125,12 @@ def write_changed(disk: Disk, snapshot: Snapshot, written: dict[str, bytes]) -> 
 
 
 def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
-    """Fill the tables from config/; returns the index from which on frames must be applied again.
+    """Fill the tables from config/; return the index from which on frames must be applied again.
     Classic mode's files, which an Apache broker may have written, have no index (0).
 
     A missing or damaged file falls back to its .bak, and without that leaves its table empty at
-    index 0; damage is logged, and noted in `state.damaged`. Whether the log still holds every
-    frame above the returned index is the caller's question.
+    index 0; damage is logged, and noted in `state.damaged`. The caller must check that the log
+    still holds every frame above the returned index.
     """
     for name, table in _files(state):
         for path in (f"{DIRECTORY}/{name}", f"{DIRECTORY}/{name}.bak"):
@@ -161,12 +164,14 @@ def _load_table(disk: Disk, path: str, table: Table, indexed: bool) -> bool:
 
 
 def _checksum(value: dict[str, Any]) -> int:
-    """CRC-32C of the table as JSON with sorted keys: a flipped bit may leave JSON that reads."""
+    """Return the CRC-32C of the table as JSON with sorted keys: JSON with a flipped bit may still
+    parse."""
     return int(crc32c(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)))
 
 
 def replace(disk: Disk, path: str, data: bytes) -> None:
-    """Put `data` into the file, the version before into its .bak; durable then. Raises OSError."""
+    """Replace the file's content by `data`, keeping the version before as .bak; durable on return.
+    Raises OSError."""
     beside = path + ".tmp"
     if disk.exists(beside):
         disk.remove(beside)  # left by a crash

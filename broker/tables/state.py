@@ -22,22 +22,22 @@ applied together with the frame's records becoming visible. `op` says which:
     {"op":"forget_offsets","topic":name}, {…,"group":name}
     {"op":"delay_progress","level":n,"offset":o}       the level's messages before o are delivered
     {"op":"timer_progress","due_ms":t,"offset":o,"end":e,"floor":f}
-    broker.delivery.timers.wheel.Progress {"op":"sent_once",…}                               see
-    broker.tables.sentonce {"op":"acl_…",…}                                   see
-    broker.tables.acltable {"op":"several","commands":[command,…]}            one after the other,
-    at one index
+                                                       see broker.delivery.timers.wheel.Progress
+    {"op":"sent_once",…}                               see broker.tables.sentonce
+    {"op":"acl_…",…}                                   see broker.tables.acltable
+    {"op":"several","commands":[command,…]}            one after the other, at one index
 
 put_topic, delete_topic, put_group and delete_group may carry "if": {"versions":[…],"absent":bool},
 a web.versions.Condition: it is compared where the command is applied, with the entry as all the
-frames before have left it, so nobody's change is lost between reading and writing. If it is not
-met the command changes nothing, and `unmet` says so. A conditional delete leaves the offsets alone
+frames before have left it, so nobody's change is lost between reading and writing. If it is not met
+the command changes nothing, and `unmet` says so. A conditional delete leaves the offsets alone
 (their table may be ahead or behind when frames are replayed): forget_offsets follows it.
 
 `BrokerState.apply` is a pure function of the frames before: every replica that applied up to the
 same index holds the same tables. Each table knows the last index it reflects and ignores frames at
-or below it, so snapshots of them may be of different ages and replay starts at the oldest.
-A command that cannot be understood raises StateError, which stops the replica: going on would
-make it differ from the others.
+or below it, so snapshots of them may be of different ages and replay starts at the oldest. A
+command that cannot be understood raises StateError, which stops the replica: going on would make it
+differ from the others.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ from raftmq.remoting.codes import ResponseCode
 from raftmq.web.versions import Condition, version_of
 
 Table = GroupIdTable | TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
-UNMET_MAX = 1_000  # remembered; whoever proposed one asks right after it is applied
+UNMET_MAX = 1_000  # remembered; the proposer asks right after its command is applied
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an applied command changed, for whoever has to tell others about it."""
+    """The names that an applied command changed, for those that have to be told."""
 
     topics: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -97,17 +97,17 @@ class BrokerState:
         self.damaged: list[str] = []  # files of a snapshot that could not be read
         self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
         self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
-        # Index of a command whose condition was not met → the version that there was instead.
+        # Index of a command whose condition was not met → the version found instead.
         self.unmet: dict[int, str | None] = {}
 
     @property
     def applied_index(self) -> int:
-        """Every table reflects at least this index."""
+        """The index that every table reflects at least."""
         return min([table.applied_index for table in self.tables])
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """In the order of broker.tables.snapshot's files."""
+        """The tables, in the order of broker.tables.snapshot's files."""
         return (
             self.group,
             self.topics,
@@ -119,7 +119,7 @@ class BrokerState:
         )
 
     def clear(self) -> None:
-        """As at the very beginning."""
+        """Empty all tables."""
         empty = BrokerState()
         for table, new in zip(self.tables, empty.tables, strict=True):
             table.load(new.to_json(), 0)
@@ -148,7 +148,7 @@ class BrokerState:
         return Change(tuple(topics), tuple(groups))
 
     def advance(self, index: int) -> None:
-        """Every frame up to `index` was applied; those that are no commands change nothing."""
+        """Note that every frame up to `index` was applied, those without a command included."""
         for table in self.tables:
             if table.applied_index < index:
                 table.applied_index = index
@@ -243,7 +243,7 @@ class BrokerState:
         return Change(groups=(name,)) if done else NOTHING
 
     def _met(self, command: dict[str, Any], index: int, entry: Entry | None) -> bool:
-        """Whether the command's condition, if it has one, is met by the entry there is."""
+        """Return whether the command's condition, if it has one, is met by the existing entry."""
         wanted = command.get("if")
         if wanted is None:
             return True
@@ -258,12 +258,13 @@ class BrokerState:
 
 
 def entry_version(entry: Entry) -> str:
-    """The version of a topic or group: of what it says, so equal on all replicas."""
+    """Return the version of a topic or group: it depends on the content only, so it is equal on all
+    replicas."""
     return version_of(entry.to_json())
 
 
 def decode_command_payload(payload: bytes | memoryview) -> dict[str, Any]:
-    """The JSON object of a command frame. Raises StateError."""
+    """Return the JSON object of a command frame. Raises StateError."""
     try:
         command = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
@@ -274,7 +275,7 @@ def decode_command_payload(payload: bytes | memoryview) -> dict[str, Any]:
 
 
 def several(commands: Sequence[bytes]) -> bytes:
-    """One command out of some, none of which is of several itself."""
+    """Combine commands into one; none of them may be a `several` itself."""
     if len(commands) == 1:
         return commands[0]
     return b'{"op":"several","commands":[' + b",".join(commands) + b"]}"
@@ -283,7 +284,8 @@ def several(commands: Sequence[bytes]) -> bytes:
 def put_topic(
     topic: TopicConfig, *, if_absent: bool = False, condition: Condition | None = None
 ) -> bytes:
-    """Raises Refused for what `apply` would not take: once it is in the log, that ends replicas."""
+    """Build the command. Raises Refused for what `apply` would reject: once in the log, that stops
+    replicas."""
     _refuse(topic_problem(topic))
     command = {"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent}
     return orjson.dumps(command | _if(condition))
@@ -301,7 +303,7 @@ def delete_topic(name: str, *, condition: Condition | None = None) -> bytes:
 def put_group(
     group: SubscriptionGroup, *, if_absent: bool = False, condition: Condition | None = None
 ) -> bytes:
-    """Raises Refused for what `apply` would not take."""
+    """Build the command. Raises Refused for what `apply` would reject."""
     _refuse(group_problem(group))
     command = {"op": "put_group", "group": group.to_json(), "if_absent": if_absent}
     return orjson.dumps(command | _if(condition))
@@ -313,7 +315,7 @@ def delete_group(name: str, *, offsets: bool, condition: Condition | None = None
 
 
 def forget_offsets(*, topic: str = "", group: str = "") -> bytes:
-    """Of one topic, or of one group."""
+    """Build the command for one topic, or for one group."""
     assert bool(topic) != bool(group), (topic, group)
     return orjson.dumps(
         {"op": "forget_offsets"} | ({"topic": topic} if topic else {"group": group})

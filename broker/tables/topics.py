@@ -26,7 +26,7 @@ DERIVED_TOPIC_LENGTH_MAX = names.DERIVED_TOPIC_LENGTH_MAX
 topic_name_problem = names.topic_name_problem
 QUEUE_COUNT_MAX = 65_536
 
-# Topics clients may not send to (remoting-protocol 6.5).
+# Topics that clients may not send to.
 NO_SEND_TOPICS = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -66,7 +66,7 @@ class TopicConfig:
         return bool(self.perm & PERM_WRITE)
 
     def to_json(self) -> dict[str, Any]:
-        """Apache's TopicConfig bean."""
+        """Return Apache's TopicConfig bean."""
         return {
             "attributes": {},
             "order": self.order,
@@ -100,7 +100,7 @@ def topic_from_json(value: Mapping[str, Any]) -> TopicConfig:
 
 
 def topic_problem(topic: TopicConfig) -> str:
-    """Why this configuration cannot be; '' when it can."""
+    """Return why this configuration is invalid; '' when it is valid."""
     problem = topic_name_problem(topic.name)
     if problem:
         return problem
@@ -115,7 +115,7 @@ def topic_problem(topic: TopicConfig) -> str:
 
 
 def auto_created(name: str, client_queue_count: int, default_queue_count: int) -> TopicConfig:
-    """What a send to an unknown topic creates (remoting-protocol 9.3)."""
+    """Return the topic that a send to an unknown one creates, by Apache's rule."""
     count = max(1, min(client_queue_count, default_queue_count))
     return TopicConfig(name, count, count, PERM_READ | PERM_WRITE)
 
@@ -125,12 +125,13 @@ def retry_topic(group: str, queue_count: int = 1) -> TopicConfig:
 
 
 class TopicTable(VersionedTable[TopicConfig]):
-    """Name → TopicConfig; in JSON Apache's TopicConfigSerializeWrapper: topics.json and the answer
-    to code 21."""
+    """The topics: name → TopicConfig; in JSON Apache's TopicConfigSerializeWrapper: topics.json and
+    the answer to code 21."""
 
     def __init__(self) -> None:
         super().__init__("topicConfigTable", topic_from_json)
-        # The broker's own: in no command and no snapshot, they follow from the configuration.
+        # The broker's own topics: in no command and no snapshot, they follow from the
+        # configuration.
         self.internal: dict[str, TopicConfig] = {}
 
     def get(self, name: str) -> TopicConfig | None:

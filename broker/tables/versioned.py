@@ -20,7 +20,7 @@ class Entry(Protocol):
 
 E = TypeVar("E", bound=Entry)
 
-CHANGES_MAX = 10_000  # remembered, for who knows the table as it was a while ago
+CHANGES_MAX = 10_000  # remembered, for those that know an earlier version
 
 
 class VersionedTable(Generic[E]):
@@ -41,7 +41,7 @@ class VersionedTable(Generic[E]):
         return self.entries.get(name)
 
     def put(self, entry: E, now_ms: int, *, if_absent: bool = False) -> bool:
-        """Create or replace; with `if_absent` only create. True when something changed."""
+        """Create or replace; with `if_absent` only create. Returns True when something changed."""
         before = self.entries.get(entry.name)
         if before == entry or (if_absent and before is not None):
             return False
@@ -56,7 +56,7 @@ class VersionedTable(Generic[E]):
         return True
 
     def changed_since(self, counter: int, timestamp_ms: int) -> set[str] | None:
-        """Names that came, changed or went since the table had this version; None: not known."""
+        """Return the names changed since this version; None: not known any more."""
         if (counter, timestamp_ms) == (self.counter, self.timestamp_ms):
             return set()
         found: set[str] = set()
@@ -85,7 +85,7 @@ class VersionedTable(Generic[E]):
         }
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Become what a snapshot says; unchanged when that raises."""
+        """Load a snapshot; unchanged when that raises."""
         table = value[self._json_key].items()
         loaded = {name: self._entry_from_json(entry) for name, entry in table}
         counter = int(value["dataVersion"]["counter"])

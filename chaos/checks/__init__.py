@@ -1,1 +1,1 @@
-"""What a history proves or disproves. Pure."""
+"""The checks that decide what a history proves or disproves. Pure."""

@@ -1,8 +1,8 @@
-"""How often each offset of a queue was seen: a byte each, for offsets that lie close. Pure."""
+"""Counts how often each offset of a queue was seen: a byte each, for dense offsets. Pure."""
 
 from __future__ import annotations
 
-DENSE_GAP_MAX = 1 << 24  # an offset farther ahead than this is kept apart: 16 MB are no matter
+DENSE_GAP_MAX = 1 << 24  # an offset farther ahead is kept apart; 16 MB are acceptable
 TIMES_MAX = 255  # counted up to here
 
 
@@ -17,7 +17,7 @@ class OffsetCounts:
         self.distinct = 0  # offsets seen at least once
 
     def add(self, offset: int) -> int:
-        """Count one more; returns how many there were before (TIMES_MAX: as many or more)."""
+        """Count one more; return the count before (TIMES_MAX: that many or more)."""
         dense = self._dense
         if offset >= len(dense):
             if offset - len(dense) > DENSE_GAP_MAX or offset in self._far:

@@ -1,17 +1,18 @@
-"""Checks of delayed messages: early, lost, stored twice; and how late they were. Pure.
+"""Checks of delayed messages: early, lost, stored twice; and their lateness. Pure.
 
-What counts as wrong:
+These are violations:
 - early, by the brokers' clocks: stored for consumers (its store time) before it was stored to wait
-  plus its delay, where the broker's own topic was read at the end and says when that was.
-- early, by the harness's clock: consumed before its send began plus its delay. What comes after a
-  send that began is never before it, so this holds whatever brokers think the time is.
-Either with `tolerance_ms`, for what the clocks of two leaders may differ: TOLERANCE_MS on one
-machine, whose processes read one clock. Where clocks were moved (a fault clock-…), what is early is
-reported as UNKNOWN: it may be the clock.
+  plus its delay. Known only if the broker's own topic was read at the end, which says when that
+  was.
+- early, by the harness's clock: consumed before its send began plus its delay. A message cannot be
+  stored before its send began, so this holds whatever time the brokers believe it is.
 - lost: acknowledged, and not delivered although the topic was drained completely afterwards.
 - stored more than once: delivered at more positions than its client tried to send it.
-Late is not wrong; it is measured: store time for consumers less the time it was due.
-Memory: about 0.4 KB a message.
+
+Both early checks allow `tolerance_ms`, by which the clocks of two leaders may differ: TOLERANCE_MS
+on one machine, whose processes read one clock. Where clocks were moved (a fault clock-…), early
+messages are reported as UNKNOWN: it may be the clock. Lateness is no violation; it is measured:
+store time for consumers minus the time it was due. Memory: about 0.4 KB a message.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NS_PER_MS = 1_000_000
 
 
 class Delayed:
-    """One message. Times in milliseconds by the brokers, in nanoseconds by the harness."""
+    """One message. Times in milliseconds are the brokers', in nanoseconds the harness's."""
 
     __slots__ = (
         "acked_ns", "attempts", "delay_ms", "invoked_ns", "outcome", "places", "topic", "waits_ms",
@@ -54,7 +55,7 @@ class Delayed:
 
 
 class DelayBook:
-    """What all checks of delayed messages share; a suite feeds it once."""
+    """The state that all checks of delayed messages share; a suite feeds it once."""
 
     def __init__(self, tolerance_ms: int = TOLERANCE_MS) -> None:
         self.tolerance_ms = tolerance_ms
@@ -115,8 +116,8 @@ class DelayBook:
         self.clocks_moved = self.clocks_moved or fault.kind.startswith("clock")
 
     def lateness_ms(self) -> list[int]:
-        """Of every message whose waiting is known: first store time for consumers less due time,
-        ascending. Below zero: early."""
+        """Return, for every message whose waiting is known, first store time for consumers minus
+        due time, ascending. Negative: early."""
         return sorted(
             min(entry.places.values()) - entry.waits_ms - entry.delay_ms
             for entry in self.found.values()
@@ -125,13 +126,13 @@ class DelayBook:
 
 
 class DelayChecker(BookChecker[DelayBook]):
-    """What the checks have in common."""
+    """The base of the checks of delayed messages."""
 
     new_book = DelayBook
 
 
 class DelayedEarly(DelayChecker):
-    """See the module."""
+    """The check for delayed messages that came early."""
 
     name = "delayed but early"
 
@@ -159,7 +160,7 @@ class DelayedEarly(DelayChecker):
 
 
 class DelayedLost(DelayChecker):
-    """See the module."""
+    """The check for delayed messages that were lost."""
 
     name = "delayed and lost"
 
@@ -176,7 +177,7 @@ class DelayedLost(DelayChecker):
 
 
 class DelayedCopies(DelayChecker):
-    """See the module; what nobody sent is among them."""
+    """The check for delayed messages stored more than once, or delivered but not sent."""
 
     name = "delayed and stored more than once"
 
@@ -197,7 +198,7 @@ class DelayedCopies(DelayChecker):
 
 
 class DelayedLate(DelayChecker):
-    """How late they were; allowed, measured."""
+    """Measures how late delayed messages were. Allowed."""
 
     name = "lateness of delayed messages"
 

@@ -1,9 +1,9 @@
-"""What became of every message, kept up to date as a history goes on. Pure.
+"""The fate of every message, kept up to date as a history goes on. Pure.
 
 One `Ledger` serves all checks of messages (chaos.checks.messages, chaos.checks.order): it is fed
-once, and keeps what is odd in small collections of its own, so that an answer costs little at any
-time. Memory: about 0.5 KB per message sent, less where it was acknowledged and consumed as it
-should be, and a byte per queue offset.
+once and keeps suspicious messages in small collections of their own, so that an answer costs little
+at any time. Memory: about 0.5 KB per message sent, less if it was acknowledged and consumed
+normally, and a byte per queue offset.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftmq.chaos.checks.counts import OffsetCounts
 from raftmq.chaos.checks.verdict import at
 from raftmq.chaos.history.events import Consume, Drain, HistoryError, Outcome, Position, Send
 
-MARK_EVERY_NS = 50_000_000  # how finely it is remembered when a queue's consumption got how far
+MARK_EVERY_NS = 50_000_000  # resolution at which a queue's consumption progress is remembered
 
 Clash = tuple[Position, str, str]  # two ids at one position, in the order in which they were seen
 
@@ -40,11 +40,11 @@ class Queue:
         return (self.broker, self.topic, self.queue, offset)
 
     def delivered(self, offset: int) -> bool:
-        """This position was consumed."""
+        """Return whether this position was consumed."""
         return offset in self.times
 
     def rise(self, t_ns: int, offset: int) -> None:
-        """Consumption got as far as `offset`."""
+        """Note that consumption got as far as `offset`."""
         if offset <= self.highest:
             return
         if not self.marks or t_ns - self.marks[-1][0] >= MARK_EVERY_NS:
@@ -52,7 +52,7 @@ class Queue:
         self.highest, self.highest_ns = offset, t_ns
 
     def passed_at(self, t_ns: int) -> int:
-        """Highest offset consumed at or before `t_ns`, which never falls from call to call."""
+        """Return the highest offset consumed by `t_ns`, which never falls between calls."""
         if self.highest_ns <= t_ns:
             self.marks.clear()
             self.passed = self.highest
@@ -81,7 +81,7 @@ class Entry:
     )
 
     def __init__(self, send: Send) -> None:
-        self.send: Send | None = send  # kept while it may have to be named
+        self.send: Send | None = send  # kept while a check may have to name it
         self.outcome = Outcome.OPEN
         self.promised = False
         self.acked = False
@@ -96,7 +96,7 @@ class Entry:
         self.before: Entry | None = None  # the promised one before it in its order key
 
     def copies(self) -> list[Position]:
-        """Every position at which it is known to lie, sorted."""
+        """Return every position at which it is known to lie, sorted."""
         if self.queue is None:
             return []
         found = [self.queue.place(self.offset)]
@@ -105,24 +105,24 @@ class Entry:
         return sorted(found)
 
     def seen(self) -> list[Position]:
-        """`copies` without the acknowledged place as long as only the answer speaks for it."""
+        """Return `copies` without the acknowledged place if only the answer names it."""
         found = self.copies()
         if self.acked and not self.at_ack and self.queue is not None:
             found.remove(self.queue.place(self.offset))
         return found
 
     def first(self) -> Position:
-        """The lowest of its positions."""
+        """Return the lowest of its positions."""
         assert self.queue is not None
         return self.copies()[0] if self.more else self.queue.place(self.offset)
 
 
 class Ledger:
-    """See the module. Feed it `invoked`, `decided`, `consumed` and `drained`.
+    """The fate of every message. Feed it `invoked`, `decided`, `consumed` and `drained`.
 
-    entries: every message sent, by id. phantoms: id → why, of what should not have been consumed.
-    twice_acked, clashes: positions of two messages, as ordered sets. misplaced: acknowledged in
-    one place, seen only in another. multiple: known to lie in several places.
+    entries: every message sent, by id. phantoms: id → why it should not have been consumed.
+    twice_acked, clashes: positions of two messages, as ordered sets. misplaced: acknowledged in one
+    place, seen only in another. multiple: known to lie in several places.
     """
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ class Ledger:
         if drain.complete:
             self.drains[drain.topic] = drain.t_ns
 
-    # ---- what is odd
+    # ---- suspicious messages
 
     def _first_delivery(self, name: str, entry: Entry, queue: Queue, offset: int) -> None:
         send = entry.send
@@ -279,7 +279,7 @@ class Ledger:
         outcome = entry.outcome
         if outcome is Outcome.OPEN:
             self.open_delivered += 1
-            return  # whether it must be named is known when it is decided
+            return  # whether it must be named is decided with its outcome
         entry.send = None
         if outcome is Outcome.OK:
             assert send is not None
@@ -295,7 +295,7 @@ class Ledger:
             self._ghost(name, queue, offset, "its send had failed for certain")
 
     def _elsewhere(self, name: str, entry: Entry, queue: Queue, offset: int) -> None:
-        """Delivered where it was neither acknowledged nor seen first."""
+        """Note a delivery where the message was neither acknowledged nor seen first."""
         if entry.queue is None:
             entry.queue, entry.offset = queue, offset
             return
@@ -310,7 +310,7 @@ class Ledger:
         self.multiple[name] = entry
 
     def _unnamed(self, queue: Queue, offsets: Iterable[int]) -> None:
-        """Positions consumed without an id: they are those of whoever was acknowledged there."""
+        """Count positions consumed without an id for the message that was acknowledged there."""
         for offset in offsets:
             name = queue.holder.get(offset)
             entry = self.entries.get(name) if name is not None else None

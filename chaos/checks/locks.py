@@ -1,11 +1,12 @@
-"""Checks of orderly consumption under locks: nobody beside, nothing skipped. Pure.
+"""Checks of orderly consumption under queue locks: one consumer at a time, nothing skipped. Pure.
 
-Each piece of work on a queue is an interval of the machine's one monotonic clock. Wrong is:
-- two at once: work on a queue that begins before another piece of work on it has ended, whoever
-  does either, and whether or not it succeeds.
-- skipped: work that begins behind a message of its queue with which nobody has come to an end.
-Work that is done again after somebody left is allowed (at least once). How long queues stood still
-between two consumers is measured. Memory: a queue each, and a number a hand-over.
+Each piece of work on a queue is an interval of the machine's one monotonic clock. Violations:
+- two at once: work on a queue begins before another piece of work on it has ended, whoever does
+  either, and whether or not it succeeds.
+- skipped: work begins after a message of its queue that nobody has finished.
+
+Repeating work after a consumer left is allowed (at least once). The time that queues stood still
+between two consumers is measured. Memory: one object a queue, and a number a hand-over.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ LONG_MS = 30_000  # a queue that stands still for longer is counted
 @dataclass(slots=True)
 class _Queue:
     latest_ns: int = -1  # when work on it last ended
-    worker: str = ""  # whose that was
-    next: int = -1  # everything before it is done; -1: nothing is known of it
+    worker: str = ""  # the consumer that did that
+    next: int = -1  # everything before this offset is done; -1: unknown
 
 
 class _WorkChecker(Checker):
@@ -56,12 +57,13 @@ class _WorkChecker(Checker):
 
 
 class TwoAtOnce(_WorkChecker):
-    """No two consumers work on one queue at the same time."""
+    """The check that no two consumers work on one queue at the same time."""
 
     name = "two consumers in one queue"
 
     def _judge(self, queue: _Queue, work: Worked) -> None:
-        # Records come in the order in which work ended, so only what ended last can overlap.
+        # Records come in the order in which work ended, so only the piece that ended last can
+        # overlap.
         if work.began_ns < queue.latest_ns:
             shared_ms = (queue.latest_ns - work.began_ns) / 1_000_000
             self._wrong.add(
@@ -73,7 +75,7 @@ class TwoAtOnce(_WorkChecker):
 
 
 class Skipped(_WorkChecker):
-    """Nothing is worked on before everything in front of it is done."""
+    """The check that nothing is worked on before everything in front of it is done."""
 
     name = "skipped in an orderly queue"
 
@@ -81,7 +83,7 @@ class Skipped(_WorkChecker):
         if queue.next < 0:
             queue.next = (
                 work.first
-            )  # a topic that was there before; the checks of messages see more
+            )  # the topic may have existed before; the checks of messages see more
         if work.first > queue.next:
             self._wrong.add(f"{_where(work)}: {work.process} began, {queue.next} is not done")
         if work.done:
@@ -89,9 +91,10 @@ class Skipped(_WorkChecker):
 
 
 class StoodStill(_WorkChecker):
-    """How long nobody worked on a queue that went to another consumer: allowed, measured.
+    """Measures how long queues that went to another consumer stood still. Allowed.
 
-    A lock of whoever left without giving it back ends by itself; that takes a minute or more."""
+    The lock of a consumer that left without unlocking expires; that takes a minute or more.
+    """
 
     name = "orderly queues standing still"
 

@@ -1,7 +1,7 @@
-"""Searches the nodes' logs for what must not be there. Blocking.
+"""Search the nodes' logs for lines that must not be there. Blocking.
 
-A finding is one line: for a traceback the line before it and the exception it ends with. Whether an
-injected fault explains it is for chaos.checks.replicas to say.
+A finding is one line; for a traceback, the line before it and the exception that it ends with.
+chaos.checks.replicas decides whether an injected fault explains it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Finding:
 
 
 def write_findings(history: HistoryWriter, logs: Mapping[str, Path]) -> int:
-    """Search each node's log, write a record for every finding and one for the search.
+    """Search each node's log; write a record for every finding and one for the search.
 
-    A log that is not there has no lines. Returns the number of findings.
+    A missing log has no lines. Returns the number of findings.
     """
     lines: dict[str, int] = {}
     found = 0
@@ -62,7 +62,7 @@ def write_findings(history: HistoryWriter, logs: Mapping[str, Path]) -> int:
 
 
 def search(lines: Iterable[str]) -> Iterator[Finding]:
-    """What should not be in a log, at most FINDINGS_MAX."""
+    """Yield the findings of a log, at most FINDINGS_MAX."""
     count = 0
     before = ""
     numbered = iter(enumerate(lines, 1))
@@ -79,7 +79,7 @@ def search(lines: Iterable[str]) -> Iterator[Finding]:
 
 
 def _exception(lines: Iterator[tuple[int, str]]) -> str:
-    """Skip a traceback's indented lines; the line that names the exception."""
+    """Skip a traceback's indented lines; return the line that names the exception."""
     for skipped, (_, line) in enumerate(lines):
         if line.strip() and not line.startswith(" "):
             return line.strip()

@@ -1,18 +1,19 @@
 """Checks of messages: lost, invented, in two places, stored twice, handed out twice. Pure.
 
-What counts as wrong:
+These are violations:
 - lost: answered SEND_OK and never consumed, although a later position of its queue was consumed
   more than `settle_ns` ago (the definition that needs no drain), or its topic was drained
   completely afterwards (the final one).
 - phantom: consumed, but nobody sent it, or its send was answered `fail`, or to another topic.
-- two messages acknowledged at one queue offset; a queue offset that shows two messages, or a
-  message that is seen only elsewhere than it was acknowledged.
-- duplicates, by cause: stored more often than its client tried is the brokers' doing and wrong; a
-  client's own retry stored again is allowed and counted, unless it was sent idempotently. A send of
-  unknown outcome that is delivered is no duplicate; it is counted, too. So is a position handed out
-  again.
-What was answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE was stored with
-less than is promised: losing it breaks no promise, and is counted by itself.
+- two messages acknowledged at one queue offset; a queue offset that shows two messages; a message
+  seen only in another place than it was acknowledged in.
+- duplicates, by cause: only a broker can store a message more often than its client tried, and that
+  is wrong. A client's own retry stored again is allowed and counted, unless it was sent
+  idempotently. A send of unknown outcome that is delivered is no duplicate; it is counted, too, and
+  so is a position handed out again.
+
+A message answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE was stored with
+less than is promised: losing it breaks no promise, and is counted separately.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from raftmq.chaos.checks.verdict import (
 )
 from raftmq.chaos.history.events import Kind, Outcome, Send
 
-SETTLE_NS = 5_000_000_000  # what is in a consumer's hands when a later position is recorded
+SETTLE_NS = 5_000_000_000  # a message may be in a consumer's hands while a later one is recorded
 
 
 class MessageChecker(Checker):
-    """What the checks of messages share: a ledger, which a suite feeds once for all of them."""
+    """The base of all checks of messages: they share a ledger, which a suite feeds once."""
 
     essential = True
 
     def __init__(self, ledger: Ledger | None = None) -> None:
-        """Without a ledger it keeps its own, and `feed` feeds that."""
+        """Without a ledger it keeps its own, which `feed` feeds."""
         self.ledger = ledger or Ledger()
         self._own = ledger is None
 
@@ -54,7 +55,7 @@ class MessageChecker(Checker):
 
 
 def ledger_handlers(ledger: Ledger) -> Handlers:
-    """How a ledger is fed."""
+    """Return the handlers that feed a ledger."""
     return {
         Kind.SEND_INVOKED: ledger.invoked,
         Kind.SEND_DECIDED: ledger.decided,
@@ -64,7 +65,7 @@ def ledger_handlers(ledger: Ledger) -> Handlers:
 
 
 class Lost(MessageChecker):
-    """Acknowledged and lost."""
+    """The check for messages acknowledged and lost."""
 
     name = "acknowledged but lost"
 
@@ -73,7 +74,7 @@ class Lost(MessageChecker):
         self._settle_ns = settle_ns
 
     def lost(self) -> Iterator[LostMessage]:
-        """Every one of them, by queue and offset."""
+        """Yield every lost message, by queue and offset."""
         ledger = self.ledger
         settled_ns = ledger.now_ns - self._settle_ns
         for _, queue in sorted(ledger.queues.items()):
@@ -114,7 +115,7 @@ class Lost(MessageChecker):
 
 
 class Phantoms(MessageChecker):
-    """Consumed, but never sent, or sent with the answer that it was certainly not stored."""
+    """The check for messages consumed that were never sent, or whose send certainly failed."""
 
     name = "phantoms"
 
@@ -125,7 +126,7 @@ class Phantoms(MessageChecker):
 
 
 class TwiceAcknowledged(MessageChecker):
-    """Two messages acknowledged at one position: one of them has overwritten the other."""
+    """The check for two messages acknowledged at one position: one has overwritten the other."""
 
     name = "two messages acknowledged at one position"
 
@@ -137,7 +138,7 @@ class TwiceAcknowledged(MessageChecker):
 
 
 class Positions(MessageChecker):
-    """One message per queue offset, and an acknowledged message where it was said to be."""
+    """The check for one message per queue offset, and acknowledged messages at their place."""
 
     name = "queue positions"
 
@@ -152,7 +153,7 @@ class Positions(MessageChecker):
             if not entry.promised or entry.at_ack or not entry.deliveries:
                 continue
             assert entry.queue is not None
-            # A retried one may lie in both places, and the other be consumed already.
+            # A retried message may lie in both places, the other copy being consumed already.
             drained = entry.queue.topic in self.ledger.drains
             if entry.attempts < 2 or drained or entry.queue.highest >= entry.offset:
                 place = entry.queue.place(entry.offset)
@@ -161,7 +162,7 @@ class Positions(MessageChecker):
 
 
 class BrokerDuplicates(MessageChecker):
-    """Messages stored more often than their client attempted: only a broker can have done that."""
+    """The check for messages stored more often than the client tried: brokers' doing."""
 
     name = "duplicates made by brokers"
 
@@ -176,7 +177,7 @@ class BrokerDuplicates(MessageChecker):
 
 
 class RetryDuplicates(MessageChecker):
-    """Messages stored again because the client had to ask again. Allowed; counted."""
+    """Counts messages stored again by the client's own retry. Allowed."""
 
     name = "duplicates by client retry"
 
@@ -191,7 +192,7 @@ class RetryDuplicates(MessageChecker):
 
 
 class UnknownDelivered(MessageChecker):
-    """Sends of unknown outcome that turned out to be stored. Allowed; counted."""
+    """Counts sends of unknown outcome that turned out to be stored. Allowed."""
 
     name = "unknown but delivered"
 
@@ -203,7 +204,7 @@ class UnknownDelivered(MessageChecker):
 
 
 class StoredWithLess(MessageChecker):
-    """Stored, but not flushed, or on no slave: nothing was promised. Counted, and its losses."""
+    """Counts messages not flushed or on no slave, and their losses. Nothing was promised."""
 
     name = "stored with less than promised"
     essential = False
@@ -224,7 +225,7 @@ class StoredWithLess(MessageChecker):
 
 
 class Redeliveries(MessageChecker):
-    """Positions handed out more than once. Allowed (at least once); counted."""
+    """Counts positions handed out more than once. Allowed (at least once)."""
 
     name = "redeliveries"
 
@@ -234,5 +235,5 @@ class Redeliveries(MessageChecker):
 
 
 def decided(entry: Entry) -> bool:
-    """Its attempts are known."""
+    """Return whether the number of attempts is known."""
     return entry.outcome is not Outcome.OPEN

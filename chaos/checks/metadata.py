@@ -1,8 +1,8 @@
-"""Topics and groups that went back. Pure.
+"""The check for topics and groups that went back to an older version. Pure.
 
 Each object carries a version that only its one writer raises. A read that was asked for after a
 version was acknowledged, or read, must find that version or a later one; a version that nobody
-wrote must never be found. A write of unknown outcome may count or not. Memory: an object each.
+wrote must never be found. A write of unknown outcome may count or not. Memory: one object each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Object:
 
 
 class MetadataBack(Checker):
-    """See the module."""
+    """The check for topics and groups read back older than acknowledged, or never written."""
 
     name = "metadata going back"
 

@@ -1,13 +1,13 @@
-"""Consumer offsets that went back. Pure.
+"""The check for consumer offsets that went back. Pure.
 
-A group's offset in a queue is a register that clients write (commit) and read (fetch). Wrong is:
-- a fetch that answers less than a commit or fetch that was answered before it was asked;
-- a commit below an acknowledged one, by the consumer that made that one itself: it was set back;
-- a consumer that joined after a commit was acknowledged and begins below it.
-Not wrong: what a reset asks for; a fetch that answers what a lower commit, still unanswered, may
-have written; a lower commit by another consumer than the last, which took the queue over before it
-knew (counted in the detail: its messages are handed out again). Memory: an object a queue, and
-`UNANSWERED_MAX` commits.
+A group's offset in a queue is a register that clients write (commit) and read (fetch). Violations:
+- a fetch answers less than a commit or fetch that was answered before this one was asked;
+- a commit is below an acknowledged one of the same consumer: the offset was set back;
+- a consumer joined after a commit was acknowledged and begins below it.
+
+Allowed: a reset; a fetch that answers the value of a lower commit still unanswered; a lower commit
+by another consumer than the last, which took the queue over before it knew (counted in the detail:
+its messages are handed out again). Memory: one object a queue, and `UNANSWERED_MAX` commits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raftmq.chaos.checks.prefix import PrefixMax
 from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders
 from raftmq.chaos.history.events import Commit, Consume, Kind, Membership
 
-UNANSWERED_MAX = 64  # commits per queue that may still happen; older ones are forgotten
+UNANSWERED_MAX = 64  # commits per queue that may still take effect; older ones are dropped
 
 QueueKey = tuple[str, str, int]  # broker, topic, queue
 
@@ -42,20 +42,20 @@ class _Register:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What was certain when a consumer began to join: queue → (offset, epoch)."""
+    """The offsets that were certain when a consumer began to join: queue → (offset, epoch)."""
 
     group: str
     floors: Mapping[QueueKey, tuple[int, int]]
 
 
 class OffsetsBack(Checker):
-    """See the module."""
+    """The check for consumer offsets that went back."""
 
     name = "consumer offsets going back"
 
     def __init__(self) -> None:
         self._registers: dict[tuple[str, QueueKey], _Register] = {}  # (group, queue)
-        self._starts: dict[str, _Start] = {}  # process → what it must begin at or above
+        self._starts: dict[str, _Start] = {}  # process → the offsets it must begin at or above
         self._begun: set[tuple[str, QueueKey]] = set()  # (process, queue) that has consumed
         self._wrong = Offenders()
         self._seen = 0
@@ -119,7 +119,7 @@ class OffsetsBack(Checker):
             and register.last_ns > commit.invoked_ns
             and register.floor.last is not None
         ):
-            pass  # the same, answered the other way round: the lower one is what is certain
+            pass  # concurrent, answered in the other order: the lower one is certain
         else:
             register.floor.note(commit.t_ns, offset)
         register.last_process, register.last_ns = commit.process, commit.t_ns

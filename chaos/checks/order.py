@@ -1,12 +1,13 @@
 """Checks of order: of each queue, of each key as stored, of each key as consumed. Pure.
 
-- order per queue: what is sent after another message was acknowledged gets a higher offset than
-  that one, in the same queue. Falls if a broker forgets the end of its log.
+- order per queue: a message sent after another one was acknowledged gets a higher offset than that
+  one, in the same queue. Fails if a broker forgets the end of its log.
 - order per key: within an order key the first copies lie in one queue, in the order in which they
   were sent. A send of unknown outcome stays concurrent with later ones, so it cannot be late.
 - order as consumed: where consumers promise order, the first delivery of an acknowledged message
   comes before that of any later one of its key.
-Messages that were not answered SEND_OK are judged nowhere here. Memory: one object a key.
+
+Messages that were not answered SEND_OK are not judged here. Memory: one object a key.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from raftmq.chaos.history.events import Consume, Kind, Position, Send
 
 
 class OrderChecker(MessageChecker):
-    """A check of messages with events of its own, which come after the ledger's."""
+    """A check of messages with handlers of its own, which are called after the ledger's."""
 
     essential = False
 
@@ -34,12 +35,12 @@ class OrderChecker(MessageChecker):
         return joined
 
     def own(self) -> Handlers:
-        """What it listens to besides the ledger."""
+        """Return the handlers besides the ledger's."""
         raise NotImplementedError
 
 
 def in_turn(first: Callable[[Any], None], then: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Both, one after the other."""
+    """Return a handler that calls both, one after the other."""
 
     def both(event: Any) -> None:
         first(event)
@@ -49,7 +50,7 @@ def in_turn(first: Callable[[Any], None], then: Callable[[Any], None]) -> Callab
 
 
 class OrderPerQueue(OrderChecker):
-    """Acknowledged offsets of a queue rise with real time."""
+    """The check that acknowledged offsets of a queue rise with real time."""
 
     name = "order per queue"
 
@@ -84,7 +85,7 @@ class OrderPerQueue(OrderChecker):
 
     def result(self) -> Check:
         detail = f"{len(self._tops)} queues, {self._compared} sends after another was acknowledged"
-        # Without two sends one after the other there was nothing that could be out of order.
+        # Without two sends one after the other nothing could be out of order.
         return self._wrong.check(self.name, detail, len(self._tops))
 
 
@@ -98,14 +99,14 @@ class _Key:
 
 
 class OrderPerKey(OrderChecker):
-    """Within an order key: one queue, and first copies in the order in which they were sent."""
+    """The check of each order key: one queue, first copies in the order of sending."""
 
     name = "order per key"
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         super().__init__(ledger)
         self._keys: dict[tuple[str, str], _Key] = {}
-        self._suspects: dict[str, Entry] = {}  # id → the later one of a wrong pair
+        self._suspects: dict[str, Entry] = {}  # id → the later message of a wrong pair
         self._overlaps = Offenders()
         self._compared = 0
 
@@ -129,7 +130,7 @@ class OrderPerKey(OrderChecker):
         if last is not None:
             self._compared += 1
             overlap = key.last_done_ns > send.invoked_ns
-            if entry.seq < last.seq:  # answered behind one that was sent later
+            if entry.seq < last.seq:  # answered after one that was sent later
                 overlap = send.done_ns > key.last_invoked_ns
             if overlap:
                 self._overlaps.add(
@@ -154,7 +155,7 @@ class OrderPerKey(OrderChecker):
         return found.check(self.name, detail, len(self._keys))
 
     def _wrong(self) -> Iterator[str]:
-        # A copy that is found later may be the first one, so pairs with copies are looked at anew.
+        # A copy found later may become the first one, so pairs with copies are compared again.
         for entry in (self._suspects | self.ledger.multiple).values():
             before = entry.before
             if before is None or not out_of_order(entry):
@@ -166,7 +167,7 @@ class OrderPerKey(OrderChecker):
 
 
 def out_of_order(entry: Entry) -> bool:
-    """The message does not lie behind the one before it in its key."""
+    """Return whether the message does not lie behind the one before it in its key."""
     assert entry.before is not None
     earlier, later = entry.before.first(), entry.first()
     return queue_of(earlier) != queue_of(later) or earlier[3] >= later[3]
@@ -177,7 +178,7 @@ def queue_of(place: Position) -> tuple[str, str, int]:
 
 
 class OrderConsumed(OrderChecker):
-    """Consumers that promise order see each key's messages in the order of sending."""
+    """The check that ordered consumers see each key's messages in the order of sending."""
 
     name = "order as consumed"
 

@@ -11,8 +11,8 @@ KEPT_MAX = 65_536  # newest steps kept for certain; of older moments `before` ma
 class PrefixMax:
     """Steps of a rising maximum over time. Memory: 16 bytes a step, 2 * KEPT_MAX steps at most.
 
-    Moments are to be noted in order; one that is earlier than the last is taken as the last, which
-    can only make `before` answer less.
+    Note moments in order; one earlier than the last is taken as the last, which can only make
+    `before` answer less.
     """
 
     __slots__ = ("_times", "_values")
@@ -22,7 +22,7 @@ class PrefixMax:
         self._values = array("q")
 
     def note(self, t_ns: int, value: int) -> None:
-        """`value` was certain at `t_ns`."""
+        """Note that `value` was certain at `t_ns`."""
         times, values = self._times, self._values
         if values:
             if value <= values[-1]:
@@ -35,16 +35,16 @@ class PrefixMax:
             del values[:KEPT_MAX]
 
     def before(self, t_ns: int) -> int | None:
-        """The highest value certain before `t_ns`; None if there was none, or it is forgotten."""
+        """Return the highest value certain before `t_ns`; None if none or forgotten."""
         number = bisect_left(self._times, t_ns)
         return self._values[number - 1] if number else None
 
     @property
     def last(self) -> int | None:
-        """The highest value of all."""
+        """The highest value of all; None without any."""
         return self._values[-1] if self._values else None
 
     def clear(self) -> None:
-        """Forget everything: somebody set the value back on purpose."""
+        """Forget everything: the value was set back on purpose."""
         del self._times[:]
         del self._values[:]

@@ -1,8 +1,8 @@
 """Checks of the cluster as seen from outside: leaders, replicas' bytes, lines in logs. Pure.
 
-Log lines: a fault may make a node say what it never should otherwise (a full disk stops it, on
+Log lines: a fault may make a node log what it never should otherwise (a full disk stops it, on
 purpose). `EXPECTED_LINES` says which lines are excused on the nodes that a kind of fault has hit,
-from the fault on; everything else is wrong.
+from the fault on; all other lines are violations.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders
 from raftmq.chaos.history.events import Fault, Kind, Leader, LogLine, Logs, Replicas
 
 DISK_TROUBLE = r"OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
-# A pattern of fault kinds → what nodes hit by one may say.
+# Pattern of fault kinds → patterns of lines that nodes hit by one may log.
 EXPECTED_LINES: Mapping[str, Sequence[str]] = {
     r"^(disk|eio|short|flip|torn|lost|lying)-|power-cut": (DISK_TROUBLE,),
 }
 
 
 class TwoLeaders(Checker):
-    """Election safety as seen from outside: at most one leader per term and group (Raft 5.2).
+    """The check of election safety as seen from outside: at most one leader per term and group
+    (Raft 5.2).
 
     Only terms above 0 count: classic masters have none.
     """
@@ -53,7 +54,7 @@ class TwoLeaders(Checker):
 
 
 class ReplicasDiffer(Checker):
-    """The replicas of a group hold the same bytes up to what all of them have committed."""
+    """The check that replicas of a group hold the same bytes up to what all have committed."""
 
     name = "replicas differ"
 
@@ -88,7 +89,7 @@ class ReplicasDiffer(Checker):
 
 
 def differences(found: Replicas) -> list[str]:
-    """What to say of each node that is unlike the majority (unlike the first without one)."""
+    """Describe each node that differs from the majority (from the first node, without one)."""
     votes: dict[tuple[tuple[int, str], ...], list[str]] = defaultdict(list)
     for node, parts in sorted(found.parts.items()):
         votes[tuple(sorted(parts.items()))].append(node)
@@ -107,7 +108,7 @@ def differences(found: Replicas) -> list[str]:
 
 
 class BadLogLines(Checker):
-    """Assertion failures, tracebacks and broken invariants in the nodes' logs."""
+    """The check for assertion failures, tracebacks and broken invariants in the nodes' logs."""
 
     name = "failures in server logs"
 

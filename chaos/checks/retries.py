@@ -1,14 +1,14 @@
-"""Checks of retries: what was given back comes again, once, and ends as a dead letter. Pure.
+"""Checks of retries: a message sent back comes again, once, and ends as a dead letter. Pure.
 
-What counts as wrong:
-- lost: a message that was acknowledged and is neither consumed nor a dead letter, or one that a
-  consumer gave back, with the broker's answer that it has it, and that did not come again with one
-  reconsumption more (as a dead letter, where it had been tried often enough), although the topic
-  was drained completely afterwards.
+These are violations:
+- lost: an acknowledged message is neither consumed nor a dead letter; or one that a consumer gave
+  back, acknowledged by the broker, did not come again with one reconsumption more (as a dead
+  letter, if it had been tried often enough), although the topic was drained completely afterwards.
 - out of turn: a retry, or a dead letter, that nobody had given back so often.
 - stored more than once: at more positions than requests that can have put it there.
-A client that delivers again by itself, since no broker took the message back, counts further than
-what is stored; so a range of counts is right for what it gives back then. Memory: 0.6 KB a message.
+
+A client that redelivers a message itself, since no broker took it back, counts further than the
+stored record does; so a range of counts is right for its next send-back. Memory: 0.6 KB a message.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Retried:
 
 
 class RetryBook:
-    """What all checks of retries share; a suite feeds it once."""
+    """The state that all checks of retries share; a suite feeds it once."""
 
     def __init__(self) -> None:
         self.found: dict[str, Retried] = {}
@@ -125,20 +125,20 @@ class RetryBook:
 
 
 def came_again(entry: Retried, back: GivenBack) -> bool:
-    """What was given back is there again."""
+    """Return whether a message given back is there again."""
     if back.dead and entry.dead:
         return True
     return any(entry.again.get(times) for times in range(back.times + 1, back.seen + 2))
 
 
 class RetryChecker(BookChecker[RetryBook]):
-    """What the checks have in common."""
+    """The base of the checks of retries."""
 
     new_book = RetryBook
 
 
 class RetriesLost(RetryChecker):
-    """See the module."""
+    """The check for messages lost, at first or after they were given back."""
 
     name = "given back and lost"
 
@@ -155,7 +155,7 @@ class RetriesLost(RetryChecker):
         return judge_lost(self.name, lost, len(missing), acked, detail)
 
     def _missing(self) -> Iterator[tuple[str, int, int]]:
-        """What is not there: words, since when it should be, when its topic was drained."""
+        """Yield what is missing: words, due since when, when its topic was drained."""
         for name, entry in self.book.found.items():
             drained_ns = self.book.drains.get(entry.topic, -1)
             if entry.outcome is Outcome.OK and not entry.accepted and not entry.dead:
@@ -172,7 +172,7 @@ class RetriesLost(RetryChecker):
 
 
 class RetriesOutOfTurn(RetryChecker):
-    """See the module."""
+    """The check for retries that nobody had given back so often."""
 
     name = "retries out of turn"
 
@@ -182,7 +182,7 @@ class RetriesOutOfTurn(RetryChecker):
 
 
 class RetryCopies(RetryChecker):
-    """See the module."""
+    """The check for retries stored more than once."""
 
     name = "retries stored more than once"
 
@@ -193,7 +193,7 @@ class RetryCopies(RetryChecker):
     def _wrong(self) -> Iterator[str]:
         for name, entry in self.book.found.items():
             if len(entry.began) > len(entry.backs) or entry.outcome is Outcome.OPEN:
-                continue  # how often it was tried is not known
+                continue  # the number of attempts is not known
             if len(entry.first) > max(1, entry.attempts):
                 yield f"{name} lies at {_places(entry.first)} after {entry.attempts} attempt(s)"
             for times, places in entry.again.items():

@@ -1,13 +1,13 @@
-"""Compares the CommitLogs of a group's replicas as files, stopped or running. Blocking.
+"""Compare the CommitLogs of a group's replicas as files, stopped or running. Blocking.
 
-`compare_replicas` hashes the same log positions in every store and gives what a "replicas" record
-of the history holds (`write_replicas` writes it; chaos.checks.replicas judges it). Compared is from
-the first position that all of them still have, to
+`compare_replicas` hashes the same log positions in every store and returns the content of a
+"replicas" record of the history (`write_replicas` writes it; chaos.checks.replicas judges it). The
+comparison runs from the first position that all stores still have, to
 
-- Raft: the end of frame `commit_index`, which every node must have committed; without it the
-  lowest commit position of the nodes' checkpoints (each may be stale, none is too large);
-- classic: the end of the last record that all of them hold whole. A slave is a copy of its
-  master's bytes, so nothing below that may differ.
+- Raft: the end of frame `commit_index`, which every node must have committed; without it the lowest
+  commit position of the nodes' checkpoints (each may be stale, none is too large);
+- classic: the end of the last record that all of them hold whole. A slave is a copy of its master's
+  bytes, so nothing below that may differ.
 
 The rest of a segment behind a blank record is garbage and left out. Files are only read. Store
 files are found by RocketMQ's names: DIR/commitlog/<20 digits>, DIR/checkpoint.
@@ -35,7 +35,7 @@ _PHYSICAL_OFFSET_AT = 28
 
 
 class StoreUnreadable(Exception):
-    """A directory that is no store, or a log that ends before it should."""
+    """A directory is no store, or a log ends before it should."""
 
 
 @dataclass(slots=True)
@@ -44,16 +44,16 @@ class LogShape:
 
     segments: dict[int, Path]
     begin: int
-    end: int = 0  # behind the last whole item
+    end: int = 0  # of the last whole item
     tails: list[tuple[int, int]] = field(default_factory=list)  # garbage behind blanks
-    frame_ends: dict[int, int] = field(default_factory=dict)  # Raft index → position behind it
+    frame_ends: dict[int, int] = field(default_factory=dict)  # Raft index → frame's end
     framed: bool = False
     term: int = 0  # of the last frame
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """See chaos.history.events.Replicas."""
+    """The result of a comparison; see chaos.history.events.Replicas."""
 
     begin: int
     end: int
@@ -62,7 +62,7 @@ class Comparison:
 
 
 def compare_replicas(stores: Mapping[str, Path], commit_index: int | None = None) -> Comparison:
-    """Compare the stores (node → store directory). What cannot be read is among the errors."""
+    """Compare the stores (node → store directory). Unreadable ones are reported in `errors`."""
     shapes: dict[str, LogShape] = {}
     errors: dict[str, str] = {}
     for node, directory in stores.items():
@@ -80,7 +80,7 @@ def compare_replicas(stores: Mapping[str, Path], commit_index: int | None = None
         except StoreUnreadable as error:
             errors[node] = str(error)
     end = min(ends.values(), default=begin)
-    # A log that ends before what its node has committed is hashed as far as it goes: it differs.
+    # A log that ends before its node's commit position is hashed as far as it goes: it differs.
     parts = {node: _digests(shape, begin, min(end, shape.end)) for node, shape in shapes.items()}
     return Comparison(begin, max(begin, end), parts, errors)
 
@@ -91,7 +91,7 @@ def write_replicas(
     stores: Mapping[str, Path],
     commit_index: int | None = None,
 ) -> Comparison:
-    """Compare and write the record."""
+    """Compare the stores and write the record."""
     found = compare_replicas(stores, commit_index)
     parts = {
         node: {str(position): digest for position, digest in digests.items()}
@@ -134,7 +134,7 @@ def shape_of(store: Path) -> LogShape:
 
 
 def _walk(shape: LogShape, base: int, data: mmap.mmap) -> None:
-    """Hop over the items of one segment."""
+    """Walk the items of one segment."""
     total = len(data)
     at = 0
     while at + BLANK_SIZE_BYTES <= total:
@@ -159,14 +159,14 @@ def _walk(shape: LogShape, base: int, data: mmap.mmap) -> None:
 
 
 def _frame_length(shape: LogShape, base: int, data: mmap.mmap, at: int) -> int | None:
-    """Bytes of the frame at `at` with its payload, noted in `shape`; None if there is none."""
+    """Return the size of the frame at `at` with its payload, noting it in `shape`; None if none."""
     try:
         fields = parse_header(data[at : at + HEADER_SIZE_BYTES], 0)
     except FrameError:
         return None
     index, term, position, length = fields[2], fields[3], fields[4], fields[6]
     whole = HEADER_SIZE_BYTES + length
-    # A lower term stands behind a truncation: it is left over, and belongs to nothing.
+    # A lower term was left over behind a truncation, and is not part of the log.
     if position != base + at or at + whole > len(data) or term < shape.term:
         return None
     shape.framed, shape.term = True, term
@@ -175,7 +175,7 @@ def _frame_length(shape: LogShape, base: int, data: mmap.mmap, at: int) -> int |
 
 
 def _end_of(shape: LogShape, store: Path, commit_index: int | None) -> int:
-    """How far this store's log can be held to its promise. Raises StoreUnreadable."""
+    """Return how far this store's log must be right. Raises StoreUnreadable."""
     if not shape.framed:
         return shape.end
     if commit_index is None:
@@ -190,7 +190,7 @@ def _end_of(shape: LogShape, store: Path, commit_index: int | None) -> int:
 
 
 def confirmed_position(store: Path) -> int:
-    """confirmPhyOffset of the checkpoint; 0 if there is none (killed before it wrote one)."""
+    """Return confirmPhyOffset of the checkpoint; 0 without one (killed before it was written)."""
     try:
         content = (store / "checkpoint").read_bytes()
     except FileNotFoundError:
@@ -202,7 +202,7 @@ def confirmed_position(store: Path) -> int:
 
 
 def _digests(shape: LogShape, begin: int, end: int) -> dict[int, str]:
-    """SHA-256 of log positions [begin, end) by segment, garbage left out."""
+    """Return SHA-256 of log positions [begin, end) by segment, garbage left out."""
     found = {}
     for base, path in sorted(shape.segments.items()):
         with path.open("rb") as file:

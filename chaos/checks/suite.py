@@ -1,12 +1,12 @@
-"""All checkers over one history, while it is written or afterwards. Pure.
+"""Runs all checkers over one history, while it is written or afterwards. Pure.
 
     suite = Suite()
     for record in records:
         suite.feed(record)
     suite.results(); suite.lost()
 
-Every record is made into an event once; the checks of messages share one ledger. Memory grows with
-the number of messages (chaos.checks.ledger says how much), not with that of records.
+Every record is turned into an event once; the checks of messages share one ledger. Memory grows
+with the number of messages (chaos.checks.ledger says how much), not with that of records.
 """
 
 from __future__ import annotations
@@ -59,8 +59,11 @@ from raftmq.chaos.history.events import History, HistoryError, Kind
 
 
 class Suite:
-    """See the module. `expected`: names of checks that must not be left out, whatever the history
-    has: without evidence they are UNKNOWN. `settle_ns`: see chaos.checks.messages."""
+    """All checkers of one history.
+
+    `expected`: names of checks that must not be left out; without evidence they are UNKNOWN.
+    `settle_ns`: see chaos.checks.messages.
+    """
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class Suite:
             self._table[kind] = (*self._table[kind], handler)
 
     def names(self) -> tuple[str, ...]:
-        """The names of all checks, in the order of `results`."""
+        """Return the names of all checks, in the order of `results`."""
         return tuple(checker.name for checker in self.checkers)
 
     @property
@@ -137,7 +140,7 @@ class Suite:
         return self._assembler.meta
 
     def feed(self, record: Record) -> None:
-        """One more record of the file, the meta line first. Raises HistoryError."""
+        """Take one more record of the file, the meta line first. Raises HistoryError."""
         self.records += 1
         event = self._assembler.take(record)
         if event is not None:
@@ -146,15 +149,16 @@ class Suite:
                 handler(found)
 
     def take(self, kind: Kind, event: Any) -> None:
-        """One more event that is assembled already."""
+        """Take one more event that is already assembled."""
         for handler in self._table[kind]:
             handler(event)
 
     def results(self) -> tuple[Check, ...]:
-        """Every check that was asked for or has something to look at, in a fixed order.
+        """Return every check that was asked for or has something to look at, in a fixed order.
 
-        The essential ones are asked of every history in which messages were promised in no other
-        way than theirs: as transactions, delayed ones or retries."""
+        The essential checks are left out if messages were promised only as transactions, delayed
+        messages or retries.
+        """
         elsewhere = any(
             checker.applies
             for checker in self.checkers
@@ -169,21 +173,21 @@ class Suite:
         )
 
     def verdict(self) -> Verdict:
-        """All results as one."""
+        """Return all results merged into one."""
         return merge(self.results())
 
     def lost(self) -> tuple[LostMessage, ...]:
-        """Every acknowledged and lost message, by queue and offset."""
+        """Return every acknowledged and lost message, by queue and offset."""
         return tuple(self._lost.lost())
 
 
 def check_all(history: History, settle_ns: int = SETTLE_NS) -> tuple[Check, ...]:
-    """The checks of a history that is already read, in the order of Suite.results."""
+    """Return the checks of a history that is already read, in the order of Suite.results."""
     return suite_of(history, settle_ns).results()
 
 
 def suite_of(history: History, settle_ns: int = SETTLE_NS) -> Suite:
-    """A suite that was fed a whole history."""
+    """Return a suite that was fed a whole history."""
     suite = Suite(settle_ns=settle_ns)
     for kind, event in history.timeline():
         suite.take(kind, event)

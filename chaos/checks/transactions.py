@@ -1,14 +1,15 @@
 """Checks of transactions: lost, shown without a commit, stored twice, left open, forgotten. Pure.
 
-What counts as wrong:
+These are violations:
 - committed and lost: a producer said commit (END_TRANSACTION, or its answer to a check-back), and
-  the topic was drained completely afterwards without the message. An answer that got lost does not
-  excuse it: the broker asks again.
-- delivered without a commit: by then nobody had said commit of that message, be it rolled back,
+  the topic was drained completely afterwards without the message. That the producer's word got lost
+  is no excuse: the broker asks again.
+- delivered without a commit: nobody had said commit for that message yet, be it rolled back,
   undecided, not certainly stored or never sent.
 - stored more than once: delivered at more positions than the producer tried to store half messages.
-- halves at the end (of the broker's own topics, read once everything had settled): one that is open
-  although it was decided, and an undecided one that is gone.
+- half messages at the end (in the broker's own topics, read once everything had settled): one that
+  is open although it was decided, or an undecided one that is gone.
+
 Memory: about 0.4 KB a message.
 """
 
@@ -47,7 +48,7 @@ class Transaction:
 
 
 class TransactionBook:
-    """What all checks of transactions share; a suite feeds it once."""
+    """The state that all checks of transactions share; a suite feeds it once."""
 
     def __init__(self) -> None:
         self.found: dict[str, Transaction] = {}
@@ -115,13 +116,13 @@ class TransactionBook:
 
 
 class TransactionChecker(BookChecker[TransactionBook]):
-    """What the checks have in common."""
+    """The base of the checks of transactions."""
 
     new_book = TransactionBook
 
 
 class CommittedLost(TransactionChecker):
-    """See the module."""
+    """The check for transactions committed and lost."""
 
     name = "committed but lost"
 
@@ -139,7 +140,7 @@ class CommittedLost(TransactionChecker):
 
 
 class WithoutCommit(TransactionChecker):
-    """See the module."""
+    """The check for transactions delivered without a commit."""
 
     name = "delivered without a commit"
 
@@ -150,7 +151,7 @@ class WithoutCommit(TransactionChecker):
 
 
 class TransactionCopies(TransactionChecker):
-    """See the module."""
+    """The check for transactions stored more than once."""
 
     name = "transactions stored more than once"
 
@@ -166,7 +167,7 @@ class TransactionCopies(TransactionChecker):
 
 
 class HalvesAtEnd(TransactionChecker):
-    """See the module. Without a look into the broker's topics it is left out."""
+    """The check for half messages at the end. Left out unless the broker's topics were read."""
 
     name = "half messages at the end"
 

@@ -1,4 +1,4 @@
-"""What a check answers, and what every checker is. Pure.
+"""The answer of a check, and the interface of every checker. Pure.
 
 Verdicts merge as Jepsen's do: a failure beats not knowing, not knowing beats a pass. A check that
 had nothing to look at says UNKNOWN rather than pass: a harness that never fails proves nothing.
@@ -27,7 +27,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LostMessage:
-    """One broken promise. `drained`: found by a complete drain, else by a later position."""
+    """One broken promise. `drained`: proved by a complete drain, else by a later position."""
 
     op: int
     id: str
@@ -46,7 +46,7 @@ class LostMessage:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question put to a history, answered. `lost`: all lost messages, of the check of these."""
+    """The answer of one check. `lost`: all lost messages, in the check for these."""
 
     name: str
     verdict: Verdict
@@ -57,7 +57,7 @@ class Check:
 
 
 def merge(checks: Iterable[Check]) -> Verdict:
-    """FAIL if any failed, else UNKNOWN if any could not say, else PASS; UNKNOWN for none."""
+    """Return FAIL if any failed, else UNKNOWN if any could not say, else PASS; UNKNOWN for none."""
     found = {check.verdict for check in checks}
     for verdict in (Verdict.FAIL, Verdict.UNKNOWN):
         if verdict in found:
@@ -66,37 +66,37 @@ def merge(checks: Iterable[Check]) -> Verdict:
 
 
 class Checker(ABC):
-    """One question, fed with events as they happen; `result` may be asked at any time.
+    """One check, fed with events as they happen; `result` may be called at any time.
 
-    `handlers` says what it listens to. `essential`: it is asked of every history; the others only
-    where the history has something for them (`applies`), or where it was expected to.
+    `handlers` says which events it takes. An `essential` check is made of every history; the others
+    only where the history has something for them (`applies`), or where they were expected.
     """
 
     name: str
     essential = False
 
     def feed(self, kind: Kind, event: Any) -> None:
-        """One more event."""
+        """Take one more event."""
         handler = self.handlers().get(kind)
         if handler is not None:
             handler(event)
 
     @abstractmethod
     def handlers(self) -> Handlers:
-        """What to call for which kind of event."""
+        """Return the function to call for each kind of event."""
 
     @property
     @abstractmethod
     def applies(self) -> bool:
-        """The history had something to look at."""
+        """True if the history had something to look at."""
 
     @abstractmethod
     def result(self) -> Check:
-        """The answer as of now."""
+        """Return the answer as of now."""
 
 
 class Offenders:
-    """Counts what is wrong and keeps the first EXAMPLES_MAX in words."""
+    """Counts offenders and keeps the first EXAMPLES_MAX in words."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -108,14 +108,14 @@ class Offenders:
             self.examples.append(words)
 
     def check(self, name: str, detail: str, evidence: int) -> Check:
-        """FAIL with what was added; without: PASS on `evidence`, UNKNOWN on none."""
+        """Return FAIL with offenders, else PASS with `evidence`, UNKNOWN without."""
         if self.count:
             return Check(name, Verdict.FAIL, self.count, detail, tuple(self.examples))
         return Check(name, Verdict.PASS if evidence else Verdict.UNKNOWN, 0, detail)
 
 
 def judge(name: str, offenders: Iterator[str], detail: str, evidence: int) -> Check:
-    """As Offenders.check, of offenders found only now."""
+    """Return Offenders.check for offenders that are found only now."""
     found = Offenders()
     for words in offenders:
         found.add(words)
@@ -123,14 +123,14 @@ def judge(name: str, offenders: Iterator[str], detail: str, evidence: int) -> Ch
 
 
 def at(place: Position) -> str:
-    """A position for a person: topic-queue@offset, behind the broker's name if there is one."""
+    """Format a position for a person: topic-queue@offset, after the broker's name if any."""
     broker, topic, queue, offset = place
     where = f"{topic}-{queue}@{offset}"
     return f"{broker}:{where}" if broker else where
 
 
 class Book(Protocol):
-    """What several checkers of one workload know together, taken in once."""
+    """The state that several checkers of one workload share, fed once."""
 
     deliveries: int
 
@@ -144,7 +144,7 @@ B = TypeVar("B", bound=Book)
 
 
 class BookChecker(Checker, Generic[B]):
-    """A checker of a book: one that others read, too, or one of its own."""
+    """A checker of a book: a shared one that is fed elsewhere, or one of its own."""
 
     new_book: ClassVar[Callable[[], Any]]  # of the subclass
 
@@ -161,8 +161,8 @@ class BookChecker(Checker, Generic[B]):
 
 
 def judge_lost(name: str, lost: Sequence[str], open_count: int, wanted: int, detail: str) -> Check:
-    """A loss is one if its topic was drained afterwards; `open_count` were not there, whatever the
-    reason, of `wanted` that should be."""
+    """Judge losses: `lost` are those whose topic was drained afterwards; `open_count` messages were
+    not there, whatever the reason, of `wanted` that should be."""
     if lost:
         return judge(name, iter(lost), detail, 1)
     if open_count or not wanted:

@@ -1,1 +1,1 @@
-"""A cluster of processes on this machine: what it is made of, starting, probing, ending it."""
+"""A cluster of processes on this machine: its description, starting, probing and ending it."""

@@ -43,7 +43,7 @@ SIGNALS = {
 
 
 class WrongSettings(click.ClickException):
-    """What was typed is wrong, and nothing was done."""
+    """The user's input is wrong, and nothing was done."""
 
     exit_code = 2
 
@@ -309,7 +309,7 @@ def down(directory: Path, timeout: float) -> None:
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, str]:
-    """`key=value` texts as a mapping. Raises click.BadParameter."""
+    """Return `key=value` texts as a mapping. Raises click.BadParameter."""
     found: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -320,9 +320,10 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, str]:
 
 
 def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
-    """Run `work` on the cluster in `directory`; a ClusterError becomes one message and status 1.
+    """Run `work` on the cluster in `directory`; a ClusterError becomes one message and status 1
+    (WrongSettings: 2).
 
-    SIGTERM is taken like Ctrl-C: the work is cancelled and cleans up after itself.
+    SIGTERM is treated like Ctrl-C: the work is cancelled and cleans up after itself.
     """
 
     async def whole() -> T:
@@ -345,7 +346,7 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
 
 
 def show(found: list[NodeStatus]) -> None:
-    """The table a person reads."""
+    """Print the table that a person reads."""
     table = Table(box=SIMPLE_HEAD)
     for heading in ("name", "pid", "state", "address", "role"):
         table.add_column(heading, no_wrap=True)
@@ -369,7 +370,7 @@ def show(found: list[NodeStatus]) -> None:
 
 
 def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
-    """One object: the cluster, and each process with what it says of itself (null: no answer)."""
+    """Return one JSON object: the cluster, and each process with its own view (null: no answer)."""
     state = cluster.state()
     nodes = []
     for status in found:

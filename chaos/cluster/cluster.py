@@ -1,11 +1,11 @@
-"""A cluster of processes on this machine: name servers and the brokers of one or more groups, and
-the proxy that carries their traffic where links are asked for.
+"""A cluster of processes on this machine: name servers, the brokers of one or more groups, and the
+proxy that carries their traffic if links are asked for.
 
-Everything known about it is in DIR/cluster.json (chaos/clusterfile.py), read anew by every call, so
-several commands may work on one cluster one after the other, and a cluster outlives whoever
-started it. `up` returns once a send would be acknowledged: in every group one broker leads and is
-ready, and the name server names its address; no test message is left behind. If it cannot, what
-it started is ended again: no orphans.
+Everything known about it is in DIR/cluster.json (chaos/clusterfile.py), which every call reads
+again, so several commands may work on one cluster one after the other, and a cluster outlives the
+command that started it. `up` returns once a send would be acknowledged: in every group one broker
+leads and is ready, and the name server names its address; no test message is sent. If it fails, the
+processes it started are ended again: no orphans.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from raftmq.chaos.cluster.topology import (
 LOG = logging.getLogger("raftmq.chaos")
 
 HOST = "127.0.0.1"
-UP_TIMEOUT_S = 120.0  # two seconds where nothing else runs; who ends by itself is not waited for
+UP_TIMEOUT_S = 120.0  # 2 s on an idle machine; a process that has ended is not waited for
 DOWN_TIMEOUT_S = 60.0  # for an orderly end, before SIGKILL
 GONE_TIMEOUT_S = 60.0  # for the system to bury a killed process
 FIND_TIMEOUT_S = 30.0  # for somebody to lead: many elections long
-STATUS_TIMEOUT_MS = 2_000.0  # a broker that is busy answers later than one that is watched closely
+STATUS_TIMEOUT_MS = 2_000.0  # busy brokers answer late
 POLL_S = 0.02
 TAIL_LINES = 15
 
@@ -68,7 +68,7 @@ CommandOf = Callable[[Path, Node], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One process as it is now. `view` is None where a replica does not answer."""
+    """The present state of one process. `view` is None if a replica does not answer."""
 
     node: Node
     state: str  # "running", "stopped" (SIGSTOP) or "dead"
@@ -103,28 +103,28 @@ class Cluster:
         self._former_network: int | None = None  # where we were before the cluster's own network
 
     async def close(self) -> None:
-        """Close the probe's connections, and hold no ports any more; the processes stay."""
+        """Close the probe's connections and release the ports; the processes stay."""
         await self._probe.close()
         self.ports.close()
         self._leave()
 
     def state(self) -> ClusterState:
-        """What cluster.json says now."""
+        """Return the present content of cluster.json."""
         return load_state(self.directory)
 
     def process_state(self, node: Node) -> str:
-        """ "running", "stopped" (frozen) or "dead", of a node that `state` has just told of."""
+        """Return "running", "stopped" (frozen) or "dead" for a node from a fresh `state`."""
         return "dead" if node.process is None else state(node.process)
 
     def is_alive(self, name: str) -> bool:
         return self.process_state(self.state().node(name)) != "dead"
 
     def store_of(self, node: Node) -> Path:
-        """The broker's store directory."""
+        """Return the broker's store directory."""
         return launch.node_directory(self.directory, node) / "store"
 
     def collect_logs(self) -> dict[str, Path]:
-        """Every node's log."""
+        """Return every node's log."""
         return {node.name: launch.log_path(self.directory, node) for node in self.state().nodes}
 
     async def up(
@@ -135,9 +135,10 @@ class Cluster:
     ) -> ClusterState:
         """Make the cluster, or start an existing one again with its data; wait until it serves.
 
-        Settings are remembered, also if it does not come up: the next try is not to run without
-        them. Raises SettingsError for those that the brokers would refuse, and ClusterError for a
-        directory with other things in it: then nothing was made."""
+        Settings are remembered, even if it does not come up, so that the next try does not run
+        without them. Raises SettingsError for settings that the brokers would refuse, and
+        ClusterError for a directory with other things in it; then nothing was made.
+        """
         shape = shape or Shape()
         self._refuse_strangers(shape)
         made = make_directory(self.directory)
@@ -170,7 +171,7 @@ class Cluster:
             return self.state()
 
     async def status(self) -> list[NodeStatus]:
-        """Every process, the name servers first."""
+        """Return the status of every process, the name servers first."""
         found = self.state()
         alive = {node.name: self.process_state(node) for node in found.nodes}
         asked = [node for node in found.brokers if alive[node.name] == "running"]
@@ -179,18 +180,19 @@ class Cluster:
         return [NodeStatus(n, alive[n.name], view_of.get(n.name)) for n in found.nodes]
 
     async def leader(self, group: str | None = None) -> Node | None:
-        """The broker that leads the highest term of `group` (None: the first group), as the
-        brokers say it now; in classic modes the master, if it answers."""
+        """Return the broker that leads the highest term of `group` (None: the first group), as the
+        brokers say now; in classic modes the master, if it answers."""
         found = self.state()
         members = found.members(group or found.groups[0])
         view = leader_of(await self._views(found, members), members[0].group)
         return next((n for n in members if view is not None and n.name == view.node), None)
 
     async def find(self, target: str) -> Node:
-        """`leader`, `leader:GROUP` or a node's name. Raises ClusterError.
+        """Return the node for `leader`, `leader:GROUP` or a node's name. Raises ClusterError.
 
-        During an election nobody leads, and who is busy may miss one question: while any broker
-        runs, it asks for FIND_TIMEOUT_S."""
+        During an election nobody leads, and a busy broker may miss one question: while any broker
+        runs, this keeps asking for FIND_TIMEOUT_S.
+        """
         word, _, group = target.partition(":")
         if word not in ("leader", MASTER):
             return self.state().node(target)
@@ -203,7 +205,7 @@ class Cluster:
         return found
 
     def signal(self, name: str, number: signal.Signals) -> ProcessId:
-        """Send a signal to one node's process, at once."""
+        """Send a signal to one node's process, at once. Raises ClusterError if it does not run."""
         node = self.state().node(name)
         if node.process is None:
             raise ClusterError(f"{name} was never started")
@@ -214,7 +216,7 @@ class Cluster:
         return node.process
 
     async def wait_dead(self, process: ProcessId, timeout_s: float = GONE_TIMEOUT_S) -> None:
-        """Return once a process that was told to end is gone."""
+        """Return once an ending process is gone. Raises ClusterError at the time-out."""
         if not await _is_within(process, "dead", timeout_s):
             raise ClusterError(f"process {process.pid} is still there after {timeout_s:g} s")
 
@@ -232,7 +234,7 @@ class Cluster:
             return self.start_locked(name)
 
     async def down(self, timeout_s: float = DOWN_TIMEOUT_S) -> dict[str, str]:
-        """End every process: SIGTERM, then SIGKILL. Returns node → how it ended."""
+        """End every process: SIGTERM, then SIGKILL. Return node → how it ended."""
         with locked(self.directory):
             found = self.state()
             ended: dict[str, str] = {}
@@ -268,8 +270,8 @@ class Cluster:
         return replace(old, settings=old.settings | settings)
 
     def _refuse_strangers(self, shape: Shape) -> None:
-        """Raises ClusterError if there is no cluster in the directory, but something else than what
-        its nodes will use (a disk may be mounted there already)."""
+        """Raises ClusterError if the directory holds no cluster but something else than what its
+        nodes will use (a disk may be mounted there already)."""
         if not self.directory.exists() or (self.directory / "cluster.json").exists():
             return
         planned = plan(shape, {}, HOST, [0] * ports_needed(shape))
@@ -282,14 +284,14 @@ class Cluster:
             )
 
     def _unmake(self, made: Sequence[Path]) -> None:
-        """Remove what was made for a cluster that is not to be."""
+        """Remove the directories made for a cluster that could not be planned."""
         if not (self.directory / "cluster.json").exists():
             (self.directory / LOCK_FILE).unlink()
         for path in made:
             path.rmdir()
 
     def _ports(self, shape: Shape) -> list[int]:
-        if shape.netns:  # where nobody else is
+        if shape.netns:  # no other process listens there
             return choose_ports(ports_needed(shape), HOST, random.Random())
         if not shape.standard_ports:
             return self.ports.choose(ports_needed(shape), random.Random())
@@ -301,7 +303,7 @@ class Cluster:
         return wanted
 
     def start_locked(self, name: str) -> ProcessId:
-        """Spawn and remember; the caller holds the lock."""
+        """Start a node's process and save it; the caller holds the lock."""
         found = self.state()
         node = found.node(name)
         launch.prepare(self.directory, found, node)
@@ -335,7 +337,7 @@ class Cluster:
             await asyncio.sleep(POLL_S)
 
     async def _not_serving(self, everybody: bool) -> str | None:
-        """Why a send would not be acknowledged yet; None if it would.
+        """Return why a send would not be acknowledged yet; None if it would.
 
         With `everybody`, every replica must answer, too.
         """
@@ -368,8 +370,9 @@ class Cluster:
         return None
 
     async def _views(self, found: ClusterState, nodes: Sequence[Node]) -> list[ReplicaView | None]:
-        """What these brokers say, asked from where clients are: from a network of the cluster's own
-        if it has one. This thread stays there until `close` or `down`, for the clients' sake."""
+        """Return the views of these brokers, asked from where clients are: inside the cluster's own
+        network if it has one. This thread stays there until `close` or `down`, for the clients'
+        sake."""
         if found.netns and self._former_network is None:
             self._former_network = namespaces.enter(found.netns)
         return await replicas(self._probe, nodes)
@@ -380,7 +383,7 @@ class Cluster:
             self._former_network = None
 
     def log_tails(self, nodes: Sequence[Node]) -> str:
-        """The last lines of each node's log, headed by its path."""
+        """Return the last lines of each node's log, headed by its path."""
         parts = []
         for node in nodes:
             path = launch.log_path(self.directory, node)
@@ -388,7 +391,7 @@ class Cluster:
         return "\n".join(parts)
 
     async def end(self, nodes: Sequence[Node], timeout_s: float) -> dict[str, str]:
-        """SIGTERM, then SIGKILL; the caller holds the lock. Node → how it ended."""
+        """End nodes by SIGTERM, then SIGKILL, with the lock held. Return node → how it ended."""
         ended: dict[str, str] = {}
         waiting: list[tuple[str, ProcessId]] = []
         for node in nodes:
@@ -431,8 +434,8 @@ async def _is_within(process: ProcessId, wanted: str, timeout_s: float) -> bool:
 
 
 def slaves_missing(found: ClusterState, views: Sequence[ReplicaView | None]) -> str | None:
-    """Which classic master could not wait for all its slaves yet; None: none. A SYNC_MASTER says
-    so to its senders."""
+    """Return which classic master could not wait for all its slaves yet; None: none. A SYNC_MASTER
+    tells its senders so."""
     for view in views if MODES[found.mode].engine == CLASSIC else ():
         if view is not None and view.leads:
             missing = len(found.members(view.group)) - 1 - view.slaves_in_sync

@@ -1,4 +1,4 @@
-"""DIR/cluster.json: what a cluster is made of and which processes run it. No behaviour.
+"""DIR/cluster.json: the nodes of a cluster and the processes that run them. No behaviour.
 
 Written whole to a temporary file and renamed over the old one, so a reader never sees half of it.
 Writers hold an exclusive lock on DIR/cluster.lock while they read, change and write.
@@ -20,14 +20,14 @@ from raftmq.chaos.cluster.process import ProcessId
 
 FILE_VERSION = 3
 LOCK_FILE = "cluster.lock"
-SECRET_MODE, DIRECTORY_MODE = 0o600, 0o750  # of what this writes
+SECRET_MODE, DIRECTORY_MODE = 0o600, 0o750  # of files and directories made here
 NAMESRV = "namesrv"  # the kind of name servers, and the first one's node name
-PROCESSES, COMPOSE = "processes", "compose"  # what a cluster runs on
+PROCESSES, COMPOSE = "processes", "compose"  # the things a cluster runs on
 PROXY = "proxy"  # the kind and the name of the process that carries a cluster's traffic
 
 
 class ClusterError(Exception):
-    """Something about a cluster that its user has to know; the message is for a person."""
+    """An error about a cluster that its user has to know; the message is for a person."""
 
 
 class SettingsError(ClusterError):
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def ha_port(self) -> int:
-        """Where a classic master serves its slaves."""
+        """The port on which a classic master serves its slaves."""
         return self.port + 1
 
     @property
@@ -60,14 +60,14 @@ class Node:
 
     @property
     def http(self) -> str:
-        """Where its HTTP API listens, "" if that was not planned."""
+        """The address of its HTTP API, "" if none was planned."""
         return f"{self.host}:{self.http_port}" if self.http_port else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All of cluster.json. `namesrv`: what clients are told, addresses separated by ';', of our own
-    name servers or of foreign ones. `mode` is one of chaos.cluster.topology's."""
+    """The content of cluster.json. `namesrv`: the addresses clients are given, separated by ';', of
+    our own name servers or of foreign ones. `mode` is one of chaos.cluster.topology's."""
 
     mode: str
     namesrv: str
@@ -95,22 +95,22 @@ class ClusterState:
 
     @property
     def direct_namesrv(self) -> str:
-        """Like `namesrv`, but past the proxies: how the harness itself looks at the cluster."""
+        """Like `namesrv`, but without the proxies: for the harness's own view of the cluster."""
         return ";".join(node.address for node in self.name_servers) or self.namesrv
 
     def client_address(self, node: Node) -> str:
-        """Where clients find a broker: its proxy, if it has one."""
+        """Return where clients find a broker: its proxy, if it has one."""
         return f"{node.host}:{self.link_ports.get(f'clients>{node.name}', node.port)}"
 
     def members(self, group: str) -> tuple[Node, ...]:
-        """The brokers of one group. Raises ClusterError that lists the groups there are."""
+        """Return the brokers of one group. Raises ClusterError that lists the groups there are."""
         found = tuple(node for node in self.brokers if node.group == group)
         if not found:
             raise ClusterError(f"no group {group!r} here; there are {', '.join(self.groups)}")
         return found
 
     def node(self, name: str) -> Node:
-        """The node called `name`. Raises ClusterError that lists the names there are."""
+        """Return the node called `name`. Raises ClusterError that lists the names there are."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -170,12 +170,12 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a file that nobody else can read: settings may hold secrets."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, SECRET_MODE)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, SECRET_MODE)  # one that is there may be open to others
+        os.fchmod(descriptor, SECRET_MODE)  # an existing file may be open to others
         file.write(data)
 
 
 def make_directory(path: Path) -> list[Path]:
-    """Make a directory for a cluster and its missing parents; returns those, the deepest first."""
+    """Make a directory for a cluster and its missing parents; return those, the deepest first."""
     missing = [one for one in (path, *path.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(DIRECTORY_MODE, exist_ok=True)
@@ -184,8 +184,8 @@ def make_directory(path: Path) -> list[Path]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the cluster's lock. Raises ClusterError if another command holds it, or there is no
-    such directory."""
+    """Hold the cluster's lock. Raises ClusterError if another command holds it, or the directory
+    does not exist."""
     if not directory.is_dir():
         raise _no_cluster(directory)
     with open(directory / LOCK_FILE, "a", opener=_private) as lock:

@@ -1,10 +1,10 @@
-"""A cluster of containers, as docker-compose.yml brings it up, behind the face of `Cluster`.
+"""A cluster of containers, as docker-compose.yml brings it up, with the interface of `Cluster`.
 
 Nodes are the containers with the label `raftmq.kind`: `raftmq.node` is a node's name (a broker's
-dLegerSelfId), `raftmq.group` its broker group, `raftmq.address` where it is reached from here, and
-`raftmq.mode` the mode of that group's cluster. Whoever runs this is where clients are: on the
-machine whose ports the containers are published at. Containers are killed, paused and started
-through the engine's API, and never created or removed: that is `docker compose`'s part.
+dLegerSelfId), `raftmq.group` its broker group, `raftmq.address` its address from here, and
+`raftmq.mode` the mode of that group's cluster. This runs where clients are: on the machine whose
+ports the containers are published at. Containers are killed, paused and started through the
+engine's API, but never created or removed: `docker compose` does that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ContainerRun(ProcessId):
 
 
 class ComposeCluster(Cluster):
-    """See the module. `directory` takes the logs that `collect_logs` fetches."""
+    """A cluster of containers. `collect_logs` puts the logs it fetches into `directory`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ComposeCluster(Cluster):
         self._since_s = int(time.time())
 
     def state(self) -> ClusterState:
-        """What the engine has now."""
+        """Return the containers that the engine has now. Raises ClusterError."""
         entries = [e for e in self.docker.containers(LABEL) if self._is_ours(e["Labels"])]
         projects = sorted({e["Labels"].get(PROJECT_LABEL, "") for e in entries})
         if not entries:
@@ -92,7 +92,7 @@ class ComposeCluster(Cluster):
         raise ClusterError("containers are taken down by docker compose")
 
     def signal(self, name: str, number: signal.Signals) -> ProcessId:
-        """KILL and TERM as such; STOP and CONT freeze and thaw the whole container."""
+        """Send KILL and TERM as such; STOP and CONT freeze and thaw the whole container."""
         container = self._container(name)
         if self._states[name] == "dead":
             raise ClusterError(f"{name} is not running")
@@ -114,14 +114,14 @@ class ComposeCluster(Cluster):
         return self._run(container)
 
     async def wait_dead(self, process: ProcessId, timeout_s: float = GONE_TIMEOUT_S) -> None:
-        """Return once that run of the container is over, whether or not another one began."""
+        """Return once that run of the container is over, even if another one began."""
         await self._wait(process, "dead", timeout_s)
 
     async def wait_stopped(self, process: ProcessId) -> None:
         await self._wait(process, "stopped", GONE_TIMEOUT_S)
 
     def store_of(self, node: Node) -> Path:
-        """Its store, where the engine keeps the volume: for root on the engine's machine."""
+        """Return its store, where the engine keeps the volume: for root on the engine's machine."""
         self.state()
         for mount in self.docker.inspect(self._ids[node.name])["Mounts"]:
             if mount["Destination"] == DATA:
@@ -129,7 +129,7 @@ class ComposeCluster(Cluster):
         raise ClusterError(f"{node.name} has no volume at {DATA}")
 
     def collect_logs(self) -> dict[str, Path]:
-        """What every container said since this object was made, as files."""
+        """Write the containers' output since this was made to files; return their paths."""
         found = {}
         for node in self.state().nodes:
             path = found[node.name] = self.directory / f"{node.name}.log"
@@ -145,7 +145,7 @@ class ComposeCluster(Cluster):
         return "\n".join(parts)
 
     def networks_of(self, name: str) -> list[tuple[str, list[str]]]:
-        """A container's networks, each with the names it has there."""
+        """Return a container's networks, each with the names it has there."""
         networks = self.docker.inspect(self._container(name))["NetworkSettings"]["Networks"]
         return [(network, list(entry["Aliases"] or ())) for network, entry in networks.items()]
 
@@ -156,7 +156,7 @@ class ComposeCluster(Cluster):
             self.docker.disconnect(network, container)
 
     def join(self, name: str, networks: Sequence[tuple[str, list[str]]]) -> None:
-        """Put it back on them; harmless where it is."""
+        """Put a container back on these networks; harmless where it is."""
         container = self._container(name)
         has = self.docker.inspect(container)["NetworkSettings"]["Networks"]
         for network, aliases in networks:
@@ -170,7 +170,7 @@ class ComposeCluster(Cluster):
         return labels[LABEL] == NAMESRV or labels.get("raftmq.mode", RAFT) == self._mode
 
     def _container(self, name: str) -> str:
-        """Its id. Raises ClusterError that lists the nodes there are."""
+        """Return its id. Raises ClusterError that lists the nodes there are."""
         found = self.state().node(name)
         return self._ids[found.name]
 
@@ -193,7 +193,7 @@ class ComposeCluster(Cluster):
 
 
 def _nodes(entries: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
-    """The containers as nodes; a broker's ordinal is its place in its group."""
+    """Return the containers as nodes; a broker's ordinal is its place in its group."""
     nodes: list[Node] = []
     for entry in entries:
         labels = entry["Labels"]

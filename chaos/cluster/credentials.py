@@ -1,6 +1,8 @@
-"""Whose requests the harness's are: RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY, where a cluster has
-access control (an admin's: it makes topics, members and transfers). The edge of the process: the
-one place here that reads them."""
+"""The harness's credentials: RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY, for clusters with access
+control (an admin's, because the harness makes topics, members and transfers).
+
+This is the edge of the process: the one place here that reads them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from raftmq.remoting.acl.signature import Credentials, credentials_of_environmen
 
 
 def own_credentials() -> Credentials | None:
-    """Raises ValueError for half of them."""
+    """Return the credentials; None without any. Raises ValueError if only half of them is set."""
     return credentials_of_environment(os.environ)
 
 
 def signing() -> InstanceConfig:
-    """For every client that the harness makes."""
+    """Return the configuration for every client that the harness makes."""
     return InstanceConfig(credentials=own_credentials())

@@ -1,7 +1,7 @@
-"""What is needed of a container engine, over its HTTP API: no docker program has to be installed.
+"""A client for the part of a container engine's HTTP API that is needed; no docker program.
 
 `unix:///path` and `tcp://host:port` (without TLS) are understood, as DOCKER_HOST names them. Calls
-block for some milliseconds. Paths carry no API version: the engine takes its own.
+block for some milliseconds. Paths carry no API version: the engine uses its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Docker:
         self.host = host or DEFAULT_HOST
 
     def containers(self, label: str) -> list[dict[str, Any]]:
-        """All that have the label, running or not."""
+        """Return all containers that have the label, running or not."""
         filters = orjson.dumps({"label": [label]}).decode()
         found = self._json("GET", "/containers/json", all="1", filters=filters)
         return list(found)
@@ -56,7 +56,7 @@ class Docker:
         self._call("POST", f"/networks/{network}/connect", body)
 
     def logs(self, container: str, since_s: int) -> bytes:
-        """Both streams of a container's log from that time on (seconds since 1970)."""
+        """Return both streams of a container's log from that time on (seconds since 1970)."""
         query = {"stdout": "1", "stderr": "1", "since": str(since_s)}
         return unframed(self._call("GET", f"/containers/{container}/logs", **query))
 
@@ -103,7 +103,7 @@ def _connection(host: str) -> http.client.HTTPConnection:
 
 
 def unframed(data: bytes) -> bytes:
-    """A log's pieces without their headers; a torn last piece as far as it goes."""
+    """Return a log's pieces without their headers; a torn last piece as far as it goes."""
     pieces, at = [], 0
     while at + STREAM_HEADER_BYTES <= len(data):
         size = int.from_bytes(data[at + 4 : at + STREAM_HEADER_BYTES], "big")

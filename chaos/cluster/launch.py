@@ -1,4 +1,4 @@
-"""How the commands of this project are started: their arguments, files and environment.
+"""Starts the commands of this project: their arguments, files and environment.
 
 Children run with this interpreter and find this project's packages even where they are not
 installed; the directory they are started from never shadows them (`-P`).
@@ -29,7 +29,7 @@ from raftmq.chaos.cluster.clusterfile import (
 from raftmq.chaos.cluster.linkmap import links_of
 from raftmq.chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
-CHECK_TIMEOUT_S = 120.0  # a bound against hanging: an interpreter's start
+CHECK_TIMEOUT_S = 120.0  # bounds the start of an interpreter
 # The directory that holds `raftmq`: a checkout's, or where it is installed.
 PROJECT_ROOT = Path(raftmq.__path__[0]).resolve().parent
 
@@ -39,28 +39,28 @@ def node_directory(directory: Path, node: Node) -> Path:
 
 
 def log_path(directory: Path, node: Node) -> Path:
-    """Standard output and error of every start of this node, one after the other."""
+    """Return the log: standard output and error of every start of this node, appended."""
     return node_directory(directory, node) / "log.txt"
 
 
 def control_path(directory: Path) -> Path:
-    """The Unix socket at which the proxy of a cluster with links takes orders."""
+    """Return the Unix socket at which the proxy of a cluster with links takes requests."""
     return directory / PROXY / "control"
 
 
 def secret_path(directory: Path) -> Path:
-    """The secret by which the cluster's brokers know each other. One made by an older `mqcluster`
-    has none before all its brokers are down and it is started again."""
+    """Return the path of the secret by which the cluster's brokers know each other. A cluster made
+    by an older `mqcluster` has none until all its brokers are down and it is started again."""
     return directory / "peer.secret"
 
 
 def make_secret(directory: Path) -> None:
-    """Make it, if it is not there; it is its owner's alone to read."""
+    """Make the secret unless it exists; only its owner can read it."""
     _make(secret_path(directory))
 
 
 def prepare(directory: Path, state: ClusterState, node: Node) -> None:
-    """Write the node's configuration file anew (settings may have changed)."""
+    """Write the node's configuration file again (settings may have changed)."""
     home = node_directory(directory, node)
     make_directory(home)
     _make(registration_key(directory))
@@ -75,12 +75,12 @@ def prepare(directory: Path, state: ClusterState, node: Node) -> None:
 
 
 def check_settings(directory: Path, state: ClusterState) -> None:
-    """Have the broker's own command look at the configuration that one of each role would get.
+    """Check with the broker's own command the configuration that one broker of each role would get.
     Blocking. Raises SettingsError in the broker's words."""
     roles = {(node.kind, node.broker_id > 0): node for node in reversed(state.brokers)}
     if MODES[state.mode].engine != CLASSIC:
         roles = {("broker", False): state.brokers[0]}
-    with tempfile.TemporaryDirectory() as scratch:  # which nobody else can enter
+    with tempfile.TemporaryDirectory() as scratch:  # only we can enter it
         path = Path(scratch) / "broker.conf"
         for node in roles.values():
             write_private(path, broker_conf(directory, state, node).encode())
@@ -98,12 +98,12 @@ def check_settings(directory: Path, state: ClusterState) -> None:
 
 
 def registration_key(directory: Path) -> Path:
-    """The key that the cluster's brokers sign their registrations with."""
+    """Return the path of the key that the cluster's brokers sign their registrations with."""
     return directory.absolute() / "registration.key"
 
 
 def _make(path: Path) -> None:
-    """A file with a new secret, its owner's alone to read; one that is there stays."""
+    """Make a file with a new secret that only its owner can read; keep an existing one."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -113,7 +113,7 @@ def _make(path: Path) -> None:
 
 
 def command(directory: Path, node: Node) -> list[str]:
-    """The command line that runs `node`."""
+    """Return the command line that runs `node`."""
     python = [sys.executable, "-P", "-m"]
     if node.kind == "broker":
         conf = node_directory(directory, node).absolute() / "broker.conf"
@@ -141,7 +141,7 @@ def command(directory: Path, node: Node) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with the project importable and output unbuffered."""
+    """Return this process's environment, with the project importable and output unbuffered."""
     found = dict(os.environ)
     paths = [str(PROJECT_ROOT), *filter(None, [found.get("PYTHONPATH")])]
     found["PYTHONPATH"] = os.pathsep.join(paths)
@@ -150,7 +150,7 @@ def environment() -> dict[str, str]:
 
 
 def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
-    """broker.conf of one broker; the user's settings come last and so win."""
+    """Return one broker's broker.conf; the user's settings come last and so win."""
     own = {
         "brokerClusterName": "DefaultCluster",
         "brokerName": node.group,
@@ -173,14 +173,15 @@ def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
 
 
 def _http(state: ClusterState, node: Node) -> dict[str, str]:
-    """On a host of its own a node's API would not be on loopback and need tokens: it has none."""
+    """Return the HTTP settings: with namespaces a node's API would not be on loopback and would
+    need tokens, so it has none."""
     if state.netns:
         return {"httpEnable": "false"}
     return {"httpPort": str(node.http_port)}
 
 
 def _name_servers(state: ClusterState, node: Node) -> str:
-    """Where a broker registers: at each name server by its own link to it."""
+    """Return where a broker registers: at each name server by its own link to it."""
     if not state.links or not state.name_servers:
         return state.namesrv
     ports = state.link_ports
@@ -210,8 +211,8 @@ def _replicated(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
 
 
 def peers_of(state: ClusterState, group: str, name: str = "") -> str:
-    """dLegerPeers of the broker called `name`; "": of one that nobody links to."""
-    ports = state.link_ports  # to itself there is no link: there it listens
+    """Return dLegerPeers of the broker called `name`; "": of one that has no links."""
+    ports = state.link_ports  # a broker has no link to itself: it gives its own port
     return ";".join(
         f"{p.name}-{p.host}:{ports.get(f'{name}>{p.name}', p.peer_port)}"
         for p in state.members(group)

@@ -1,9 +1,9 @@
-"""Which links a cluster has: every way that its traffic takes from one process to another. Pure.
+"""The links of a cluster: every way that its traffic takes from one process to another. Pure.
 
-A link is directed by who dials: `n0>n1` is the connection that n0 dialled to n1's Raft listener
-and carries n0's messages only, so a one-way cut is the cut of one link. All clients share one link
-to each broker (`clients>n0`) and to each name server, whose requests and answers are its two ways.
-A classic slave's link to its master (`s0>m0`) carries replication; its calls to the master's
+A link is directed by its dialling end: `n0>n1` is the connection that n0 dialled to n1's Raft
+listener, and it carries n0's messages only, so cutting one link is a one-way cut. All clients share
+one link to each broker (`clients>n0`) and to each name server; requests and answers are its two
+ways. A classic slave's link to its master (`s0>m0`) carries replication; its calls to the master's
 ordinary listener take the clients' link, because their address comes from the name server.
 """
 
@@ -20,7 +20,7 @@ PEER, HA, CLIENT, NAMES = "peer", "ha", "client", "names"  # kinds of links
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Who dials `source` finds its way to `target` at the proxy's `port`. Both on `host`."""
+    """A way from `source` to `target`, which `source` dials at the proxy's `port` on `host`."""
 
     source: str  # a node's name or CLIENTS
     target: str
@@ -38,12 +38,12 @@ class Link:
 
 
 def links_of(state: ClusterState) -> tuple[Link, ...]:
-    """All links, in a fixed order; none if the cluster was made without."""
+    """Return all links, in a fixed order; none if the cluster was made without."""
     return tuple(_links(state)) if state.links else ()
 
 
 def link_names(nodes: tuple[Node, ...]) -> list[str]:
-    """The names of the links that these nodes will have."""
+    """Return the names of the links that these nodes will have."""
     return [f"{source}>{target.name}" for source, target, _, _ in _ways(nodes)]
 
 
@@ -54,7 +54,7 @@ def _links(state: ClusterState) -> Iterator[Link]:
 
 
 def _ways(nodes: tuple[Node, ...]) -> Iterator[tuple[str, Node, str, int]]:
-    """(who dials, who is dialled, kind, its port)"""
+    """Yield (dialling end, dialled node, kind, the node's port) for each link."""
     brokers = [node for node in nodes if node.kind == "broker"]
     servers = [node for node in nodes if node.kind == "namesrv"]
     for target in brokers:

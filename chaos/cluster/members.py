@@ -1,9 +1,9 @@
-"""A broker more, or one less, in a running cluster's Raft group.
+"""Add a broker to a running cluster's Raft group, or remove one.
 
-`add` plans a node, starts it with raftJoin, has the leader take it in as a learner, and promotes it
+`add` plans a node, starts it with raftJoin, has the leader add it as a learner, and promotes it
 once it has caught up. `remove` takes a member out, dead or alive, and ends its process. A name is
-never given again: its directory stays. What the founders' broker.conf says stays as it was, too
-(`ClusterState.founders`): a replica founds its group by it when it has nothing else.
+never used again, because its directory stays. The founders' broker.conf is not changed either
+(`ClusterState.founders`): a replica that has nothing else founds its group by it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 async def add(
     cluster: Cluster, group: str | None, say: Say, timeout_s: float = CHANGE_TIMEOUT_S
 ) -> Node:
-    """A new voter of `group` (None: the first one). Raises ClusterError; what was begun is undone,
+    """Add a voter to `group` (None: the first one). Raises ClusterError; then everything is undone,
     or the text says what is left."""
     deadline = time.monotonic() + timeout_s
     with locked(cluster.directory):
@@ -64,7 +64,7 @@ async def add(
 async def remove(
     cluster: Cluster, name: str, timeout_s: float = CHANGE_TIMEOUT_S
 ) -> tuple[Node, str]:
-    """Take a member out for good; how its process ended. Raises ClusterError."""
+    """Take a member out for good; return it and how its process ended. Raises ClusterError."""
     deadline = time.monotonic() + timeout_s
     with locked(cluster.directory):
         found = changeable(cluster.state())
@@ -79,7 +79,7 @@ async def remove(
 
 
 def planned(found: ClusterState, group: str, name: str, ports: tuple[int, int, int]) -> Node:
-    """`ports`: of clients, of peers, of HTTP. Raises ClusterError. Pure."""
+    """Plan a new member. `ports`: of clients, of peers, of HTTP. Raises ClusterError. Pure."""
     members = found.members(group)
     if len(members) >= REPLICAS_MAX:
         raise ClusterError(f"{group} has {REPLICAS_MAX} members, and may not have more")
@@ -89,7 +89,7 @@ def planned(found: ClusterState, group: str, name: str, ports: tuple[int, int, i
 
 
 def _planned(cluster: Cluster, group: str | None) -> Node:
-    """Plan it and write that down; the caller holds the lock."""
+    """Plan a node and save it; the caller holds the lock."""
     found = _founded(changeable(cluster.state()))
     group = group or found.groups[0]
     port, peer_port, http_port = cluster.ports.choose(3, random.Random())
@@ -99,7 +99,7 @@ def _planned(cluster: Cluster, group: str | None) -> Node:
 
 
 def _free_name(cluster: Cluster, found: ClusterState) -> str:
-    """A name that nobody has or had."""
+    """Return a name that no node has or had."""
     number = len(found.brokers)
     while f"n{number}" in {node.name for node in found.nodes} or (
         (cluster.directory / f"n{number}").exists()
@@ -109,7 +109,7 @@ def _free_name(cluster: Cluster, found: ClusterState) -> str:
 
 
 def changeable(found: ClusterState) -> ClusterState:
-    """The same, if its members may change. Raises ClusterError. Pure."""
+    """Return the same state if its members may change. Raises ClusterError if not. Pure."""
     if MODES[found.mode].engine != RAFT:
         raise ClusterError(f"members change in Raft groups only, and this cluster is {found.mode}")
     if found.links or found.netns:
@@ -118,7 +118,7 @@ def changeable(found: ClusterState) -> ClusterState:
 
 
 def _founded(found: ClusterState) -> ClusterState:
-    """With the founders' peers written down, before the first change."""
+    """Return the state with the founders' peers recorded, before the first change."""
     missing = {g: launch.peers_of(found, g) for g in found.groups if g not in found.founders}
     return replace(found, founders=found.founders | missing)
 
@@ -140,8 +140,8 @@ async def _until_answering(cluster: Cluster, node: Node, deadline: float) -> Non
 
 
 async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> None:
-    """Ask whoever leads until it is done. Raises ClusterError: at the deadline with the last
-    refusal; at once where the outcome is unknown."""
+    """Ask the current leader until it is done. Raises ClusterError: at the deadline with the last
+    refusal; at once if the outcome is unknown."""
     ext = {"op": op, "memberId": node.name}
     if op == "add-learner":
         ext["memberAddress"] = f"{node.host}:{node.peer_port}"
@@ -163,7 +163,7 @@ async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> Non
 
 
 async def _asked(answering: Awaitable[RemotingCommand]) -> str:
-    """Why it is not done; "" if it is."""
+    """Return why it is not done; "" if it is."""
     try:
         answer = await answering
     except RemotingError as error:

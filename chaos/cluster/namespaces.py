@@ -1,10 +1,10 @@
-"""Network namespaces of a cluster's own: every process on a host of its own, joined by a bridge.
+"""Network namespaces for a cluster: every process on a host of its own, joined by a bridge.
 
     NAME-hub     the bridge, and the harness with its clients, at 10.77.0.1
     NAME-NODE    one node, at 10.77.0.10 and up, its eth0 plugged into the bridge
 
-Nothing of the machine's own network is touched: the bridge lives in the hub's namespace, and who
-wants to talk to the cluster goes there (`enter`). Addresses cannot collide with anybody's. Needs
+The machine's own network is not touched: the bridge lives in the hub's namespace, and processes
+that talk to the cluster go there (`enter`). Addresses cannot collide with others. Needs
 CAP_NET_ADMIN and CAP_SYS_ADMIN (root) and the `ip` tool; `why_not` says what is missing.
 """
 
@@ -32,7 +32,7 @@ _IP_TIMEOUT_S = 30.0
 
 
 def why_not() -> str | None:
-    """What this machine lacks; None if nothing."""
+    """Return what this machine lacks; None if nothing."""
     if shutil.which("ip") is None:
         return "there is no `ip` tool (package iproute2)"
     if not _OWN.exists():
@@ -46,7 +46,7 @@ def why_not() -> str | None:
 
 
 def missing_capabilities(status: str) -> list[str]:
-    """Which of the needed capabilities /proc/PID/status does not list as effective."""
+    """Return the needed capabilities that /proc/PID/status does not list as effective."""
     effective = 0
     for line in status.splitlines():
         if line.startswith("CapEff:"):
@@ -55,24 +55,24 @@ def missing_capabilities(status: str) -> list[str]:
 
 
 def name_for(directory: Path) -> str:
-    """The same for a cluster's directory, another for every other one."""
+    """Return the network name of a cluster's directory, unlike that of all others."""
     digest = hashlib.blake2s(str(directory.absolute()).encode(), digest_size=4)
     return f"rmq-{digest.hexdigest()}"
 
 
 def address_of(ordinal: int) -> str:
-    """Of the node at this place in the cluster."""
+    """Return the address of the node at this place in the cluster."""
     assert 0 <= ordinal < NODES_MAX, ordinal
     return f"10.77.0.{10 + ordinal}"
 
 
 def within(name: str, node: str, command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` on the node's host; the pid is the command's own."""
+    """Return a command line that runs `command`, with its own pid, on the node's host."""
     return [_tool(), "netns", "exec", f"{name}-{node}", *command]
 
 
 def create(name: str, addresses: dict[str, str]) -> None:
-    """Make the hub and a host for each node → address; harmless if they are there.
+    """Make the hub and a host for each node → address; harmless if they exist.
 
     Raises ClusterError with the tool's words; then none of them is left.
     """
@@ -103,16 +103,16 @@ def create(name: str, addresses: dict[str, str]) -> None:
 
 
 def delete(name: str) -> None:
-    """Remove all of them. Raises ClusterError."""
+    """Remove all of the cluster's namespaces. Raises ClusterError."""
     found = _existing(name)
     if found:
         ip([f"netns del {namespace}" for namespace in found])
 
 
 def enter(name: str) -> int:
-    """Let this thread's new sockets be in the hub. Returns what `leave` takes.
+    """Put this thread's new sockets into the hub. Return what `leave` takes.
 
-    Sockets that exist stay where they are; other threads, too. Raises ClusterError.
+    Existing sockets and other threads are not affected. Raises ClusterError.
     """
     try:
         former = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
@@ -127,7 +127,7 @@ def enter(name: str) -> int:
 
 
 def leave(former: int) -> None:
-    """Back to where this thread was before `enter`."""
+    """Return to where this thread was before `enter`."""
     try:
         _set(former)
     finally:
@@ -136,7 +136,7 @@ def leave(former: int) -> None:
 
 def ip(commands: Sequence[str], namespace: str = "") -> None:
     """Run `ip` commands, in a namespace if one is named. Raises ClusterError at the first that
-    fails; those before it have happened. Blocking, some milliseconds."""
+    fails; those before it have taken effect. Blocking, some milliseconds."""
     where = ["-n", namespace] if namespace else []
     done = subprocess.run(
         [_tool(), *where, "-batch", "-"],

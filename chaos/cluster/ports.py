@@ -1,8 +1,8 @@
-"""Ports for a cluster on loopback, chosen once and kept; and held, while it is up.
+"""Ports for a cluster on loopback, chosen once and kept, and held while it is up.
 
-They are taken from below the system's ephemeral range: a port inside it could be given to some
-outgoing connection while a killed broker is down, and the broker could then not come back.
-A broker also owns listenPort-2 (Apache's VIP listener) and +1 (HA), so listeners keep a distance.
+They lie below the system's ephemeral range: while a killed broker is down, a port inside the range
+could be given to an outgoing connection, and the broker could not come back. A broker also owns
+listenPort-2 (Apache's VIP listener) and +1 (HA), so listeners keep a distance.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ class NoFreePort(Exception):
 
 class HeldPorts:
     """Ports that nobody else is given, from `choose` or `hold` until `close`: they are bound here,
-    and whoever they are meant for can still listen there (SO_REUSEADDR, as all servers set it).
+    but their servers can still listen on them (SO_REUSEADDR, which all servers set).
 
-    Without this a port is anybody's before its broker listens and while it is killed. Another
-    cluster that takes it then meets the first one's replicas, who dial it: they are of its group by
-    name, and the two become one."""
+    Without this anybody may take a port before its broker listens, or while it is killed. If
+    another cluster takes it, the first one's replicas dial that cluster: by name they are of its
+    group, and the two groups become one.
+    """
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._sockets: list[socket.socket] = []
 
     def choose(self, count: int, rng: random.Random) -> list[int]:
-        """`count` more ports, each with its neighbours. Raises NoFreePort."""
+        """Hold and return `count` more ports, each with its neighbours. Raises NoFreePort."""
         top = ephemeral_low()
         first = rng.randrange(PORT_MIN, top, PORT_STEP)
         candidates = [*range(first, top - PORT_STEP, PORT_STEP), *range(PORT_MIN, first, PORT_STEP)]
@@ -49,18 +50,18 @@ class HeldPorts:
         return chosen
 
     def hold(self, ports: Iterable[int]) -> None:
-        """Those of them that nobody has now, again."""
+        """Hold again those of the ports that nobody has now."""
         for port in ports:
             self._hold([port])
 
     def close(self) -> None:
-        """They are anybody's again."""
+        """Release all ports."""
         for each in self._sockets:
             each.close()
         self._sockets.clear()
 
     def _hold(self, ports: Iterable[int]) -> bool:
-        """All of these, or none."""
+        """Hold all of these ports or none; return whether they are held."""
         held: list[socket.socket] = []
         for port in ports:
             found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -77,7 +78,7 @@ class HeldPorts:
 
 
 def choose_ports(count: int, host: str, rng: random.Random) -> list[int]:
-    """`count` ports free right now, each with its neighbours. Raises NoFreePort."""
+    """Return `count` ports that are free now, each with its neighbours. Raises NoFreePort."""
     held = HeldPorts(host)
     try:
         return held.choose(count, rng)
@@ -86,7 +87,7 @@ def choose_ports(count: int, host: str, rng: random.Random) -> list[int]:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a listener could bind there now."""
+    """Return whether a listener could bind there now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -97,7 +98,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def ephemeral_low() -> int:
-    """First port the system may give to outgoing connections (32768 where it does not say)."""
+    """Return the first port the system may give to outgoing connections (32768 if unknown)."""
     try:
         return int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):

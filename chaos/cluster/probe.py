@@ -1,7 +1,7 @@
-"""Looks at a running cluster from outside: each replica's own view, the name server's view.
+"""Probes a running cluster from outside: each replica's own view, and the name server's.
 
-Only requests that change nothing: GET_BROKER_RUNTIME_INFO (28), GET_BROKER_CLUSTER_INFO (106),
-QUERY_CONSUMER_OFFSET (14) and GET_MAX_OFFSET (30).
+Sends only requests that change nothing: GET_BROKER_RUNTIME_INFO (28), GET_BROKER_CLUSTER_INFO
+(106), QUERY_CONSUMER_OFFSET (14) and GET_MAX_OFFSET (30).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MASTER, SLAVE = "master", "slave"  # roles of classic brokers
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """What one broker says about itself. Indexes are Raft indexes; of a classic broker they are
-    byte offsets of its CommitLog, and the master counts as the leader of a term 0."""
+    """One broker's view of itself. Indexes are Raft indexes; of a classic broker they are byte
+    offsets of its CommitLog, and the master counts as the leader of term 0."""
 
     node: str
     group: str
@@ -49,22 +49,22 @@ class ReplicaView:
 
 
 class Probe(Protocol):
-    """What the cluster commands need to see."""
+    """The questions that cluster commands ask of a cluster."""
 
     async def replica(self, node: Node) -> ReplicaView | None:
-        """The broker's view; None if it does not answer."""
+        """Return the broker's view; None if it does not answer."""
         ...
 
     async def registered_leader(self, namesrv: str, group: str) -> str | None:
-        """Address of the group's brokerId 0 at the first of these name servers (separated by
-        ';') that answers; None if it knows none."""
+        """Return the address of the group's brokerId 0 at the first of these name servers
+        (separated by ';') that answers; None if it knows none."""
         ...
 
     async def close(self) -> None: ...
 
 
 class RemotingProbe:
-    """The real probe, over connections that it keeps. Use as `async with`."""
+    """The real probe; it keeps its connections. Use as `async with`."""
 
     def __init__(self, timeout_ms: float = PROBE_TIMEOUT_MS) -> None:
         self._timeout_ms = timeout_ms
@@ -101,12 +101,12 @@ class RemotingProbe:
         return str(found) if found else None
 
     async def consumer_offset(self, address: str, group: str, topic: str, queue: int) -> int | None:
-        """The offset the broker holds for a group's queue (14); None: no answer, or none yet."""
+        """Return the broker's offset for a group's queue (14); None: no answer, or none yet."""
         fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
         return await self._ask_offset(address, RequestCode.QUERY_CONSUMER_OFFSET, fields)
 
     async def max_offset(self, address: str, topic: str, queue: int) -> int | None:
-        """The next queue offset to be given out (30); None: no answer."""
+        """Return the next queue offset to be given out (30); None: no answer."""
         fields = {"topic": topic, "queueId": str(queue)}
         return await self._ask_offset(address, RequestCode.GET_MAX_OFFSET, fields)
 
@@ -129,12 +129,12 @@ class RemotingProbe:
                 return None
             body = loads(answer.body)
         except RemotingError:
-            return None  # not answering is an answer here
+            return None  # no answer is a result here
         return body if isinstance(body, dict) else None
 
 
 def parse_replica(node: Node, table: dict[str, str]) -> ReplicaView | None:
-    """The view in a runtime info table; None if what it needs is not there."""
+    """Return the view in a runtime info table; None if required fields are missing."""
     try:
         if "raftRole" not in table:
             return _classic_view(node, table)
@@ -170,11 +170,11 @@ def _classic_view(node: Node, table: dict[str, str]) -> ReplicaView:
 
 
 async def replicas(probe: Probe, nodes: Sequence[Node]) -> list[ReplicaView | None]:
-    """All views at once, in the order asked."""
+    """Return all views, asked at once, in the order of the nodes."""
     return list(await asyncio.gather(*(probe.replica(node) for node in nodes)))
 
 
 def leader_of(views: Sequence[ReplicaView | None], group: str) -> ReplicaView | None:
-    """The view that leads the group's highest term: a deposed leader that has not noticed loses."""
+    """Return the view that leads the group's highest term; a deposed leader loses."""
     leading = [v for v in views if v is not None and v.group == group and v.leads]
     return max(leading, key=lambda view: view.term, default=None)

@@ -1,9 +1,9 @@
 """Processes that outlive the command that starts them: start, recognise, signal, read their log.
 
-A process is remembered as its pid together with its start time (clock ticks since boot, field 22 of
-/proc/PID/stat), so a pid that the system gave to somebody else in the meantime is never signalled:
-the check and the signal go through one pidfd. Linux only, as /proc and pidfd are. A stopped
-(SIGSTOP) process is alive; a zombie is not, once its last thread has let go of the files.
+A process is identified by its pid together with its start time (clock ticks since boot, field 22 of
+/proc/PID/stat), so a pid that the system has reused is never signalled: the check and the signal
+use one pidfd. Linux only, as /proc and pidfd are. A stopped (SIGSTOP) process is alive; a zombie is
+not, once its last thread has let go of the files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
 
 
 def state(process: ProcessId) -> str:
-    """ "running", "stopped" or "dead". Reaps the process if it is a dead child of ours."""
+    """Return "running", "stopped" or "dead". Reaps the process if it is a dead child of ours."""
     found = _stat(process.pid)
     if found is None or found[1] != process.start_ticks:
         return "dead"
@@ -79,7 +79,7 @@ def send_signal(process: ProcessId, number: signal.Signals) -> None:
 
 
 def tail(log: Path, lines: int) -> str:
-    """The last `lines` lines of a log, "" if there is none."""
+    """Return the last `lines` lines of a log, "" if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -91,7 +91,7 @@ def tail(log: Path, lines: int) -> str:
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
-    """(state letter, start ticks, threads) of a pid, None if there is no such process."""
+    """Return (state letter, start ticks, threads) of a pid, None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

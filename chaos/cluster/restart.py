@@ -14,16 +14,16 @@ ORDERLY_S = 60.0  # within which a process must obey SIGTERM
 
 
 async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
-    """Stop every broker in order and start it again, one at a time: the next one only when the
-    cluster is whole, of each group its leader last, so that leadership moves once. Name servers
-    follow, one by one. Raises ClusterError; what is down then stays down."""
+    """Stop every broker in order and start it again, one at a time, each time waiting until the
+    cluster is whole. The leader of each group comes last, so that leadership moves once. Name
+    servers follow, one by one. Raises ClusterError; a process that is down then stays down."""
     for node in (*await _leaders_last(cluster), *cluster.state().name_servers):
         await _restart(cluster, node)
         say(f"restarted {node.name}")
 
 
 async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None:
-    """Stop everything in order and start it again; back once a send would be acknowledged."""
+    """Stop everything in order and start it again; return once a send would be acknowledged."""
     await cluster.down()
     await cluster.up(timeout_s=timeout_s)
 

@@ -1,4 +1,4 @@
-"""Which nodes a cluster of each mode has. Pure: ports are handed in.
+"""The nodes of a cluster in each mode. Pure: ports are handed in.
 
 A *mode* is how one broker group keeps its messages: a Raft group, the same broker over pysyncobj,
 or classic masters with and without slaves. RocketMQ's names for whole clusters of two groups
@@ -27,7 +27,7 @@ STANDARD_NAME_SERVERS_MAX = HTTP_SHIFT  # the next one would listen where the fi
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """`replicas` counts the nodes of one group, `role` is the brokerRole of a classic master."""
+    """One mode. `replicas` counts one group's nodes, `role` is a classic master's brokerRole."""
 
     name: str
     description: str
@@ -51,14 +51,14 @@ MODES: dict[str, Mode] = {mode.name: mode for mode in _ALL}
 
 
 def flush_of(state: ClusterState) -> str:
-    """The flushDiskType that the cluster's brokers have: a Raft group's default is SYNC_FLUSH."""
+    """Return the flushDiskType of the cluster's brokers: a Raft group's default is SYNC_FLUSH."""
     default = "SYNC_FLUSH" if MODES[state.mode].engine == RAFT else "ASYNC_FLUSH"
     return state.settings.get("flushDiskType", default)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is asked for; None: as the mode has it, or as the cluster in the directory has it."""
+    """The cluster asked for; None: as the mode, or the cluster in the directory, has it."""
 
     mode: str | None = None
     groups: int | None = None
@@ -72,7 +72,7 @@ class Shape:
 
 
 def ports_needed(shape: Shape) -> int:
-    """How many listeners `plan` will place. Raises ClusterError for a shape that cannot be."""
+    """Return how many listeners `plan` will place. Raises ClusterError for an impossible shape."""
     mode, groups, replicas, servers = _sizes(shape)
     per_broker = 1 if mode.engine == CLASSIC else 2
     links = link_names(_nodes(shape, "", itertools.count(1))) if shape.links else ()
@@ -80,7 +80,7 @@ def ports_needed(shape: Shape) -> int:
 
 
 def standard_ports(shape: Shape) -> list[int]:
-    """The well-known ports, in the order in which `plan` places them. Raises ClusterError."""
+    """Return the well-known ports in `plan`'s order. Raises ClusterError."""
     mode, groups, replicas, servers = _sizes(shape)
     if shape.links or shape.netns:
         raise ClusterError("standard ports are for a cluster without links and namespaces")
@@ -99,7 +99,7 @@ def standard_ports(shape: Shape) -> list[int]:
 
 
 def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
-    """The nodes of a new cluster: the proxy if it has one, name servers, brokers. Raises
+    """Return the nodes of a new cluster: the proxy if it has one, name servers, brokers. Raises
     ClusterError."""
     free = iter(ports)
     nodes = _nodes(shape, host, free)
@@ -120,7 +120,7 @@ def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]
 
 
 def on_hosts(state: ClusterState, name: str, address_of: Callable[[int], str]) -> ClusterState:
-    """The same cluster with every node on a host of its own. Raises ClusterError with links."""
+    """Return the cluster with every node on a host of its own. Raises ClusterError with links."""
     if state.links:
         raise ClusterError("either links or network namespaces: the proxies are on one host")
     nodes = tuple(replace(node, host=address_of(i)) for i, node in enumerate(state.nodes))
@@ -129,7 +129,7 @@ def on_hosts(state: ClusterState, name: str, address_of: Callable[[int], str]) -
 
 
 def _nodes(shape: Shape, host: str, free: Iterator[int]) -> tuple[Node, ...]:
-    """Name servers, then brokers."""
+    """Return the name servers, then the brokers."""
     mode, groups, replicas, servers = _sizes(shape)
     brokers = []
     for group in range(groups):
@@ -166,7 +166,7 @@ def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> Non
 
 
 def group_name(number: int) -> str:
-    """broker-a, broker-b, …, as RocketMQ's examples call them."""
+    """Return broker-a, broker-b, …, as RocketMQ's examples call them."""
     return f"broker-{chr(ord('a') + number)}"
 
 

@@ -1,4 +1,4 @@
-"""Leadership handed over on request: a planned change of leader, without stopping anybody."""
+"""Hands leadership over on request: a planned change of leader, without stopping anybody."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ POLL_S = 0.02
 async def transfer(
     cluster: Cluster, group: str | None = None, target: str = "", timeout_s: float = 0.0
 ) -> tuple[Node, Node]:
-    """Hand leadership of `group` (None: the first one) to `target` ("": who has most).
+    """Hand leadership of `group` (None: the first one) to `target` ("": the follower with most).
 
-    Returns (who led, who leads) once the new leader says so. Raises ClusterError; after a time-out
-    either may lead.
+    Returns (old leader, new leader) once the new one says that it leads. Raises ClusterError; after
+    a time-out either may lead.
     """
     old = await cluster.leader(group)
     if old is None:
@@ -41,7 +41,7 @@ async def transfer(
 
 
 async def _ask(leader: Node, target: str) -> str:
-    """To whom the leader says it hands over."""
+    """Ask the leader to hand over; return the name of the node that it says will lead."""
     client = RemotingClient(connect_timeout_ms=ASK_TIMEOUT_MS, credentials=own_credentials())
     command = RemotingCommand.request(
         RequestCode.TRANSFER_LEADERSHIP, {"target": target} if target else {}

@@ -1,4 +1,4 @@
-"""When a cluster is whole again: every group serves and every replica has what was committed."""
+"""Waits until a cluster is whole: every group serves, every replica has what was committed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ async def wait_whole(
     cluster: Cluster, timeout_s: float = WHOLE_TIMEOUT_S, mend: Mend | None = None
 ) -> None:
     """Return once every group has a ready leader and every replica of it answers, follows it and
-    has applied what its group had committed when this was called. `mend` is shown each replica
-    that refuses to follow; if it did something the time begins anew. Raises ClusterError."""
+    has applied what its group had committed when this was called. `mend` is called with each
+    replica that refuses to follow; if it did something, the time starts again. Raises
+    ClusterError."""
     deadline = time.monotonic() + timeout_s
     await cluster.wait_serving(timeout_s)
     goals: dict[str, int] = {}
@@ -42,8 +43,8 @@ async def wait_whole(
 
 
 def _committed(views: Sequence[ReplicaView | None]) -> dict[str, int]:
-    """Group → the highest commit index that any of its replicas knows. A classic slave that has
-    left its master knows none: what only it has is not the group's."""
+    """Return group → the highest commit index that any of its replicas knows. A classic slave that
+    has left its master counts for nothing: what only it has is not the group's."""
     goals: dict[str, int] = {}
     for view in views:
         if view is not None and view.follows:

@@ -1,1 +1,1 @@
-"""What is done to a cluster on purpose: the catalogue, whom it hits, when, and how it is undone."""
+"""Faults injected into a cluster: the catalogue, their targets, times and healing."""

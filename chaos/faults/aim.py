@@ -1,4 +1,4 @@
-"""Where in a node's files damage is worth doing: walkers that find the byte that matters. Pure.
+"""Walkers that find the bytes of a node's files that are worth damaging. Pure.
 
 They know the layouts of the CommitLog (frames, records, blanks), of ConsumeQueue units, IndexFiles,
 the two-slot files of term and vote, and the checkpoint; bytes in, byte offsets out. They never
@@ -38,7 +38,7 @@ class Item:
 
 
 def log_items(data: bytes | memoryview) -> list[Item]:
-    """The frames and records at the top of a segment, up to the first thing that is neither."""
+    """Return the frames and records at the top of a segment, up to the first other thing."""
     items = []
     at = 0
     while at + BLANK_SIZE_BYTES <= len(data):
@@ -60,7 +60,7 @@ def log_items(data: bytes | memoryview) -> list[Item]:
 
 
 def used_units(data: bytes | memoryview) -> int:
-    """How many units of a ConsumeQueue file are in use: those before the first empty one."""
+    """Return how many units of a ConsumeQueue file are in use: those before the first empty one."""
     low, high = 0, len(data) // UNIT_BYTES
     while low < high:  # no empty unit stands before a used one
         middle = (low + high) // 2
@@ -73,7 +73,7 @@ def used_units(data: bytes | memoryview) -> int:
 
 
 def slots(data: bytes) -> list[range]:
-    """The bytes of the records in a two-slot file."""
+    """Return the byte ranges of the records in a two-slot file."""
     found = []
     for at in range(0, len(data) - _SLOT_HEAD.size + 1, SLOT_BYTES):
         magic, _, length, _ = _SLOT_HEAD.unpack_from(data, at)
@@ -83,7 +83,7 @@ def slots(data: bytes) -> list[range]:
 
 
 def durable_offset(checkpoint: bytes) -> int:
-    """The CommitLog's durable mark; 0 if there is none."""
+    """Return the CommitLog's durable mark; 0 if there is none."""
     if len(checkpoint) < DURABLE_AT + _LONG.size:
         return 0
     return int(_LONG.unpack_from(checkpoint, DURABLE_AT)[0])

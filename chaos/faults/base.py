@@ -1,9 +1,10 @@
-"""What every fault is: a kind of the catalogue, a place in a plan, an object that injects, heals.
+"""The interface of every fault: a kind in the catalogue, a place in a plan, an object that acts.
 
 A *kind* is data: name, family, whom it may hit, what it needs. A *planned* fault is a kind with a
 time, a target and drawn numbers, pure data out of a seed. A *fault* is the planned thing made real
-on one cluster. `Deed` is the usual shape of a fault: a subclass chooses its nodes, does and undoes;
-the history records, the order of things and healing after a failed or cancelled `inject` are here.
+on one cluster: it injects and heals. `Deed` is the usual base of a fault: a subclass chooses its
+nodes, does and undoes; history records, order and healing after a failed or cancelled `inject` are
+here.
 
 Every module of faults has one table `KINDS: Table` and, if its kinds need something of the machine
 or the cluster, one table `NEEDS`; chaos.faults.catalogue joins them.
@@ -38,8 +39,8 @@ class Kind:
     """One entry of the catalogue. `whom`: selectors that make sense, the usual one first.
 
     `needs` are names in the tables of needs ("links", "faultable", "root", "raft", …); `modes` are
-    the cluster modes that it fits, None: all. `lasts_s`: between how many seconds a plan lets it
-    last; a one-off heals at once. `params`: further numbers a plan draws, name → (low, high).
+    the cluster modes that it fits, None: all. `lasts_s`: bounds of the duration a plan draws, in
+    seconds; a one-off heals at once. `params`: further numbers a plan draws, name → (low, high).
     """
 
     name: str
@@ -55,7 +56,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault of a plan. Seconds from the begin of the load; `choice` in [0, 1) picks targets."""
+    """A fault of a plan. Seconds from the start of the load; `choice` in [0, 1) picks targets."""
 
     number: int
     at_s: float
@@ -66,37 +67,37 @@ class Planned:
     params: Mapping[str, str | float] = field(default_factory=dict)
 
     def figure(self, name: str, default: float) -> float:
-        """A drawn or given number. Raises ClusterError if it is none."""
+        """Return a drawn or given number. Raises ClusterError if it is no number."""
         try:
             return float(self.params.get(name, default))
         except ValueError:
             raise ClusterError(f"{self.kind}: {name} must be a number") from None
 
     def rng(self) -> random.Random:
-        """A generator of its own, the same whenever this plan is repeated."""
+        """Return its own generator, the same whenever this plan is repeated."""
         return random.Random(f"{self.number}:{self.choice}")
 
 
 class Fault(Protocol):
-    """One thing that goes wrong and is put right again."""
+    """Something that goes wrong and is put right again."""
 
     async def inject(self) -> None:
         """Do it. Raises ClusterError if it could not be done: then nothing is wrong."""
         ...
 
     async def heal(self) -> None:
-        """Undo it; harmless if it was not injected or is healed already. Raises ClusterError if
-        it could not be undone: then it may be called again."""
+        """Undo it; harmless if it was not injected or is healed already. Raises ClusterError if it
+        could not be undone: then it may be called again."""
         ...
 
     def describe(self) -> str:
-        """What it does, for a person and for the chart."""
+        """Return what it does, for a person and for the chart."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What faults work on. `links` is None where the cluster's traffic takes no proxies."""
+    """The objects faults work on. `links` is None if the cluster's traffic takes no proxies."""
 
     cluster: Cluster
     history: HistoryWriter
@@ -107,13 +108,13 @@ class Context:
 
 Factory = Callable[[Planned, Context], Fault]
 Table = Mapping[str, tuple[Kind, Factory]]
-# Why this machine (None given) or this cluster does not have what is needed; None: it has it.
+# Returns why this machine (None given) or this cluster lacks what is needed; None if it has it.
 Need = Callable[[ClusterState | None], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Whom a fault hits. `role` is what the first of them was when it was chosen."""
+    """The nodes a fault hits. `role` is the first one's role when it was chosen."""
 
     nodes: tuple[Node, ...]
     role: str = ""
@@ -124,7 +125,7 @@ class Hit:
 
     @property
     def pid(self) -> int:
-        """Of the one node that is hit; 0 if there are several or none."""
+        """The pid of the one node that is hit; 0 if there are several or none."""
         only = self.nodes[0] if len(self.nodes) == 1 else None
         return only.process.pid if only is not None and only.process is not None else 0
 
@@ -132,8 +133,8 @@ class Hit:
 class Deed(ABC):
     """A fault that is written into the history. Subclasses say what to do and how to undo it.
 
-    `undo` must be harmless after a `do` that failed or was cancelled half way: it is called then,
-    and for nodes that came to life or were started again by somebody else meanwhile.
+    `undo` must be harmless after a `do` that failed or was cancelled half way, because it is called
+    then, and for nodes that came back or were started again by somebody else meanwhile.
     """
 
     def __init__(self, planned: Planned, context: Context) -> None:
@@ -151,12 +152,13 @@ class Deed(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """What it does, in a few words; names the nodes once they are known."""
+        """Return what it does, in a few words; name the nodes once they are known."""
 
     async def choose(self) -> Hit:
-        """Whom to hit: the planned selector, unless a subclass knows better.
+        """Choose the nodes to hit: by the planned selector, unless a subclass overrides this.
 
-        During an election nobody leads: it waits `CHOOSE_TIMEOUT_S` for somebody."""
+        Waits up to `CHOOSE_TIMEOUT_S` while nobody leads, as during an election.
+        """
         deadline = time.monotonic() + CHOOSE_TIMEOUT_S
         while True:
             statuses = await self.context.cluster.status()
@@ -170,7 +172,7 @@ class Deed(ABC):
             return Hit(tuple(nodes), role_of(nodes[0], statuses) if nodes else "")
 
     async def inject(self) -> None:
-        """Choose, write it down, do it, write that it is done."""
+        """Choose, record the start, do it, record that it is done."""
         assert self.hit is None, f"{self.planned.kind} is injected already"
         hit = await self.choose()
         op = self._write("invoke", "inject", hit)
@@ -200,7 +202,7 @@ class Deed(ABC):
         self.hit = None
 
     def targets(self) -> str:
-        """The nodes' names once they are known, else the selector."""
+        """Return the nodes' names once they are known, else the selector."""
         return ", ".join(self.hit.names) if self.hit and self.hit.nodes else self.planned.whom
 
     def _write(
@@ -224,7 +226,7 @@ class Deed(ABC):
 
 
 def role_of(node: Node, statuses: Sequence[NodeStatus]) -> str:
-    """ "leader" (a classic master, too), "follower", or "" of a name server."""
+    """Return "leader" (a classic master, too), "follower", or "" for a name server."""
     if node.kind != "broker":
         return ""
     return "leader" if node.name in {other.name for other in leaders(statuses)} else "follower"

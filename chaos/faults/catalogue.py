@@ -1,8 +1,8 @@
-"""All kinds of faults there are, what they need, and how a wish is written.
+"""The catalogue of all kinds of faults, what they need, and how a wish is written.
 
 A wish reads `KIND`, `KIND:WHOM` or `KIND:WHOM,for=3,NAME=VALUE`; several joined by `+` happen at
 the same time: `kill:leader`, `delay:follower,delay_ms=80`, `one-way-in:leader+kill:follower`.
-What a machine or a cluster cannot do is said with its reason, never left out in silence.
+Faults that a machine or a cluster cannot do are reported with the reason, never skipped silently.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Row:
 
 
 def find(name: str) -> Kind:
-    """The kind called `name`. Raises ClusterError that lists the kinds there are."""
+    """Return the kind called `name`. Raises ClusterError that lists the kinds there are."""
     entry = REGISTRY.get(name)
     if entry is None:
         raise ClusterError(f"no fault {name!r}; there are {', '.join(sorted(REGISTRY))}")
@@ -50,9 +50,9 @@ def find(name: str) -> Kind:
 
 
 def unavailable(kind: Kind, state: ClusterState | None = None) -> str | None:
-    """Why this machine or this cluster cannot do it; None if it can.
+    """Return why this machine or this cluster cannot do it; None if it can.
 
-    Without a cluster only what the machine lacks counts.
+    Without a cluster, only what the machine lacks counts.
     """
     if state is not None and kind.modes is not None and state.mode not in kind.modes:
         return f"not in mode {state.mode}: it is for {', '.join(sorted(kind.modes))}"
@@ -67,7 +67,7 @@ def unavailable(kind: Kind, state: ClusterState | None = None) -> str | None:
 
 
 def make(planned: Planned, context: Context) -> Fault:
-    """The planned fault for this cluster. Raises ClusterError where it cannot be done."""
+    """Make the planned fault for this cluster. Raises ClusterError where it cannot be done."""
     kind = find(planned.kind)
     state = context.cluster.state()
     reason = unavailable(kind, state)
@@ -79,14 +79,14 @@ def make(planned: Planned, context: Context) -> Fault:
 
 
 def rows(state: ClusterState | None = None) -> list[Row]:
-    """Every kind, family by family, with what stands in its way here."""
+    """Return every kind, family by family, with the reason if it cannot be done here."""
     kinds = [kind for kind, _ in REGISTRY.values()]
     kinds.sort(key=lambda kind: (FAMILIES.index(kind.family), kind.name))
     return [Row(kind, unavailable(kind, state) or "") for kind in kinds]
 
 
 def parse_wish(text: str) -> tuple[Want, ...]:
-    """One wish, as written above. Raises ClusterError that names the offending part."""
+    """Parse one wish, written as above. Raises ClusterError that names the offending part."""
     return tuple(_parse_part(part.strip()) for part in text.split("+"))
 
 

@@ -1,7 +1,8 @@
-"""Faults of the time of day: a node's wall clock jumps, or jumps to and fro.
+"""Faults of the time of day: a node's wall clock jumps, or jumps back and forth.
 
-Only the wall clock is moved, through the fault layer: monotonic clocks do not jump. It stamps
-messages and frames and decides what retention lets go; no time-out of ours may go by it.
+Only the wall clock is moved, through the fault layer: monotonic clocks do not jump. The wall clock
+stamps messages and frames and decides what retention deletes; none of our time-outs may depend on
+it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What can be done to containers, and why the rest cannot. A cut is made by taking a container off
-its networks: nobody reaches it, by name, by address or at its published port.
+"""Faults of containers, and the reasons why other faults cannot be had there.
+
+A cut takes a container off its networks: nobody reaches it, by name, address or published port.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _CANNOT = {"namesrv-cut": "clients and brokers reach name servers without proxie
 
 
 def why_not(kind: Kind) -> str | None:
-    """Why a kind is not to be had on containers; None if it is."""
+    """Return why a kind is not to be had on containers; None if it is."""
     if kind.name in _CAN:
         return None
     return _CANNOT.get(kind.name) or _BY_FAMILY[kind.family] or None
 
 
 class CutContainers(Deed):
-    """Off all networks, and back with the same names."""
+    """Takes containers off all networks; healing joins them again with the same names."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
         super().__init__(planned, context)

@@ -1,9 +1,9 @@
-"""Damage to the files of a node that is down: torn tails, flipped bits, lost files; started again.
+"""Damage to the files of a node that is down: torn tails, flipped bits, lost files; then restarted.
 
-A node is killed, one thing in its store is damaged, and it is started at once. What was done is in
-the history to the bit: file, byte, bit. Heal sees to it that the node serves; one that refuses to
-start says so in its log, and is then treated as its operator would: a Raft replica comes back with
-an empty disk. That, too, is written down.
+A node is killed, one thing in its store is damaged, and it is started at once. The history records
+the damage to the bit: file, byte, bit. Healing makes sure that the node serves. If it refuses to
+start and says so in its log, it is treated as an operator would: a Raft replica is given an empty
+disk. That, too, is written down.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ GARBAGE_BYTES_MAX = 8192
 REFUSALS = ("mqbroker: cannot start", "mqbroker: failed")
 LOG_LINES = 40
 
-# (store, generator, whether what is not durable may be cut) → what was done, in words
+# (store, generator, whether non-durable bytes may be cut) → description of the damage
 Harm = Callable[[Path, random.Random, bool], str]
 
 
 class Damage(Kill):
-    """SIGKILL, damage, start; heal waits until the node serves."""
+    """SIGKILL, damage, start; healing waits until the node serves."""
 
     def __init__(self, planned: Planned, context: Context, harm: Harm) -> None:
         super().__init__(planned, context)
@@ -74,7 +74,7 @@ class Damage(Kill):
                 await self._see_to(node)
 
     async def _see_to(self, node: Node) -> None:
-        """Return once the node serves; replace it if it refuses."""
+        """Return once the node serves; replace it if it refuses to start."""
         cluster = self.context.cluster
         steady_s = begin_s = time.monotonic()
         while time.monotonic() < begin_s + UP_S:
@@ -90,7 +90,7 @@ class Damage(Kill):
         raise ClusterError(f"{node.name} does not serve {UP_S:g} s after it was damaged")
 
     async def _replace(self, node: Node) -> None:
-        """If the node has refused to start, once: an empty disk. Otherwise somebody killed it."""
+        """Give a node that refused to start an empty disk, once; leave a killed one."""
         last = tail(log_path(self.context.cluster.directory, node), LOG_LINES).splitlines()
         words = next((line for line in reversed(last) if line.startswith(REFUSALS)), "")
         if not words:
@@ -107,11 +107,11 @@ class Damage(Kill):
         return done or f"{self.planned.kind} at {self.targets()}"
 
 
-# ---- what is done to files --------------------------------------------------------------------
+# ---- kinds of damage --------------------------------------------------------------------------
 
 
 def torn_tail(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """The end of the log as a crash in the middle of a write leaves it, nothing durable touched."""
+    """Leave the log's end as a crash in mid-write does; durable bytes are not touched."""
     path = _segments(store)[-1]
     items = _items(path)
     end = items[-1].end if items else 0
@@ -145,19 +145,19 @@ def torn_tail(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_header(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit of a frame's (or record's) header below the durable mark."""
+    """Flip one bit of a frame's (or record's) header below the durable mark."""
     path, item = _durable_item(store, rng)
     return _flip(store, path, rng.randrange(item.at, item.at + item.header_bytes), rng)
 
 
 def flip_payload(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit of a frame's (or record's) contents below the durable mark."""
+    """Flip one bit of a frame's (or record's) contents below the durable mark."""
     path, item = _durable_item(store, rng)
     return _flip(store, path, rng.randrange(item.at + item.header_bytes, item.end), rng)
 
 
 def flip_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit of a used unit of a ConsumeQueue."""
+    """Flip one bit of a used unit of a ConsumeQueue."""
     files = _files(store, "consumequeue")
     rng.shuffle(files)
     for path in files:
@@ -169,7 +169,7 @@ def flip_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit of an IndexFile: of its header, or where it holds data."""
+    """Flip one bit of an IndexFile: of its header, or where it holds data."""
     files = [path for path in _files(store, "index") if path.stat().st_size >= INDEX_HEAD_BYTES]
     if not files:
         raise ClusterError("there is no IndexFile")
@@ -184,7 +184,7 @@ def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit in each copy in the vote file: both are bad, and that must be seen."""
+    """Flip one bit in each copy in the vote file: both are bad, and the node must notice."""
     path = store / "raft" / "hardstate"
     found = slots(_content(path))
     if not found:
@@ -193,7 +193,7 @@ def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_vote_slot(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit of one of the two copies in the vote file: the other one must do."""
+    """Flip one bit of one of the two copies in the vote file: the other one must suffice."""
     path = store / "raft" / "hardstate"
     found = slots(_content(path))
     if len(found) < 2:
@@ -202,12 +202,12 @@ def flip_vote_slot(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def lost_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """The vote file is gone."""
+    """Remove the vote file."""
     return _lose(store, store / "raft" / "hardstate")
 
 
 def flip_checkpoint(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit of the checkpoint's five numbers."""
+    """Flip one bit of the checkpoint's five numbers."""
     path = store / "checkpoint"
     if len(_content(path)) < CHECKPOINT_BYTES:
         raise ClusterError("there is no checkpoint")
@@ -215,7 +215,7 @@ def flip_checkpoint(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_config(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One bit of one of the tables under config/."""
+    """Flip one bit of one of the tables under config/."""
     files = [path for path in _files(store, "config") if path.stat().st_size]
     if not files:
         raise ClusterError("no table has been written yet")
@@ -224,7 +224,7 @@ def flip_config(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def lost_segment(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One segment of the CommitLog is gone, with something durable in it."""
+    """Remove one segment of the CommitLog that holds something durable."""
     mark = durable_offset(_content(store / "checkpoint"))
     held = [path for path in _segments(store) if int(path.name) < mark]
     if not held:
@@ -233,7 +233,7 @@ def lost_segment(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def lost_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """One file of a ConsumeQueue is gone."""
+    """Remove one file of a ConsumeQueue."""
     files = _files(store, "consumequeue")
     if not files:
         raise ClusterError("there is no ConsumeQueue")
@@ -244,8 +244,7 @@ def lost_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def _durable_item(store: Path, rng: random.Random) -> tuple[Path, Item]:
-    """A frame or record that is durable for sure: as often one of the last as one of the first
-    as any."""
+    """Choose a durable frame or record: equally often an early, a late, or any one."""
     mark = durable_offset(_content(store / "checkpoint"))
     found = [
         (path, item)
@@ -310,7 +309,7 @@ def _items(path: Path) -> list[Item]:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[memoryview]:
-    """The file's bytes, not read before they are looked at."""
+    """Yield the file's bytes, mapped: only those looked at are read."""
     if path.stat().st_size == 0:
         yield memoryview(b"")
         return
@@ -323,7 +322,7 @@ def _mapped(path: Path) -> Iterator[memoryview]:
 
 
 def _data_extents(descriptor: int, size: int) -> Iterator[range]:
-    """Where a sparse file holds data."""
+    """Yield the ranges of a sparse file that hold data."""
     at = 0
     while at < size:
         try:

@@ -1,8 +1,8 @@
 """Faults of disks: full, failing, slow, stalled, lying, without power, lost.
 
 All but the loss of a disk need brokers that run over the fault layer (`mqcluster up --faultable`).
-A broker may end itself because of what its disk did, and rightly: heal makes the disk good again
-and starts those that are down.
+A broker may end itself because of what its disk did, and rightly: healing makes the disk good again
+and starts brokers that are down.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from raftmq.chaos.faults.undo import LOSE_ALL
 from raftmq.store.ownership import LOCK_FILE
 
 END_S = 120.0  # within which a broker whose disk failed must serve again or have ended
-STEADY_S = 0.5  # a broker that answers for so long does not end because of the fault any more
+STEADY_S = 0.5  # a broker that answers for this long will not end because of the fault
 POLL_S = 0.05
 
 RulesOf = Callable[[Planned], Sequence[Rule]]
 
 
 def store_of(context: Context, node: Node) -> Path:
-    """The node's store directory."""
+    """Return the node's store directory."""
     return node_directory(context.cluster.directory, node) / "store"
 
 
 def faults_of(context: Context, node: Node) -> Path:
-    """The node's directory of faults, beside its store."""
+    """Return the node's directory of faults, beside its store."""
     return node_directory(context.cluster.directory, node) / FAULTS
 
 
 class Told(Deed):
-    """Rules for the disks of the nodes it hits, as long as it lasts."""
+    """Rules for the disks of the nodes it hits, in force as long as it lasts."""
 
     def __init__(
         self, planned: Planned, context: Context, rules: RulesOf, words: str, *, may_end: bool
@@ -87,7 +87,7 @@ class Told(Deed):
                 self._ran.remove(name)
 
     async def _see_to(self, name: str) -> None:
-        """Start a node that ended, once it is clear whether it does."""
+        """Wait until the node either serves or has ended; then start it if it ended."""
         cluster = self.context.cluster
         steady_s = until_s = time.monotonic()
         until_s += END_S
@@ -111,7 +111,7 @@ class Told(Deed):
 
 
 class PowerCut(Kill):
-    """SIGKILL to all of them at once, then what was not synced is taken; started again."""
+    """SIGKILL to all at once, then unsynced changes are undone; healing starts them again."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
         super().__init__(planned, context)
@@ -180,21 +180,22 @@ class DiskLoss(Kill):
 
 
 def needs_restoring(state: ClusterState, node: Node) -> bool:
-    """It is a classic master with slaves: nobody sends it what it lost."""
+    """Return whether it is a classic master with slaves: no other node sends it what it lost."""
     classic = MODES[state.mode].engine == CLASSIC
     return classic and node.broker_id == 0 and len(state.members(node.group)) > 1
 
 
 def copy_store(context: Context, source: Node, target: Node) -> None:
-    """The store of a stopped node to another's disk. Blocking. Raises StoreInUse, OSError."""
+    """Copy the store of a stopped node to another's disk. Blocking. Raises StoreInUse, OSError."""
     copy_files(store_of(context, source), store_of(context, target))
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """One store into another. Blocking. Raises StoreInUse, OSError.
+    """Copy one store into another. Blocking. Raises StoreInUse, OSError.
 
-    Without the index: its files are sparse and large, a copy would fill them, and the broker makes
-    them anew from the log."""
+    The index is left out: its files are sparse and large, a copy would fill them, and the broker
+    rebuilds them from the log.
+    """
     with owned(source), owned(target):
         for entry in source.iterdir():
             if entry.name in ("index", LOCK_FILE):  # a lock is its directory's own
@@ -268,7 +269,7 @@ def _slow(call: str) -> RulesOf:
     return lambda planned: [Rule(SLOW, (call,), delay_ms=planned.figure("delay_ms", 100))]
 
 
-_LOG = ("commitlog/*", "raft/*")  # what Raft's promises stand on
+_LOG = ("commitlog/*", "raft/*")  # the files that Raft's promises depend on
 
 KINDS: Table = {
     "disk-full": (

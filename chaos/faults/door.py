@@ -1,8 +1,7 @@
-"""The fault layer as the broker's HTTP API sees it (broker.http.faults.FaultDoor).
+"""Gives the broker's HTTP API access to the fault layer (broker.http.faults.FaultDoor).
 
-A fault that comes through here is one key of rules.json, `http-<number>`, so the harness's faults
-and these do not touch each other; the clock has no keys, so here it is put off and right again
-whoever did it.
+A fault made here is one key of rules.json, `http-<number>`, so these and the harness's faults do
+not affect each other. The clock has no keys, so this changes and resets it whoever set it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ CLOCK = "clock"
 
 
 class HttpDoor:
-    """See the module. Blocking."""
+    """The door: lists, adds and heals faults. Blocking."""
 
     def __init__(self, home: Path) -> None:
         self._steering = Steering(home)
@@ -35,7 +34,7 @@ class HttpDoor:
         return found
 
     def add(self, fault: dict[str, Any]) -> str:
-        """Raises ValueError."""
+        """Add a fault; return its id. Raises ValueError."""
         if fault["kind"] == CLOCK:
             self._steering.set_clock(int(fault["offset_ms"]))
             return CLOCK

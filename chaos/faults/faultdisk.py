@@ -1,9 +1,9 @@
-"""A disk that can be told to fail while it runs, and that knows what a power cut would take.
+"""A disk that can be told to fail while it runs, and that knows what a power cut would undo.
 
 `FaultDisk` is `store.disk.OsDisk` below a broker that the harness started through
-chaos.faults.node. Before it changes anything it writes to a journal what the change destroys
-(chaos.faults.undo); a sync strikes that out again. The journal is never synced: it has to survive
-kill -9, not a real power cut. chaos.faults.power reads it when the "power" is cut.
+chaos.faults.node. Before each change it journals the content that the change destroys
+(chaos.faults.undo); a sync strikes those records out. The journal is never synced: it has to
+survive kill -9, not a real power cut. chaos.faults.power reads it when the "power" is cut.
 
     DIR/<node>/faults/control, rules.json   steering
     DIR/<node>/faults/undo.log              the journal
@@ -11,8 +11,8 @@ kill -9, not a real power cut. chaos.faults.power reads it when the "power" is c
                                             kept (a hard link) until their directory is synced
     DIR/<node>/faults/boot                  how often the power was cut
 
-What it costs a write of 16 KiB behind the end: one small write to the journal, no read. Only
-writing over what may not be zeros reads first.
+Cost of a 16 KiB write past the end: one small write to the journal, no read. Only overwriting bytes
+that may not be zeros reads first.
 
 Not modelled: directories (they survive), renames from one directory to another (refused, EXDEV).
 """
@@ -41,7 +41,7 @@ from raftmq.chaos.faults.undo import Pending, Record, RecordKind, decode
 from raftmq.store.disk import DiskUsage, OsDisk, OsFile
 
 PENDING_BYTES_MAX = 256 << 20  # of records that are needed; then writes fail, loudly
-REWRITE_BYTES = 4 << 20  # a journal longer than this, and mostly struck out, is written anew
+REWRITE_BYTES = 4 << 20  # a journal longer than this, and mostly struck out, is rewritten
 _PIECE_BYTES = 1 << 20
 JOURNAL, GRAVE, BOOT = "undo.log", "grave", "boot"
 
@@ -50,7 +50,7 @@ class Journal:
     """undo.log: appends records and knows what is pending. Thread-safe."""
 
     def __init__(self, home: Path, pending_bytes_max: int = PENDING_BYTES_MAX) -> None:
-        """Goes on with the journal that is there. Raises OSError."""
+        """Continue the journal that is there. Raises OSError."""
         self.grave = home / GRAVE
         self.grave.mkdir(parents=True, exist_ok=True)
         self._path = home / JOURNAL
@@ -67,9 +67,10 @@ class Journal:
                 os.remove(self.grave / name)
 
     def add(self, record: Record) -> list[Record]:
-        """Append a record; returns the changes of names that are durable because of it.
+        """Append a record; return the changes of names that are durable because of it.
 
-        Raises OSError."""
+        Raises OSError.
+        """
         with self._lock:
             pending = self.pending
             if pending.size_bytes > self._pending_bytes_max:
@@ -80,7 +81,7 @@ class Journal:
             return pending.add(record)
 
     def number(self) -> int:
-        """The next number. The caller holds the lock that keeps its records in order."""
+        """Return the next number. The caller holds the lock that keeps its records in order."""
         with self._lock:
             self.pending.number += 1
             return self.pending.number
@@ -97,7 +98,7 @@ class Journal:
         self._size += len(data)
 
     def _rewrite(self) -> None:
-        """Leave out what is struck out. Whole before it takes the old one's place."""
+        """Rewrite the journal without struck-out records; replace the old one when complete."""
         self.close()
         beside = self._path.with_suffix(".new")
         self._fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o640)
@@ -107,7 +108,7 @@ class Journal:
 
 
 class Inode:
-    """What all open descriptors of one file share."""
+    """The state that all open descriptors of one file share."""
 
     __slots__ = ("gone", "lock", "number", "size", "zero_from")
 
@@ -115,9 +116,9 @@ class Inode:
         self.number = number
         self.size = size
         self.zero_from = size  # from here on the file holds zeros only, as far as it goes
-        self.gone = False  # has no name any more, for good
-        # Held over a record and its change: a sync never falls between the two. One that can be
-        # taken again: OsFile.pwritev may call pwrite.
+        self.gone = False  # has lost its last name for good
+        # Held over a record and its change, so that a sync never falls between the two. Reentrant:
+        # OsFile.pwritev may call pwrite.
         self.lock = threading.RLock()
 
 
@@ -225,14 +226,14 @@ class FaultFile(OsFile):
             at = _next_data(self._fd, at + length, end)
 
     def _content(self, offset: int, length: int) -> bytes:
-        """What stands there, zeros behind the end; b"" if all of it is zeros."""
+        """Return the bytes there, zeros past the end; b"" if all of it is zeros."""
         data = super().pread(offset, length)
         if data == bytes(len(data)):
             return b""
         return data.ljust(length, b"\0")
 
     def _needs_blocks(self, offset: int, length: int) -> bool:
-        """Whether a write there needs blocks that the file does not have yet."""
+        """Return whether a write there needs blocks that the file does not have yet."""
         found = os.fstat(self._fd)
         if offset + length > found.st_size:
             return True
@@ -243,7 +244,8 @@ class FaultFile(OsFile):
 
 
 class FaultDisk(OsDisk):
-    """See the module. Names are changed by one caller at a time per directory, as Disk says."""
+    """The disk below a broker under test. One caller at a time per directory changes names, as Disk
+    requires."""
 
     def __init__(self, root: str, home: Path, control: Control) -> None:
         """`home`: the node's directory of faults, beside `root` and in the same file system."""
@@ -257,17 +259,17 @@ class FaultDisk(OsDisk):
         for number in set(self.journal.pending.files) - set(known):
             self.journal.add(Record(RecordKind.FORGET, self.journal.number(), number))
 
-    # -- what files ask -----------------------------------------------------------------------
+    # -- for files ----------------------------------------------------------------------------
 
     def fail_if_told(self, call: str, name: str) -> str:
-        """What the steering wants to happen to this call. Raises OSError if it is to fail."""
+        """Return the effect steered for this call. Raises OSError if it is to fail."""
         told = self.control.effect(call, name)
         if told == ERROR:
             raise OSError(errno.EIO, "told to fail", name)
         return told
 
     def inode(self, number: int, size: int) -> Inode:
-        """The inode of that number; `size` bytes long if it was not known yet."""
+        """Return the inode of that number; `size` bytes long if it was not known yet."""
         with self._lock:
             found = self._inodes.get(number)
             if found is None:
@@ -275,7 +277,7 @@ class FaultDisk(OsDisk):
             return found
 
     def created(self, name: str, inode: int) -> None:
-        """A file was created."""
+        """Note that a file was created."""
         with self._lock:
             self._name_record(RecordKind.CREATE, inode, 0, name)
 
@@ -323,11 +325,11 @@ class FaultDisk(OsDisk):
         return replace(usage, available_bytes=0) if self.control.is_full() else usage
 
     def boot_id(self) -> str:
-        """Another one after each power cut of ours, and after a real one."""
+        """Return an id that changes with each power cut of ours, and with a real one."""
         return f"{super().boot_id()}+{self._cuts}"
 
     def close(self) -> None:
-        """Let go of the journal (tests; a broker's ends with its process)."""
+        """Close the journal (tests; a broker's ends with its process)."""
         self.journal.close()
 
     def _name_record(
@@ -341,7 +343,7 @@ class FaultDisk(OsDisk):
 
 
 def inodes_below(root: Path) -> dict[int, Path]:
-    """Inode → path of every regular file below `root`."""
+    """Return inode → path of every regular file below `root`."""
     found: dict[int, Path] = {}
     for directory, _, names in os.walk(root):
         for name in names:
@@ -351,13 +353,13 @@ def inodes_below(root: Path) -> dict[int, Path]:
 
 
 def read_boot(home: Path) -> int:
-    """How often the node's power was cut."""
+    """Return how often the node's power was cut."""
     path = home / BOOT
     return int(path.read_text(encoding="ascii")) if path.exists() else 0
 
 
 def _next_data(descriptor: int, at: int, end: int) -> int:
-    """The first offset in [at, end) that may hold something else than zeros; `end` for none."""
+    """Return the first offset in [at, end) that may hold other than zeros; `end` for none."""
     if at >= end:
         return end
     try:

@@ -1,8 +1,8 @@
-"""Bytes on their way in one direction of one connection: at once, later, or held. Pure.
+"""The bytes in flight in one direction of one connection: passed at once, delayed, or held. Pure.
 
-What goes in comes out in the same order, whole and once, whatever rules change meanwhile; the end
+Bytes come out in the order they went in, whole and once, whatever rules change meanwhile; the end
 of the stream (END) and its loss (RESET) keep their place in it. The owner asks `full` and then
-stops reading: a flow holds at most its limit and what one more read brings.
+stops reading: a flow holds at most its limit plus one more read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from enum import Enum
 
 from raftmq.chaos.faults.rules import Way
 
-HELD_BYTES_MAX = 4 << 20  # a delayed way holds so much: 10 MB/s over 400 ms
-QUEUE_S = 0.5  # a slow way queues for so long, as a small router does
+HELD_BYTES_MAX = 4 << 20  # a delayed way holds this much: 10 MB/s over 400 ms
+QUEUE_S = 0.5  # a slow way queues for this long, as a small router does
 QUEUE_BYTES_MIN = 64 << 10
-PIECE_S = 0.02  # at a limited rate bytes come in pieces of about so long
+PIECE_S = 0.02  # at a limited rate bytes come in pieces of about this duration
 PIECE_BYTES_MIN = 512
 
 
 class Mark(Enum):
-    """What else can be on its way."""
+    """The other things that can be in flight."""
 
     END = "end"  # nothing follows (FIN)
     RESET = "reset"  # the connection is gone
@@ -31,18 +31,18 @@ Item = bytes | Mark
 
 
 class Pace:
-    """The limited rate of one way of a link, shared by all its connections."""
+    """The rate limit of one way of a link, shared by all its connections."""
 
     def __init__(self) -> None:
         self._free_s = 0.0
 
     def take(self, size_bytes: int, rate: float, now_s: float) -> float:
-        """When `size_bytes` more have passed."""
+        """Return when `size_bytes` more have passed."""
         self._free_s = max(now_s, self._free_s) + size_bytes / rate
         return self._free_s
 
     def reset(self) -> None:
-        """What was promised before is off: the rate has changed."""
+        """Forget earlier reservations: the rate has changed."""
         self._free_s = 0.0
 
 
@@ -59,7 +59,7 @@ class Flow:
 
     @property
     def passes(self) -> bool:
-        """Whether what arrives now may be handed on without coming here."""
+        """True if arriving bytes may be forwarded without being queued here."""
         return not self._queue and self.way.passes
 
     @property
@@ -70,7 +70,7 @@ class Flow:
         return self.held_bytes >= min(limit, HELD_BYTES_MAX)
 
     def push(self, item: Item, now_s: float) -> None:
-        """Something sets out."""
+        """Put something in flight."""
         if isinstance(item, Mark):
             self._add(item, now_s + self._delay_s())
             return
@@ -85,7 +85,7 @@ class Flow:
             self._add(piece, passed_s + self._delay_s())
 
     def take(self, now_s: float) -> list[Item]:
-        """What has arrived by now."""
+        """Return what has arrived by now."""
         found: list[Item] = []
         if self.way.cut:
             return found
@@ -97,11 +97,11 @@ class Flow:
         return found
 
     def next_due_s(self) -> float | None:
-        """When `take` will have something; None: not before something changes."""
+        """Return when `take` will have something; None: not before something changes."""
         return None if self.way.cut or not self._queue else self._queue[0][0]
 
     def change(self, way: Way, now_s: float) -> None:
-        """Other rules hold from now on, also for what is under way."""
+        """Apply other rules from now on, also to what is in flight."""
         if way == self.way:
             return
         reshape = way.passes or (way.delay_s, way.jitter_s, way.rate) != (
@@ -120,7 +120,7 @@ class Flow:
             self.push(item, now_s)
 
     def clear(self) -> None:
-        """Nobody waits for it any more."""
+        """Drop everything: nobody waits for it any more."""
         self._queue.clear()
         self.held_bytes = 0
 

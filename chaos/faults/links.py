@@ -1,7 +1,7 @@
-"""The harness's hand on a cluster's links: rules are imposed on the proxies and lifted again.
+"""The harness's access to a cluster's links: imposes rules on the proxies and lifts them again.
 
-One control connection, one request at a time. Whatever it imposed is lifted by the proxy itself
-when the connection goes, also by the harness's death.
+One control connection, one request at a time. When the connection ends, also by the harness's
+death, the proxy itself lifts all rules it imposed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Links:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Links:
-        """Those of a cluster. Raises ClusterError if it was made without."""
+        """Return the links of a cluster. Raises ClusterError if it was made without."""
         state = cluster.state()
         if not state.links:
             raise ClusterError("this cluster's traffic takes no proxies: make one with links")
@@ -67,20 +67,20 @@ class Links:
             pass  # the proxy went first
 
     async def impose(self, owner: str, rules: Sequence[Rule]) -> None:
-        """Let these rules hold, instead of the owner's former ones, once this returns."""
+        """Put these rules in force before returning, instead of the owner's former ones."""
         await self._ask({"do": "set", "owner": owner, "rules": [to_json(rule) for rule in rules]})
 
     async def lift(self, owner: str) -> None:
-        """None of the owner's rules hold any more."""
+        """Lift all rules of the owner."""
         await self._ask({"do": "clear", "owner": owner})
 
     async def reset(self, links: Collection[Link]) -> int:
-        """Reset their connections now; how many there were."""
+        """Reset the links' connections now; return how many there were."""
         answer = await self._ask({"do": "reset", "links": [link.name for link in links]})
         return int(answer["connections"])
 
     async def state(self) -> Mapping[str, Mapping[str, Any]]:
-        """Link name → what flows: connections, taken, bytes_forward, bytes_back, held_bytes,
+        """Return link name → state: connections, taken, bytes_forward, bytes_back, held_bytes,
         listens, rules."""
         answer = await self._ask({"do": "state"})
         found: Mapping[str, Mapping[str, Any]] = answer["links"]
@@ -89,11 +89,11 @@ class Links:
     # ---- which links ------------------------------------------------------------------------
 
     def touching(self, node: str) -> list[Link]:
-        """All that begin or end at this node."""
+        """Return all links that begin or end at this node."""
         return [link for link in self.all if link.touches(node)]
 
     def between(self, some: Collection[str], others: Collection[str]) -> list[Link]:
-        """Those between replicas of the two sides, in both directions."""
+        """Return the links between replicas of the two sides, in both directions."""
         return [
             link
             for link in self.replication()
@@ -102,11 +102,11 @@ class Links:
         ]
 
     def replication(self) -> list[Link]:
-        """Those between brokers."""
+        """Return the links between brokers."""
         return [link for link in self.all if link.kind not in (CLIENT, NAMES)]
 
     def to_clients(self, nodes: Collection[str]) -> list[Link]:
-        """Those from the clients to these nodes."""
+        """Return the links from the clients to these nodes."""
         return [link for link in self.all if link.kind == CLIENT and link.target in nodes]
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Links:
 
 
 async def _answer(reader: asyncio.StreamReader, number: int) -> dict[str, Any]:
-    """The answer to this request; those to earlier ones that were given up are passed over."""
+    """Return the answer to this request, skipping answers to earlier ones that were given up."""
     while line := await reader.readline():
         answer: dict[str, Any] = orjson.loads(line)
         if answer["id"] == number:

@@ -1,7 +1,7 @@
-"""Listening, not listening, and seeing who listens.
+"""Listen, stop listening, and see which ports listen.
 
 A `Listener` owns its port from the first `open` to `close`. Shut, it stays bound but does not
-listen: connections are refused as by a process that is not there, and nobody else gets the port.
+listen: connections are refused as if no process were there, and nobody else gets the port.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Listener:
         if self._socket is None:
             self._socket = self._bind()
         loop = asyncio.get_running_loop()
-        copy = self._socket.dup()  # the loop closes what it is given; the port shall stay ours
+        copy = self._socket.dup()  # the loop closes its socket; the port must stay ours
         self._server = await loop.create_server(self._protocol, sock=copy, backlog=BACKLOG)
 
     def shut(self) -> None:
-        """Listen no more; what is connected stays. Harmless if it does not listen."""
+        """Stop listening; connections stay. Harmless if it does not listen."""
         if self._server is None or self._socket is None:
             return
         self._server.close()
@@ -51,7 +51,7 @@ class Listener:
         self._socket.shutdown(socket.SHUT_RD)  # ends LISTEN for every copy of it; bound it stays
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Release the port."""
         self.shut()
         if self._socket is not None:
             self._socket.close()
@@ -61,7 +61,7 @@ class Listener:
         found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Accepted sockets inherit it: what a cut link can swallow is bounded.
+            # Accepted sockets inherit this, which bounds what a cut link can swallow.
             found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
             found.setblocking(False)
             found.bind(self._address)
@@ -72,7 +72,7 @@ class Listener:
 
 
 def listening_ports() -> set[int]:
-    """TCP ports that somebody in this network namespace listens on now. Raises OSError."""
+    """Return the TCP ports that listen in this network namespace now. Raises OSError."""
     found: set[int] = set()
     for table in _TABLES:
         if not table.exists():

@@ -1,5 +1,8 @@
-"""Faults of name servers: down, frozen, out of reach. Clients and brokers that know each other need
-them for news only, so nothing should stop; new routes and new leaders have to wait."""
+"""Faults of name servers: down, frozen, out of reach.
+
+Clients and brokers that know each other need name servers for news only, so nothing should stop;
+new routes and new leaders have to wait.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Cuts below TCP, between the hosts of a cluster that has network namespaces of its own.
 
-A directed cut gives the sender a wrong hardware address for the receiver, so its packets, the
-acknowledgements in the other direction's connections among them, go to nobody: silently, as on a
-broken wire. Needs no packet filter and no traffic control, which kernels may lack. The harness
-looks at the cluster from the clients' host, so it does not see a node that clients do not reach.
+A directed cut gives the sender a wrong hardware address for the receiver, so its packets go to
+nobody, silently, as on a broken wire; so do its acknowledgements in connections of the other
+direction. Needs no packet filter and no traffic control, which kernels may lack. The harness looks
+at the cluster from the clients' host, so it does not see a node that clients do not reach.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from raftmq.chaos.faults.select import pick_some
 HUB = "hub"  # the host of the clients and of the harness
 _NOBODY = "02:00:00:00:00:fe"  # a hardware address that no host has
 
-Pair = tuple[str, str]  # (who sends, who does not get it), names of nodes or HUB
+Pair = tuple[str, str]  # (sender, host that does not get it), names of nodes or HUB
 PairsOf = Callable[[Hit, Planned, ClusterState], list[Pair]]
 
 
 class WireCut(Deed):
-    """Directed pairs of hosts that do not hear each other."""
+    """Cuts directed pairs of hosts: one does not hear the other."""
 
     def __init__(self, planned: Planned, context: Context, pairs_of: PairsOf, words: str) -> None:
         super().__init__(planned, context)
@@ -60,7 +60,7 @@ class WireCut(Deed):
             await asyncio.to_thread(namespaces.ip, commands, f"{state.netns}-{source}")
 
 
-# ---- who does not hear whom: pure ---------------------------------------------------------------
+# ---- which pairs are cut: pure ------------------------------------------------------------------
 
 
 def both_ways(some: Collection[str], others: Collection[str]) -> list[Pair]:

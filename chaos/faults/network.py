@@ -1,11 +1,11 @@
 """Faults of the network, made by the proxies of a cluster's links.
 
 Between brokers every direction is a link of its own; between clients and a broker the two ways of
-one link carry requests and answers. What is cut is held, not lost, as TCP would: it arrives after
+one link carry requests and answers. Cut bytes are held, not lost, as with TCP: they arrive after
 the heal, unless an end gave the connection up meanwhile. Loss, duplication and reordering of single
 packets are invisible above TCP except as delay; chaos.faults.netns works below it.
 
-Which rules a fault means is a pure function of the links and the nodes; `KINDS` names them.
+A pure function of the links and the nodes computes each fault's rules; `KINDS` names them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ RulesOf = Callable[[Links, Hit, Planned, ClusterState], list[Rule]]
 
 
 class LinkFault(Deed):
-    """Rules that hold from inject to heal."""
+    """A fault made of proxy rules that are in force from inject to heal."""
 
     def __init__(self, planned: Planned, context: Context, rules_of: RulesOf, words: str) -> None:
         super().__init__(planned, context)
         self._rules_of = rules_of
         self._words = words
-        self.rules: tuple[Rule, ...] = ()  # what shall hold, once the nodes are chosen
+        self.rules: tuple[Rule, ...] = ()  # to be in force, once the nodes are chosen
 
     @property
     def links(self) -> Links:
@@ -43,7 +43,7 @@ class LinkFault(Deed):
         return str(self.planned.number)
 
     async def choose(self) -> Hit:
-        """Whom, and which rules. Raises ClusterError if there are none: it would prove nothing."""
+        """Choose nodes and rules. Raises ClusterError without rules: it would prove nothing."""
         links, hit = self.links, await super().choose()
         state = self.context.cluster.state()
         self.rules = tuple(self._rules_of(links, hit, self.planned, state))
@@ -63,7 +63,7 @@ class LinkFault(Deed):
 
 
 class Flapping(LinkFault):
-    """Cut and healed again every few moments."""
+    """Links cut and healed again every few moments."""
 
     _task: asyncio.Task[None] | None = None
 
@@ -119,14 +119,14 @@ class Swizzle(LinkFault):
 
 
 class Reset(LinkFault):
-    """Connections reset once; nothing to undo."""
+    """Resets connections once; nothing to undo."""
 
     async def do(self, hit: Hit) -> None:
         names = {rule.link for rule in self.rules}
         await self.links.reset([link for link in self.links.all if link.name in names])
 
     async def undo(self, hit: Hit) -> None:
-        """Who lost a connection makes another."""
+        """Do nothing: a peer that lost a connection makes another."""
 
 
 # ---- which rules: pure --------------------------------------------------------------------------
@@ -137,18 +137,18 @@ def cut(links: Iterable[Link]) -> list[Rule]:
 
 
 def around(links: Links, names: Collection[str]) -> list[Link]:
-    """Every link that crosses the border around these nodes."""
+    """Return every link that crosses the border around these nodes."""
     return [ln for ln in links.all if (ln.source in names) != (ln.target in names)]
 
 
 def around_peers(links: Links, names: Collection[str]) -> list[Link]:
-    """Those of them that are between brokers."""
+    """Return those of them that are between brokers."""
     found = set(links.replication())
     return [link for link in around(links, names) if link in found]
 
 
 def one_way(links: Links, names: Collection[str], *, inward: bool) -> list[Rule]:
-    """What other brokers send to these nodes (inward), or what these send to others."""
+    """Cut what other brokers send to these nodes (inward), or what these send to others."""
     rules = []
     for link in around_peers(links, names):
         towards = link.target in names
@@ -163,8 +163,8 @@ def one_way(links: Links, names: Collection[str], *, inward: bool) -> list[Rule]
 def two_sides(
     links: Links, first: Node, members: Sequence[Node], choice: float, *, bridge: bool
 ) -> list[Rule]:
-    """The group in two sides, `first` on the smaller one; with `bridge`, one other node keeps
-    both. Raises ClusterError if the group is too small."""
+    """Cut the group into two sides, `first` on the smaller one; with `bridge`, one other node
+    reaches both. Raises ClusterError if the group is too small."""
     others = [node for node in members if node.name != first.name]
     if len(others) < (2 if bridge else 1):
         raise ClusterError(f"a group of {len(members)} is too small for that")
@@ -238,7 +238,7 @@ def _all_connections(links: Links, hit: Hit, planned: Planned, state: ClusterSta
 
 
 def touching(links: Links, hit: Hit, whom: str) -> list[Link]:
-    """Every link of these nodes; of "clients" those to brokers."""
+    """Return every link of these nodes; for "clients" those to brokers."""
     if whom == CLIENTS:
         servers = {link.target for link in links.all if link.kind == NAMES}
         return [ln for ln in links.all if ln.kind == CLIENT and ln.target not in servers]
@@ -246,7 +246,7 @@ def touching(links: Links, hit: Hit, whom: str) -> list[Link]:
 
 
 def between_peers(links: Links, hit: Hit, whom: str) -> list[Link]:
-    """These nodes' links to other brokers; of "clients" those to brokers."""
+    """Return these nodes' links to other brokers; for "clients" those to brokers."""
     found = touching(links, hit, whom)
     return found if whom == CLIENTS else [ln for ln in found if ln.kind in (PEER, HA)]
 

@@ -1,7 +1,7 @@
 """`python -m raftmq.chaos.faults.node -c broker.conf`: `mqbroker` over the fault layer.
 
-The same broker with the same options; its disk and its time of day are the ones that the harness
-can steer. The directory of faults lies beside the store: DIR/<node>/store, DIR/<node>/faults.
+The same broker with the same options; the harness can steer its disk and its time of day. The
+directory of faults lies beside the store: DIR/<node>/store, DIR/<node>/faults.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftmq.chaos.faults.steering import Control
 
 
 def steerable_machine(root: str) -> Machine:
-    """The machine of the broker whose store is at `root`."""
+    """Return the machine of the broker whose store is at `root`."""
     home = Path(root).absolute().parent / FAULTS
     control = Control(home)
     return Machine(FaultDisk(root, home, control), control.wall_ms, HttpDoor(home))

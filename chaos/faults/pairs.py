@@ -1,12 +1,12 @@
-"""One proxied connection: who dialled, who is dialled, and two flows between them.
+"""One proxied connection: the dialling end, the dialled end, and two flows between them.
 
-What one end sends the other gets, in order, whole and once, unless the connection is reset. The
-rules of its link are applied here. An end of stream is handed on as one; the loss of an end becomes
+Each end gets what the other sends, in order, whole and once, unless the connection is reset. The
+rules of its link are applied here. An end of stream is passed on as one; the loss of an end becomes
 a reset of the other, at its place in the flow: behind a cut nobody learns of it before the heal.
 
 Limits: each way holds what its flow allows plus one read of the loop's (256 KiB) plus the sockets'
-own buffers, bounded by `SOCKET_BUFFER_BYTES`; then the sender is not read any more and TCP tells it
-so. A connection that was taken in while the link is cut holds `OPENING_BYTES_MAX`.
+own buffers, bounded by `SOCKET_BUFFER_BYTES`; beyond that the proxy stops reading from the sender,
+and TCP pushes back. A connection accepted while the link is cut holds `OPENING_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Side(Protocol):
     def carried(self, *, forward: bool, size_bytes: int) -> None: ...
 
     def target_lost(self) -> None:
-        """An end at the target went away: the target may not listen any more."""
+        """Note that an end at the target went away: the target may not listen any more."""
         ...
 
 
 class Pair:
-    """Both ends of one connection. Made when somebody dials in; `opening` until the target is
+    """Both ends of one connection, made when a client dials in; `opening` until the target is
     connected."""
 
     def __init__(self, side: Side) -> None:
@@ -66,13 +66,13 @@ class Pair:
         return self.dialler.flow.held_bytes + self.target.flow.held_bytes
 
     def dialled_in(self) -> None:
-        """The dialler is there."""
+        """Note that the dialler is connected."""
         self.side.opened(self)
         self._live()
         self._connect()
 
     def rules_changed(self) -> None:
-        """The link's effect has changed."""
+        """Apply the link's changed effect."""
         effect, now_s = self.side.effect, asyncio.get_running_loop().time()
         self.dialler.flow.change(effect.forward, now_s)
         self.target.flow.change(effect.back, now_s)
@@ -82,13 +82,13 @@ class Pair:
             end.move()
 
     def reset(self) -> None:
-        """Both ends lose their connection now, what was under way is lost."""
+        """Reset both ends now; what is in flight is lost."""
         self.dialler.reset()
         self.target.reset()
         self.finish()
 
     def finish(self) -> None:
-        """It is over; forget it. Harmless the second time."""
+        """End it and forget it. Harmless the second time."""
         if self._closed:
             return
         self._closed = True
@@ -106,7 +106,7 @@ class Pair:
             await asyncio.wait([self._dialling])
 
     def _live(self) -> None:
-        """Connections of this link may have a limited life now, or no more."""
+        """Start or stop the limited life of this connection, as the link's effect says."""
         lives_s = self.side.effect.lives_s
         if self._death is not None and not lives_s:
             self._death.cancel()
@@ -162,7 +162,7 @@ class End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.other._gone:
-            return  # nobody is there to have it
+            return  # the other end is gone
         self.pair.side.carried(forward=self._forward, size_bytes=len(data))
         other = self.other.transport
         if self.flow.passes and other is not None and not self.pair.opening:
@@ -207,7 +207,7 @@ class End(asyncio.Protocol):
     # ---- the pair's side --------------------------------------------------------------------
 
     def move(self) -> None:
-        """Hand on what has arrived; look again when the next is due."""
+        """Deliver what has arrived; look again when the next is due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -221,7 +221,7 @@ class End(asyncio.Protocol):
         self.mind_reading()
 
     def deliver(self, item: bytes | Mark) -> None:
-        """Something from the other end arrives here."""
+        """Hand this end something from the other one."""
         if item is Mark.RESET:
             self.reset()
             self.pair.finish()
@@ -239,7 +239,7 @@ class End(asyncio.Protocol):
             transport.write(item)
 
     def mind_reading(self) -> None:
-        """Read from this end, or do not, as there is room for what it sends."""
+        """Read from this end only while there is room for what it sends."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -255,7 +255,7 @@ class End(asyncio.Protocol):
                 transport.pause_reading()
 
     def reset(self) -> None:
-        """Its peer sees a reset (RST), now."""
+        """Reset the connection to its peer (RST) now."""
         self._gone = True
         transport, self.transport = self.transport, None
         if transport is None:

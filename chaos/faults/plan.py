@@ -1,9 +1,9 @@
-"""When which fault hits whom: a plan out of a seed. Data in, data out; no clock, no I/O.
+"""Plans which fault hits whom and when, from a seed. Data in, data out; no clock, no I/O.
 
-The time is cut into equal slots, one per wish and repeat. Every round takes each wish once, in an
-order of its own. A fault begins in the first third of its slot and is healed before its end, so the
-cluster can be whole again before the next one. A wish of several parts is a composition: its later
-parts begin while the first one lasts. The same seed and arguments give the same plan.
+The time is divided into equal slots, one per wish and repeat. Every round takes each wish once, in
+an order of its own. A fault begins in the first third of its slot and is healed before its end, so
+the cluster can be whole again before the next one. A wish of several parts is a composition: its
+later parts begin while the first one lasts. The same seed and arguments give the same plan.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Want:
 def plan(
     seed: int, wanted: Sequence[Sequence[Want]], seconds: float, repeats: int
 ) -> tuple[Planned, ...]:
-    """Each of `wanted` (its parts at the same time) `repeats` times within `seconds`.
+    """Plan each of `wanted` (its parts at the same time) `repeats` times within `seconds`.
 
-    In the order of their begin, numbered from 1. Raises ValueError outside the limits.
+    Sorted by start, numbered from 1. Raises ValueError outside the limits.
     """
     slots = len(wanted) * repeats
     if repeats < 0 or slots * max((len(parts) for parts in wanted), default=0) > FAULTS_MAX:
@@ -63,7 +63,7 @@ def plan(
 def _slot(
     rng: random.Random, parts: Sequence[Want], begin_s: float, slot_s: float, before: int
 ) -> list[Planned]:
-    """What happens in one slot."""
+    """Plan the faults of one slot."""
     most_s = slot_s * LASTS_MAX
     first_at_s = begin_s + slot_s * rng.uniform(*BEGINS)
     found: list[Planned] = []

@@ -1,11 +1,11 @@
-"""Cutting the power of a node: by the fault layer's journal, or by the kernel on a loop device.
+"""Cut the power of a node: by the fault layer's journal, or by the kernel on a loop device.
 
-`cut` needs no root. The node's processes are dead (SIGKILL); what the journal says is pending is
-partly undone in the files, by a seeded choice (chaos.faults.undo says how), and the journal begins
-anew. The node's files are then what a disk would have held after the power came back.
+`cut` needs no root. The node's processes are dead (SIGKILL); the changes that the journal lists as
+pending are partly undone in the files, by a seeded choice (chaos.faults.undo says how), and the
+journal is emptied. The files are then what a disk would have held after the power came back.
 
-`LoopDisk` is the kernel's own truth, where there is root: an ext4 or XFS file system in a file,
-shut down without flushing its log (FS_IOC_SHUTDOWN), unmounted, mounted again.
+`LoopDisk` uses a real file system, where there is root: ext4 or XFS in a file, shut down without
+flushing its log (FS_IOC_SHUTDOWN), unmounted, mounted again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COMMAND_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a power cut took. `files` count those that lost something of their contents or size."""
+    """The losses of a power cut. `files` counts those that lost contents or size."""
 
     files: int
     pages: int
@@ -107,13 +107,13 @@ def _cut(home: Path, store: Path, rng: random.Random, temper: Temper) -> Cut:
 
 
 def forget(home: Path) -> None:
-    """Empty the journal: everything there is on disk is durable now. No process may use it."""
+    """Empty the journal: everything on disk is durable now. No process may use the store."""
     (home / JOURNAL).unlink(missing_ok=True)
     shutil.rmtree(home / GRAVE, ignore_errors=True)
 
 
 def _undo_name(change: Record, store: Path, grave: Path) -> None:
-    """Undo one change of names, if it was made (a kill may have come between record and deed)."""
+    """Undo one change of names, if it was made (a kill may have come between record and change)."""
     target = store / change.paths[-1]
     kept = grave / str(change.number)
     if change.kind is RecordKind.CREATE:
@@ -138,7 +138,8 @@ def _inode(path: Path) -> int | None:
 def _undo_contents(
     path: Path, changes: FileChanges, temper: Temper, rng: random.Random
 ) -> tuple[int, int, bool]:
-    """(pages that lost something, pages that could, whether the size is another one)."""
+    """Undo a file's contents; return pages that lost something, pages that could have, and whether
+    the size changed."""
     with path.open("r+b", buffering=0) as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
@@ -169,7 +170,7 @@ class LoopDisk:
 
     @classmethod
     def of_store(cls, store: Path) -> LoopDisk:
-        """The one that was made for this store."""
+        """Return the one that was made for this store. Raises ClusterError if there is none."""
         for kind in KINDS:
             found = cls(store, kind)
             if found.image.exists() and os.path.ismount(store):
@@ -179,7 +180,7 @@ class LoopDisk:
         )
 
     def make(self) -> Path:
-        """Create and mount it; returns where."""
+        """Create and mount it; return where."""
         reason = unavailable(self._kind)
         if reason is not None:
             raise ClusterError(reason)
@@ -191,10 +192,10 @@ class LoopDisk:
         return self.mount_point
 
     def cut(self) -> None:
-        """What is not on the device now is gone. Nobody may have a file open any more, or have
-        it as a working directory. Raises StoreInUse."""
+        """Lose what is not on the device now. Nobody may have a file open there, or have it as a
+        working directory. Raises StoreInUse."""
         with owned(self.mount_point):
-            pass  # nobody runs there; it cannot be unmounted with the lock file open
+            pass  # no process runs there; an open lock file would prevent unmounting
         descriptor = os.open(self.mount_point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, FS_IOC_SHUTDOWN, struct.pack("=I", NO_LOG_FLUSH))
@@ -220,7 +221,7 @@ class LoopDisk:
 
 
 def unavailable(kind: str = "ext4") -> str | None:
-    """Why a LoopDisk cannot be had on this machine; None if it can."""
+    """Return why a LoopDisk cannot be had on this machine; None if it can."""
     if os.geteuid() != 0:
         return "a loop device and mounting need root"
     if not Path("/dev/loop-control").exists():

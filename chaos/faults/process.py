@@ -1,7 +1,7 @@
 """Faults of processes: killed, stopped in order, frozen, restarted, and leadership handed over.
 
-Heal starts again exactly what the fault took away: a node that somebody else killed, or started
-in the meantime, is left alone.
+Healing starts exactly what the fault took down: a node that somebody else killed, or has started
+meanwhile, is left alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raftmq.chaos.faults.select import select
 
 
 class Kill(Deed):
-    """SIGKILL to all of them at once; started again."""
+    """SIGKILL to all of them at once; healing starts them again."""
 
     number = signal.SIGKILL
     words = "kill -9 of"
@@ -46,7 +46,7 @@ class Kill(Deed):
         await self.context.cluster.wait_dead(process)
 
     async def undo(self, hit: Hit) -> None:
-        """Start those that this fault took down and that are down still."""
+        """Start the nodes that this fault took down and that are still down."""
         cluster = self.context.cluster
         for name in list(self._taken):
             if not cluster.is_alive(name):
@@ -58,7 +58,7 @@ class Kill(Deed):
 
 
 class Term(Kill):
-    """SIGTERM: an orderly end, with leadership handed over; started again."""
+    """SIGTERM: an orderly end, with leadership handed over; healing starts it again."""
 
     number = signal.SIGTERM
     words = "kill -15 of"
@@ -68,7 +68,7 @@ class Term(Kill):
 
 
 class Pause(Deed):
-    """SIGSTOP: sockets stay open and nothing moves; SIGCONT."""
+    """SIGSTOP: sockets stay open and nothing moves; healing sends SIGCONT."""
 
     async def do(self, hit: Hit) -> None:
         frozen = [self.context.cluster.signal(node.name, signal.SIGSTOP) for node in hit.nodes]
@@ -85,7 +85,7 @@ class Pause(Deed):
 
 
 class RollingRestart(Term):
-    """Every broker stopped in order and started again, one after the other, the leader last."""
+    """Restarts every broker in order, one after the other, the leader last."""
 
     async def choose(self) -> Hit:
         statuses = await self.context.cluster.status()
@@ -104,12 +104,12 @@ class RollingRestart(Term):
 
 
 class Transfer(Deed):
-    """Leadership handed over on request; nothing to undo."""
+    """Hands leadership over on request; nothing to undo."""
 
     to = ""
 
     async def choose(self) -> Hit:
-        """Whom it hits is who leads; the selector says to whom it goes."""
+        """Choose the leader as the node hit; the selector says who gets leadership."""
         hit = await super().choose()
         if hit.role == "leader":
             return hit
@@ -125,7 +125,7 @@ class Transfer(Deed):
         self.to = new.name
 
     async def undo(self, hit: Hit) -> None:
-        """A change of leader is no damage."""
+        """Do nothing: a change of leader is no damage."""
 
     def describe(self) -> str:
         return f"leadership taken from {self.targets()}" + (f" to {self.to}" if self.to else "")

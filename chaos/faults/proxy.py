@@ -1,12 +1,12 @@
-"""The proxy process: a cluster's traffic goes through it, so that links can be cut, slowed, broken.
+"""The proxy process: carries a cluster's traffic, so that its links can be cut, slowed and broken.
 
     python -m raftmq.chaos.faults.proxy --links LINKS.json --control SOCKET
 
-LINKS.json: [{"name", "host", "port", "target_port"}, …]. It listens at every `port` and hands on to
-`target_port`; where the target does not listen, it does not either, so that a dead process refuses
-connections as it would without a proxy.
+LINKS.json: [{"name", "host", "port", "target_port"}, …]. It listens at every `port` and forwards to
+`target_port`; while the target does not listen, neither does the proxy, so that a dead process
+refuses connections as it would without a proxy.
 
-Control, one JSON object a line and one answer a line, over a Unix socket:
+Control over a Unix socket, one JSON object a line and one answer a line:
 
     {"do":"set","owner":"7","rules":[RULE, …]}   these rules hold, instead of that owner's former
     {"do":"clear","owner":"7"}                   none of that owner's rules hold any more
@@ -44,12 +44,12 @@ LINE_BYTES_MAX = 4 << 20
 CONTROLS_MAX = 32
 RULES_MAX = 10_000  # in force at once, of all owners
 PAIRS_MAX = 20_000  # connections of one link; beyond it new ones are reset
-LOOK_S = 0.05  # how often a target that does not listen is looked for
-LOOK_GAP_S = 0.005  # and how soon again at most
+LOOK_S = 0.05  # poll interval while a target does not listen
+LOOK_GAP_S = 0.005  # shortest time between two looks
 
 
 class ProxiedLink:
-    """One link: its listener, its connections, the rules that hold."""
+    """One link: its listener, its connections, the rules in force."""
 
     def __init__(self, name: str, host: str, port: int, target_port: int, look: Looking) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class ProxiedLink:
         self._listener = Listener(host, port, SOCKET_BUFFER_BYTES, self._dialled)
 
     async def set_effect(self, effect: Effect) -> None:
-        """These rules hold once this returns. Raises OSError if it cannot listen again."""
+        """Put these rules in force before returning. Raises OSError if it cannot listen again."""
         if effect.forward.rate != self.effect.forward.rate:
             self.pace_forward.reset()
         if effect.back.rate != self.effect.back.rate:
@@ -77,7 +77,7 @@ class ProxiedLink:
         await self.mind_listening(self._target_listens)
 
     async def mind_listening(self, target_listens: bool) -> None:
-        """Listen if the target does. Behind a cut nobody can tell: then it is taken to listen."""
+        """Listen if the target does. Behind a cut that is invisible: then it is taken to listen."""
         self._target_listens = target_listens
         async with self._minding:
             listens = self._target_listens or not self.effect.connects
@@ -87,7 +87,7 @@ class ProxiedLink:
                 self._listener.shut()
 
     def reset(self) -> int:
-        """Reset all its connections; how many there were."""
+        """Reset all its connections; return how many there were."""
         found = list(self.pairs)
         for pair in found:
             pair.reset()
@@ -136,7 +136,7 @@ class ProxiedLink:
 
 
 class Looking:
-    """Keeps an eye on which targets listen: often while one does not, and when an end is lost."""
+    """Watches which targets listen: often while one does not, and when an end is lost."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
@@ -145,7 +145,7 @@ class Looking:
         self._wake.set()
 
     async def run(self, links: Sequence[ProxiedLink]) -> None:
-        """For ever."""
+        """Watch for ever."""
         while True:
             self._wake.clear()
             found = listening_ports()
@@ -178,7 +178,7 @@ class Proxy:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises OSError if a port is taken."""
+        """Start. Raises OSError if a port is taken."""
         for link in self.links.values():
             await link.mind_listening(True)  # bind all of them now, or fail
         self._task = asyncio.create_task(self._looking.run(tuple(self.links.values())))
@@ -201,7 +201,7 @@ class Proxy:
             await link.close()
 
     async def set(self, control: int, owner: str, rules: Sequence[Rule]) -> None:
-        """Let `rules` hold instead of the owner's former ones. Raises RuleError, OSError."""
+        """Put `rules` in force instead of the owner's former ones. Raises RuleError, OSError."""
         for rule in rules:
             if rule.link not in self.links:
                 raise RuleError(f"no link {rule.link!r}; there are {', '.join(self.links)}")
@@ -217,12 +217,12 @@ class Proxy:
             await self.links[name].set_effect(combine(r for r in held if r.link == name))
 
     async def forget(self, control: int) -> None:
-        """A control connection is gone, its owners with it."""
+        """Drop the rules of all owners of a control connection that is gone."""
         for key in [key for key in self._rules if key[0] == control]:
             await self.set(control, key[1], ())
 
     def reset(self, names: Sequence[str]) -> int:
-        """Reset the connections of these links; how many. Raises RuleError."""
+        """Reset the connections of these links; return how many. Raises RuleError."""
         for name in names:
             if name not in self.links:
                 raise RuleError(f"no link {name!r}; there are {', '.join(self.links)}")
@@ -237,7 +237,7 @@ class Proxy:
 
 
 class Control:
-    """Answers one control connection after the other's requests; several at once."""
+    """Answers the requests of control connections, several at once, each one's in order."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
@@ -245,7 +245,7 @@ class Control:
         self._count = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until it closes."""
+        """Serve one connection until it closes."""
         task = asyncio.current_task()
         assert task is not None
         if len(self._serving) >= CONTROLS_MAX:
@@ -259,7 +259,7 @@ class Control:
                 answer = await self._answer(number, line)
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
-        except (ConnectionError, ValueError):  # gone, or a line without an end: the same to us
+        except (ConnectionError, ValueError):  # gone, or an endless line
             pass
         finally:
             del self._serving[task]
@@ -285,7 +285,7 @@ class Control:
             return {"id": name, "ok": False, "error": f"not a request: {error!r}"}
 
     async def _do(self, number: int, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What the answer says besides "ok". Raises what `_answer` puts into words."""
+        """Return the answer's fields besides "ok". Raises what `_answer` puts into words."""
         do = request["do"]
         if do == "set":
             rules = [from_json(rule) for rule in request["rules"]]
@@ -318,7 +318,7 @@ async def run(links: Sequence[Mapping[str, Any]], control: Path) -> None:
         await proxy.failure_or(stopping)
     finally:
         server.close()
-        await proxy.stop()  # before the controls' rules are lifted: what is held stays undelivered
+        await proxy.stop()  # before the controls' rules are lifted: held bytes stay undelivered
         await controls.stop()
 
 

@@ -1,8 +1,8 @@
-"""What the proxies do to a link: rules laid over each other, and what comes of them. Pure.
+"""The rules that proxies apply to a link, and their combined effect. Pure.
 
-A rule concerns one link and one or both of its ways: `forward` is from who dialled to who was
-dialled. Rules have an owner and are lifted together, so faults may overlap on one link: it is cut
-as long as one rule cuts it, delays add up, the lowest rate and the shortest life count.
+A rule concerns one link and one or both of its ways: `forward` is from the dialling end to the
+dialled one. Rules have an owner and are lifted together, so faults may overlap on one link: it is
+cut as long as one rule cuts it, delays add up, the lowest rate and the shortest life count.
 
 As JSON a rule is an object with the fields of `Rule`; what is left out has no effect.
 """
@@ -18,16 +18,16 @@ DELAY_MS_MAX = 60_000.0
 
 
 class RuleError(ValueError):
-    """A rule that makes no sense; the text says which part of it."""
+    """A rule makes no sense; the text says which part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule for one link. Zero and False mean: no effect.
 
-    `cut`: nothing flows, nothing is lost, no connection completes; what was under way arrives when
-    the cut is lifted. `refuse`: nobody listens. `rate`: bytes a second. `lives_s`: connections are
-    reset after half to one and a half times so many seconds.
+    `cut`: nothing flows, nothing is lost, no connection completes; bytes in flight arrive when the
+    cut is lifted. `refuse`: nobody listens. `rate`: bytes a second. `lives_s`: connections are
+    reset after half to one and a half times this many seconds.
     """
 
     link: str
@@ -42,7 +42,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What holds for one way of a link."""
+    """The effect on one way of a link."""
 
     cut: bool = False
     delay_s: float = 0.0
@@ -51,13 +51,13 @@ class Way:
 
     @property
     def passes(self) -> bool:
-        """Whether bytes go through at once."""
+        """True if bytes go through at once."""
         return not self.cut and not self.delay_s and not self.jitter_s and not self.rate
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What all rules together mean for one link."""
+    """The combined effect of all rules on one link."""
 
     forward: Way = Way()
     back: Way = Way()
@@ -66,12 +66,12 @@ class Effect:
 
     @property
     def connects(self) -> bool:
-        """Whether a new connection completes: its handshake needs both ways."""
+        """True if a new connection completes: its handshake needs both ways."""
         return not self.forward.cut and not self.back.cut
 
 
 def combine(rules: Iterable[Rule]) -> Effect:
-    """The effect of all rules of one link."""
+    """Return the combined effect of all rules of one link."""
     found = list(rules)
     lives = [rule.lives_s for rule in found if rule.lives_s]
     return Effect(
@@ -97,7 +97,7 @@ def to_json(rule: Rule) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Rule:
-    """Raises RuleError for unknown fields, wrong types and values out of range."""
+    """Build a rule. Raises RuleError for unknown fields, wrong types and values out of range."""
     known = {f.name for f in fields(Rule)}
     unknown = set(data) - known
     if unknown or "link" not in data:

@@ -1,4 +1,4 @@
-"""Whom a fault hits: a selector, one look at the cluster and a number in [0, 1) → nodes. Pure.
+"""Choose the nodes a fault hits: selector, one look at the cluster, number in [0, 1) → nodes. Pure.
 
     leader, master         who leads (of several groups one, picked by the number)
     follower, slave        one that does not, alive or frozen; never a dead one
@@ -44,8 +44,8 @@ SELECTORS = (
 
 
 def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Node]:
-    """The nodes that `whom` means now. Raises ClusterError if there is none, NobodyNow if that may
-    change by itself."""
+    """Return the nodes that `whom` means now. Raises ClusterError if there is none, NobodyNow if
+    that may change by itself."""
     brokers = [s for s in statuses if s.node.kind == "broker"]
     servers = [s.node for s in statuses if s.node.kind == NAMESRV]
     if whom == "clients":
@@ -78,7 +78,7 @@ def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Nod
 
 
 def leaders(statuses: Sequence[NodeStatus]) -> list[Node]:
-    """Who leads: of each group the living one that claims it with the highest term."""
+    """Return the leaders: of each group the living node that claims it with the highest term."""
     found: dict[str, NodeStatus] = {}
     for status in statuses:
         if not status.alive or status.view is None or status.role not in LEADING:
@@ -90,13 +90,13 @@ def leaders(statuses: Sequence[NodeStatus]) -> list[Node]:
 
 
 def pick(nodes: Sequence[Node], choice: float) -> Node:
-    """One of them."""
+    """Return one of them."""
     assert 0 <= choice < 1, choice
     return nodes[int(choice * len(nodes))]
 
 
 def pick_some(nodes: Sequence[Node], count: int, choice: float) -> list[Node]:
-    """`count` of them, in their order; every set of them is as likely."""
+    """Return `count` of them, in their order; all subsets are equally likely."""
     assert 0 <= choice < 1, choice
     ways = math.comb(len(nodes), count)
     return list(next(islice(combinations(nodes, count), int(choice * ways), None)))

@@ -1,4 +1,4 @@
-"""What the harness tells a broker's fault layer while it runs, through two small files.
+"""Steers a broker's fault layer from the harness while it runs, through two small files.
 
     DIR/<node>/faults/control      4096 bytes, mapped into the broker (little-endian)
         0   u64   version: rises with every change of rules.json
@@ -8,9 +8,9 @@
         64  u64   x 64: per slot, how many calls a rule has matched
     DIR/<node>/faults/rules.json   key of a fault → its rules, each with its slot
 
-Looking whether there is anything new costs the broker one comparison of mapped memory per call.
-Counts live in the mapped file, so "the third write" stays the third over a restart. The broker
-reads, the harness writes; two commands of the harness take turns by a lock.
+The broker checks for news with one comparison of mapped memory per call. Counts live in the mapped
+file, so "the third write" stays the third over a restart. The broker reads, the harness writes; two
+commands of the harness take turns by a lock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TooManyRules(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What happens to calls that match.
+    """A rule and its effect on the calls that match.
 
     error   EIO                          full   ENOSPC where new blocks are needed, none left to see
     slow    `delay_ms` more              stall  they do not return before the rule is gone
@@ -77,12 +77,12 @@ class Steering:
     """The harness's end. Every method may be called whether or not the broker runs."""
 
     def __init__(self, home: Path) -> None:
-        """`home` is the node's directory of faults; it is made if need be."""
+        """`home` is the node's directory of faults; it is made if missing."""
         self.home = home
         _create(home)
 
     def put(self, key: str, rules: Sequence[Rule]) -> None:
-        """Make `rules` hold under `key`, in place of what held under it. Raises TooManyRules."""
+        """Set the rules under `key`, replacing earlier ones. Raises TooManyRules."""
         with self._locked() as (found, control):
             found.pop(key, None)
             free = sorted(set(range(SLOTS_MAX)) - {slot for _, slot in _flat(found)})
@@ -93,28 +93,28 @@ class Steering:
                 control[_count_at(slot)] = _COUNT.pack(0)
 
     def drop(self, key: str) -> None:
-        """Let the rules under `key` go; harmless if there are none."""
+        """Remove the rules under `key`; harmless if there are none."""
         with self._locked() as (found, _):
             found.pop(key, None)
 
     def matched(self, key: str) -> list[int]:
-        """How many calls each rule under `key` has matched so far, also those it let pass."""
+        """Return how many calls each rule under `key` has matched, with those let pass."""
         with self._locked() as (found, control):
             return [_COUNT.unpack(control[_count_at(s)])[0] for _, s in found.get(key, [])]
 
     def rules(self) -> dict[str, list[Rule]]:
-        """What holds now, by key."""
+        """Return the rules in force, by key."""
         with self._locked() as (found, _):
             return {key: [rule for rule, _ in rules] for key, rules in found.items()}
 
     def clock_offset_ms(self) -> int:
-        """By how much `set_clock` has put the wall clock off, strobe apart."""
+        """Return the wall clock's offset that `set_clock` has set, without the strobe."""
         with self._locked() as (_, control):
             return int(_CLOCK.unpack_from(control, _CLOCK_AT)[0])
 
     def set_clock(self, offset_ms: int, strobe_ms: int = 0, period_ms: int = 0) -> None:
-        """Put the node's wall clock off by `offset_ms`, for half of each 2 `period_ms` by
-        `strobe_ms` more. All zero: right again."""
+        """Set the node's wall clock off by `offset_ms`, and by `strobe_ms` more for half of each 2
+        `period_ms`. All zero: right again."""
         with self._locked() as (_, control):
             control[_CLOCK_AT : _CLOCK_AT + _CLOCK.size] = _CLOCK.pack(
                 offset_ms, strobe_ms, period_ms
@@ -122,7 +122,7 @@ class Steering:
 
     @contextmanager
     def _locked(self) -> Iterator[tuple[dict[str, list[tuple[Rule, int]]], mmap.mmap]]:
-        """The rules and the mapped file, to be changed; what was changed is published."""
+        """Yield the rules and the mapped file to be changed; publish what was changed."""
         with (self.home / "control").open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with mmap.mmap(file.fileno(), CONTROL_BYTES) as control:
@@ -132,7 +132,7 @@ class Steering:
                 if found != before:
                     _write_rules(self.home, found)
                     version = _VERSION.unpack(control[0:8])[0]
-                    control[0:8] = _VERSION.pack(version + 1)  # last: then all of it is there
+                    control[0:8] = _VERSION.pack(version + 1)  # last, so that everything is there
 
 
 class Control:
@@ -155,7 +155,7 @@ class Control:
         self._rules: list[tuple[Rule, int]] = []
 
     def wall_ms(self) -> int:
-        """The wall clock as the harness wants it to be, in ms."""
+        """Return the wall clock as the harness wants it, in ms."""
         now_ms = self._wall_ns() // 1_000_000
         offset_ms, strobe_ms, period_ms = self._clock()
         if period_ms and self._monotonic_ns() // 1_000_000 // period_ms % 2:
@@ -166,7 +166,7 @@ class Control:
         return _CLOCK.unpack_from(self._map, _CLOCK_AT)
 
     def rules(self) -> list[tuple[Rule, int]]:
-        """The rules that hold now, each with its slot."""
+        """Return the rules in force, each with its slot."""
         if self._map[0:8] != self._version:
             with self._lock:
                 version = self._map[0:8]
@@ -175,10 +175,11 @@ class Control:
         return self._rules
 
     def effect(self, call: str, path: str) -> str:
-        """What is to happen to this call: an effect, or "". Delays have happened when it returns.
+        """Return the effect for this call, or "". Delays have happened when it returns.
 
         Every rule that matches counts; of several that hit, delays add up and the first of the
-        others counts. Blocks as long as a matching rule stalls."""
+        others is returned. Blocks as long as a matching rule stalls.
+        """
         found = ""
         for rule, slot in self.rules():
             if call not in rule.calls or not fnmatchcase(path, rule.pattern):
@@ -195,7 +196,7 @@ class Control:
         return found
 
     def is_full(self) -> bool:
-        """Whether the disk is to look full."""
+        """Return whether the disk should look full."""
         return any(rule.effect == FULL for rule, _ in self.rules())
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""What a power cut takes back: the journal's records, what of them is pending, who survives. Pure.
+"""The changes that a power cut undoes: journal records, which of them are pending, what survives.
 
 The fault layer (chaos.faults.faultdisk) writes a record *before* each change to a file or a name;
-the record holds what the change destroys. A sync takes back no content, it only says which changes
-are durable now. After a power cut the changes that are still pending are partly undone:
+the record holds what the change destroys. A sync only marks changes as durable. After a power cut
+the changes that are still pending are partly undone:
 
     pages      each 4 KiB page keeps some first part of the changes made to it since the last sync
                (all, none, or between); it may be torn at a 512-byte sector, where the two sides
@@ -12,7 +12,7 @@ are durable now. After a power cut the changes that are still pending are partly
     names      creations, removals and renames survive up to some one of them, for file systems
                journal them in order; directories themselves survive
 
-A failed sync makes nothing durable, and later ones do not make up for it: as the kernel does, they
+A failed sync makes nothing durable, and later syncs do not make up for it: as in the kernel, they
 cover only pages that were written again ("fsyncgate").
 
     record     off size field             undo.log: records one behind the other; a last one that is
@@ -27,7 +27,7 @@ cover only pages that were written again ("fsyncgate").
                37  n    tail              BYTES what stood there, nothing for zeros; NAMED the
                                           directory; CREATE, REMOVE path; RENAME source NUL target
 
-All integers are big-endian.
+All integers are big-endian. Pure.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Random(Protocol):
 
 
 class RecordKind(IntEnum):
-    """See the module's table."""
+    """The kinds of journal record; the module's table explains their fields."""
 
     BYTES = 1
     SIZE = 2
@@ -70,7 +70,7 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of the journal."""
+    """One record of the journal."""
 
     kind: RecordKind
     number: int
@@ -89,7 +89,7 @@ class Record:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of a record about names: the path, or source and target."""
+        """The paths of a record about names: the path, or source and target."""
         return tuple(self.tail.decode().split("\0"))
 
     @property
@@ -106,7 +106,7 @@ class Record:
 
 
 def decode(data: bytes) -> Iterator[Record]:
-    """The records of a journal; ends before one that is cut short."""
+    """Yield the records of a journal; stop before one that is cut short."""
     at = 0
     while at + HEAD_BYTES <= len(data):
         length, kind, number, inode, a, b = HEAD.unpack_from(data, at)
@@ -119,8 +119,8 @@ def decode(data: bytes) -> Iterator[Record]:
 
 @dataclass(slots=True)
 class FileChanges:
-    """What is pending of one inode. `failed_until`: up to this number a sync has failed; of
-    those, the pages in `healed` count as durable up to the number that stands there."""
+    """The pending changes of one inode. `failed_until`: up to this number a sync has failed; of
+    those changes, pages in `healed` count as durable up to the number given there."""
 
     changes: list[Record] = field(default_factory=list)
     failed_until: int = 0
@@ -128,7 +128,7 @@ class FileChanges:
 
 
 class Pending:
-    """What a power cut now could undo: the journal's meaning. Built record by record."""
+    """The changes that a power cut now could undo. Built from the journal, record by record."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.files: dict[int, FileChanges] = {}
@@ -139,7 +139,7 @@ class Pending:
             self.add(record)
 
     def add(self, record: Record) -> list[Record]:
-        """Take the next record; returns the changes of names that are durable because of it."""
+        """Take the next record; return the changes of names that are durable because of it."""
         kind = record.kind
         self.number = max(self.number, record.number)
         if kind is RecordKind.BYTES or kind is RecordKind.SIZE:
@@ -168,7 +168,7 @@ class Pending:
         return []
 
     def records(self) -> Iterator[Record]:
-        """A shorter journal that means the same."""
+        """Yield a shorter journal that means the same."""
         for inode, file in self.files.items():
             failed = [c for c in file.changes if c.number <= file.failed_until]
             yield from failed
@@ -208,7 +208,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class PageFate:
-    """How many of a page's changes survive: `below` and from the byte `split` on."""
+    """How many of a page's changes survive: `below` the byte `split`, and `above` from there on."""
 
     page: int
     split: int
@@ -219,21 +219,22 @@ class PageFate:
 
 @dataclass(frozen=True, slots=True)
 class FileFate:
-    """`size`: what the file's size becomes."""
+    """The fate of one file; `size` is what its size becomes."""
 
     size: int
     pages: tuple[PageFate, ...]
 
     @property
     def hurt(self) -> int:
-        """Pages that lose something."""
+        """Number of pages that lose something."""
         return sum(1 for page in self.pages if min(page.below, page.above) < page.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Temper:
-    """How a cut treats what is pending. Shares of pages; the rest is torn. `order`: how much of a
-    file's sizes and of the names survives: 0 nothing, 1 all, None drawn."""
+    """How a power cut treats pending changes. `lost` and `kept` are shares of pages; the rest is
+    torn. `order`: the part of a file's size changes and of the names that survives: 0 none, 1 all,
+    None drawn."""
 
     lost: float
     kept: float
@@ -246,17 +247,17 @@ TEMPERS = (LOSE_ALL, Temper(0.8, 0.1), Temper(0.4, 0.4), Temper(0.1, 0.8), Tempe
 
 
 def draw_temper(rng: Random) -> Temper:
-    """One of the tempers a real disk may have."""
+    """Draw one of the tempers a real disk may have."""
     return TEMPERS[rng.randrange(0, len(TEMPERS))]
 
 
 def surviving(count: int, temper: Temper, rng: Random) -> int:
-    """How many of so many ordered changes survive."""
+    """Return how many of `count` ordered changes survive."""
     return rng.randrange(0, count + 1) if temper.order is None else round(count * temper.order)
 
 
 def file_fate(file: FileChanges, size: int, temper: Temper, rng: Random) -> FileFate:
-    """Decide over one file that has `size` bytes now."""
+    """Decide the fate of one file that has `size` bytes now."""
     sizes = [change for change in file.changes if change.kind is RecordKind.SIZE]
     survive = surviving(len(sizes), temper, rng)
     final = size if survive == len(sizes) else sizes[survive].a
@@ -269,7 +270,7 @@ def file_fate(file: FileChanges, size: int, temper: Temper, rng: Random) -> File
 
 
 def by_page(file: FileChanges) -> dict[int, list[Record]]:
-    """The pending changes of bytes, page by page."""
+    """Return the pending changes of bytes, page by page."""
     found: dict[int, list[Record]] = {}
     for change in file.changes:
         if change.kind is RecordKind.BYTES:
@@ -280,8 +281,8 @@ def by_page(file: FileChanges) -> dict[int, list[Record]]:
 
 
 def rebuild(content: bytes, changes: Sequence[Record], fate: PageFate) -> bytes:
-    """The page as the cut leaves it. `content`: what it holds now, PAGE_BYTES long; `changes`: its
-    own, in order."""
+    """Return the page as the cut leaves it. `content`: its present bytes, PAGE_BYTES long;
+    `changes`: its own changes, in order."""
     assert len(content) == PAGE_BYTES
     assert len(changes) == fate.count
     page = bytearray(content)
@@ -307,7 +308,7 @@ def _pages(change: Record) -> range:
 def _bounds(
     page: int, numbers: Sequence[int], sizes: Sequence[Record], survive: int
 ) -> tuple[int, int]:
-    """Between how many of a page's changes may survive, given the surviving changes of size."""
+    """Return how few and how many of a page's changes may survive, given those of size."""
     low, high = 0, len(numbers)
     for place, change in enumerate(sizes):
         if min(change.a, change.b) > page * PAGE_BYTES:

@@ -1,4 +1,4 @@
-"""Unix sockets below directories of any depth: an address may have 107 bytes, a path more."""
+"""Unix sockets at paths of any length: their addresses are limited to 107 bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def reachable(path: Path) -> Iterator[str]:
-    """A short name of `path`, good while this lasts. Raises OSError without its directory."""
+    """Yield a short name of `path` for the `with`. Raises OSError without its directory."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -20,9 +20,10 @@ def reachable(path: Path) -> Iterator[str]:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """A listener's socket, bound at `path`; what a former process left there is removed.
+    """Return a listener's socket, bound at `path`; remove what a former process left there.
 
-    Raises OSError."""
+    Raises OSError.
+    """
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
@@ -35,7 +36,7 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def connect_to(path: Path) -> socket.socket:
-    """A connection to whoever listens at `path`; not blocking any more. Raises OSError."""
+    """Return a non-blocking connection to the listener at `path`. Raises OSError."""
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with reachable(path) as short:

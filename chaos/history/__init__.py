@@ -1,1 +1,1 @@
-"""What a run wrote down: the format, its writer and reader."""
+"""The record of a run: its format, writer and reader."""

@@ -1,8 +1,8 @@
-"""From the records of a history file to typed events, one by one as they are written. Pure.
+"""Turn the records of a history file into typed events, one by one as they are written. Pure.
 
-`Assembler.take(record)` gives (Kind, object) or None; it keeps the operations that have no outcome
-yet and nothing else, so it reads histories of any length. An invoke and its outcome are the same
-object, filled in by the outcome.
+`Assembler.take(record)` returns (Kind, object) or None. It keeps only operations without an outcome
+yet, so it reads histories of any length. An invoke and its outcome are the same object, completed
+by the outcome.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 
 class Assembler:
-    """See the module. The first record must be the meta line."""
+    """Turns records into events. The first record must be the meta line."""
 
     def __init__(self) -> None:
         self.meta: dict[str, Any] | None = None
@@ -67,12 +67,12 @@ class Assembler:
             "logs": self._logs,
             "replicas": self._replicas,
             **TAKERS,
-            "note": _nothing,  # anything a person may want to know; no check asks
+            "note": _nothing,  # words for a person; no check uses them
         }
 
     def take(self, record: Record) -> Event | None:
-        """One more record. Raises HistoryError if it cannot be: the format, an outcome without
-        invoke, an operation number used twice."""
+        """Take one more record. Raises HistoryError if it violates the format, is an outcome
+        without invoke, or uses an operation number twice."""
         if self.meta is None:
             self._meta(record)
             return None
@@ -88,7 +88,7 @@ class Assembler:
         raise HistoryError(f"unknown kind of operation {kind!r}")
 
     def unanswered(self) -> list[Any]:
-        """The operations that have no outcome yet."""
+        """Return the operations that have no outcome yet."""
         return list(self._open.values())
 
     def _meta(self, record: Record) -> None:
@@ -187,7 +187,7 @@ class Assembler:
             self._begin(record["op"], commit)
             return Kind.COMMIT_INVOKED, commit
         if kind != "ok":
-            return None  # it stays concurrent with everything after it
+            return None  # it stays concurrent with all later events
         begun = self._open.pop(record.get("op", 0), None)
         if begun is None:  # an old history: the answer alone
             return Kind.COMMITTED, self._offset(record, answered=True)
@@ -290,7 +290,7 @@ class Assembler:
         return Kind.HEALED, fault
 
     def _old_fault(self, record: Record) -> Event | None:
-        """A deed of an old history: "kill" and "start" of one node, among others."""
+        """Take a fault of an old history: "kill" or "start" of one node, among others."""
         op, t_ns, node = record["op"], record["t_ns"], record["node"]
         if record["type"] == "invoke":
             self._begun[op] = t_ns
@@ -330,7 +330,7 @@ class Assembler:
 
 
 def assemble(records: Iterable[Record]) -> History:
-    """Build a whole History. Raises HistoryError, also for one without a meta line."""
+    """Build a whole History. Raises HistoryError, also without a meta line."""
     assembler = Assembler()
     take = assembler.take
     history = History({})

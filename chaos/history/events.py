@@ -1,4 +1,4 @@
-"""What a history says, as typed data: sends, consumption, offsets, metadata, faults, replicas.
+"""The events of a history as typed data: sends, consumption, offsets, metadata, faults, replicas.
 
 Data only; `chaos.history.assembly` makes it of the records of a file (docs/history.md has the
 format). Times are nanoseconds of the machine's monotonic clock, as the harness wrote them.
@@ -32,7 +32,7 @@ class Outcome(Enum):
 
 
 class Kind(IntEnum):
-    """What happened, as checkers are told of it: one of these and the object it is about."""
+    """The kinds of event; checkers are given the kind and the object it is about."""
 
     SEND_INVOKED = 0
     SEND_DECIDED = 1
@@ -53,7 +53,7 @@ class Kind(IntEnum):
     LOG_LINE = 16
     LOGS = 17
     REPLICAS = 18
-    POSTED = 19  # this and what follows: chaos.history.later
+    POSTED = 19  # this and the following: chaos.history.later
     DECIDED = 20
     DELIVERED = 21
     GIVEN_BACK = 22
@@ -89,12 +89,12 @@ class Send:
 
     @property
     def promised(self) -> bool:
-        """Answered SEND_OK: losing it breaks a promise."""
+        """True if it was answered SEND_OK: losing it breaks a promise."""
         return self.outcome is Outcome.OK and self.status == SEND_OK
 
     @property
     def position(self) -> Position:
-        """Where it was acknowledged."""
+        """The position at which it was acknowledged."""
         return (self.broker, self.topic, self.queue, self.offset)
 
 
@@ -117,11 +117,11 @@ class Consume:
 class Commit:
     """A consumer offset: the next one to consume. `offset` None: the broker knows none.
 
-    `fetched` marks the other direction: what the broker answered when somebody asked.
-    `invoked_ns` is when it was asked for (an old history does not say: then the answer's time).
+    `fetched` marks the other direction: the broker's answer to a fetch. `invoked_ns` is when it was
+    asked for (old histories do not say: then the time of the answer).
     """
 
-    t_ns: int  # of the answer; 0 while there is none
+    t_ns: int  # of the answer; 0 without one
     process: str
     topic: str
     group: str
@@ -135,7 +135,7 @@ class Commit:
 
 @dataclass(slots=True)
 class Fault:
-    """Something the nemesis did, to none, one or several nodes."""
+    """A fault that the nemesis injected, into no, one or several nodes."""
 
     kind: str  # "kill", "pause", …
     nodes: tuple[str, ...]
@@ -166,7 +166,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The harness waited until the group had consumed everything; `complete` says if it had."""
+    """The harness waited for the group to consume everything; `complete` says if it had."""
 
     t_ns: int
     topic: str
@@ -176,7 +176,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A consumer began to join its group, or had left it. Its `process` is one incarnation."""
+    """A consumer began to join its group, or had left it. `process` is one incarnation of it."""
 
     t_ns: int
     process: str
@@ -200,7 +200,7 @@ class MetaWrite:
 
 @dataclass(slots=True)
 class MetaRead:
-    """A topic or group read back from the one who leads; `version` None: there is none."""
+    """A topic or group read back from the leader; `version` None: there is none."""
 
     op: int
     process: str
@@ -225,7 +225,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """Whose logs were searched, and how many lines each had."""
+    """The number of lines searched in each node's log."""
 
     t_ns: int
     lines: Mapping[str, int]
@@ -276,13 +276,13 @@ class History:
         return int(self.meta["t_ns"])
 
     def kills(self) -> list[Fault]:
-        """The faults that took a process away."""
+        """Return the faults that killed a process."""
         return [fault for fault in self.faults if fault.kind == "kill"]
 
     def timeline(self) -> Iterator[tuple[Kind, Any]]:
-        """Everything in the order of time, as an Assembler gave it out one by one.
+        """Yield everything in the order of time, as an Assembler would one by one.
 
-        Objects that are filled in later (sends, …) are complete already at their first turn.
+        Objects that are filled in later (sends, …) are already complete when they first come.
         """
         moments: list[tuple[int, int, Kind, Any]] = []
         for send in self.sends:

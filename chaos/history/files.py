@@ -1,9 +1,9 @@
 """The history file: JSON Lines, one line per event, written while a run goes on.
 
 Format: docs/history.md. The writer buffers; a thread of its own hands the buffer to the operating
-system every `FLUSH_INTERVAL_MS`, so a killed harness loses at most that much, and at exit all of it
-is written. A reader tolerates a torn last line, says so, and tolerates nothing else. `follow` reads
-a file that is still being written.
+system every `FLUSH_INTERVAL_MS`, so a killed harness loses at most that much; at exit everything is
+written. A reader accepts a torn last line, and reports it, but no other damage. `follow` reads a
+file that is still being written.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class HistoryWriter:
     """Appends events to a new history file. Thread-safe; one writer owns one file.
 
     Invariants: every line is whole JSON; lines are in the order of the calls; after `close`
-    everything is with the operating system. A failed write surfaces at the next call, as OSError.
+    everything is with the operating system. A failed write is raised at the next call, as OSError.
     """
 
     def __init__(self, path: Path, **meta: Any) -> None:
-        """Create `path`; FileExistsError if there is one: a history is never mixed with another."""
+        """Create `path`. Raises FileExistsError if it exists: two histories are never mixed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -71,7 +71,7 @@ class HistoryWriter:
         self.close()
 
     def next_op(self) -> int:
-        """A number no other operation of this history has."""
+        """Return a number no other operation of this history has."""
         return next(self._ops)
 
     def write(self, record: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ class Records:
 
 
 def read_records(path: Path) -> Records:
-    """The records of a history file; see Records."""
+    """Return the records of a history file; see Records."""
     return Records(path)
 
 
@@ -177,9 +177,9 @@ def read_history(path: Path) -> History:
 
 
 class Follower:
-    """Reads a history that is still being written: each `poll` gives what has come since.
+    """Reads a history that is still being written: each `poll` returns what has come since.
 
-    Only whole lines are given out; a line that is half there waits for its end. Use as `with`.
+    Only whole lines are returned; a partial line waits for its end. Use as `with`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -200,7 +200,7 @@ class Follower:
         self._file.close()
 
     def poll(self) -> list[dict[str, Any]]:
-        """The records of about READ_BYTES_MAX new bytes, none if there is no whole one yet.
+        """Return the records of about READ_BYTES_MAX new bytes; none if there is no whole one yet.
 
         Raises HistoryError, OSError.
         """
@@ -233,7 +233,7 @@ def follow(
     """
     with Follower(path) as follower:
         while True:
-            last = ended()  # asked before reading: what was written until then is read below
+            last = ended()  # asked before reading: everything written until then is read below
             found = follower.poll()
             yield found
             if found:

@@ -1,8 +1,8 @@
-"""What a history says of messages that consumers get later, or perhaps never. Pure.
+"""The events of a history about messages that consumers get later, or perhaps never. Pure.
 
-Transactions, delayed messages, retries: where such a message is acknowledged is not where it is
-consumed, so it is no `Send`. Each record is an event by itself; those of one operation share its
-number. `work` is the workload it belongs to. Format: docs/history.md.
+A transaction, a delayed message or a retry is not consumed in the place where it is acknowledged,
+so it is no `Send`. Each record is an event by itself; those of one operation share its number.
+`work` names the workload. Format: docs/history.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OUTCOMES = {outcome.value: outcome for outcome in Outcome} | {"invoke": Outcome
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A message was sent (`outcome` OPEN: that begins now) or its send was decided."""
+    """The send of a message begins (`outcome` OPEN) or has ended."""
 
     t_ns: int
     outcome: Outcome
@@ -38,8 +38,8 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A producer says what becomes of a half message: by itself (OPEN: begins to, OK: the broker
-    has it, UNKNOWN: that is not certain), or asked by a broker (`check`: what it will answer)."""
+    """A producer decides a half message, by itself (OPEN: it begins to; OK: the broker has it;
+    UNKNOWN: that is not certain), or asked by a broker (`check`: what it will answer)."""
 
     t_ns: int
     outcome: Outcome
@@ -50,8 +50,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A listener was given a message that lies at this position. `times`: how often it had been
-    given back when it was stored; `accepted`: it was not given back this time."""
+    """A listener was given the message at this position. `times`: how often it had been given back
+    when it was stored; `accepted`: it was not given back this time."""
 
     t_ns: int
     process: str
@@ -75,9 +75,10 @@ class Delivery:
 class GivenBack:
     """A consumer gives a message back (OPEN), and the broker has it (OK) or perhaps (UNKNOWN).
 
-    `times`: as stored; `seen`: as the client counts, which is more where it delivered it again by
+    `times`: as stored; `seen`: as the client counts, which is more if it redelivered the message by
     itself. `tries`: requests sent, each of which may have stored it once. `dead`: it was tried
-    often enough, and becomes a dead letter."""
+    often enough, and becomes a dead letter.
+    """
 
     t_ns: int
     outcome: Outcome
@@ -104,7 +105,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The broker's own topic was read to its end: what was found came before this."""
+    """The broker's own topic was read to its end; the records found come before this event."""
 
     t_ns: int
     work: str
@@ -114,7 +115,7 @@ class Scanned:
 @dataclass(frozen=True, slots=True)
 class Worked:
     """An orderly consumer worked on messages [first, last] of a queue, from `began_ns` to `t_ns`;
-    `done`: it came to an end with them."""
+    `done`: it finished them."""
 
     t_ns: int
     process: str
@@ -215,7 +216,7 @@ def work(record: Record) -> tuple[Kind, Worked]:
 
 
 def all_sends(history: History) -> list[Send]:
-    """Everything that was sent, for figures and charts: sends, and posts as if they were some."""
+    """Return everything that was sent, for figures and charts: sends, and posts as sends."""
     posts: dict[int, Send] = {}
     for kind, event in history.later:
         if kind is not Kind.POSTED:

@@ -1,1 +1,1 @@
-"""What a run says for itself: recovery times, series, the page."""
+"""The report of a run: recovery times, series, the page."""

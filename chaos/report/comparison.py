@@ -1,4 +1,4 @@
-"""Several engines under the same faults: one table, one page. Works on the runs' verdict data."""
+"""Compare engines under the same faults: one table, one page. Works on the runs' verdict data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST_ROWS_MAX = 100  # of each engine; the rest is in its run's verdict.json
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One engine's run. `calm_per_s`: acknowledged sends a second, as fast as it goes, before any
+    """One engine's run. `calm_per_s`: acknowledged sends a second at full speed, before any
     fault; 0: not measured. `verdict` is the content of the run's verdict.json."""
 
     name: str
@@ -41,7 +41,7 @@ COUNTS = ("lost", "duplicates", "offsets_back", "metadata_back")  # keys of verd
 
 
 def summary_rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
-    """One row per engine, under HEAD."""
+    """Return one row per engine, under HEAD."""
     rows = []
     for candidate in candidates:
         data = candidate.verdict
@@ -61,8 +61,8 @@ def summary_rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
 
 
 def recovery_rows(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows: one row per kind of fault, one column per engine: p50 / max of the slowest
-    client, and how many of the faults were recovered from before the next."""
+    """Return head and rows: one row per kind of fault, one column per engine: p50 / max of the
+    slowest client, and how many of the faults had no recovery before the next."""
     kinds = sorted({kind for c in candidates for kind in c.verdict["recovery"]["kinds"]})
     rows = []
     for kind in kinds:
@@ -85,7 +85,7 @@ def _cell(found: Mapping[str, Any]) -> str:
 
 
 def comparison_page(title: str, command: str, candidates: Sequence[Candidate]) -> str:
-    """One self-contained page."""
+    """Return one self-contained page."""
     head, rows = recovery_rows(candidates)
     tables = [
         PageTable("Under the same load and the same faults", HEAD, _rows(summary_rows(candidates))),

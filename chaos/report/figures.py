@@ -1,4 +1,4 @@
-"""What a load achieved: how many operations ended how, throughput, latency. Pure."""
+"""The figures of a load: operations by outcome, throughput, latency. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of acknowledged sends, in milliseconds from the moment each was due; 0 for none."""
+    """Latencies of acknowledged sends, in ms from the moment each was due; 0 for none."""
 
     p50: float
     p99: float
@@ -25,9 +25,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sends by outcome; `shed`: of the failed ones, those that the load itself never sent.
+    """Sends by outcome; `shed`: those of the failed ones that the load itself never sent.
 
-    `seconds`: from the first send due to the last outcome."""
+    `seconds`: from the first send due to the last outcome.
+    """
 
     sent: int
     ok: int
@@ -43,12 +44,12 @@ class Load:
         return self.ok / self.seconds if self.seconds else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """For verdict.json."""
+        """Return the figures for verdict.json."""
         return asdict(self) | {"ok_per_s": self.ok_per_s}
 
 
 def load_of(history: History) -> Load:
-    """The load of a history."""
+    """Compute the load of a history."""
     sends = all_sends(history)
     counts = {outcome: 0 for outcome in Outcome}
     for send in sends:

@@ -1,7 +1,7 @@
-"""How late delayed messages were, over a run: for verdict.json. Pure.
+"""The lateness of delayed messages over a run, for verdict.json. Pure.
 
-Lateness of a message: the time at which it was stored for consumers, less the time at which it was
-stored to wait, less its delay; all by the brokers' clocks. Milliseconds; below zero is early.
+Lateness of a message: the time at which it was stored for consumers, minus the time at which it was
+stored to wait, minus its delay; all by the brokers' clocks. Milliseconds; negative is early.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BUCKET_S = 5
 
 
 def lateness_of(history: History) -> dict[str, Any]:
-    """Percentiles, and p50 and max by the five seconds in which messages came; {} for none."""
+    """Return percentiles, and p50 and max for each five seconds of arrivals; {} for none."""
     delays: dict[str, int] = {}
     waiting: dict[str, int] = {}
     came: dict[str, tuple[int, int]] = {}  # → store time for consumers, when it was consumed

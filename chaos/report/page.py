@@ -78,7 +78,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the page says besides the charts, which come from the history."""
+    """The page's content besides the charts, which come from the history."""
 
     title: str
     subtitle: str
@@ -95,7 +95,7 @@ def write_report(history: History, checks: Sequence[Check], path: Path) -> None:
 
 
 def chaos_page(history: History, checks: Sequence[Check]) -> Page:
-    """The words and tables of a chaos run's page."""
+    """Return the words and tables of a chaos run's page."""
     found = recoveries(history)
     meta = history.meta
     scenario = str(meta.get("scenario", "history"))
@@ -116,7 +116,7 @@ def chaos_page(history: History, checks: Sequence[Check]) -> Page:
 
 
 def send_tiles(history: History) -> tuple[tuple[str, str], ...]:
-    """How many sends ended how."""
+    """Return how many sends ended how."""
     counts = {outcome: 0 for outcome in Outcome}
     sends = all_sends(history)
     for send in sends:
@@ -131,7 +131,7 @@ def send_tiles(history: History) -> tuple[tuple[str, str], ...]:
 
 
 def recovery_tiles(found: Sequence[Recovery]) -> tuple[tuple[str, str], ...]:
-    """Time from a fault to the next acknowledged send; nothing where there was none."""
+    """Return the times from a fault to the next acknowledged send; nothing if there were none."""
     times = spread(r.everybody_ms for r in found if r.everybody_ms is not None)
     if times is None:
         return ()
@@ -143,7 +143,7 @@ def recovery_tiles(found: Sequence[Recovery]) -> tuple[tuple[str, str], ...]:
 
 
 def check_table(checks: Sequence[Check]) -> PageTable:
-    """The verdict of every check, offenders under those that failed."""
+    """Return the verdict of every check, with offenders under those that failed."""
     rows = tuple(
         Row(
             (check.name, f"{check.count:,}"),
@@ -156,7 +156,7 @@ def check_table(checks: Sequence[Check]) -> PageTable:
 
 
 def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
-    """One line per fault."""
+    """Return a table with one line per fault."""
     rows = tuple(
         Row(
             (
@@ -179,7 +179,7 @@ def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
 
 
 def kinds_table(found: Sequence[Recovery]) -> PageTable:
-    """One line per kind of fault and role it hit."""
+    """Return a table with one line per kind of fault and role it hit."""
     rows = []
     for name, of_kind in by_kind(found).items():
         everybody = spread(r.everybody_ms for r in of_kind if r.everybody_ms is not None)
@@ -194,7 +194,7 @@ def kinds_table(found: Sequence[Recovery]) -> PageTable:
 
 
 def lost_tables(checks: Sequence[Check], history: History) -> tuple[PageTable, ...]:
-    """What was acknowledged and is lost, message by message; nothing where nothing is."""
+    """Return a table of the acknowledged messages that are lost; nothing if none is."""
     lost = [message for check in checks for message in check.lost]
     if not lost:
         return ()
@@ -222,7 +222,7 @@ def _spread_cells(times: Spread | None) -> tuple[str, str, str]:
 
 
 def render(page: Page, history: History) -> str:
-    """The whole file."""
+    """Return the whole file."""
     charts = [figure(series_of(history))]
     found = recoveries(history)
     if any(r.everybody_ms is not None for r in found):
@@ -250,7 +250,7 @@ def render(page: Page, history: History) -> str:
 
 
 def chart_sections(charts: Sequence[go.Figure]) -> str:
-    """Each chart in a section; the library travels with the first."""
+    """Put each chart in a section; the library comes with the first."""
     parts = []
     for number, chart in enumerate(charts):
         body = chart.to_html(
@@ -263,7 +263,7 @@ def chart_sections(charts: Sequence[go.Figure]) -> str:
 
 
 def figure(series: Series) -> go.Figure:
-    """Throughput, latency (log) and availability, faults and leaders across all three."""
+    """Draw throughput, latency (log) and availability, with faults and leaders across all three."""
     chart = make_subplots(
         rows=3,
         cols=1,
@@ -295,7 +295,7 @@ def figure(series: Series) -> go.Figure:
 
 
 def recovery_figure(found: Mapping[str, Sequence[Recovery]]) -> go.Figure:
-    """Every recovery time as a dot, by kind of fault; one colour per name (of a mode, or "")."""
+    """Draw every recovery time as a dot, by kind of fault; one colour per name (a mode or "")."""
     chart = go.Figure()
     for name, of_name in found.items():
         for label, values in (
@@ -390,7 +390,7 @@ def _add_latencies(chart: go.Figure, series: Series) -> None:
 
 
 def _add_faults(chart: go.Figure, series: Series) -> None:
-    """Bands and lines over all rows. All shapes at once: added one by one, each looks at all."""
+    """Draw bands and lines over all rows, all shapes at once: adding one looks at all others."""
     worded = len(series.bands) <= LABELS_MAX
     shapes = []
     for band in series.bands:
@@ -410,7 +410,7 @@ def _add_faults(chart: go.Figure, series: Series) -> None:
 
 
 def _shape(kind: str, at_s: float, width_s: float, **style: Any) -> dict[str, Any]:
-    """From top to bottom of the figure."""
+    """Return a shape from top to bottom of the figure."""
     place = {"x0": at_s, "x1": at_s + width_s, "y0": 0, "y1": 1, "xref": "x", "yref": "paper"}
     return {"type": kind, "layer": "below" if kind == "rect" else "above", **place, **style}
 
@@ -431,7 +431,7 @@ def _add_words(chart: go.Figure, at_s: float, words: str, colour: str, height: f
 
 
 def table(part: PageTable) -> str:
-    """A table in a section of its own."""
+    """Return a table in a section of its own."""
     head = "".join(f"<th>{html.escape(text)}</th>" for text in part.head)
     if part.marked:
         head += "<th>verdict</th>"
@@ -452,5 +452,5 @@ def table(part: PageTable) -> str:
 
 
 def ms_text(value: float | None) -> str:
-    """A time for a table."""
+    """Format a time for a table."""
     return "none" if value is None else f"{value:,.0f} ms"

@@ -1,11 +1,11 @@
 """How long writes stood still after each fault, from the history alone. Pure.
 
-Recovery of a fault, for a set of clients: from the moment the nemesis began to inject it (before
-the signal, so nothing is flattered) to the first acknowledgement that a leader it took away cannot
-have given: of a send invoked after that moment, or of one that needed another attempt. An answer
-that was already on its way does not count. The client's own retries are inside. `everybody` takes
-all clients as one (a lucky client ends it); `per_client` does not, and its worst is the honest
-figure for a user. `normal` is when acknowledgements came at the rate of before again.
+The recovery time of a fault, for a set of clients, runs from the moment the nemesis began to inject
+it (before the signal, so that nothing is flattered) to the first acknowledgement that cannot come
+from a leader it took away: of a send invoked after that moment, or of one that needed another
+attempt. An answer already in flight does not count. The client's own retries are included.
+`everybody` takes all clients as one (a lucky client ends it); `per_client` does not, and its worst
+is the honest figure for a user. `normal` is when acknowledgements came at the earlier rate again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from raftmq.chaos.history.events import Fault, History, Outcome, Send
 from raftmq.chaos.history.later import all_sends
 
 NS_PER_MS = 1_000_000
-NORMAL_SHARE = 0.99  # of the acknowledgements a second of before
-BEFORE_NS = 2_000_000_000  # what counts as before
+NORMAL_SHARE = 0.99  # share of the earlier acknowledgements a second
+BEFORE_NS = 2_000_000_000  # length of the span before the fault
 WINDOW_NS = 500_000_000  # over which the rate is taken
 
 
@@ -39,11 +39,11 @@ class Recovery:
     everybody_ms: float | None
     per_client_ms: dict[str, float | None]
     longest_gap_ms: float  # longest time between two acknowledgements until the next fault
-    normal_ms: float | None  # None: the rate of before did not come back until then
+    normal_ms: float | None  # None: the earlier rate did not come back by then
 
     @property
     def name(self) -> str:
-        """As the fault is written for mqchaos: KIND:WHOM."""
+        """The fault as written for mqchaos: KIND:WHOM."""
         return f"{self.kind}:{self.whom}" if self.whom else self.kind
 
     @property
@@ -65,7 +65,7 @@ class Spread:
 
 
 def recoveries(history: History) -> list[Recovery]:
-    """One Recovery for each fault, in the order of their injection; starts are no faults."""
+    """Return one Recovery for each fault, in the order of injection; starts are no faults."""
     sends = all_sends(history)
     acknowledged = sorted(
         (send for send in sends if send.outcome is Outcome.OK),
@@ -85,12 +85,13 @@ def recoveries(history: History) -> list[Recovery]:
 
 
 def inflicted(history: History) -> list[Fault]:
-    """What the nemesis did to the cluster; old histories list starts beside it."""
+    """Return the faults that hit the cluster; old histories list starts, too."""
     return [fault for fault in history.faults if fault.kind != "start"]
 
 
 def by_kind(found: Iterable[Recovery]) -> dict[str, list[Recovery]]:
-    """The recoveries of each kind of fault and whom it hit, sorted by that name (`kill:leader`)."""
+    """Group the recoveries by kind of fault and whom it hit, sorted by that name
+    (`kill:leader`)."""
     groups: dict[str, list[Recovery]] = defaultdict(list)
     for recovery in found:
         groups[recovery.name].append(recovery)
@@ -98,7 +99,7 @@ def by_kind(found: Iterable[Recovery]) -> dict[str, list[Recovery]]:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """p50, p99 and max of `values`; None if there are none."""
+    """Return p50, p99 and max of `values`; None if there are none."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -106,13 +107,13 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """Nearest rank in an ascending, non-empty sequence."""
+    """Return the nearest rank in an ascending, non-empty sequence."""
     rank = -(-len(ordered) * fraction // 1)  # ceiling
     return ordered[max(0, int(rank) - 1)]
 
 
 def summary(found: Sequence[Recovery]) -> dict[str, Any]:
-    """The figures as plain data for verdict.json, of all and of each kind: raw values kept."""
+    """Return the figures for verdict.json, of all and of each kind, with raw values."""
     kinds = {name: _summary(of_kind) for name, of_kind in by_kind(found).items()}
     return _summary(found) | {"kinds": kinds}
 
@@ -165,10 +166,11 @@ def _recovery(
 
 
 def _normal_ms(done: Sequence[int], injected_ns: int, begin: int, end: int) -> float | None:
-    """From the injection to the end of the last silence or slack before the rate was back.
+    """Return the time from the injection until the acknowledgement rate is back.
 
-    The rate is back at the first acknowledgement from which on as many come within the window as
-    before the fault, on average, did."""
+    The rate is back at the first acknowledgement after which at least as many come within the
+    window as came on average before the fault (times NORMAL_SHARE).
+    """
     before = begin - bisect_left(done, injected_ns - BEFORE_NS)
     wanted = NORMAL_SHARE * before * WINDOW_NS / BEFORE_NS
     if before == 0:

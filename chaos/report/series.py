@@ -1,8 +1,9 @@
-"""Chart series out of a history: rates, latencies and availability per interval, faults. Pure.
+"""Compute chart series from a history: rates, latencies and availability per interval, faults.
+Pure.
 
-Seconds are relative to the meta line's clock; latencies are milliseconds, from the moment a send
-was due (an open loop's latency counts what it had to wait for its turn). Bounded whatever the size
-of the history: at most `BUCKETS_MAX` intervals and `DOTS_PER_BUCKET` single sends in each.
+Seconds are relative to the meta line's clock. Latencies are milliseconds from the moment a send was
+due (an open loop's latency includes waiting for its turn). Bounded whatever the size of the
+history: at most `BUCKETS_MAX` intervals and `DOTS_PER_BUCKET` single sends in each.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def series_of(history: History) -> Series:
 
 
 def _consumed(history: History, zero: int) -> Iterator[tuple[int, int]]:
-    """When, and how many at once."""
+    """Yield when messages were consumed, and how many at once."""
     for batch in history.consumes:
         yield batch.t_ns - zero, len(batch.offsets)
     for kind, event in history.later:
@@ -120,7 +121,7 @@ def _consumed(history: History, zero: int) -> Iterator[tuple[int, int]]:
 
 
 def bucket_size(end_s: float) -> float:
-    """The smallest interval that needs at most BUCKETS_MAX of them."""
+    """Return the smallest interval size of which at most BUCKETS_MAX are needed."""
     for size in BUCKET_SIZES_S:
         if end_s / size <= BUCKETS_MAX:
             return size
@@ -208,7 +209,7 @@ def _bands(history: History, end_s: float) -> list[Band]:
 
 
 def _started_again_ns(history: History, fault: Fault) -> int | None:
-    """Old histories: when the node that was killed was started."""
+    """Return when the node that was killed was started, in old histories."""
     back = (
         other.done_ns
         for other in history.faults

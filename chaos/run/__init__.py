@@ -1,1 +1,1 @@
-"""A run from begin to verdict, and what watches it."""
+"""A run from its start to the verdict, and the processes that watch it."""

@@ -1,11 +1,11 @@
-"""The same load and the same faults on several engines, one after the other; what each lost.
+"""Run the same load and the same faults on several engines, one after the other.
 
 Every engine gets its own new cluster, the same seed and the same plan; a fault that an engine
-cannot have is said in its row. Before any fault, its full speed is measured on a cluster of its
+cannot have is listed in its row. Before any fault, its full speed is measured on a cluster of its
 own, without proxies and fault layer, by one closed-loop producer.
 
-A promise that an engine does not make is broken here all the same: `acked and lost` of ASYNC_FLUSH
-under power cuts of everybody is what that setting costs.
+A promise that an engine does not make counts as broken all the same: the `acked and lost` messages
+of ASYNC_FLUSH under power cuts of all nodes are what that setting costs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ENGINES = {engine.name: engine for engine in _ALL}
 
 @dataclass(frozen=True, slots=True)
 class CompareConfig:
-    """`minutes` None: SLOT_S for each fault and repeat."""
+    """A comparison to make. `minutes` None: SLOT_S for each fault and repeat."""
 
     directory: Path
     engines: tuple[str, ...]
@@ -67,14 +67,14 @@ class CompareConfig:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of it."""
+    """The result: the engines' runs and the page."""
 
     candidates: tuple[Candidate, ...]
     page: Path
 
 
 async def compare_engines(config: CompareConfig, command: str, say: Say) -> Comparison:
-    """Run all of them. Raises ClusterError, ClientError, OSError."""
+    """Run all engines. Raises ClusterError, ClientError, OSError."""
     scenario = find_scenario(config.scenario)
     page = config.directory / "comparison.html"
     if page.exists():
@@ -130,7 +130,7 @@ async def _calm(
     seconds: float,
     say: Callable[[str], None],
 ) -> float:
-    """Acknowledged sends a second, as fast as it goes, nothing being broken."""
+    """Return acknowledged sends a second at full speed, without faults."""
     cluster = Cluster(directory)
     try:
         await cluster.up(engine.shape, settings)

@@ -1,4 +1,4 @@
-"""From a written history to verdict.json and the page."""
+"""Turns a written history into verdict.json and the page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COUNTED = {
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What came of a run."""
+    """The result of a run."""
 
     verdict: Verdict
     checks: tuple[Check, ...]
@@ -44,7 +44,7 @@ class RunResult:
     skipped: tuple[str, ...]
     history: Path
     page: Path
-    data: dict[str, Any]  # what verdict.json holds
+    data: dict[str, Any]  # the content of verdict.json
 
 
 def judge(
@@ -79,7 +79,7 @@ def judge(
 
 
 def whole_check(history: History, stuck: Sequence[str]) -> Check:
-    """Did every heal bring the cluster back: a leader in each group, every replica up to date?"""
+    """Check that every heal brought back leaders in all groups and up-to-date replicas."""
     count = len(inflicted(history))
     detail = f"{count} faults"
     if stuck:
@@ -95,7 +95,7 @@ def verdict_data(
     lost: Sequence[LostMessage],
     skipped: Sequence[str],
 ) -> dict[str, Any]:
-    """verdict.json: plain data."""
+    """Return the content of verdict.json: plain data."""
     counts = {check.name: check.count for check in checks}
     return {
         "verdict": merge(checks).value,

@@ -1,9 +1,9 @@
 """Inflicts a plan: every fault at its time, healed at its end, the cluster whole before the next.
 
-A fault that cannot be done, and a cluster that does not become whole again, end nothing: they are
-noted and come into the verdict. Processes that ended by themselves are started again once the
-faults are healed, and a classic slave whose log is no longer its master's is made anew, as an
-operator would: what only that slave had is lost with it, which is what the mode costs.
+A fault that cannot be done, or a cluster that does not become whole again, does not end the run: it
+is noted and enters the verdict. Processes that ended by themselves are started again once the
+faults are healed. A classic slave whose log is no longer its master's is rebuilt, as an operator
+would: what only that slave had is lost with it, which is what the mode costs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WATCH_S = 0.25  # how often the load is asked whether it still runs
 
 @dataclass(slots=True)
 class Inflicted:
-    """What was done. `failed`: faults that could not be done or healed, in words; `stuck`: after
-    which faults the cluster was not whole in time, and why."""
+    """The result. `failed`: faults that could not be done or healed, in words; `stuck`: the faults
+    after which the cluster was not whole in time, and why."""
 
     done: int = 0
     failed: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Inflicted:
 
 
 class Nemesis:
-    """See the module. `begin_s`: second 0 of the plan, on the monotonic clock."""
+    """Inflicts plans. `begin_s`: second 0 of the plan, on the monotonic clock."""
 
     def __init__(
         self, context: Context, begin_s: float, whole_timeout_s: float = WHOLE_TIMEOUT_S
@@ -47,7 +47,7 @@ class Nemesis:
         self.result = Inflicted()
 
     async def inflict(self, plan: Sequence[Planned], check_load: Callable[[], None]) -> Inflicted:
-        """Inflict all of `plan`. `check_load` is asked now and then, and may raise."""
+        """Inflict all of `plan`. `check_load` is called now and then, and may raise."""
         for number, together in enumerate(simultaneous(plan), 1):
             late_s = max(0.0, time.monotonic() - self._at(together[0].at_s))
             await self._sleep_until(self._at(together[0].at_s), check_load)
@@ -68,8 +68,8 @@ class Nemesis:
     async def _together(
         self, together: Sequence[Planned], late_s: float, check_load: Callable[[], None]
     ) -> None:
-        """The first at its time, the others as long after it as is planned, counted from when it
-        was done: a machine on which that takes long has them no closer to each other."""
+        """Inflict overlapping faults: the first at its time, the others at their planned distance
+        from when it was done, so a slow machine does not bring them closer together."""
         first, *others = together
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
@@ -89,7 +89,7 @@ class Nemesis:
         check_load: Callable[[], None],
         done: asyncio.Future[float] | None = None,
     ) -> None:
-        """Inject and heal one fault; `done` is told when it is injected, or cannot be."""
+        """Inject and heal one fault; complete `done` when it is injected or cannot be."""
         fault: Fault | None = None
         try:
             await self._sleep_until(when_s, check_load)
@@ -148,7 +148,7 @@ class Nemesis:
             self._context.say(f"  {first}")
 
     async def _rebuild(self, name: str) -> None:
-        """Kill it, empty its disk, start it. Raises ClusterError."""
+        """Kill the node, empty its disk, start it. Raises ClusterError."""
         cluster = self._context.cluster
         await cluster.wait_dead(cluster.signal(name, signal.SIGKILL))
         try:
@@ -159,7 +159,7 @@ class Nemesis:
 
 
 def simultaneous(plan: Sequence[Planned]) -> list[list[Planned]]:
-    """The plan in its order, faults that overlap in one list."""
+    """Return the plan in its order, with overlapping faults in one list."""
     groups: list[list[Planned]] = []
     end_s = 0.0
     for planned in sorted(plan, key=lambda planned: planned.at_s):

@@ -1,8 +1,9 @@
 """Watches a cluster while it is tormented, and writes what changes into the history.
 
-Two light polls: every broker's role and term (28), and what each group's leader holds as consumer
-offsets (14). The second is written as `fetch`: an offset that once was answered and later is
-smaller went back, whoever was told. One request at a time per queue, so answers are in order.
+Two light polls: every broker's role and term (28), and the consumer offsets that each group's
+leader holds (14). The second is written as `fetch`: an offset that is later smaller than once
+answered went back, no matter who got which answer. There is one request at a time per queue, so
+answers are in order.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Watched:
 
 
 class Observer:
-    """`async with Observer(…):` polls until left; its tasks end with it."""
+    """Watches while inside `async with Observer(…):`; its tasks end with it."""
 
     def __init__(
         self, cluster: Cluster, history: HistoryWriter, watched: Sequence[Watched] = ()
@@ -64,7 +65,7 @@ class Observer:
                 raise result
 
     async def lag(self, watched: Watched) -> int | None:
-        """Messages that the group has not committed yet; None while nobody can say."""
+        """Return the messages that the group has not committed yet; None while nobody can say."""
         groups = self._cluster.state().groups
         if any(group not in self.leaders for group in groups):
             return None

@@ -1,4 +1,4 @@
-"""Runs a scenario: cluster, load, faults, heal, drain, verdict. The same seed repeats the schedule.
+"""Runs a scenario: cluster, load, faults, heal, drain, verdict. A seed repeats the schedule.
 
     DIR/cluster/          the cluster (chaos/cluster), unless it was given one that runs already
     DIR/history.jsonl     every operation
@@ -51,10 +51,10 @@ RUNNER = "runner"
 class RunConfig:
     """One run. `repeats`: rounds of all the scenario's faults; None: as many as the time holds.
 
-    `workloads` makes the run's own; `existing` is a cluster that runs: it is left running, as are
-    containers (`on` COMPOSE; `project`: of docker compose, empty: the only one). After
-    `whole_timeout_s` a run does not wait longer for a cluster to be whole again: that is noted, and
-    the next fault comes."""
+    `workloads` makes the run's own. `existing` is a running cluster; it is left running, as are
+    containers (`on` COMPOSE; `project`: of docker compose, empty: the only one). If the cluster is
+    not whole again within `whole_timeout_s`, that is noted, and the next fault comes.
+    """
 
     scenario: str
     directory: Path
@@ -106,7 +106,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
 
 
 def note(history: HistoryWriter, text: str) -> None:
-    """Words for whoever reads the history; no check asks."""
+    """Record words for readers of the history; no check uses them."""
     history.event("ok", "note", RUNNER, history.next_op(), text=text)
 
 
@@ -151,8 +151,8 @@ async def _torment(
 
 
 async def _flows(workloads: Sequence[Workload]) -> None:
-    """Return once something was acknowledged: a fault before that would hit nothing. A load that
-    does not get there in FLOW_TIMEOUT_S is tormented all the same."""
+    """Return once something was acknowledged, because a fault before that would hit nothing, or
+    after FLOW_TIMEOUT_S: such a load is tormented all the same."""
     deadline = time.monotonic() + FLOW_TIMEOUT_S
     while not any(workload.tally.ok for workload in workloads) and time.monotonic() < deadline:
         _raise_failure(workloads)
@@ -160,7 +160,7 @@ async def _flows(workloads: Sequence[Workload]) -> None:
 
 
 async def _watched(namesrv: str, pairs: Sequence[tuple[str, str]]) -> list[Watched]:
-    """What the observer looks at: (topic, consumer group) with the topic's queues counted."""
+    """Return what the observer watches: (topic, consumer group) with the topic's queues counted."""
     async with Producer("chaos-observer", namesrv, instance_config=signing()) as producer:
         counts = {topic: await producer.queues(topic) for topic in {topic for topic, _ in pairs}}
     return [
@@ -170,7 +170,7 @@ async def _watched(namesrv: str, pairs: Sequence[tuple[str, str]]) -> list[Watch
 
 
 def _raise_failure(workloads: Sequence[Workload]) -> None:
-    """A load that broke makes the rest of the run worthless: end it now."""
+    """End the run now if a load broke: the rest would be worthless."""
     for workload in workloads:
         failure = workload.failure()
         if failure is not None:
@@ -184,8 +184,8 @@ async def _links(cluster: Cluster, stack: AsyncExitStack) -> Links | None:
 
 
 async def _committed(cluster: Cluster) -> dict[str, int]:
-    """Group → the Raft index that all its replicas have committed; none of a group in which one
-    does not answer, or that has no Raft."""
+    """Return group → the Raft index that all its replicas have committed; none for a group without
+    Raft or with a replica that does not answer."""
     found: dict[str, int] = {}
     statuses = [s for s in await cluster.status() if s.node.kind == "broker"]
     for group in cluster.state().groups:
@@ -197,7 +197,7 @@ async def _committed(cluster: Cluster) -> dict[str, int]:
 
 
 def _write_evidence(cluster: Cluster, history: HistoryWriter, committed: dict[str, int]) -> None:
-    """What the nodes left behind: their logs searched, each group's stores compared. Blocking."""
+    """Record what the nodes left behind: search logs, compare each group's stores. Blocking."""
     state = cluster.state()
     write_findings(history, cluster.collect_logs())
     for group in state.groups:
@@ -208,7 +208,7 @@ def _write_evidence(cluster: Cluster, history: HistoryWriter, committed: dict[st
 
 
 def _running(config: RunConfig) -> Cluster:
-    """The cluster that somebody else has started and will stop."""
+    """Return the cluster that somebody else has started and will stop."""
     if config.on == COMPOSE:
         mode = config.shape.mode or RAFT
         return ComposeCluster(config.directory / "containers", config.project, mode)
@@ -219,7 +219,7 @@ def _running(config: RunConfig) -> Cluster:
 async def _cluster(
     config: RunConfig, scenario: Scenario, stack: AsyncExitStack, say: Say
 ) -> Cluster:
-    """The cluster to torment; one that was started here is stopped when the stack unwinds."""
+    """Return the cluster to torment; one started here is stopped when the stack unwinds."""
     if config.on == COMPOSE or config.existing is not None:
         cluster = _running(config)
         stack.push_async_callback(cluster.close)

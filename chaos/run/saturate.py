@@ -1,4 +1,4 @@
-"""How many sends a second a cluster acknowledges, as fast as one producer can: a closed loop."""
+"""Measures how many sends a second a cluster acknowledges to one producer in a closed loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_MS = 10_000
 
 
 async def saturate(namesrv: str, seconds: float, in_flight: int = IN_FLIGHT) -> float:
-    """Acknowledged sends of 128 bytes a second, `in_flight` at a time. Raises ClientError."""
+    """Return acknowledged 128-byte sends a second, `in_flight` at once. Raises ClientError."""
     async with Admin(namesrv, instance_config=signing()) as admin:
         await admin.create_topic(TOPIC, QUEUES)
     async with Producer("chaos-calm", namesrv, instance_config=signing()) as producer:
@@ -25,7 +25,7 @@ async def saturate(namesrv: str, seconds: float, in_flight: int = IN_FLIGHT) -> 
 
 
 class _Loop:
-    """Keeps so many sends in flight until the time is over."""
+    """Keeps a number of sends in flight until the time is over."""
 
     def __init__(self, producer: Producer, seconds: float) -> None:
         self._producer = producer
@@ -53,7 +53,7 @@ class _Loop:
         self._open -= 1
         now_s = time.monotonic()
         if error is not None:
-            self._error = error  # nothing is broken: a send that fails is a finding
+            self._error = error  # no fault is active: a failed send is a finding
         elif self._count_from_s <= now_s < self._until_s:
             self._acknowledged += 1
         if now_s < self._until_s and self._error is None:

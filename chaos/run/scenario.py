@@ -1,4 +1,4 @@
-"""Scenarios: named lists of faults, and what a run of one is. Pure but for reading the catalogue.
+"""Scenarios: named lists of faults, and their plans. Pure but for reading the catalogue.
 
 A scenario is a list of wishes as chaos.faults.catalogue writes them (`kill:leader`,
 `one-way-in:leader+kill:follower`); every round of a run inflicts each of them once, in an order
@@ -21,18 +21,18 @@ MINUTES_MIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A kind of torment, by name."""
+    """A named list of faults."""
 
     name: str
     description: str
     wishes: tuple[str, ...]
 
     def wants(self) -> list[tuple[Want, ...]]:
-        """The wishes, parsed. Raises ClusterError."""
+        """Return the wishes, parsed. Raises ClusterError."""
         return [parse_wish(wish) for wish in self.wishes]
 
     def needs(self) -> frozenset[str]:
-        """What the cluster must have for all of them ("links", "faultable", …)."""
+        """Return what the cluster must have for all of them ("links", "faultable", …)."""
         return frozenset(n for parts in self.wants() for want in parts for n in want.kind.needs)
 
 
@@ -159,7 +159,7 @@ SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}
 
 
 def find_scenario(text: str) -> Scenario:
-    """A scenario by name, or wishes separated by spaces. Raises ClusterError."""
+    """Find a scenario by name, or make one of wishes separated by spaces. Raises ClusterError."""
     found = SCENARIOS.get(text)
     if found is not None:
         return found
@@ -178,7 +178,7 @@ def find_scenario(text: str) -> Scenario:
 def split_available(
     scenario: Scenario, state: ClusterState
 ) -> tuple[list[tuple[Want, ...]], list[str]]:
-    """The wishes that this cluster on this machine can have, and why the others cannot be."""
+    """Return the wishes possible for this cluster and machine, and why others are not."""
     can, cannot = [], []
     for wish, parts in zip(scenario.wishes, scenario.wants(), strict=True):
         reasons = [r for want in parts if (r := unavailable(want.kind, state)) is not None]
@@ -192,9 +192,10 @@ def split_available(
 def make_plan(
     seed: int, wants: Sequence[Sequence[Want]], minutes: float, repeats: int | None
 ) -> tuple[Planned, ...]:
-    """The faults of a run. `repeats` None: as many rounds as `minutes` hold, at least one.
+    """Plan the faults of a run. `repeats` None: as many rounds as `minutes` hold, at least one.
 
-    Raises ClusterError if the time is too short for a wish's own duration."""
+    Raises ClusterError if the time is too short for a wish's own duration.
+    """
     if not wants:
         return ()
     seconds = minutes * 60

@@ -1,7 +1,7 @@
-"""A run as it goes on, in the terminal: rates, latency, leaders, faults, and the checks so far.
+"""Shows a run in the terminal as it goes on: rates, latency, leaders, faults, checks so far.
 
-Reads the history that the run writes and nothing else, so any number of people may watch, also a
-run on another machine whose file is shared, or an old history again.
+It reads only the history that the run writes, so any number of people may watch, also a run on
+another machine whose file is shared, or an old history again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MARKS = {
 
 
 class Scene:
-    """What there is to see, kept up to date record by record. Bounded but for the suite."""
+    """The state to show, updated record by record. Bounded except for the suite."""
 
     def __init__(self) -> None:
         self.suite = Suite()
@@ -49,7 +49,7 @@ class Scene:
         self._recent: deque[tuple[int, str, int]] = deque(maxlen=RECENT_MAX)  # done, type, took
 
     def feed(self, record: dict[str, Any]) -> None:
-        """One more record. Raises HistoryError."""
+        """Take one more record. Raises HistoryError."""
         self.suite.feed(record)
         t_ns = record["t_ns"]
         self.now_ns = max(self.now_ns, t_ns)
@@ -83,7 +83,7 @@ class Scene:
         self._recent.append((t_ns, type_, t_ns - due_ns))
 
     def rates(self) -> tuple[dict[str, float], list[float]]:
-        """Outcomes a second, and latencies of the acknowledged in ms, ascending, of the window."""
+        """Return the window's outcomes a second, and ascending latencies of `ok` sends in ms."""
         while self._recent and self._recent[0][0] < self.now_ns - WINDOW_NS:
             self._recent.popleft()
         seconds = min(WINDOW_NS, max(self.now_ns - self.begin_ns, 1)) / 1e9
@@ -92,7 +92,7 @@ class Scene:
         return {type_: count / seconds for type_, count in counts.items()}, took
 
     def render(self) -> Group:
-        """The screen."""
+        """Return the screen."""
         rates, took = self.rates()
         meta = self.suite.meta
         head = Table.grid(padding=(0, 3))
@@ -134,7 +134,7 @@ class Scene:
 
 
 def check_table(checks: tuple[Check, ...] | list[Check]) -> Table:
-    """All checks, with examples of what is wrong."""
+    """Return a table of all checks, with examples of what is wrong."""
     table = Table()
     table.add_column("check")
     table.add_column("count", justify="right")
@@ -159,7 +159,7 @@ def watch(history: Path, console: Console, wait_s: float = WAIT_FOR_FILE_S) -> S
     scene = Scene()
     with Follower(history) as follower, Live(console=console, refresh_per_second=4) as live:
         while True:
-            over = verdict.exists()  # asked before reading: nothing is written behind it
+            over = verdict.exists()  # asked before reading: nothing is written after it
             records = follower.poll()
             for record in records:
                 scene.feed(record)

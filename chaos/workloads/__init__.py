@@ -1,1 +1,1 @@
-"""What clients do during a run; every operation is written into the history."""
+"""The clients' load during a run; every operation is written into the history."""

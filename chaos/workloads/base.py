@@ -1,8 +1,8 @@
-"""What every workload is: prepared before the load, started, stopped, drained; any number at once.
+"""The interface of every workload: prepared, started, stopped and drained; any number at once.
 
-The runner's order: `prepare` all, `start` all, faults, `stop` all, heal, `drain` all. What a
-workload starts is ended by the stack given to `start`. An error in one of its tasks comes out of
-`drain`, and `failure` shows it before.
+The runner's order: `prepare` all, `start` all, faults, `stop` all, heal, `drain` all. The stack
+given to `start` ends what a workload starts. `drain` raises the error of a failed task; `failure`
+shows it before.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from raftmq.chaos.history.files import HistoryWriter
 
 @dataclass(slots=True)
 class Tally:
-    """Outcomes of operations so far. `weak`: of the `ok` ones those with less than was promised;
-    `shed`: never tried, because the load's own backlog was full."""
+    """Outcomes of operations so far. `weak`: `ok` ones stored with less than was promised; `shed`:
+    never tried, because the load's own backlog was full."""
 
     invoked: int = 0
     ok: int = 0
@@ -35,7 +35,7 @@ class Tally:
 
 
 def sum_tallies(tallies: Iterable[Tally]) -> Tally:
-    """All of them as one."""
+    """Add up all tallies."""
     total = Tally()
     for tally in tallies:
         for part in fields(Tally):
@@ -45,7 +45,7 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What workloads run in. `rng` is a workload's own: the same seed, the same choices."""
+    """The surroundings of a workload. `rng` is its own: the same seed, the same choices."""
 
     namesrv: str
     history: HistoryWriter
@@ -56,7 +56,7 @@ class Environment:
 
 
 class Workload(Protocol):
-    """See the module. `topics` and `groups` (topic, consumer group) are known from the start."""
+    """A workload. `topics` and `groups` (topic, consumer group) are known from the start."""
 
     name: str
 
@@ -68,7 +68,7 @@ class Workload(Protocol):
 
     @property
     def tally(self) -> Tally:
-        """Operations so far."""
+        """The operations so far."""
         ...
 
     async def prepare(self, env: Environment) -> None:
@@ -76,25 +76,25 @@ class Workload(Protocol):
         ...
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Clients join and the load begins. Raises ClusterError, ClientError."""
+        """Let clients join and begin the load. Raises ClusterError, ClientError."""
         ...
 
     def stop(self) -> None:
-        """Begin no more operations; those begun go on to their outcome. Harmless if repeated."""
+        """Begin no more operations; those begun run to their outcome. Harmless if repeated."""
         ...
 
     async def drain(self) -> bool:
-        """Wait until every operation is decided and everything is consumed; whether it was in
-        time. Raises what ended one of its tasks."""
+        """Wait until every operation is decided and everything is consumed; return whether that was
+        in time. Raises the error that ended one of its tasks."""
         ...
 
     def failure(self) -> BaseException | None:
-        """What ended one of its tasks, if anything did."""
+        """Return the error that ended one of its tasks, if any."""
         ...
 
 
 class Tasks:
-    """A workload's tasks. `cancel` ends them all; registered with a stack, it always is called."""
+    """A workload's tasks. `cancel` ends them all; a stack makes sure it is called."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[Any]] = []
@@ -113,8 +113,7 @@ class Tasks:
         await asyncio.gather(*self._tasks)
 
     async def cancel(self) -> None:
-        """End those that still run. An error of a task that had failed before is raised by
-        `finish`, not here."""
+        """End those that still run. `finish` raises errors of failed tasks, this does not."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

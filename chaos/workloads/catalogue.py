@@ -35,7 +35,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "retries": ("consumers that fail: comes again, in the end a dead letter", RetriesWorkload),
     "locks": ("orderly consumers that take their time, leave and come back", LocksWorkload),
 }
-# What clusters that are started for a workload are set to: hours are not waited for.
+# Settings for clusters that are started for a workload, so that nobody waits for hours.
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "transactions": transactions.SETTINGS,
     "delayed": delayed.SETTINGS,
@@ -44,7 +44,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 
 def settings_for(names: Sequence[str]) -> dict[str, str]:
-    """broker.conf keys that these workloads want."""
+    """Return the broker.conf keys that these workloads want."""
     wanted: dict[str, str] = {}
     for name in names:
         wanted |= SETTINGS.get(name, {})
@@ -52,9 +52,9 @@ def settings_for(names: Sequence[str]) -> dict[str, str]:
 
 
 def make_workloads(names: Sequence[str], log: MessagesConfig = LOG) -> list[Workload]:
-    """The workloads of these names, each once; `log` configures the one called so.
+    """Make the workloads of these names, each once; `log` configures the one of that name.
 
-    Raises ClusterError for a name there is not, and for none.
+    Raises ClusterError for an unknown name, and for none.
     """
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown or not names:

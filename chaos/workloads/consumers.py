@@ -25,13 +25,13 @@ from raftmq.client import (
 
 COMMIT_INTERVAL_MS = 500
 CONSUME_BATCH = 256
-REBALANCE_INTERVAL_MS = 5_000  # a notice that is lost with a leader is made good for this soon
+REBALANCE_INTERVAL_MS = 5_000  # a notice lost with a leader is made up for within this time
 POLL_S = 0.1
 LAG_AT_ONCE = 8  # queues asked for at the same time
 
 
 def consumer_config(*, orderly: bool = False) -> ConsumerConfig:
-    """Reads from the beginning, commits often and waits for the answers."""
+    """Return a configuration: read from the beginning, commit often and await answers."""
     return ConsumerConfig(
         orderly=orderly,
         consume_from=ConsumeFrom.FIRST_OFFSET,
@@ -43,9 +43,8 @@ def consumer_config(*, orderly: bool = False) -> ConsumerConfig:
 
 
 class ConsumerGroup:
-    """The consumers of one group on one topic. Each has a name of its own, for ever: one that
-    leaves and comes back is another one in the history. Use as `async with`: all leave at its end.
-    """
+    """The consumers of one group on one topic. Each name is used once: a consumer that leaves and
+    comes back is another one in the history. Use as `async with`: all leave at its end."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class ConsumerGroup:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who is in, in the order of joining."""
+        """The members, in the order of joining."""
         return tuple(self._members)
 
     async def __aenter__(self) -> ConsumerGroup:
@@ -81,7 +80,7 @@ class ConsumerGroup:
         await asyncio.gather(*(self.leave(name) for name in self.members))
 
     async def join(self, name: str) -> None:
-        """A consumer of that new name joins. Does not wait for any server."""
+        """Let a consumer with that new name join. Does not wait for any server."""
         assert name not in self._members, f"{name} is in already"
         seen = self.consumption
         consumer = self._kind(
@@ -98,7 +97,7 @@ class ConsumerGroup:
         self._members[name] = consumer
 
     async def leave(self, name: str) -> None:
-        """A member commits what it has finished and goes."""
+        """Let a member commit what it has finished and leave."""
         await self._members.pop(name).stop()
         self._note("leave", name)
 
@@ -121,7 +120,7 @@ class ConsumerGroup:
 
 
 def fairly_shared(held: Sequence[Sequence[MessageQueue]], queues: Sequence[MessageQueue]) -> bool:
-    """Every queue has exactly one consumer, and none has fewer than its share."""
+    """Return whether every queue has exactly one consumer, and none has fewer than its share."""
     everything = sorted(queue for queues in held for queue in queues)
     fewest = min(map(len, held), default=0)
     return everything == sorted(queues) and fewest >= len(queues) // len(held)
@@ -139,7 +138,7 @@ async def wait_until(
 
 
 async def group_lag(admin: Admin, group: str, queues: Sequence[MessageQueue]) -> int | None:
-    """Messages that the group has not committed yet; None while somebody does not answer."""
+    """Return the messages the group has not committed yet; None while somebody does not answer."""
     at_once = asyncio.Semaphore(LAG_AT_ONCE)
 
     async def of(queue: MessageQueue) -> int:
@@ -161,7 +160,7 @@ async def drain_group(
     queues: Sequence[MessageQueue],
     timeout_s: float,
 ) -> bool:
-    """Wait until the group has committed the end of every queue; write down whether it did."""
+    """Wait until the group has committed the end of every queue; record whether it did."""
     deadline = time.monotonic() + timeout_s
     complete = False
     while not complete and time.monotonic() < deadline:
@@ -213,7 +212,7 @@ async def join_group(
 
 
 def shared_out(consumers: Sequence[PushConsumer], watched: Watched) -> bool:
-    """Every queue of the topic has exactly one consumer, and none has nothing it should have."""
+    """Return whether every queue of the topic has exactly one consumer, and shares are fair."""
     held = [[q for q in consumer.queues if q.topic == watched.topic] for consumer in consumers]
     brokers = {queue.broker_name for queues in held for queue in queues}
     numbers = range(watched.queue_count)
@@ -224,7 +223,7 @@ def shared_out(consumers: Sequence[PushConsumer], watched: Watched) -> bool:
 async def drain(
     observer: Observer, watched: Watched, history: HistoryWriter, timeout_s: float
 ) -> bool:
-    """Wait until the group has committed the end of every queue; write down whether it did."""
+    """Wait until the group has committed the end of every queue; record whether it did."""
     deadline = time.monotonic() + timeout_s
     complete = False
     while not complete and time.monotonic() < deadline:

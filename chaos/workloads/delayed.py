@@ -1,9 +1,9 @@
 """The workload `delayed`: messages of the shortest delay levels, and for times of any length up to
 TIMER_MS_MAX, consumed by one group.
 
-At the end the broker's own topics of waiting messages are read for the times at which they began
-to wait: of a delay level, its store time; of a timer message, what its slot (TIMER_OUT_MS) ends at,
-less its delay. Wants a short messageDelayLevel (SETTINGS); levels above DELAY_MS_MAX are not used.
+At the end the broker's own topics of waiting messages are read for the times at which they began to
+wait: for a delay level, its store time; for a timer message, the end of its slot (TIMER_OUT_MS)
+minus its delay. Wants a short messageDelayLevel (SETTINGS); levels above DELAY_MS_MAX are not used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class DelayedWorkload(PostedWorkload):
-    """See the module."""
+    """The workload of delayed messages."""
 
     def __init__(self, config: PostedConfig = DELAYED) -> None:
         super().__init__(config)
@@ -46,7 +46,7 @@ class DelayedWorkload(PostedWorkload):
         self._known: dict[str, int] = {}  # key → delay in ms
 
     async def _prepare(self, admin: Admin) -> None:
-        """Which levels the brokers have."""
+        """Find out which levels the brokers have."""
         for broker in (await admin.cluster_info()).brokers.values():
             for address in broker.addresses.values():
                 text = (await admin.broker_config(address))["messageDelayLevel"]
@@ -87,7 +87,7 @@ class DelayedWorkload(PostedWorkload):
         return one
 
     async def _evidence(self, deadline_s: float) -> None:
-        """When each message began to wait. What retention took is not known."""
+        """Record when each message began to wait; unknown for those that retention has deleted."""
         records = 0
         brokers = sorted({queue.broker_name for queue in self.queues})
         async with PullConsumer(
@@ -108,13 +108,14 @@ class DelayedWorkload(PostedWorkload):
 
 
 def began_to_wait_ms(message: MessageExt, delay_ms: int) -> int:
-    """By the clock of the broker that stored it. Of a timer message with a precision of 1 ms."""
+    """Return when it began to wait, by the clock of the broker that stored it; for a timer message
+    with a precision of 1 ms."""
     slot = message.properties.get("TIMER_OUT_MS")
     return message.store_timestamp_ms if slot is None else int(slot) + 1 - delay_ms
 
 
 def delay_levels(text: str) -> dict[int, int]:
-    """messageDelayLevel → level → ms. Raises ClusterError for what is none."""
+    """Parse messageDelayLevel: level → ms. Raises ClusterError if it is malformed."""
     levels = {}
     for level, word in enumerate(text.split(), 1):
         found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", word)

@@ -1,8 +1,8 @@
-"""The workload `locks`: orderly consumers that take their time, and leave and come back.
+"""The workload `locks`: orderly consumers that take their time, leave and come back.
 
-As `group`, but the order of each queue is promised, and each piece of work is written down from its
-beginning to its end, whatever ends it. A queue changes hands when a consumer leaves, when one comes
-back, and whoever leads the brokers then: that is when two could work on it at once.
+As `group`, but the order of each queue is promised, and each piece of work is recorded from its
+start to its end, whatever ends it. A queue changes hands when a consumer leaves or comes back, or
+the brokers' leader changes: then two consumers could work on it at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONG_SHARE = 0.01
 
 
 class Work(Consumption):
-    """Consumption that takes time; see the module."""
+    """Consumption that takes time, with each piece of work recorded."""
 
     def __init__(self, history: HistoryWriter, group: str, rng: random.Random) -> None:
         super().__init__(history, group, orderly=True)
@@ -74,7 +74,7 @@ class Work(Consumption):
 
 
 class LocksWorkload(GroupWorkload):
-    """See the module."""
+    """The workload of orderly consumers under queue locks."""
 
     def __init__(self, config: MessagesConfig = LOCKS, *, restart_every_s: float = 4.0) -> None:
         super().__init__(config, restart_every_s=restart_every_s)

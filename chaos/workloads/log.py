@@ -1,12 +1,12 @@
-"""Sending ordered by key and listening as a group, every operation written down.
+"""Sends ordered by key and listens as a group, with every operation written down.
 
-`KeyedSender` sends items through one producer: of one order key strictly one after another (the
-next is invoked after the outcome of the one before), of different keys up to `window` at once. No
-task, future or timer per message. Closed loop: the next is sent as soon as there is room. Open loop
-(`rate_per_s`): each item is due at its time, whatever became of the others; it waits where the
-window is full or its key is busy, and its latency counts from when it was due (`due_ns`), to
-within PACE_S. At most BACKLOG_PER_WINDOW times the window wait; what is due beyond that is shed:
-written down as failed, never tried.
+`KeyedSender` sends items through one producer: those of one order key strictly one after another
+(the next is invoked after the outcome of the one before), of different keys up to `window` at once.
+There is no task, future or timer per message. Closed loop: the next is sent as soon as there is
+room. Open loop (`rate_per_s`): each item is due at its time, whatever became of the others; it
+waits while the window is full or its key is busy, and its latency counts from when it was due
+(`due_ns`), to within PACE_S. At most BACKLOG_PER_WINDOW times the window wait; items due beyond
+that are shed: recorded as failed, never tried.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message to send. `order` "": it is in no order with anything."""
+    """One message to send. `order` "": it has no order with any other."""
 
     topic: str
     body: bytes
@@ -63,7 +63,7 @@ Arrival = tuple[Item, int]  # and when it was due, by the history's clock (ns)
 
 
 class KeyedSender:
-    """See the module. One run per object."""
+    """Sends items in the order of their keys. One run per object."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class KeyedSender:
         on_outcome: Callable[[Outcome], None] | None = None,
         once: bool = False,
     ) -> None:
-        """`queues` must be the topic's final queues: an order key keeps its queue for good.
-        `once`: the producer is idempotent, which checks are told."""
+        """`queues` must be the topic's final queues: an order key keeps its queue for good. `once`:
+        the producer is idempotent, which checks are told."""
         if not 1 <= window <= WINDOW_MAX:
             raise ValueError(f"window must be 1 to {WINDOW_MAX}, not {window}")
         if not queues:
@@ -97,8 +97,8 @@ class KeyedSender:
         self._more = {"once": True} if once else {}
         self._ids = process_unique_keys(local_address())
         self._items: Iterator[Item] | None = None
-        self._busy: dict[str, deque[Arrival]] = {}  # keys taken → what waits behind them
-        self._ready: deque[Arrival] = deque()  # their keys are taken by them; they want a slot
+        self._busy: dict[str, deque[Arrival]] = {}  # keys in use → items waiting for them
+        self._ready: deque[Arrival] = deque()  # each holds its key and waits for a slot
         self._backlog = 0  # waiting, of both kinds
         self._sequence: dict[str, int] = {}
         self._in_flight = 0
@@ -109,7 +109,7 @@ class KeyedSender:
         self._failure: Exception | None = None
 
     async def run(self, items: Iterable[Item]) -> Tally:
-        """Send all items, or those up to `stop`; return once every one of them is decided."""
+        """Send all items, or those up to `stop`; return once all are decided."""
         assert self._items is None, "a sender runs once"
         self._items = iter(items)
         if self._rate_per_s is None:
@@ -124,15 +124,15 @@ class KeyedSender:
         return self.tally
 
     def stop(self) -> None:
-        """Read no more items; `run` returns when what was read is decided."""
+        """Read no more items; `run` returns once those read are decided."""
         self._items = iter(())
         self._held = False
         if self._rate_per_s is None:
             self._fill()
 
     def hold(self) -> None:
-        """Read no more items until `go_on`; what was read is sent. An open loop's clock stands
-        still meanwhile: nothing falls due."""
+        """Read no more items until `go_on`; those read are sent. An open loop's clock stops
+        meanwhile: nothing falls due."""
         self._held = True
 
     def go_on(self) -> None:
@@ -160,7 +160,7 @@ class KeyedSender:
                 pass  # time to look at the clock again
 
     def _arrive(self, due_ns: int) -> None:
-        """The next item of an open loop is due."""
+        """Take the next item of an open loop, which is due."""
         item = self._next_item()
         if item is None:
             return
@@ -170,7 +170,7 @@ class KeyedSender:
             self._take(item, due_ns)
 
     def _fill(self) -> None:
-        """A closed loop starts items while there is room and something to send."""
+        """Start items of a closed loop while there is room and something to send."""
         while (
             self._in_flight < self._window and self._backlog < self._backlog_max and self._reads()
         ):
@@ -180,7 +180,7 @@ class KeyedSender:
             self._take(item, 0)
 
     def _reads(self) -> bool:
-        """Whether more items are asked for now."""
+        """Return whether more items are wanted now."""
         return self._failure is None and not self._exhausted and not self._held
 
     def _next_item(self) -> Item | None:
@@ -208,7 +208,7 @@ class KeyedSender:
             self._backlog += 1
 
     def _invoke(self, item: Item, due_ns: int) -> tuple[int, str]:
-        """Write down that a send begins; its operation number and message id."""
+        """Record that a send begins; return its operation number and message id."""
         order = item.order
         sequence = self._sequence.get(order, 0) if order else 0
         if order:
@@ -323,7 +323,7 @@ class KeyedSender:
         return outcome
 
     def _fail(self, error: Exception) -> None:
-        """A send that the client itself refuses is the harness's mistake: end the run with it."""
+        """End the run with an error of the client itself: the harness's mistake."""
         self._failure = error
         self._busy.clear()
         self._ready.clear()
@@ -332,7 +332,7 @@ class KeyedSender:
 
 
 class Consumption:
-    """What a group's consumers accepted and committed: written down, counted by position.
+    """Records and counts, by position, what a group's consumers accepted and committed.
 
     `orderly`: the consumers promise the order of each queue, and checks hold them to it.
     """
@@ -348,11 +348,11 @@ class Consumption:
 
     @property
     def distinct(self) -> int:
-        """Positions consumed at least once."""
+        """Number of positions consumed at least once."""
         return sum(counts.distinct for counts in self._seen.values())
 
     def listener(self, process: str) -> Listener:
-        """A listener for the consumer called `process`; accepts everything."""
+        """Return a listener for the consumer called `process`; it accepts everything."""
 
         def listen(messages: list[MessageExt]) -> ConsumeResult:
             self.accept(process, messages)
@@ -361,7 +361,7 @@ class Consumption:
         return listen
 
     def accept(self, process: str, messages: list[MessageExt]) -> None:
-        """Write down that `process` is done with these, and count them."""
+        """Record that `process` is done with these messages, and count them."""
         first = messages[0]
         offsets = [message.queue_offset for message in messages]
         self._history.event(
@@ -382,7 +382,7 @@ class Consumption:
         self.deliveries += len(offsets)
 
     def committing(self, process: str, group: str) -> Callable[[MessageQueue, int], None]:
-        """A PushConsumer's `on_committing` for the consumer called `process`."""
+        """Return a PushConsumer's `on_committing` for the consumer called `process`."""
 
         def begin(queue: MessageQueue, offset: int) -> None:
             op = self._history.next_op()
@@ -394,7 +394,7 @@ class Consumption:
         return begin
 
     def committer(self, process: str, group: str) -> Callable[[MessageQueue, int], None]:
-        """A PushConsumer's `on_commit` for the consumer called `process`."""
+        """Return a PushConsumer's `on_commit` for the consumer called `process`."""
 
         def committed(queue: MessageQueue, offset: int) -> None:
             op = self._commits.pop((process, queue, offset), None) or self._history.next_op()
@@ -421,7 +421,7 @@ class Consumption:
 def random_items(
     topic: str, process: str, key_count: int, body_bytes: int, rng: random.Random
 ) -> Iterator[Item]:
-    """Endless items over `key_count` order keys of this process alone."""
+    """Yield endless items over `key_count` order keys of this process alone."""
     number = 0
     while True:
         order = f"{process}-{rng.randrange(key_count)}"

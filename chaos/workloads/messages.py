@@ -2,7 +2,7 @@
 
 log         ordered sends of several producers, open loop; a group that consumes them
 ordered     many keys, several producers, consumers that promise the order of each queue
-idempotent  as log, at a low rate; what is asked for again is stored once all the same
+idempotent  as log, at a low rate; a send that is retried is stored only once
 group       a little traffic, consumers that leave and come back, commits, and reads of offsets
 """
 
@@ -100,7 +100,7 @@ class MessagesWorkload:
             )
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Consumers join, then the load begins."""
+        """Let consumers join, then begin the load."""
         config, env = self.config, self.env
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         self.consumers = group = await stack.enter_async_context(self._group())
@@ -183,7 +183,7 @@ class GroupWorkload(MessagesWorkload):
         self._stopping.set()
 
     async def drain(self) -> bool:
-        await self._churn.finish()  # whoever is out comes back first
+        await self._churn.finish()  # members that left come back first
         return await super().drain()
 
     def failure(self) -> BaseException | None:
@@ -211,7 +211,7 @@ class GroupWorkload(MessagesWorkload):
         try:
             offset = await self.admin.consumer_offset(group, queue)
         except ClientError:
-            return  # nobody answered: nothing is known, and nothing is claimed
+            return  # no answer: nothing is known, so nothing is recorded
         history.event(
             "ok",
             "fetch",
@@ -237,7 +237,8 @@ class GroupWorkload(MessagesWorkload):
 async def all_queues(
     admin: Admin, topic: str, queues: int, timeout_s: float
 ) -> tuple[MessageQueue, ...]:
-    """The topic's queues once every broker group has them. Raises ClientError after `timeout_s`.
+    """Return the topic's queues once every broker group has them. Raises ClientError after
+    `timeout_s`.
 
     A name server learns of a new topic from each group's own registration, one after the other.
     """

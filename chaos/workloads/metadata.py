@@ -1,10 +1,10 @@
 """The metadata workload: topics and subscription groups created, changed and read back.
 
 Every object has one writer, which raises its version: a topic's is the number of its queues, a
-group's its retryMaxTimes. An operation is one request to whoever the name servers say leads, never
-repeated, so its outcome is exactly what that broker answered: ok, refused, or not answered. A read
-asks for a consumer offset first, which only a proven leader answers (a classic master always): what
-it then says about topics is at least as new as that. Nothing is deleted.
+group's its retryMaxTimes. An operation is one request to the leader named by the name servers,
+never repeated, so its outcome is exactly what that broker answered: ok, refused, or no answer. A
+read asks for a consumer offset first, which only a proven leader answers (a classic master always):
+what it then says about topics is at least as new as that. Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREFIX = "ChaosMeta"
 VERSION_MAX = 1_000  # of one object; a topic's version is a number of queues
 TIMEOUT_MS = 2_000
 PERM_READ_WRITE = 6
-NO_TOPIC = "ChaosMetaNone"  # asked for an offset of it; it need not exist
+NO_TOPIC = "ChaosMetaNone"  # topic of the offset asked for; it need not exist
 OUTCOME_UNKNOWN = "[OUTCOME_UNKNOWN]"
 
 
@@ -48,7 +48,7 @@ class MetaObject:
 
 
 class MetadataWorkload:
-    """See the module. `rate_per_s` operations a second, half of them reads."""
+    """The workload of metadata: `rate_per_s` operations a second, half of them reads."""
 
     name = "metadata"
 
@@ -76,7 +76,7 @@ class MetadataWorkload:
         return self._tally
 
     async def prepare(self, env: Environment) -> None:
-        """Find out which broker groups there are; objects are created by the load itself."""
+        """Find out which broker groups there are; the load itself creates the objects."""
         self._env = env
         async with Admin(env.namesrv, instance_config=signing()) as admin:
             brokers = (await admin.cluster_info()).brokers
@@ -97,8 +97,8 @@ class MetadataWorkload:
         self._stopping.set()
 
     async def drain(self) -> bool:
-        """Ends the load, then reads every object once more, as long as that takes: True if all
-        could be read."""
+        """End the load, then read every object once more, retrying until the drain time-out; return
+        whether all could be read."""
         await self._tasks.finish()
         deadline = asyncio.get_running_loop().time() + self._environment.drain_timeout_s
         for found in self._objects:
@@ -151,7 +151,7 @@ class MetadataWorkload:
             self._tally.fail += 1
 
     async def _send(self, found: MetaObject) -> tuple[Outcome, str]:
-        """The write itself, once; how it ended, and why if not well."""
+        """Send the write once; return its outcome, and the error if it was not done."""
         try:
             address = await self._leader(found.broker)
         except ClientError as error:
@@ -167,7 +167,7 @@ class MetadataWorkload:
         return Outcome.OK, ""
 
     async def _read(self, found: MetaObject) -> bool:
-        """Read one object back; whether there was an answer."""
+        """Read one object back; return whether there was an answer."""
         fields = {"what": found.what, "name": found.name, "broker": found.broker}
         op = self._history.next_op()
         self._tally.invoked += 1
@@ -198,7 +198,7 @@ class MetadataWorkload:
         return None if group is None else int(group["retryMaxTimes"])
 
     async def _prove_leader(self, address: str) -> None:
-        """Raises BrokerRefused (14) from whoever does not lead (any more)."""
+        """Raises BrokerRefused (14) if this broker does not lead (any more)."""
         header = ConsumerOffsetHeader(PREFIX, NO_TOPIC, 0, zero_if_not_found=False)
         assert self._admin is not None
         answer = await self._admin.invoke(
@@ -208,7 +208,7 @@ class MetadataWorkload:
             raise BrokerRefused(answer.code, answer.remark or "", address)
 
     async def _leader(self, broker: str) -> str:
-        """Address of the group's brokerId 0. Raises ClientError if there is none."""
+        """Return the address of the group's brokerId 0. Raises ClientError if there is none."""
         assert self._admin is not None
         known = (await self._admin.cluster_info()).brokers.get(broker)
         address = known.addresses.get(0) if known is not None else None
@@ -226,7 +226,7 @@ class MetadataWorkload:
 
 
 def write_request(found: MetaObject) -> tuple[int, dict[str, str], bytes]:
-    """The request that gives an object its version: code, ext, body."""
+    """Return the request that gives an object its version: code, ext, body."""
     if found.what == "topic":
         header = TopicHeader(found.name, found.version, found.version, PERM_READ_WRITE)
         return RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext(), b""

@@ -1,9 +1,10 @@
-"""What the workloads of messages that come later have in common: transactions, delays, retries.
+"""The base of the workloads of messages that arrive later: transactions, delays, retries.
 
-An open loop of operations: each is due at its time, at most `window` at once; what could not begin
-within LATE_S is shed. One topic, one group whose deliveries are all written down with positions
-and store times. The end: operations decided, everything that is awaited has arrived (or nothing
-has for QUIET_S: it is lost, or as good as), the broker's own topics read, the group's lag gone.
+An open loop of operations: each is due at its time, at most `window` at once; one that could not
+begin within LATE_S is shed. One topic, and one group whose deliveries are all recorded with
+positions and store times. The end: operations are decided, every awaited message has arrived (or
+nothing has for QUIET_S: it counts as lost), the broker's own topics are read, the group's lag is
+gone.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ DLQ_PREFIX = "%DLQ%"
 LATE_S = 10.0
 QUIET_S = 30.0
 SCAN_BATCH = 512
-AGAIN_DELAY_LEVEL = 1  # for what a listener does not accept
+AGAIN_DELAY_LEVEL = 1  # for messages that a listener does not accept
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class PostedConfig:
 
 
 class Paced:
-    """`work(number)` so often a second, at most `window` at once; `run` ends after `stop`."""
+    """Calls `work(number)` at a rate, at most `window` at once; `run` ends after `stop`."""
 
     def __init__(
         self,
@@ -109,8 +110,8 @@ class Paced:
 
 
 class Deliveries(Consumption):
-    """What a group's consumers are given, written as `deliver`. `refuses(id, times)`: the listener
-    gives this one back. `news` is called with the id of each that was accepted."""
+    """The deliveries to a group's consumers, written as `deliver`. `refuses(id, times)`: the
+    listener gives this one back. `news` is called with the id of each that was accepted."""
 
     def __init__(
         self,
@@ -128,12 +129,12 @@ class Deliveries(Consumption):
         self._stored_times: dict[tuple[str, str, int, int], int] = {}
 
     def times_of(self, message: MessageExt) -> int:
-        """How often it had been given back when it was stored; a client counts on by itself."""
+        """Return how often it was given back when stored; a client counts on by itself."""
         place = (*real_queue(message, self._group), message.queue_offset)
         return self._stored_times.setdefault(place, message.reconsume_times)
 
     def listener(self, process: str) -> Listener:
-        """A listener for the consumer called `process`."""
+        """Return a listener for the consumer called `process`."""
 
         def listen(messages: list[MessageExt]) -> ConsumeResult | Later:
             for done, message in enumerate(messages):
@@ -169,7 +170,7 @@ class Deliveries(Consumption):
 
 
 def real_queue(message: MessageExt, group: str) -> MessageQueue:
-    """Where it lies: clients show the original topic of what lies in a retry topic."""
+    """Return where it lies: clients show the original topic of messages in a retry topic."""
     topic = message.topic
     if "RETRY_TOPIC" in message.properties and not topic.startswith(DLQ_PREFIX):
         topic = RETRY_PREFIX + group
@@ -177,7 +178,7 @@ def real_queue(message: MessageExt, group: str) -> MessageQueue:
 
 
 class PostedWorkload(ABC):
-    """See the module and chaos.workloads.base."""
+    """The base class; chaos.workloads.base says in which order it is called."""
 
     def __init__(self, config: PostedConfig) -> None:
         self.config = config
@@ -224,7 +225,7 @@ class PostedWorkload(ABC):
             await self._prepare(admin)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Consumers join, then the load begins."""
+        """Let consumers join, then begin the load."""
         config, env = self.config, self.env
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         self._consumers = await stack.enter_async_context(self._group())
@@ -262,27 +263,27 @@ class PostedWorkload(ABC):
     def failure(self) -> BaseException | None:
         return self._tasks.failure()
 
-    # ---- what a workload has of its own
+    # ---- for subclasses to override
 
     @abstractmethod
     async def _producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
-        """Start a producer; what it does again and again."""
+        """Start a producer; return the operation it repeats."""
 
     async def _prepare(self, admin: Admin) -> None:
-        """Anything more to know or to create."""
-        return None  # most need nothing
+        """Find out or create anything more."""
+        return None  # most workloads need nothing
 
     def _group(self) -> ConsumerGroup:
-        """The consumers."""
+        """Make the consumers."""
         config, env = self.config, self.env
         seen = Deliveries(env.history, self.name, config.group, self._news)
         return ConsumerGroup(env.namesrv, env.history, config.topic, config.group, consumption=seen)
 
     async def _evidence(self, deadline_s: float) -> None:
-        """What the broker's own topics say, into the history."""
-        return None  # not all keep something there
+        """Record what the broker's own topics say."""
+        return None  # not all workloads keep something there
 
     # ---- for workloads
 
@@ -291,7 +292,7 @@ class PostedWorkload(ABC):
         self.awaited.discard(name)
 
     async def _wait_arrived(self, deadline_s: float) -> bool:
-        """Until nothing is awaited, or it has become quiet; which of them."""
+        """Wait until nothing is awaited (True) or it has become quiet (False)."""
         while self.awaited:
             if self._quiet(deadline_s):
                 return False
@@ -307,7 +308,7 @@ class PostedWorkload(ABC):
         return head + rng.randbytes(max(0, self.config.body_bytes - len(head)))
 
     def _post_begins(self, process: str, delay_ms: int = 0) -> tuple[int, str]:
-        """Write it down; operation number and message id."""
+        """Record that an operation begins; return its number and message id."""
         op, name = self.history.next_op(), self._ids.next()
         self._tally.invoked += 1
         self._post("invoke", process, op, name, delay_ms)
@@ -321,7 +322,7 @@ class PostedWorkload(ABC):
         answer: SendResult | ClientError,
         delay_ms: int = 0,
     ) -> Outcome:
-        """Write down how it ended. Stored with less than was promised counts as not known."""
+        """Record how it ended. Stored with less than promised counts as unknown."""
         if isinstance(answer, ClientError):
             outcome = Outcome.UNKNOWN if answer.outcome_unknown else Outcome.FAIL
             attempts, error = getattr(answer, "attempts", 0), str(answer)
@@ -388,7 +389,7 @@ class Scanner:
         self._next: dict[MessageQueue, int] = {}
 
     async def read(self, queue: MessageQueue) -> list[MessageExt]:
-        """What is new. Raises ClientError."""
+        """Return what is new. Raises ClientError."""
         found: list[MessageExt] = []
         consumer = self._consumer
         end = await consumer.max_offset(queue)

@@ -1,8 +1,8 @@
-"""The workload `retries`: consumers that fail a message so and so often, or always.
+"""The workload `retries`: consumers that fail a message a drawn number of times, or always.
 
-How often is drawn when a message is sent. What fails is given back (36), each time written down
-before and after, with the number of requests it took; the hopeless ones become dead letters, which
-a second group consumes. Wants a short messageDelayLevel (SETTINGS).
+The number is drawn when a message is sent. Failed messages are given back (36), recorded before and
+after with the number of requests it took; the hopeless ones become dead letters, which a second
+group consumes. Wants a short messageDelayLevel (SETTINGS).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAILURES = ((50, 0), (25, 1), (12, 2), (8, 3), (5, HOPELESS))  # out of a hundre
 
 
 class RecordedSendBack(SendBack):
-    """Gives back as any consumer does, and writes it down."""
+    """Gives messages back as any consumer does, and records it."""
 
     def __init__(self, history: HistoryWriter, work: str, seen: Deliveries, *more: Any) -> None:
         super().__init__(*more)
@@ -60,7 +60,7 @@ class RecordedSendBack(SendBack):
         return taken
 
     async def _ask(self, message: MessageExt, command: RemotingCommand) -> RemotingCommand | None:
-        """As it is there, with each request counted."""
+        """Ask as the base class does, counting each request."""
         ext, body = dict(command.ext or {}), command.body
 
         def request() -> RemotingCommand:
@@ -76,14 +76,14 @@ class RecordedSendBack(SendBack):
 
 
 class RetriesWorkload(PostedWorkload):
-    """See the module."""
+    """The workload of retries and dead letters."""
 
     def __init__(self, config: PostedConfig = RETRIES) -> None:
         super().__init__(config)
         self._failures: dict[str, int] = {}
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """The dead letters have a consumer before there is one."""
+        """Start a consumer of dead letters before there are any, then the rest."""
         config, env = self.config, self.env
         group = f"{config.group}-dead"
         topic = DLQ_PREFIX + config.group
@@ -139,7 +139,7 @@ class RetriesWorkload(PostedWorkload):
 
 
 def retries_config() -> ConsumerConfig:
-    """One message at a time, so that each is accepted or given back by itself."""
+    """Return a configuration that accepts or gives back one message at a time."""
     base = consumer_config()
     return replace(
         base,

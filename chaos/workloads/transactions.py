@@ -1,10 +1,10 @@
 """The workload `transactions`: producers that commit, roll back, or cannot say yet.
 
-What becomes of each transaction is drawn before it begins. Of those that are not decided at once,
-the producer answers the broker's check-backs: with commit, with rollback, at first that it does not
-know, and for a few for ever. So at the end exactly these are left open: the broker's half and op
-topics are read for it. Whoever was not told of an end (its answer was lost) asks, and gets the same
-decision. Wants transactionTimeOut and transactionCheckInterval of a few seconds, and a
+The fate of each transaction is drawn before it begins. If it is not decided at once, the producer
+answers the broker's check-backs: with commit, with rollback, at first that it does not know, and
+for a few always so. At the end exactly these few are left open, which is checked in the broker's
+half and op topics. A broker that was not told of an end (the request was lost) asks, and gets the
+same decision. Wants transactionTimeOut and transactionCheckInterval of a few seconds, and a
 transactionCheckMax that is not reached (SETTINGS).
 """
 
@@ -50,14 +50,14 @@ STATES = {
 
 @dataclass(slots=True)
 class Plan:
-    """What a producer will say: `first` by itself, `final` asked for the `asks`th time."""
+    """A producer's plan: say `first` unasked, and `final` when asked for the `asks`th time."""
 
     first: str
     final: str
     asks: int = 1
 
 
-# Out of a hundred. The last are never decided.
+# Weights out of a hundred. The last plan is never decided.
 PLANS = (
     (60, Plan(COMMIT, COMMIT)),
     (18, Plan(ROLLBACK, ROLLBACK)),
@@ -69,7 +69,7 @@ PLANS = (
 
 
 class TransactionsWorkload(PostedWorkload):
-    """See the module."""
+    """The workload of transactions."""
 
     def __init__(self, config: PostedConfig = TRANSACTIONS) -> None:
         super().__init__(config)
@@ -77,7 +77,7 @@ class TransactionsWorkload(PostedWorkload):
         self.checked = 0  # check-backs answered
 
     async def execute(self, message: Message, process: str) -> TransactionState:
-        """The local transaction of a producer."""
+        """Run the local transaction of a producer."""
         name = str(message.unique_key)
         plan = self._plans[name]
         if plan.first != UNDECIDED:
@@ -87,10 +87,10 @@ class TransactionsWorkload(PostedWorkload):
         return STATES[plan.first]
 
     async def check(self, message: MessageExt) -> TransactionState:
-        """A broker asks; whichever producer of the group it reaches."""
+        """Answer a broker's check-back, whichever producer of the group it reaches."""
         name = message.msg_id
         plan = self._plans.get(name)
-        if plan is None:  # of another run on the same cluster
+        if plan is None:  # from another run on the same cluster
             return TransactionState.UNKNOWN
         self.checked += 1
         plan.asks -= 1
@@ -133,7 +133,7 @@ class TransactionsWorkload(PostedWorkload):
         )
 
     async def _evidence(self, deadline_s: float) -> None:
-        """Which half messages are open, once none is that was decided (or nothing changes)."""
+        """Record open half messages, once none of them is decided (or nothing changes)."""
         env = self.env
         halves = Halves()
         name = f"{self.config.group}-scanner"
@@ -164,7 +164,7 @@ class TransactionsWorkload(PostedWorkload):
 
 
 class Halves:
-    """Half messages and what the op topic says of them."""
+    """Half messages, and those that the op topic marks as ended."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -172,10 +172,11 @@ class Halves:
         self._ended: set[tuple[str, int]] = set()
 
     async def read(self, scanner: Scanner, brokers: set[str]) -> None:
-        """What is new. Raises ClientError.
+        """Read what is new. Raises ClientError.
 
-        Ops come first: a half that is stored again meanwhile is then found twice, and not, with
-        the end of the old one known and the new one not seen, nowhere."""
+        The op topic comes first: a half message stored again meanwhile is then found twice, rather
+        than not at all (the end of the old one known, the new one not seen).
+        """
         for broker in sorted(brokers):
             for message in await scanner.read(MessageQueue(OP_TOPIC, broker, 0)):
                 self.records += 1
@@ -187,5 +188,5 @@ class Halves:
                 self.records += 1
 
     def open(self) -> list[MessageExt]:
-        """Half messages that nobody has ended."""
+        """Return half messages that nobody has ended."""
         return [half for place, half in self._halves.items() if place not in self._ended]

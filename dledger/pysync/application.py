@@ -1,4 +1,4 @@
-"""What this engine asks of the replicated state besides dledger's `Application`: to take back."""
+"""The application interface of this engine: dledger's `Application`, and a way to roll back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ class RevocableApplication(Application, Protocol):
     """An application whose engine may lose frames that were committed and applied."""
 
     def roll_back(self, position: int) -> bool:
-        """The log ends at `position` now, below frames that were applied: forget their messages.
-        They, or others, will be applied anew. False: not possible now, ask again."""
+        """Forget the messages of applied frames above `position`, where the log ends now. They, or
+        others, will be applied anew. Return False if that is not possible now; ask again."""
         ...

@@ -10,12 +10,12 @@ bytes everywhere.
 
 What is deliberately as in pysyncobj's FileJournal:
 - an entry counts as stored when it is written to the page cache; nothing is fsynced, whatever
-  flushDiskType says. The seam would allow one fdatasync an entry, in `add`, with everybody waiting
-  for it: that is not offered, because it would be another engine than the one to compare with;
-- `deleteEntriesFrom` cuts whatever it is told to, applied or not.
+  flushDiskType says. The interface would allow one fdatasync an entry, in `add`, with everything
+  waiting for it: that is not offered, because it would be another engine than the one to compare;
+- `deleteEntriesFrom` truncates whatever it is told to, applied or not.
 
-What is not: compaction (`deleteEntriesTo`) is turned off by configuration, because SyncObj's
-snapshot cannot stand for a CommitLog; so the log only grows.
+What differs: compaction (`deleteEntriesTo`) is turned off by configuration, because SyncObj's
+snapshot cannot replace a CommitLog; so the log only grows.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from raftmq.store.frame import Frame, FrameError, FrameKind, parse_frame, seal_f
 
 REGULAR = 0  # pysyncobj's command types, the first byte of a command
 NO_OP = 1
-READ_BYTES_MAX = 1 << 18  # of frames read at once while somebody walks over entries
+READ_BYTES_MAX = 1 << 18  # of frames read at once while entries are iterated over
 
 PlainEntry = tuple[bytes, int, int]
 
 
 class JournalError(Exception):
-    """An entry that cannot be written where it belongs: this replica cannot go on."""
+    """An entry cannot be written where it belongs: this replica cannot go on."""
 
 
 class Entry:
-    """(command, index, term); the command is read only if somebody asks for it."""
+    """An entry (command, index, term); the command is read only when it is accessed."""
 
     __slots__ = ("_log", "index", "term")
 
@@ -57,7 +57,7 @@ class Entry:
 
 
 class EntryRange:
-    """Consecutive entries, as a slice of the journal gives them: read when walked over.
+    """Consecutive entries, a slice of the journal; they are read when iterated over.
 
     SyncObj slices to the journal's end to look at one entry or to take the first few."""
 
@@ -89,7 +89,7 @@ class EntryRange:
 
 
 class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
-    """See the module. The names of the methods are pysyncobj's."""
+    """The CommitLog as pysyncobj's journal. The names of the methods are pysyncobj's."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         wall_ms: Callable[[], int],
         on_cut: Callable[[int], None],
     ) -> None:
-        """`log` is open. `on_cut(index)` is told of every cut, when it is done."""
+        """`log` is open. `on_cut(index)` is called after every truncation."""
         self.log = log
-        self.held: Frame | None = None  # what the next command that SyncObj puts in stands for
+        self.held: Frame | None = None  # the frame that SyncObj's next command stands for
         self.opening_index = 0  # this replica's own no-op: the first entry of its leadership
         self.saves = 0
         self._meta_file = meta_file
@@ -131,8 +131,8 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         self._write(frame, idx, term)
 
     def _sealed(self, idx: int, term: int) -> Frame:
-        """The frame that was cut for this command. If leadership changed since, it was cut for
-        another place and is gone; the command then stands for nothing."""
+        """Return the frame sealed for this command. If leadership changed since, that frame was
+        sealed for another place and is dropped; return a no-op in its stead."""
         frame, self.held = self.held, None
         if frame is None or (frame.index, frame.term) != (idx, term):
             return self._no_op(idx, term)
@@ -168,7 +168,7 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         return self.log.last_index - self.log.index.first_index + 1
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
-        """Cut the log behind its first `entryFrom` entries. Raises OSError."""
+        """Truncate the log behind its first `entryFrom` entries. Raises OSError."""
         from_index = self.log.index.first_index + entryFrom
         if from_index <= self.log.last_index:
             self.log.truncate(from_index)
@@ -181,7 +181,7 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         self.deleteEntriesFrom(0)
 
     def _destroy(self) -> None:
-        """SyncObj ends. A clean end writes down what is known, as the FileJournal's does."""
+        """Save the commit index at a clean end of SyncObj, as the FileJournal does."""
         self.onOneSecondTimer()
 
     # -- term, vote, commit index -------------------------------------------------------------
@@ -196,7 +196,7 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         return self._meta.commit_index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Written before SyncObj sends anything that reflects it. Raises OSError."""
+        """Save term and vote, before SyncObj sends anything that reflects them. Raises OSError."""
         self._meta = Meta(term, votedForNodeId, self._meta.commit_index)
         self._save()
 

@@ -1,23 +1,23 @@
-"""PySyncMember: one replica over SyncObj, with RaftMember's face and the broker's application.
+"""PySyncMember: one replica over SyncObj, with RaftMember's interface and the broker's application.
 
-Everything runs on one loop. SyncObj moves only within `guarded`: a message, a connection, a tick.
-After each, `_observe` tells the application of a new role and `_apply` hands it what SyncObj has
-applied since (to SyncObj the entries are no-ops; the frames come out of the log).
+Everything runs on one loop. SyncObj runs only within `guarded`: a message, a connection, a tick.
+After each, `_observe` tells the application of a new role and `_apply` hands it the frames SyncObj
+has applied since (to SyncObj the entries are no-ops; the frames are read from the log).
 
-Where the two notions differ:
+Where it differs from RaftMember:
 - leader ready: SyncObj has no such state. Here, once the leader's own no-op is applied: without
   that a broker would not know where its queues end;
-- read_barrier: SyncObj has none. A replica that takes itself for the leader waits until what it
-  knows as committed is applied, and answers. Nothing proves that it still leads, and SyncObj lets
-  a deposed leader think so for 30 seconds: such reads are stale then;
+- read_barrier: SyncObj has none. A replica that believes it leads waits until the frames it knows
+  as committed are applied, and answers. Nothing proves that it still leads, and SyncObj lets a
+  deposed leader believe so for 30 seconds: such reads are stale then;
 - delete_before: does nothing (dledger.pysync.journal), so the log grows until the disk is full;
-- applied frames that SyncObj cuts off are taken back from the application, as far as that can be
+- applied frames that SyncObj truncates are rolled back in the application, as far as that can be
   done, and logged as `applied_frames_truncated`.
 
-What SyncObj raises is logged, and it goes on, as its own tick thread does; after
-FAILURES_MAX ticks in a row it ends the member. What our journal, disk or application raises ends
-it at once, with the reason. Known limit: SyncObj's first tick after a start walks over the whole
-log, and the loop waits for that.
+SyncObj's exceptions are logged, and it goes on, as its own tick thread does; more than
+FAILURES_MAX failed ticks in a row end the member. Exceptions of our journal, disk or application
+end it at once, with the reason. Known limit: SyncObj's first tick after a start walks over the
+whole log, and the loop waits for that.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ log = logging.getLogger("raftmq.dledger.pysync")
 
 TICK_MS = 10  # < a seventh of a heartbeat, as RaftMember's
 HOUSEKEEPING_MS = 500
-HAND_OVER_MS = 500  # SyncObj says nothing of who is able: not longer
+HAND_OVER_MS = 500  # not longer, since SyncObj does not say which follower could lead
 FAILURES_MAX = 100  # ticks in a row that SyncObj fails: a second of it, then it will not recover
-OURS = (AssertionError, JournalError, OSError, StoreError)  # broken here, not in SyncObj
+OURS = (AssertionError, JournalError, OSError, StoreError)  # errors of our code, not SyncObj's
 
 
 class ForeignLog(RaftError):
@@ -68,7 +68,8 @@ class ForeignLog(RaftError):
 
 
 class PySyncMember:
-    """See the module. `start` before anything else; `stop` in the end, also after a failure."""
+    """One replica over SyncObj. `start` before anything else; `stop` in the end, even after a
+    failure."""
 
     def __init__(
         self,
@@ -84,12 +85,12 @@ class PySyncMember:
         listen_socket: socket.socket | None = None,
         source: InstallationSource | None = None,
     ) -> None:
-        """As RaftMember's. `rng` spreads the dialling only: SyncObj throws its own dice. `source`
-        is of no use: SyncObj does not say whom it cannot bring on."""
+        """Parameters as RaftMember's. `rng` only spreads the dialling: SyncObj has its own
+        randomness. `source` is not used: SyncObj does not say which follower is stranded."""
         self.config = config
         self.failure: str | None = None
         self.log = RaftLog(commitlog, None, config.log_cache_bytes_max)
-        self.frames_taken_back = 0  # applied here, then cut off by SyncObj
+        self.frames_taken_back = 0  # applied here, then truncated by SyncObj
         self._disk = disk
         self._commitlog = commitlog
         self._application = application
@@ -110,7 +111,7 @@ class PySyncMember:
         self._pumping = False
         self._pump_scheduled = False
         self._cut_wanted = False
-        self._command_last = False  # who was asked last for a frame
+        self._command_last = False  # the last frame was a command
         self._state = Role.FOLLOWER  # as SyncObj says
         self._told = RoleEvent(Role.FOLLOWER, 0, None, False, "start")
         self._roll_back_to: int | None = None  # the application still has frames from there on
@@ -123,18 +124,18 @@ class PySyncMember:
 
     @property
     def refilled(self) -> list[NodeId]:
-        """Nobody is."""
+        """Always empty."""
         return []
 
     def frame_is_damaged(self, position: int) -> bool:
-        """Nobody mends it here."""
+        """Return False: this engine does not repair frames."""
         return False
 
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Recover, listen, dial, and take part. Raises StoreDamaged, ForeignLog, OSError; call
-        `stop` then, too."""
+        `stop` even then."""
         config = self.config
         if self._disk.exists(f"{config.directory}/hardstate"):
             raise ForeignLog(f"{config.directory}/hardstate: this store is engine=dledger's")
@@ -154,7 +155,7 @@ class PySyncMember:
         self._tick()
 
     async def stop(self) -> None:
-        """Hand leadership over if there is somebody to take it, then close everything."""
+        """Hand leadership over if a follower can take it, then close everything."""
         if self._running and self.failure is None:
             await self.hand_over()
         was_running, self._running = self._running, False
@@ -169,8 +170,8 @@ class PySyncMember:
         self.log.close()
 
     async def hand_over(self) -> NodeId | None:
-        """Ask the follower that has most to take over, and wait for it for a bounded time. Returns
-        who leads then; None if nobody is known to."""
+        """Ask the follower that has most of the log to take over, and wait for a bounded time.
+        Return the new leader; None if none is known."""
         links = self._transport.links
         others = [peer for peer in self.config.peers if peer != self.config.node_id]
         if not self.sync._isLeader() or not any(links.is_open(peer) for peer in others):
@@ -187,17 +188,18 @@ class PySyncMember:
             await asyncio.wait([waiter], timeout=left_ms / 1000)
         return self.leader
 
-    # -- what the broker asks -----------------------------------------------------------------
+    # -- for the broker -----------------------------------------------------------------------
 
     def request_cut(self, at_once: bool = False) -> None:
-        """Something waits in the application: one frame of it follows in this turn of the loop."""
+        """Note that the application has something to propose: one frame of it follows in this turn
+        of the loop."""
         if self._running:
             self._cut_wanted = True
             self._schedule_pump()
 
     def propose_command(self, payload: bytes) -> asyncio.Future[int]:
-        """As RaftMember's: raises, or the future fails with, NotLeader, Busy, CommandTooLarge,
-        OutcomeUnknown."""
+        """Replicate a command as RaftMember does: raises, or the future fails with, NotLeader,
+        Busy, CommandTooLarge, OutcomeUnknown."""
         if not self._running or not self.sync._isLeader():
             raise NotLeader(self.leader)
         future = self._proposals.submit(payload, self._clock_ms())
@@ -205,14 +207,14 @@ class PySyncMember:
         return future
 
     async def read_barrier(self) -> int:
-        """Returns once what this node knows as committed is applied. Proves nothing: see the
-        module. Raises NotLeader, Busy."""
+        """Return once the frames this node knows as committed are applied. That does not prove
+        leadership, as the module says. Raises NotLeader, Busy."""
         if not self._told.leader_ready or not self._running:
             raise NotLeader(self.leader)
         return await self._reads.add()
 
     def transfer(self, target: NodeId) -> None:
-        """Begin to hand leadership to `target`; a RoleEvent tells if it came to it.
+        """Begin to hand leadership to `target`; a RoleEvent tells if that succeeded.
 
         Raises NotLeader, UnknownTarget; Busy while the target lags behind."""
         if not self._running or not self.sync._isLeader():
@@ -228,19 +230,20 @@ class PySyncMember:
         self.pump()
 
     def delete_before(self, position: int) -> int:
-        """SyncObj cannot do without the beginning of its log: nothing is deleted."""
+        """Delete nothing, because SyncObj needs the beginning of its log; return the first
+        offset."""
         return self._commitlog.min_offset
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """SyncObj does not ask whether a disk can be read."""
+        """Do nothing: SyncObj does not care whether a disk can be read."""
 
     def abandon(self, reason: str) -> None:
-        """Fall silent at once; `stop` has to follow."""
+        """Stop sending and receiving at once; `stop` has to follow."""
         self._fail("abandoned", RuntimeError(reason))
 
     @property
     def leader(self) -> NodeId | None:
-        """Who leads, as far as this node knows."""
+        """The leader, as far as this node knows."""
         return self._told.leader if self._running else None
 
     @property
@@ -253,11 +256,11 @@ class PySyncMember:
 
     @property
     def durable_index(self) -> int:
-        """What stood in the log when it was opened; nothing is flushed after that."""
+        """The last frame in the log when it was opened; nothing is flushed after that."""
         return self.log.durable_index
 
     def status(self) -> dict[str, object]:
-        """RaftMember's keys."""
+        """Return this node's view, with RaftMember's keys."""
         return status_of(
             self.config,
             self.sync,
@@ -268,10 +271,10 @@ class PySyncMember:
             self.failure,
         )
 
-    # -- what happens -------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------
 
     def guarded(self, act: Callable[[], None]) -> None:
-        """Let something happen to SyncObj, and tell the application if its role changed."""
+        """Call `act`, which changes SyncObj, and tell the application if the role changed."""
         if not self._running:
             return
         try:
@@ -289,7 +292,7 @@ class PySyncMember:
         self._state = state
 
     def _on_cut(self, from_index: int) -> None:
-        """The journal was cut. What is applied already has to be taken back."""
+        """Note that the journal was truncated: frames already applied have to be rolled back."""
         applied = self._applier.applied_index
         if from_index > applied:
             return
@@ -330,7 +333,7 @@ class PySyncMember:
     def pump(self) -> None:
         """Tick SyncObj, propose what waits, apply what is committed.
 
-        Called again from within, it leaves the work to the one that is under way."""
+        A call from within leaves the work to the pump that is already running."""
         if self._pumping or not self._running:
             return
         self._pumping = True
@@ -340,7 +343,7 @@ class PySyncMember:
                 self._tick_syncobj()
             if self._running:
                 self._apply()
-        except Exception as error:  # ring boundary: what is ours is broken
+        except Exception as error:  # ring boundary: an error of our code
             self._fail("a committed frame could not be applied", error)
         finally:
             self._pumping = False
@@ -371,7 +374,7 @@ class PySyncMember:
         return True
 
     def _next_frame(self, index: int, term: int) -> Frame | None:
-        """A command's frame or the application's, in turns."""
+        """Return the next frame, a command's or the application's in turns; None if none waits."""
         command = None if self._command_last else self._command(index, term)
         self._command_last = command is not None
         if command is not None:
@@ -391,8 +394,8 @@ class PySyncMember:
         return seal_frame(index, term, position, self._wall_ms(), FrameKind.COMMAND, 0, payload)
 
     def _apply(self) -> None:
-        """Hand on what SyncObj has applied. Its commit index may be ahead of its log (after a
-        crash), and what it has applied ahead of both (after a cut)."""
+        """Apply the frames that SyncObj has applied. Its commit index may be ahead of its log
+        (after a crash), and its applied index ahead of both (after a truncation)."""
         if self._roll_back_to is not None:
             if not self._application.roll_back(self._roll_back_to):
                 return  # a flush is under way; the next tick asks again
@@ -411,13 +414,13 @@ class PySyncMember:
         self._fail("committed frames could not be applied", error)
 
     def _confirm_read(self, token: int) -> None:
-        """For want of a proof: what is committed as far as this node knows."""
+        """Confirm a read with the commit index this node knows, since there is no proof."""
         self._reads.confirmed(token, self.sync.raftCommitIndex, self._applier.applied_index)
 
     # -- role ---------------------------------------------------------------------------------
 
     def _observe(self) -> None:
-        """Tell the application what SyncObj is now, if that is news."""
+        """Tell the application SyncObj's role, term and leader if they have changed."""
         sync, told, state = self.sync, self._told, self._state
         term = sync.raftCurrentTerm
         node = sync._getLeader()
@@ -450,7 +453,7 @@ class PySyncMember:
     # -- the end ------------------------------------------------------------------------------
 
     def _fail(self, reason: str, error: BaseException) -> None:
-        """Something here is broken: say nothing more to anybody, and say why."""
+        """End the member because something here is broken: stop sending, and report the reason."""
         if self.failure is not None:
             return
         self.failure = f"{reason}: {error!r}"

@@ -19,7 +19,8 @@ log = logging.getLogger("raftmq.dledger.pysync")
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """`commit_index` is written once a second only; it may be ahead of a log that lost its tail."""
+    """SyncObj's term, vote and commit index. `commit_index` is written once a second only; it may
+    be ahead of a log that lost its tail."""
 
     term: int = 0
     voted_for: str | None = None
@@ -27,14 +28,14 @@ class Meta:
 
 
 class MetaFile:
-    """The file `path` of `disk`."""
+    """The meta file `path` of `disk`."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
 
     def load(self) -> Meta:
-        """What was saved last, as far as it can be read. Raises OSError."""
+        """Return what was saved last; the default if it cannot be read. Raises OSError."""
         if not self._disk.exists(self._path):
             return Meta()
         file = self._disk.open(self._path)
@@ -55,7 +56,7 @@ class MetaFile:
             return Meta()
 
     def save(self, meta: Meta) -> None:
-        """Raises OSError."""
+        """Save `meta`, without any fsync. Raises OSError."""
         data = orjson.dumps(
             {
                 "currentTerm": meta.term,

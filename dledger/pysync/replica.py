@@ -1,9 +1,9 @@
 """Replica: a SyncObj with our journal in it. Nothing of pysyncobj's code is changed.
 
 SyncObj takes a transport, but no journal: its constructor makes one from a file name. There is no
-public way round that, and this is the one place where we do not go through a seam: the attribute
-the constructor assigns the journal to is a property of this subclass, which keeps ours. So the
-constructor itself reads term, vote and commit index from it and everything else is as shipped.
+public way round that, so this is the one place where we do not use a public interface: the
+attribute the constructor assigns the journal to is a property of this subclass, which keeps ours.
+So the constructor itself reads term, vote and commit index from it; all else is as shipped.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PERIODS_PER_TIMEOUT = 3.5  # SyncObj wants more than three
 
 
 def configuration(config: MemberConfig, on_role: Callable[[Role], None]) -> Any:
-    """Our settings as a SyncObjConf. What is not named here is pysyncobj's default: a leader
-    without a majority, say, gives up after 30 seconds."""
+    """Return our settings as a SyncObjConf. All others are pysyncobj's defaults: a leader without a
+    majority, for example, gives up after 30 seconds."""
     core = config.core
     return SyncObjConf(
         autoTick=False,
@@ -44,7 +44,7 @@ def configuration(config: MemberConfig, on_role: Callable[[Role], None]) -> Any:
 
 
 class Replica(SyncObj):  # type: ignore[misc]  # the package has no types
-    """One replica's SyncObj. Its replicated state is empty: see dledger.pysync.journal."""
+    """One replica's SyncObj. Its replicated state is empty, as dledger.pysync.journal explains."""
 
     def __init__(
         self, config: MemberConfig, conf: Any, journal: FrameJournal, transport: LinkTransport
@@ -60,8 +60,8 @@ class Replica(SyncObj):  # type: ignore[misc]  # the package has no types
 
     @_SyncObj__raftLog.setter
     def _SyncObj__raftLog(self, memory_journal: object) -> None:
-        """What the constructor made is not used."""
+        """Ignore the journal that the constructor made."""
 
     @replicated  # type: ignore[untyped-decorator]
     def frame(self) -> None:
-        """Called as a command it stands for `journal.held`; applied it does nothing."""
+        """Do nothing when applied; when called as a command it stands for `journal.held`."""

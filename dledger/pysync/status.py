@@ -17,8 +17,9 @@ def status_of(
     commands_waiting: int,
     failure: str | None,
 ) -> dict[str, object]:
-    """`match` and `next` of a peer are None on a node that does not lead; SyncObj has no
-    window, so `inflight` is what it has sent ahead without knowing that it arrived."""
+    """Return the view of a member. `match` and `next` of a peer are None on a node that does not
+    lead; SyncObj has no append window, so `inflight` counts the entries it has sent without knowing
+    that they arrived."""
     said = sync.getStatus()
     index = sync.journal.log.index
     leads = sync._isLeader()

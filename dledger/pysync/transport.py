@@ -11,8 +11,8 @@ pysyncobj's TCPTransport sends the same, compressed. It is a pickle: whoever rea
 run code in this process. Links refuse a hello of another group or engine, but that is no
 authentication: this engine belongs on a closed network only.
 
-Limits: what waits for a peer that does not read is bounded by `LinkConfig`; beyond it messages
-are dropped, which SyncObj is not told in a way that it would look at.
+Limits: the bytes waiting for a peer that does not read are bounded by `LinkConfig`; beyond it
+messages are dropped, and SyncObj ignores the return value that says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Received = tuple[NodeId, dict[str, Any]]
 
 
 class PickleReader:
-    """Cuts one connection's bytes into messages; holds at most one that is not yet whole."""
+    """Splits one connection's bytes into messages; holds at most one incomplete message."""
 
     def __init__(self, sender: NodeId, to: NodeId) -> None:
         self._sender = sender
@@ -53,7 +53,7 @@ class PickleReader:
         self._need = _LENGTH.size
 
     def receive_data(self, data: bytes) -> list[Received]:
-        """All messages that are whole with `data`. Raises WireError; the reader is then dead."""
+        """Return all messages that `data` completes. Raises WireError; the reader is then dead."""
         self._parts.append(data)
         self._have += len(data)
         if self._have < self._need:
@@ -78,23 +78,23 @@ class PickleReader:
 
 
 class Driver(Protocol):
-    """Who owns the SyncObj."""
+    """The owner of the SyncObj."""
 
     def guarded(self, act: Callable[[], None]) -> None:
-        """Let something happen to SyncObj; what it raises is the driver's to handle."""
+        """Call `act`, which changes SyncObj, and handle what it raises."""
         ...
 
     def pump(self) -> None:
-        """Perform what came of it."""
+        """Perform the consequences of the change."""
         ...
 
     def on_failed(self, error: BaseException) -> None:
-        """A bug ended the task that keeps a link up."""
+        """Note that a bug ended the task that keeps a link up."""
         ...
 
 
 class LinkTransport(Transport):  # type: ignore[misc]  # the package has no types
-    """See the module."""
+    """pysyncobj's Transport over the links of dledger.peers."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class LinkTransport(Transport):  # type: ignore[misc]  # the package has no type
             PickleReader,
         )
 
-    # -- what SyncObj asks --------------------------------------------------------------------
+    # -- for SyncObj --------------------------------------------------------------------------
 
     def send(self, node: Any, message: dict[str, Any]) -> bool:
-        """False if the message was dropped."""
+        """Send a message; return False if it was dropped."""
         data = dumps(message)
         if len(data) > MESSAGE_SIZE_BYTES_MAX:
             log.error("message_too_large to=%s size_bytes=%d", node.id, len(data))
@@ -130,12 +130,12 @@ class LinkTransport(Transport):  # type: ignore[misc]  # the package has no type
         return self.links.send(node.id, [_LENGTH.pack(len(data)), data], droppable=droppable)
 
     def destroy(self) -> None:
-        """Report nothing any more; the links are stopped by their owner."""
+        """Stop reporting; the owner of the links stops them."""
         self.setOnMessageReceivedCallback(None)
         self.setOnNodeConnectedCallback(None)
         self.setOnNodeDisconnectedCallback(None)
 
-    # -- what the links report ----------------------------------------------------------------
+    # -- events of the links ------------------------------------------------------------------
 
     def on_messages(self, messages: list[Any]) -> None:
         received: list[Received] = messages
@@ -149,7 +149,7 @@ class LinkTransport(Transport):  # type: ignore[misc]  # the package has no type
         self._driver.pump()
 
     def on_closed(self, peer: NodeId) -> None:
-        """Either direction was lost; what counts is whether messages still go out."""
+        """Report a lost connection, of either direction, if messages no longer go out."""
         if not self.links.is_open(peer):
             log.info("peer_closed peer=%s", peer)
             self._driver.guarded(partial(self._onNodeDisconnected, self._nodes[peer]))

@@ -1,4 +1,4 @@
-"""The cluster API's changes: to the leader of one group, or of every group that it concerns.
+"""The cluster API's changes: to the leader of one group, or of every group concerned.
 
 Bodies are checked by the brokers, which alone know what they mean; here they are only JSON objects.
 A change to several groups answers 200 with `results`, one a group; 207 where it was done in some
@@ -45,7 +45,7 @@ class OfBroker(Input, frozen=True):
 
 
 class Changes:
-    """`operations()` are all of them."""
+    """The handlers of the changes; `operations()` lists them all."""
 
     def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
         self._cluster = cluster
@@ -177,7 +177,7 @@ class Changes:
     async def _everywhere(
         self, call: Call, method: str, path: str, having: Sequence[str] = ()
     ) -> Reply:
-        """`having`: the groups that it concerns, where that is known; () all."""
+        """Make the change in the groups of `having`, those concerned if that is known; () all."""
         only = call.query.group
         if only:
             self._leaders.check_group(only)
@@ -219,8 +219,8 @@ class Changes:
 
 
 def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    """group → the headers that ask its broker for what `condition` asks of the whole. A version of
-    the whole says which groups have the thing; in the others it must not exist."""
+    """Return group → the headers that put `condition`, about the whole, to that group's broker. A
+    version of the whole says which groups have the thing; in the others it must not exist."""
     if condition.absent:
         return {group: {"If-None-Match": "*"} for group in groups}
     if ANY in condition.versions:
@@ -240,7 +240,7 @@ def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapp
 
 
 def reply_of(results: Sequence[GroupResult]) -> Reply:
-    """Raises ApiProblem where it was done in no group."""
+    """Return the reply for these results. Raises ApiProblem if it was done in no group."""
     status = outcome_of(results)
     fields = [result.as_fields() for result in results]
     if status < 400:

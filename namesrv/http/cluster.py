@@ -1,8 +1,8 @@
 """The cluster as this name server sees it: every replica's own view side by side, events, leaders.
 
-One look at the cluster asks all brokers at once; looks that are asked for while one is on its way
-share it, so a hundred open pages cost the brokers as much as one. A broker that does not answer in
-time is an `error` beside its last known route entry, never a failed look.
+One look at the cluster asks all brokers at once; callers who ask while one is in flight share it,
+so a hundred open pages cost the brokers as much as one. A broker that does not answer in time is an
+`error` beside its last known route entry, never a failed look.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raftmq.web.events import GAP, EventHub
 
 LOG = logging.getLogger("raftmq.namesrv.http")
 
-LOOK_PERIOD_S = 1.0  # how soon a broker that registered is listened to, at the latest
+LOOK_PERIOD_S = 1.0  # a new broker is followed at the latest after this time
 EVENTS_KEPT = 400  # per group, for its failovers
 NODE_PATH = "/api/v1/node"
 
@@ -31,10 +31,10 @@ Item = dict[str, Any]
 
 
 class ClusterView:
-    """`start` and `stop` once each, on the loop that owns the route table."""
+    """The cluster's state. `start` and `stop` once each, on the loop that owns the route table."""
 
     def __init__(self, table: RouteTable, nodes: Nodes, hub: EventHub, name: str) -> None:
-        """`name` is how this name server is called in the answers: its address."""
+        """`name` is the name of this name server in the answers: its address."""
         self.table = table
         self.nodes = nodes
         self.hub = hub
@@ -43,7 +43,7 @@ class ClusterView:
         self._directory = Directory(table)
         self._streams = Streams(nodes, self._take)
         self._events: dict[str, deque[Event]] = {}
-        self._names: dict[str, str] = {}  # address → what its replica called itself last
+        self._names: dict[str, str] = {}  # address → the name its replica last gave itself
         self._looking: asyncio.Task[Item] | None = None
         self._changed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
@@ -59,26 +59,26 @@ class ClusterView:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._streams.stop()
 
-    # --- who there is
+    # --- brokers and leaders
 
     def known(self) -> list[Known]:
         return self._directory.look(_wall_ms())
 
     def find(self, group: str, who: str) -> Known | None:
-        """By broker id, address, or the name that the replica calls itself."""
+        """Find a broker by broker id, address, or the name that the replica calls itself."""
         known = self.known()
         named = [k for k in known if k.group == group and self._names.get(k.address) == who]
         return find(known, group, who) or (named[0] if named else None)
 
     def group_of(self, address: str) -> str:
-        """The group that has a broker at `address`, "" if none is known to."""
+        """Return the group that has a broker at `address`, "" if none is known."""
         return next((known.group for known in self.known() if known.address == address), "")
 
     def forget(self, group: str, address: str) -> bool:
         return self._directory.forget(group, address)
 
     def leaders(self, only: str = "") -> dict[str, str]:
-        """group → HTTP address of its leader, "" where none is known; `only`: of one group."""
+        """Return group → its leader's HTTP address, "" if unknown; `only`: of one group."""
         known = self.known()
         names = dict.fromkeys(one.group for one in known if only in ("", one.group))
         found = {name: leader_of(known, name) for name in names}
@@ -87,7 +87,8 @@ class ClusterView:
     # --- the look
 
     async def look(self) -> Item:
-        """{nameServer, at, groups, differences, findings}."""
+        """Ask all brokers, or join the look in flight: {nameServer, at, groups, differences,
+        findings}."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
@@ -165,7 +166,7 @@ class ClusterView:
         return failovers.failovers(group, self._events.get(group, ()))
 
     def _take(self, http_address: str, event: Event) -> None:
-        """An event of a broker. The group is the one it registered as: brokerName."""
+        """Take in a broker's event. Its group is the one it registered as: brokerName."""
         kind = event.get("kind")
         at = event.get("at")
         if not isinstance(kind, str) or kind == GAP or type(at) is not int:
@@ -184,7 +185,7 @@ class ClusterView:
                 plain["group"] = known.group
                 if plain["node"]:
                     self._names[known.address] = plain["node"]
-        if kind != "routeChanged":  # that is for name servers to say
+        if kind != "routeChanged":  # only name servers report that
             self._remember(plain)
         self._publish(plain)
 
@@ -238,7 +239,7 @@ class ClusterView:
                 async with asyncio.timeout(LOOK_PERIOD_S):
                     await self._changed.wait()
             except TimeoutError:
-                pass  # gone addresses are forgotten by time, which nothing else tells
+                pass  # poll: gone addresses are forgotten by time
 
 
 def _wall_ms() -> int:

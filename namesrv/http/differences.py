@@ -1,9 +1,9 @@
-"""What the replicas of a group believe differently, in words. Pure.
+"""Find what the replicas of a group believe differently, and put it into words. Pure.
 
-Reads the node views (GET /api/v1/node) of one moment, side by side with what the name server
-itself routes to. The views were not taken at one instant: what is in motion under load (a few
-frames of commit, a follower that has not heard of a new term for a heartbeat) is only told when it
-passes the limits below.
+Compares the node views (GET /api/v1/node) of one look with each other and with the name server's
+own route. The views were not taken at one instant, so what moves under load (a few frames of
+commit, a follower that has not heard of a new term for a heartbeat) is reported only beyond the
+limits below.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ View = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference. `field` is the node view's field it is about, `nodes` whom it concerns."""
+    """One difference. `field` is the node view's field it is about, `nodes` those concerned."""
 
     group: str
     severity: str
@@ -41,8 +41,9 @@ class Finding:
 def findings(
     group: str, brokers: Sequence[Mapping[str, Any]], route_leader: str = ""
 ) -> list[Finding]:
-    """`brokers` as in GET /api/v1/cluster: {address, node: view | None, error}; `route_leader` is
-    the address that this name server sends clients to, "" while it knows none."""
+    """Return the differences, the most severe first. `brokers` as in GET /api/v1/cluster: {address,
+    node: view | None, error}; `route_leader`: the address that this name server sends clients to,
+    "" while it knows none."""
     views = [(b, b["node"]) for b in brokers if b.get("node")]
     found = [*_silent(group, brokers)]
     nodes = [view for _, view in views]

@@ -1,7 +1,7 @@
-"""Which brokers there are, and which there were: the route table with a memory. Pure.
+"""The brokers there are, and those there were: the route table with a memory. Pure.
 
-A broker's route ends with its connection, that is at once when it is killed: just then an operator
-wants to see it. So an address that went is kept with its last known entry for `FORGET_MS`, or until
+A broker's route ends with its connection, so at once when it is killed: just when an operator wants
+to see it. So an address that went is kept with its last known entry for `FORGET_MS`, or until
 `forget`. Time is handed in (`now_ms`).
 """
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from raftmq.namesrv.routes import LEADER_ID, RouteTable
 
-FORGET_MS = 30 * 60_000  # an operator who is called looks within that
+FORGET_MS = 30 * 60_000  # an operator on call looks within that time
 GONE_MAX = 256  # addresses remembered; the oldest are forgotten first
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One broker's last known route entry. `broker_id` None: registered, but under no id (a
-    deposed leader until it registers again)."""
+    """One broker's last known route entry. `broker_id` None: registered, but under no id (a deposed
+    leader until it registers again)."""
 
     group: str
     cluster: str
@@ -33,7 +33,7 @@ class Known:
 
 
 class Directory:
-    """`look` reads the table; nothing here changes it."""
+    """Remembers the table's brokers. `look` reads the table; nothing here changes it."""
 
     def __init__(self, table: RouteTable, gone_max: int = GONE_MAX) -> None:
         self._table = table
@@ -41,7 +41,7 @@ class Directory:
         self._seen: dict[tuple[str, str], Known] = {}
 
     def look(self, now_ms: int) -> list[Known]:
-        """Everybody, by group and address; who is gone keeps the entry they had."""
+        """Return all brokers by group and address; one that is gone keeps its last entry."""
         live = self._live()
         for key, known in list(self._seen.items()):
             if key in live:
@@ -58,7 +58,7 @@ class Directory:
         return sorted(self._seen.values(), key=lambda known: known.key)
 
     def forget(self, group: str, address: str) -> bool:
-        """Whether somebody who is gone was remembered, and is not any more."""
+        """Forget a broker that is gone. Return False if none such was remembered."""
         known = self._seen.get((group, address))
         if known is None or known.gone_since_ms is None:
             return False
@@ -85,7 +85,7 @@ class Directory:
 
 
 def leader_of(known: list[Known], group: str) -> Known | None:
-    """Whom clients are sent to."""
+    """Return the broker that clients are sent to; None if no leader is registered."""
     for one in known:
         if one.group == group and one.broker_id == LEADER_ID and one.gone_since_ms is None:
             return one
@@ -93,8 +93,8 @@ def leader_of(known: list[Known], group: str) -> Known | None:
 
 
 def find(known: list[Known], group: str, who: str) -> Known | None:
-    """The broker of `group` that `who` names: a broker id, or an address, which stays when the
-    leadership moves. Somebody who is registered comes before somebody who is gone."""
+    """Return the broker of `group` that `who` names: a broker id, or an address, which stays when
+    the leadership moves. A registered broker comes before one that is gone."""
     mine = [one for one in known if one.group == group]
     mine.sort(key=lambda one: one.gone_since_ms is not None)
     for one in mine:

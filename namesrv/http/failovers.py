@@ -1,9 +1,8 @@
-"""From events to failovers: leader lost, election, elected, ready, and the milliseconds between.
-Pure.
+"""Derive failovers from events: leader lost, election, elected, ready, and the times between. Pure.
 
 Events are plain maps {kind, node, group, term, at, detail}. They come from several processes, so
-they are put in order of `at` (their wall clocks, ms) before they are read; between machines the
-milliseconds are as good as those clocks agree. What a failover is made of:
+they are sorted by `at` (their wall clocks, ms) first; between machines the milliseconds are only as
+good as the agreement of those clocks. The moments of a failover:
 
     leaderLost       routeChanged without a leader: the name server saw its connection end
     transfer         transfer: somebody asked for another leader (a planned failover)
@@ -12,7 +11,8 @@ milliseconds are as good as those clocks agree. What a failover is made of:
     leaderReady      roleChanged to leader with ready: its first frame of the term is committed
     routeChanged     routeChanged with a leader: clients are told; this ends the failover
 
-A failover is *complete* with a ready leader; before that it goes on.
+A failover is *complete* once its leader is ready or clients are routed to it; before that it goes
+on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Failover:
-    """`old_leader` and `new_leader` are names or addresses, "" where nobody said."""
+    """One failover. `old_leader` and `new_leader` are names or addresses, "" if unknown."""
 
     group: str
     planned: bool
@@ -76,13 +76,13 @@ class Failover:
 
 
 def failovers(group: str, events: Iterable[Event]) -> list[Failover]:
-    """All failovers of `group` in these events, oldest first. The election of a group that had no
-    leader before (its start) counts as one with `old_leader` ""."""
+    """Return all failovers of `group` in these events, oldest first. The election of a group that
+    had no leader before (its start) counts as one with `old_leader` ""."""
     reader = _Reader(group)
     mine = [event for event in events if event.get("group") == group]
     for event in sorted(mine, key=_at_ms):
         reader.take(event)
-    # A leader that only registered (again) was not elected then.
+    # A leader that only registered (again) was not elected at that time.
     return [f for f in reader.found if any(mark.what != "routeChanged" for mark in f.marks)]
 
 
@@ -90,8 +90,8 @@ class _Reader:
     def __init__(self, group: str) -> None:
         self.group = group
         self.found: list[Failover] = []
-        self.leader = ""  # who leads as far as the events read say
-        self.leader_address = ""  # whom the name server routes to
+        self.leader = ""  # the leader according to the events read so far
+        self.leader_address = ""  # the leader that the name server routes to
 
     def take(self, event: Event) -> None:
         kind, detail = event.get("kind"), event.get("detail")
@@ -100,7 +100,7 @@ class _Reader:
         if kind == "transfer":
             self._mark(self._open(start=True, planned=True), "transfer", event)
         elif kind == "electionStarted":
-            if last is None or _term(event) > last.term:  # else a candidate that came too late
+            if last is None or _term(event) > last.term:  # else a late candidate
                 self._mark(self._open(start=True), "electionStarted", event)
         elif kind == "roleChanged":
             self._role(event, told)
@@ -132,7 +132,7 @@ class _Reader:
         last = self.found[-1] if self.found else None
         if not leader:
             # An old leader that registers as a follower, once the new one is elected, is no loss.
-            # One that is gone is, also when the others were faster than the name server.
+            # One that is gone is, also when the election was faster than the name server.
             elected = last is not None and not last.routed and last.term > 0
             known = last is not None and not last.routed and _has(last, _LOST)
             if self.leader_address and not known and not (elected and still_listed):
@@ -146,7 +146,7 @@ class _Reader:
         self.leader_address = leader
 
     def _open(self, *, start: bool = False, planned: bool = False) -> Failover:
-        """The failover that goes on; a new one if there is none, or if this starts another."""
+        """Return the current failover; a new one if there is none, or if this starts another."""
         last = self.found[-1] if self.found else None
         if last is not None and not last.routed and not (start and last.ready):
             return last

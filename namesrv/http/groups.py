@@ -1,4 +1,4 @@
-"""Questions and changes to the leaders of groups: one, some or all, told apart by group. Shell."""
+"""Requests to the leaders of one, some or all groups, with results by group. Shell."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Query = Mapping[str, str]
 
 
 class Leaders:
-    """Asks whom the route table names as leaders. A leader that says it is none (any more) and
-    names another is followed once: the table is a moment behind an election."""
+    """Asks the leaders that the route table names. A broker that answers that it does not lead and
+    names the leader is followed once: after an election the table lags a moment."""
 
     def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._nodes = cluster.nodes
 
     def check_group(self, group: str) -> None:
-        """Raises ApiProblem (404)."""
+        """Raises ApiProblem (404) if the group is unknown."""
         if group not in self._cluster.leaders():
             raise not_found(f"no group {group!r} is known to this name server")
 
@@ -44,7 +44,7 @@ class Leaders:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """The leader's answer, whatever its status. Raises ApiProblem (400, 404), NodeSilent."""
+        """Return the leader's answer of any status. Raises ApiProblem (400, 404), NodeSilent."""
         self.check_group(group)
         address = self._cluster.leaders(group)[group]
         if not address:
@@ -66,8 +66,8 @@ class Leaders:
         return answer
 
     async def relay(self, group: str, method: str, path: str, **more: Any) -> Answer:
-        """`ask`, where a failure is the caller's to see: the leader's own problem, or ours about a
-        leader that does not answer. Raises ApiProblem."""
+        """`ask`, but pass failures on to the caller: the leader's own problem, or one that says
+        that it does not answer. Raises ApiProblem."""
         try:
             answer = await self.ask(group, method, path, **more)
         except NodeSilent as silent:
@@ -79,8 +79,9 @@ class Leaders:
     async def answers(
         self, path: str, query: Query | None = None, only: str = ""
     ) -> tuple[dict[str, Answer], list[dict[str, str]]]:
-        """(group → its leader's answer to GET, [{group, error}]). A leader that answers 404 is in
-        neither: the group has no such thing. Raises ApiProblem for an unknown `only`."""
+        """Ask every leader with GET: (group → answer, [{group, error}]). A leader that answers 404
+        is in neither, since its group has no such thing. Raises ApiProblem for an unknown
+        `only`."""
         if only:
             self.check_group(only)
         names = list(self._cluster.leaders(only))
@@ -107,7 +108,7 @@ class Leaders:
     async def views(
         self, path: str, query: Query | None = None, only: str = ""
     ) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """`answers`, as JSON."""
+        """`answers`, decoded from JSON."""
         found, errors = await self.answers(path, query, only)
         return {group: answer.json() for group, answer in found.items()}, errors
 
@@ -119,8 +120,8 @@ class Leaders:
         body: Any = None,
         query: Query | None = None,
     ) -> list[GroupResult]:
-        """The same change at the leaders of several groups at once, with headers of its own each;
-        one result per group, never an exception."""
+        """Make the same change at several groups' leaders at once, each with its own headers;
+        return one result per group, never raise."""
 
         async def one(group: str, headers: Mapping[str, str]) -> GroupResult:
             try:
@@ -140,13 +141,13 @@ class Leaders:
         return list(await asyncio.gather(*(one(g, headers) for g, headers in groups.items())))
 
     def _is_of(self, group: str, http_address: str) -> bool:
-        """Only addresses that brokers of the group registered are followed."""
+        """Return whether a broker of the group registered this address: no other is followed."""
         known = self._cluster.known()
         return any(k.group == group and k.http_address == http_address for k in known)
 
 
 def is_unknown(answer: Answer) -> bool:
-    """It may have been done."""
+    """Return whether the change may have been done."""
     return answer.status == GATEWAY_TIMEOUT or _code(answer) == OUTCOME_UNKNOWN
 
 
@@ -158,7 +159,7 @@ def problem_of(who: str, silent: NodeSilent) -> ApiProblem:
 
 
 def relayed(answer: Answer, group: str) -> ApiProblem:
-    """A leader's problem, as ours: same status, code and further fields."""
+    """Return a leader's problem as ours: same status, code and further fields."""
     try:
         fields = dict(orjson.loads(answer.body))
     except (orjson.JSONDecodeError, TypeError, ValueError):
@@ -167,7 +168,7 @@ def relayed(answer: Answer, group: str) -> ApiProblem:
     more = {key: value for key, value in fields.items() if key not in own}
     code, detail = str(fields.get("code") or "UPSTREAM"), str(fields.get("detail") or "")
     status = answer.status
-    if status in (401, 403):  # it is this name server that has no right there, not the caller
+    if status in (401, 403):  # this name server lacks the right, not the caller
         status, code = 502, "CLUSTER_TOKEN"
         detail = f"the leader refuses this name server (httpClusterTokenFile): {detail}"
     headers = {"ETag": answer.headers["etag"]} if "etag" in answer.headers else {}
@@ -175,7 +176,7 @@ def relayed(answer: Answer, group: str) -> ApiProblem:
 
 
 def _named_leader(answer: Answer) -> str:
-    """Whom a replica that does not lead names; "" for every other answer."""
+    """Return the leader that a replica without leadership names; "" for every other answer."""
     if answer.status != 503 or _code(answer) != NOT_LEADER:
         return ""
     return answer.headers.get("x-leader-http", "")

@@ -1,5 +1,5 @@
-"""This name server's log levels, as a broker's node API has its own: seen, and changed until the
-process ends. Shell."""
+"""This name server's log levels, as in a broker's node API: shown, and changed until the process
+ends. Shell."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LevelView(View, frozen=True, kw_only=True):
 
 
 def operations() -> list[Operation]:
-    """Both of them."""
+    """Return both operations."""
     return [
         Operation("GET", PATH, "getLogLevels", "Of every logger there is.", levels,
                   answer=LevelsView),

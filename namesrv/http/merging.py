@@ -1,8 +1,8 @@
-"""Answers of several groups made into one. Pure.
+"""Merge the answers of several groups into one. Pure.
 
-Every list item says its `group`. A group that did not answer is told beside the items
-(`errors: [{group, error}]`), never by failing the whole. A change to several groups has one result
-each; `outcome_of` says what they come to.
+Every list item says its `group`. A group that did not answer is reported beside the items (`errors:
+[{group, error}]`) and never fails the whole. A change to several groups has one result each;
+`outcome_of` combines them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What one group made of a change. `status` is the HTTP status of its leader, 0: no answer."""
+    """The result of a change in one group. `status` is the leader's HTTP status, 0: no answer."""
 
     group: str
     outcome: str  # OK, FAILED (certainly not done), UNKNOWN (may be done)
@@ -39,11 +39,11 @@ class GroupResult:
 def page_of(
     pages: Mapping[str, Mapping[str, Any]], key: Callable[[Item], str], limit: int
 ) -> tuple[list[tuple[str, list[tuple[str, Item]]]], str | None]:
-    """One page out of every group's page of the same cursor: [(key, [(group, item), …])] in order
-    of key, and the key to go on behind, None at the end.
+    """Merge every group's page for the same cursor into one: [(key, [(group, item), …])] in order
+    of key, and the key to continue after, None at the end.
 
-    A page that says `next` knows nothing of what lies behind its last item, so nothing behind that
-    is given either: the smallest such key bounds the page.
+    A page with `next` says nothing about items after its last one, so no item after that is given:
+    the smallest such key bounds the merged page.
     """
     found: dict[str, list[tuple[str, Item]]] = {}
     bounds = []
@@ -64,8 +64,8 @@ def with_group(group: str, items: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 
 def outcome_of(results: Sequence[GroupResult]) -> int:
-    """The HTTP status of a change as a whole: 200 done everywhere; 207 done somewhere, or nobody
-    knows; what the groups agree on where it failed everywhere (502 if they do not)."""
+    """Return the HTTP status of a change as a whole: 200 done everywhere; 207 done somewhere; 504
+    done nowhere for certain; if it failed everywhere, the groups' common status, else 502."""
     outcomes = {result.outcome for result in results}
     if outcomes <= {OK}:
         return 200
@@ -78,12 +78,12 @@ def outcome_of(results: Sequence[GroupResult]) -> int:
 
 
 def joined_version(versions: Mapping[str, str]) -> str:
-    """One version for a resource that several groups have, each its own: `a=1;b=2`."""
+    """Join the versions that several groups have of a resource into one: `a=1;b=2`."""
     return ";".join(f"{group}={versions[group]}" for group in sorted(versions))
 
 
 def split_version(version: str) -> dict[str, str]:
-    """The inverse; {} for what `joined_version` did not make."""
+    """Split a version made by `joined_version`; return {} for any other."""
     pairs = [part.partition("=") for part in version.split(";")]
     if not all(name and sign and value for name, sign, value in pairs):
         return {}

@@ -1,8 +1,8 @@
-"""Asking brokers over their HTTP node API: bounded in number, time and size. Shell.
+"""Ask brokers over their HTTP node API: bounded in number, time and size. Shell.
 
-Every failure to get an answer is `NodeSilent` with words for a person; an answer that is no success
-is an `Answer` like any other. The cluster's token is shown to nobody: whoever has registered as a
-broker is asked, so requests are signed with it, for the address that is asked (web.signing).
+Every failure to get an answer is `NodeSilent` with words for a person; an error status is an
+`Answer` like any other. Anything may have registered as a broker, so the cluster's token is never
+sent: requests are signed with it, for the address that is asked (web.signing).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from yarl import URL
 from raftmq.web.auth import random_id
 from raftmq.web.signing import Signed, Signer
 
-CONCURRENCY_MAX = 32  # questions on their way at one time
+CONCURRENCY_MAX = 32  # requests in flight at one time
 CONNECT_TIMEOUT_S = 1.0
-VIEW_TIMEOUT_S = 2.0  # for what a page is made of: a broker that hangs must not hold it up
+VIEW_TIMEOUT_S = 2.0  # for parts of a page: a broker that hangs must not hold it up
 WRITE_TIMEOUT_S = 12.0  # longer than a broker takes to say that an outcome is unknown
 STREAM_SILENCE_S = 60.0  # brokers send a comment line now and then; this long without is dead
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -34,7 +34,7 @@ LAST_OF_TRIES = (False, False, True)  # not signed, signed, and signed for anoth
 
 
 class NodeSilent(Exception):
-    """No answer. `sent`: the question may have arrived and done something."""
+    """No answer came. `sent`: the request may have arrived and had an effect."""
 
     def __init__(self, words: str, *, sent: bool) -> None:
         super().__init__(words)
@@ -44,7 +44,7 @@ class NodeSilent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a broker answered. `headers` with names in lower case."""
+    """A broker's answer. `headers` have names in lower case."""
 
     status: int
     body: bytes
@@ -56,11 +56,11 @@ class Answer:
 
     @property
     def version(self) -> str:
-        """What ETag says, without its quotes; "" without one."""
+        """Return the ETag without its quotes; "" without one."""
         return self.headers.get("etag", "").removeprefix("W/").strip('"')
 
     def json(self) -> Any:
-        """Raises NodeSilent for what is no JSON: it is no answer of ours."""
+        """Decode the body. Raises NodeSilent if it is no JSON: then no node API answered."""
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
@@ -68,7 +68,7 @@ class Answer:
             raise NodeSilent(text, sent=True) from error
 
     def words(self) -> str:
-        """A problem in words."""
+        """Put a problem into words."""
         try:
             problem = orjson.loads(self.body)
             said = problem.get("detail") or problem.get("title")
@@ -78,7 +78,7 @@ class Answer:
 
 
 class Nodes:
-    """`start` and `stop` once each, on the loop that uses it."""
+    """The client of all brokers. `start` and `stop` once each, on the loop that uses it."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Nodes:
         concurrency_max: int = CONCURRENCY_MAX,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """`token`: what requests are signed with where brokers want that; "": with none. `tls()`:
-        by what brokers with HTTPS are believed; None: by what the system trusts."""
+        """`token` signs requests where brokers want that; "": none. `tls()` returns the trust in
+        brokers with HTTPS; None: the system's."""
         self._tls = tls
         self._signer = Signer(token, random_id) if token else None
         self._slots = asyncio.Semaphore(concurrency_max)
@@ -115,7 +115,7 @@ class Nodes:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """One question; `path` is percent-encoded already. Raises NodeSilent."""
+        """Send one request; `path` is percent-encoded already. Raises NodeSilent."""
         timeout_s = timeout_s or VIEW_TIMEOUT_S
         assert self._session is not None, "not started"
         if not http_address:
@@ -154,7 +154,7 @@ class Nodes:
     async def view(
         self, http_address: str, path: str, query: Mapping[str, str] | None = None
     ) -> Any:
-        """The JSON of a GET that succeeded. Raises NodeSilent, also with a problem's words."""
+        """Return the JSON of a GET. Raises NodeSilent, also for an error status, with its words."""
         answer = await self.ask(http_address, "GET", path, query=query)
         if not answer.ok:
             raise NodeSilent(answer.words(), sent=False)
@@ -164,7 +164,7 @@ class Nodes:
     async def stream(
         self, http_address: str, path: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer that goes on (events); not counted among the slots. Raises ClientError,
+        """Open an answer that goes on (events); it takes no slot. Raises ClientError,
         TimeoutError."""
         assert self._session is not None, "not started"
         limit = aiohttp.ClientTimeout(
@@ -183,7 +183,7 @@ class Nodes:
                     return
 
     def _sign(self, address: str, method: str, url: URL, body: bytes | None) -> Signed | None:
-        """What proves who asks; nothing to whom it has not been asked for."""
+        """Return the request's signature; None without a token, or to a broker that never asked."""
         if self._signer is None:
             return None
         return self._signer.sign(_place(address), method, url.raw_path_qs, body or b"")
@@ -191,7 +191,7 @@ class Nodes:
     def _is_challenged(
         self, address: str, response: aiohttp.ClientResponse, signed: Signed | None
     ) -> bool:
-        """Whether the same question, signed anew, may be answered: a 401 has done nothing."""
+        """Return whether to sign and send again; that is safe: a 401 has done nothing."""
         if self._signer is None or response.status != 401:
             return False
         wants = response.headers.get("WWW-Authenticate", "")
@@ -203,14 +203,14 @@ def _shown(signed: Signed | None) -> dict[str, str]:
 
 
 def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None) -> URL:
-    """`path` stays as it is encoded. A broker that takes HTTPS tells its address with it."""
+    """Build a URL; `path` stays as encoded. A broker with HTTPS registers its address so."""
     scheme = "https" if http_address.startswith(HTTPS) else "http"
     url = URL(f"{scheme}://{_place(http_address)}{path}", encoded=True)
     return url.with_query(dict(query)) if query else url
 
 
 def _place(http_address: str) -> str:
-    """host:port"""
+    """Return host:port."""
     return http_address.removeprefix(HTTPS)
 
 
@@ -229,7 +229,7 @@ def _lower(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plain(error: aiohttp.ClientConnectorError) -> str:
-    """asyncio puts its own words about addresses where the system's should stand."""
+    """Return the system's words for an error; asyncio's would repeat the address."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is refused: {error.certificate_error}"
     number = error.os_error.errno

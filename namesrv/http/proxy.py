@@ -1,8 +1,8 @@
-"""/api/v1/brokers/{group}/{broker}/…: one broker's own node API, through this name server.
+"""/api/v1/brokers/{group}/{broker}/…: forwards to one broker's own node API.
 
-`broker` is a broker id (0: whoever leads), an address, or a replica's name. The caller's role is
-checked here, by the same rules as at the broker; the broker is shown the cluster's token. Query,
-body, conditions and answer pass unchanged; events pass as they come.
+`broker` is a broker id (0: the current leader), an address, or a replica's name. The caller's role
+is checked here by the broker's rules; requests to the broker are signed with the cluster's token.
+Query, body, conditional headers and answer pass unchanged; events pass as they come.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Proxy:
 
 
 def role_of(request: web.Request) -> Role:
-    """What a caller must be, as the broker would ask it of its own callers."""
+    """Return the role a caller needs: the one the broker requires of its own callers."""
     if request.method == "GET":
         return Role.VIEWER
     tail = unquote(_tail(request))
@@ -104,5 +104,5 @@ def role_of(request: web.Request) -> Role:
 
 
 def _tail(request: web.Request) -> str:
-    """What follows the broker, as it came: percent-encoded."""
+    """Return the path after the broker, still percent-encoded."""
     return request.rel_url.raw_path.split("/", 6)[6]

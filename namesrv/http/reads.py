@@ -1,7 +1,7 @@
-"""The cluster API's questions: what all groups say, merged. Thin: checks here, meaning elsewhere.
+"""The cluster API's read operations: the answers of all groups, merged. Thin: only checks are here.
 
 Lists from several groups say each item's `group` and, beside the items, which groups did not answer
-(`errors`). The list of topics is this name server's own route table, that is what clients see;
+(`errors`). The list of topics is this name server's own route table, that is, what clients see;
 everything about one topic is asked from the leaders.
 """
 
@@ -28,7 +28,7 @@ NAME_LENGTH_MAX = 255
 PREFERRED = "/groups/{group}/preferred-leader"
 PREFERRED_PATH = "/api/v1/preferred-leader"  # a broker's
 GroupName = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
-# Of topics and consumer groups: what brokers take.
+# Names of topics and consumer groups, as brokers accept them.
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX, pattern="^[%|a-zA-Z0-9_-]+$")]
 MessageLimit = Annotated[int, Meta(ge=1, le=256)]  # as the node API's
 OptionalName = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
@@ -97,7 +97,7 @@ class QueueMessagesQuery(Input, frozen=True):
 
 
 class Reads:
-    """`operations()` are all of them."""
+    """The handlers of the read operations; `operations()` lists them all."""
 
     def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
         self._cluster = cluster
@@ -266,7 +266,7 @@ class Reads:
         return tracing.merged_consumers(call.parameters.name, found) | {"errors": errors}
 
     async def _named(self, path: str, query: Any) -> Item:
-        """Things with a name of which every group may have its own, as one list."""
+        """Return the named things of all groups as one list; every group may have its own."""
         wanted, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
         while True:
             asked = {"limit": str(query.limit)}
@@ -282,10 +282,10 @@ class Reads:
             if items or behind is None:
                 following = encode_cursor(behind) if behind else None
                 return {"items": items, "next": following, "errors": errors}
-            after = behind  # nothing of this page fits: the next one, within the operation's time
+            after = behind  # nothing on this page matches: try the next one, within the time limit
 
     async def _resource(self, what: str, path: str) -> Reply:
-        """A thing that each group has a version of: all of them, and one version for all."""
+        """Return a thing that each group has a version of: all of them, with one joined version."""
         found, errors = await self._leaders.answers(path)
         if not found:
             raise _none(what, errors)
@@ -384,7 +384,7 @@ class Reads:
 
 
 def _items(value: Any) -> list[Item]:
-    """Of a page, or of a plain list."""
+    """Return the items of a page or of a plain list."""
     return list(value["items"]) if isinstance(value, dict) and "items" in value else list(value)
 
 

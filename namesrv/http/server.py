@@ -1,4 +1,4 @@
-"""The HTTP side of a name server: cluster API, dashboard, and what they are made of. Shell."""
+"""The HTTP side of a name server: the cluster API, the dashboard and /metrics. Shell."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raftmq.web.operation import Call, Operation, Reply
 API_VERSION = "1"
 PORT_ABOVE = 4  # 9876 → 9880
 DASHBOARD = "dashboard"
-# Everything is ours and stands in files: no inline script or style, no other origin.
+# All content is ours and comes from files: no inline script or style, no other origin.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -41,7 +41,7 @@ MEDIA = {
 
 
 class ClusterApi:
-    """`start` and `stop` once each, on the loop that owns `table`."""
+    """The HTTP server. `start` and `stop` once each, on the loop that owns `table`."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class ClusterApi:
         render_metrics: Render,
         tls: ProcessTls | None = None,
     ) -> None:
-        """`host`, `port`: where the name server is reached. Raises WebConfigError; reads the files
-        of the tokens and of the dashboard. `tls` has been loaded."""
+        """`host`, `port`: where the name server is reached. `tls` has been loaded. Reads the files
+        of the tokens and the dashboard. Raises WebConfigError."""
         self._config = config
         self._settings = settings_of(config)
         self._host = host
@@ -90,7 +90,7 @@ class ClusterApi:
 
     @property
     def address(self) -> str:
-        """host:port that others are told."""
+        """Return the host:port that others are told."""
         return self._settings.advertised_address(self._host, self.port)
 
     @property
@@ -98,13 +98,13 @@ class ClusterApi:
         return f"{self._tls.http_scheme}://{self.address}/"
 
     async def start(self) -> None:
-        """Raises OSError if the port is taken."""
+        """Start serving. Raises OSError if the port is taken."""
         await self._nodes.start()
         self.cluster.start()
         await self._server.start()
 
     async def stop(self) -> None:
-        """Also after a failed start."""
+        """Stop serving; allowed after a failed start, too."""
         await self._server.stop()
         await self.cluster.stop()
         await self._nodes.stop()
@@ -126,7 +126,7 @@ class ClusterApi:
         return {"status": "up"}
 
     async def _ready(self, _: Call) -> Reply:
-        # A name server without brokers serves: it says so to whoever asks for a route.
+        # A name server without brokers serves: it answers requests for routes with "unknown".
         return Reply({"status": "ready", "brokers": self.cluster.table.broker_count})
 
     async def _caller(self, call: Call) -> Mapping[str, Any]:
@@ -149,7 +149,7 @@ class ClusterApi:
 
 
 def settings_of(config: NameServerConfig) -> WebSettings:
-    """Where to listen."""
+    """Return where to listen."""
     port = config.http_port
     if port < 0:
         port = config.port + PORT_ABOVE if config.port else 0
@@ -163,7 +163,7 @@ def settings_of(config: NameServerConfig) -> WebSettings:
 
 
 def pages() -> list[Page]:
-    """The dashboard's files, read once: `/` and `/dashboard/NAME`."""
+    """Read the dashboard's files once: `/` and `/dashboard/NAME`."""
     found = []
     for file in sorted(resources.files(__package__).joinpath(DASHBOARD).iterdir(), key=_name):
         media = MEDIA.get(Path(file.name).suffix)

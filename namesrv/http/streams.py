@@ -1,4 +1,4 @@
-"""The events of all brokers, as they happen: one stream each, taken up where it broke. Shell.
+"""Follow the events of all brokers: one stream each, resumed where it broke. Shell.
 
 `text/event-stream` (WHATWG HTML, 9.2): lines `id:`, `event:`, `data:`; a blank line ends an event,
 a line that starts with a colon says nothing.
@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 
 class Streams:
-    """`follow(addresses)` says whom to listen to; `take(address, event)` hears each event."""
+    """Follows the brokers that `follow` names; events go to `take(address, event)`."""
 
     def __init__(self, nodes: Nodes, take: Callable[[str, Event], None]) -> None:
         self._nodes = nodes
@@ -41,7 +41,7 @@ class Streams:
         return set(self._tasks)
 
     def follow(self, http_addresses: Iterable[str]) -> None:
-        """From now on these and no others. Streams that go on are not touched."""
+        """Follow these brokers from now on and no others. Streams that go on are not touched."""
         wanted = sorted({address for address in http_addresses if address})[:STREAMS_MAX]
         for address in set(self._tasks).difference(wanted):
             task = self._tasks.pop(address)
@@ -74,8 +74,8 @@ class Streams:
 
 
 async def events_of(lines: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, Event]]:
-    """(id, event) of each event whose data is a JSON object; others are passed over. Raises
-    ValueError for an event of more than EVENT_BYTES_MAX."""
+    """Yield (id, event) for each event whose data is a JSON object; skip others. Raises ValueError
+    for an event of more than EVENT_BYTES_MAX."""
     event_id, size_bytes = "", 0
     data: list[bytes] = []
     async for raw in lines:

@@ -1,9 +1,9 @@
-"""Where one message is, and who had it; consumer groups of several broker groups as one. Pure.
+"""Trace one message over replicas and consumer groups; merge a consumer group's views. Pure.
 
-A message is *on* a replica when the replica's log reaches past the message's end and still begins
-before it, *durable* there when what was fsynced does. A consumer group *had* it when its offset in
-the message's queue is past the message; tags that the group does not subscribe to are passed over,
-so that means "had its turn", not "processed".
+A message is *on* a replica if the replica's log reaches past the message's end and still begins
+before it, *durable* there if the fsynced part does. A consumer group *had* it if its offset in the
+message's queue is past the message; messages with tags that the group does not subscribe to are
+skipped, so that means "had its turn", not "processed".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Item = dict[str, Any]
 
 
 def store_host(message_id: str) -> str:
-    """host:port of the broker that stored the message, "" for what is no offsetMsgId."""
+    """Return host:port of the broker that stored the message, "" if this is no offsetMsgId."""
     digits = {_ID_LENGTH_V4: 8, _ID_LENGTH_V6: 32}.get(len(message_id))
     if digits is None:
         return ""
@@ -32,12 +32,12 @@ def store_host(message_id: str) -> str:
 
 
 def name_of(item: Mapping[str, Any]) -> str:
-    """Of a consumer or subscription group, however the list calls it."""
+    """Return the name of a consumer or subscription group, whichever key the list uses."""
     return str(item.get("name") or item.get("groupName") or item.get("group") or "")
 
 
 def end_offset(message: Mapping[str, Any]) -> int | None:
-    """Where the message ends in its group's log; None if it does not say."""
+    """Return where the message ends in its group's log; None if it does not say."""
     start = message.get("commitLogOffset", message.get("physicalOffset"))
     size = message.get("storeSize", message.get("size", 1))
     if type(start) is not int or type(size) is not int:
@@ -46,7 +46,7 @@ def end_offset(message: Mapping[str, Any]) -> int | None:
 
 
 def on_replica(broker: Mapping[str, Any], end: int | None) -> Item:
-    """Whether the message that ends at `end` is on this broker (an entry of GET /cluster)."""
+    """Return whether a broker (an entry of GET /cluster) has the message that ends at `end`."""
     node = broker.get("node") or {}
     log = node.get("commitLog") or {}
     found: Item = {"name": broker["name"], "address": broker["address"], "role": node.get("role")}
@@ -62,7 +62,7 @@ def on_replica(broker: Mapping[str, Any], end: int | None) -> Item:
 
 
 def progress_of(name: str, view: Mapping[str, Any], message: Mapping[str, Any]) -> Item | None:
-    """How far a consumer group is in the message's queue; None if it does not read that."""
+    """Return how far a consumer group is in the message's queue; None if it does not read that."""
     offset = message.get("queueOffset")
     for queue in view.get("queues") or ():
         same = queue.get("topic") == message.get("topic")
@@ -83,8 +83,8 @@ def progress_of(name: str, view: Mapping[str, Any], message: Mapping[str, Any]) 
 
 
 def merged_consumers(name: str, by_group: Mapping[str, Mapping[str, Any]]) -> Item:
-    """One consumer group out of what each broker group says of it: clients once each, queues with
-    their broker group, lag by topic and altogether."""
+    """Merge the broker groups' views of one consumer group: clients once each, queues with their
+    broker group, lag by topic and in total."""
     clients: dict[str, Item] = {}
     queues: list[Item] = []
     first: Item = {}

@@ -1,6 +1,6 @@
-"""Access control of everything that speaks the remoting protocol. All of it is pure.
+"""Access control for the remoting protocol. All of it is pure.
 
-The files (`plainfile`) are apart: clients need no YAML.
+The file format (`plainfile`) is not imported here, because clients need no YAML.
 """
 
 from raftmq.remoting.acl.accounts import (

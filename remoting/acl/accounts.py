@@ -1,18 +1,19 @@
-"""Accounts and what they may do, in the form of Apache's plain_acl.yml. Pure and immutable.
+"""Accounts and their permissions, in the form of Apache's plain_acl.yml. Pure and immutable.
 
-    globalWhiteRemoteAddresses: [10.10.103.*]       whoever comes from there may do everything
+    globalWhiteRemoteAddresses: [10.10.103.*]       requests from there may do everything
     accounts:
       - accessKey: rocketmq2                        longer than 6 characters
         secretKey: "12345678"                       longer than 6 characters
-        whiteRemoteAddress: 192.168.1.*             who comes from there need not sign, and may do
-        admin: false                                everything
-        defaultTopicPerm: DENY                      of topics that topicPerms does not name
+        whiteRemoteAddress: 192.168.1.*             from there the account need not sign and may
+        admin: false                                do everything
+        defaultTopicPerm: DENY                      for topics that topicPerms does not name
         defaultGroupPerm: SUB
         topicPerms: [topicA=DENY, topicB=PUB|SUB]
         groupPerms: [groupA=SUB]
 
-Permissions are DENY, PUB, SUB, PUB|SUB and ANY (another word for PUB|SUB). An admin whose account
-has no lists may do everything; lists bind an admin, too. A change makes a new `Accounts`.
+Permissions are DENY, PUB, SUB, PUB|SUB and ANY (the same as PUB|SUB). An admin whose account has no
+topicPerms or groupPerms may do everything; such lists restrict an admin, too. A change makes a new
+`Accounts`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from raftmq.remoting.errors import RemotingError
 KEY_LENGTH_MIN = 7  # characters, of access keys and secrets alike
 KEY_LENGTH_MAX = 256
 ACCOUNTS_MAX = 10_000
-PERMISSIONS_MAX = 10_000  # of one account, topics and groups each
+PERMISSIONS_MAX = 10_000  # per account, for topics and groups each
 WHITE_ADDRESSES_MAX = 1_000
-HOSTS_REMEMBERED_MAX = 10_000  # of which it is known whether the white list has them
+HOSTS_REMEMBERED_MAX = 10_000  # cached white list look-ups
 RETRY_PREFIX = "%RETRY%"
-# Brokers keep everybody's messages there until they are delivered, or for good: a default
-# permission does not reach them, an account has to list them.
+# Brokers keep all users' messages in these until they are delivered, or for good. A default
+# permission does not apply to them: an account has to list them.
 SHARED_TOPICS = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -49,19 +50,19 @@ EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 
 
 class AclError(RemotingError):
-    """A refusal, or an account that cannot be. Goes over the wire as Apache's AclException."""
+    """A refusal, or an invalid account. Sent over the wire as Apache's AclException."""
 
     def __init__(self, message: str, code: int = ResponseCode.SYSTEM_ERROR) -> None:
         super().__init__(EXCEPTION + message, code=code)
 
 
 class Permission(IntFlag):
-    """What an account may do with a topic or a group."""
+    """An account's permission for a topic or a group."""
 
     DENY = 0
     PUB = 1
     SUB = 2
-    ANY = 3  # owned: both; needed: one of the two
+    ANY = 3  # as a grant: both; as a need: one of the two
 
 
 _BY_WORD = {
@@ -75,7 +76,7 @@ _BY_WORD = {
 
 
 def parse_permission(word: str) -> Permission:
-    """Raises AclError. Apache takes what it does not know for DENY."""
+    """Parse a permission. Raises AclError for an unknown word, which Apache takes for DENY."""
     found = _BY_WORD.get(word.strip())
     if found is None:
         raise AclError(f"The permission {word[:40]!r} is none of {', '.join(_BY_WORD)}")
@@ -84,7 +85,7 @@ def parse_permission(word: str) -> Permission:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account, as its file has it; the parsed forms follow from it. No repr has the secret."""
+    """One account as in its file, with the parsed forms of that. Its repr hides the secret."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -101,7 +102,7 @@ class Account:
     group_default: Permission = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises AclError."""
+        """Check the keys and parse the permissions. Raises AclError."""
         for name, value in (("accessKey", self.access_key), ("secretKey", self.secret_key)):
             if not KEY_LENGTH_MIN <= len(value) <= KEY_LENGTH_MAX:
                 shown = f"={value[:40]}" if name == "accessKey" else ""
@@ -120,7 +121,7 @@ class Account:
 
     @property
     def is_unbound(self) -> bool:
-        """An admin whom no list binds."""
+        """Return whether this is an admin without lists, who may do everything."""
         return self.admin and not self.topics and not self.groups
 
     def on_topic(self, topic: str) -> Permission:
@@ -131,7 +132,7 @@ class Account:
         return self.groups.get(group, self.group_default)
 
     def to_config(self, *, masked: bool = False) -> dict[str, Any]:
-        """As plain_acl.yml and code 54 have it; `masked`: without the secret."""
+        """Return the form of plain_acl.yml and of code 54; `masked`: without the secret."""
         return {
             "accessKey": self.access_key,
             "secretKey": MASKED if masked else self.secret_key,
@@ -145,7 +146,7 @@ class Account:
 
 
 def account_from_config(value: Mapping[str, Any], before: Account | None = None) -> Account:
-    """An account out of plain_acl.yml's keys; what they do not say is as `before`. Raises
+    """Make an account from plain_acl.yml's keys; absent ones are as in `before`. Raises
     AclError."""
     if not isinstance(value, Mapping):
         raise AclError("an account is not a mapping of keys")
@@ -185,8 +186,8 @@ def _converted(key: str, given: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """All accounts and the addresses that need none. `counter` and `timestamp_ms` are the data
-    version that Apache's tools compare."""
+    """All accounts, and the addresses that need none (the white list). `counter` and
+    `timestamp_ms` are the data version that Apache's tools compare."""
 
     by_key: Mapping[str, Account] = field(default_factory=dict)
     white_addresses: tuple[str, ...] = ()
@@ -196,7 +197,7 @@ class Accounts:
     _hosts: dict[str, bool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises AclError."""
+        """Check the sizes and parse the white list. Raises AclError."""
         if len(self.by_key) > ACCOUNTS_MAX:
             raise AclError(f"more than {ACCOUNTS_MAX} accounts")
         if len(self.white_addresses) > WHITE_ADDRESSES_MAX:
@@ -205,7 +206,7 @@ class Accounts:
         object.__setattr__(self, "_hosts", {})
 
     def trusts(self, host: str) -> bool:
-        """Whether whoever comes from there may do everything."""
+        """Return whether the white list has `host`, so that it may do everything."""
         if not self._white:
             return False
         known = self._hosts.get(host)
@@ -216,18 +217,18 @@ class Accounts:
         return known
 
     def with_account(self, account: Account, now_ms: int) -> Accounts:
-        """Raises AclError."""
+        """Return these accounts with `account` added or replaced. Raises AclError."""
         return self._changed(now_ms, by_key={**self.by_key, account.access_key: account})
 
     def without(self, access_key: str, now_ms: int) -> Accounts:
-        """Raises AclError if there is no such account."""
+        """Return these accounts without one. Raises AclError if there is no such account."""
         if access_key not in self.by_key:
             raise AclError(f"No acl config for {access_key[:KEY_LENGTH_MAX]}")
         rest = {key: one for key, one in self.by_key.items() if key != access_key}
         return self._changed(now_ms, by_key=rest)
 
     def with_white_addresses(self, addresses: Iterable[str], now_ms: int) -> Accounts:
-        """Raises AclError."""
+        """Return these accounts with another white list. Raises AclError."""
         return self._changed(now_ms, white_addresses=tuple(addresses))
 
     def _changed(self, now_ms: int, **what: Any) -> Accounts:
@@ -237,7 +238,7 @@ class Accounts:
         return {"counter": self.counter, "stateVersion": 0, "timestamp": self.timestamp_ms}
 
     def to_config(self) -> dict[str, Any]:
-        """plain_acl.yml's content."""
+        """Return plain_acl.yml's content."""
         return {
             "globalWhiteRemoteAddresses": list(self.white_addresses),
             "accounts": [one.to_config() for _, one in sorted(self.by_key.items())],
@@ -246,7 +247,7 @@ class Accounts:
 
 
 def accounts_from_config(value: Any) -> Accounts:
-    """What a parsed plain_acl.yml says. Raises AclError, which names no secret."""
+    """Make accounts from a parsed plain_acl.yml. Raises AclError, which shows no secret."""
     if value is None:
         return Accounts()
     if not isinstance(value, Mapping):
@@ -268,7 +269,7 @@ def accounts_from_config(value: Any) -> Accounts:
 
 
 def pattern(text: str) -> AddressPattern:
-    """Raises AclError."""
+    """Parse an address pattern. Raises AclError."""
     try:
         return parse_pattern(text)
     except AddressPatternError as error:

@@ -2,14 +2,14 @@
 
 One entry is one of
 
-    *  *.*.*.*  *:*:*:*:*:*:*:*      everybody
+    *  *.*.*.*  *:*:*:*:*:*:*:*      every address
     10.10.103.7  2001:db8::7         one address
     10.10.103.7,10.10.103.9          several
     10.10.103.{7,9}  2001:db8::{7,9} the same; only the last part may be in braces
-    10.10.103.*  10.10.1-50.*        parts that may be anything, or within a range with its ends;
-    2001:db8:1-ff::*                 of IPv6 in hexadecimal
+    10.10.103.*  10.10.1-50.*        parts that may be anything, or in an inclusive range;
+    2001:db8:1-ff::*                 hexadecimal for IPv6
 
-An empty entry matches nobody. A peer's IPv4 address that arrives mapped into IPv6 counts as IPv4.
+An empty entry matches nothing. A peer's IPv4 address that arrives mapped into IPv6 counts as IPv4.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 EVERYBODY = ("*", "*.*.*.*", "*:*:*:*:*:*:*:*")
-ALTERNATIVES_MAX = 256  # of one entry
+ALTERNATIVES_MAX = 256  # in one entry
 _ANY = "*"
 
 
 class AddressPatternError(ValueError):
-    """An entry is none of the forms above; the text says which."""
+    """An entry has none of the forms above; the text names the entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """One range a part: four of IPv4, eight of IPv6."""
+    """One inclusive range for each part: four for IPv4, eight for IPv6."""
 
     parts: tuple[tuple[int, int], ...]
 
@@ -41,13 +41,14 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class AddressPattern:
-    """A parsed entry: matches if one of `alternatives` does, or whatever comes if `everybody`."""
+    """A parsed entry: matches if one of `alternatives` does, or always if `everybody`."""
 
     everybody: bool
     alternatives: tuple[Ranges, ...]
 
     def matches(self, host: str) -> bool:
-        """`host` is an address without port or brackets; what is none is matched by `*` alone."""
+        """Return whether `host` matches: an address without port or brackets. Any other text
+        matches only `*`."""
         if self.everybody:
             return True
         numbers = _numbers(host)
@@ -55,7 +56,7 @@ class AddressPattern:
 
 
 def parse_pattern(text: str) -> AddressPattern:
-    """Raises AddressPatternError."""
+    """Parse one entry. Raises AddressPatternError."""
     entry = text.strip()
     if entry in EVERYBODY:
         return AddressPattern(True, ())
@@ -66,7 +67,7 @@ def parse_pattern(text: str) -> AddressPattern:
 
 
 def host_of(peer_address: str) -> str:
-    """Of `host:port` or `[ipv6]:port`."""
+    """Return the host of `host:port` or `[ipv6]:port`."""
     return peer_address.rpartition(":")[0].strip("[]")
 
 
@@ -95,7 +96,7 @@ def _ranges(one: str, entry: str) -> Ranges:
 
 
 def _expanded(text: str) -> list[str]:
-    """The parts of an IPv6 entry, the zeros that `::` stands for put in."""
+    """Split an IPv6 entry into its parts, with zeros in place of `::`."""
     head, double, tail = text.partition("::")
     if not double:
         return text.split(":")
@@ -105,7 +106,7 @@ def _expanded(text: str) -> list[str]:
 
 
 def _part(text: str, base: int, highest: int) -> tuple[int, int]:
-    """Raises ValueError."""
+    """Parse one part into (low, high). Raises ValueError."""
     text = text.strip()
     if text == _ANY:
         return 0, highest

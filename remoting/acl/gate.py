@@ -1,14 +1,14 @@
-"""Who may pass: one decision a request. Pure.
+"""The access decision for each request. Pure.
 
-In this order, as Apache's: an address of the global white list passes; a request must name an
-account; an address of that account's own white list passes; the signature must be right; an admin
-without lists passes; everything the request needs must be permitted.
+The checks, in Apache's order: an address on the global white list passes; a request must name an
+account; an address on that account's own white list passes; the signature must be right; an admin
+without lists passes; every permission the request needs must be granted.
 
-What a request touches is mostly what it names. Where it names a place in the log instead, whoever
-reads the record there asks again (`permits`), without the signature.
+Most requests name the topics and groups that they touch. If one names an offset in the log instead,
+the handler that reads the record there asks again (`permits`), without the signature.
 
-A permission is one look-up in a table that was made when the account was; nothing is parsed for a
-request but what the request itself says. The signature is computed for each.
+A permission is one look-up in a table made together with the account; for a request, only the
+request itself is parsed. The signature is computed for each request.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from raftmq.remoting.command import RemotingCommand
 
 
 class Gate:
-    """`accounts()` are those in force now."""
+    """Decides which requests may pass. `accounts()` returns the accounts now in force."""
 
     def __init__(self, accounts: Callable[[], Accounts], needs: Needs) -> None:
         self._accounts = accounts
         self._needs = needs
 
     def check(self, peer_address: str, command: RemotingCommand) -> str:
-        """Return the access key of who asks, if the request may pass; it may be "" of somebody who
-        comes from where nobody needs one. Raises AclError, whose text goes to the peer."""
+        """Return the sender's access key if the request may pass; it may be "" from an address that
+        needs no account. Raises AclError, whose text goes to the peer."""
         ext = command.ext
         access_key = ext.get(ACCESS_KEY, "") if ext else ""
         account = self._account(peer_address, access_key)
@@ -44,8 +44,8 @@ class Gate:
         return access_key
 
     def permits(self, peer_address: str, access_key: str, needs: list[Need]) -> bool:
-        """Whether somebody whose signature was right may have these, too: what a request touches
-        is sometimes known only when it was looked up."""
+        """Return whether a sender whose signature was right has these permissions, too: sometimes
+        only a look-up shows what a request touches."""
         try:
             account = self._account(peer_address, access_key)
         except AclError:
@@ -57,12 +57,13 @@ class Gate:
         )
 
     def is_unbound(self, peer_address: str, access_key: str) -> bool:
-        """Whether nothing is forbidden to him."""
+        """Return whether the sender may do everything."""
         nothing_fulfils = Need(False, "", Permission.DENY)
         return self.permits(peer_address, access_key, [nothing_fulfils])
 
     def _account(self, peer_address: str, access_key: str) -> Account | None:
-        """None: his address is enough. Raises AclError if there is no such account."""
+        """Return the sender's account; None if its address suffices. Raises AclError if there is no
+        such account."""
         accounts = self._accounts()
         host = host_of(peer_address)
         if accounts.trusts(host):
@@ -78,7 +79,7 @@ class Gate:
 
 
 def permit(account: Account, code: int, needs: list[Need] | None) -> None:
-    """Raises AclError if the account lacks one of `needs`."""
+    """Raise AclError if the account lacks one of `needs` (None: admin permission)."""
     if needs is None:
         if not account.admin:
             raise AclError(

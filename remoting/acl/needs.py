@@ -1,20 +1,20 @@
-"""What an account must be permitted for a request, by request code. Pure.
+"""The permissions that an account needs for a request, by request code. Pure.
 
-`BROKER` and `NAME_SERVER` have every code that is served, each with what it takes besides a right
+`BROKER` and `NAME_SERVER` list every code that is served, each with what it needs besides a valid
 signature:
 
-    ADMIN         it changes the broker, keeps it from its work, or hands out what is everybody's
-    a function    the topics and groups that the request names, read or written; a group's retry
-                  topic is decided by what the account may do with the group, whoever sends there
-    STORED        the request names a place in the log: its handler, which reads the record there,
-                  asks for the rights to that record's topic (broker.access)
-    NOTHING       it touches nothing of anybody; the comment beside the code says why
+    ADMIN         it changes the broker, keeps it from its work, or reads other users' data
+    a function    the topics and groups that the request names, read or written; for a group's retry
+                  topic the account's permission for the group decides, also for sends
+    STORED        the request names an offset in the log: its handler, which reads the record there,
+                  checks the permission for that record's topic (broker.access)
+    NOTHING       it touches no user's data; the comment beside the code says why
 
-A code that stands in neither table needs an admin. Some of Apache's brokers' codes ask for less
-there: docs/divergence.md has the list.
+A code that is in neither table needs an admin. Apache's brokers ask for less for some codes:
+docs/divergence.md has the list.
 
-Name servers: what changes routes or configuration needs an admin (brokers register as one). What
-only reads needs no account, as with Apache's, unless the name server is told otherwise.
+Name servers: requests that change routes or configuration need an admin (brokers register as one).
+Reading needs no account, as with Apache's, unless the name server is configured otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 
 
 class Need(NamedTuple):
-    """One permission. `name` is a topic's, or a group's if `is_group`."""
+    """One needed permission. `name` is a topic's, or a group's if `is_group`."""
 
     is_group: bool
     name: str
@@ -44,22 +44,22 @@ class Need(NamedTuple):
 
 
 Needs = Callable[[RemotingCommand], "list[Need] | None"]
-Named = Callable[[RemotingCommand], list[Need]]  # what a request names
+Named = Callable[[RemotingCommand], list[Need]]  # the needs for what a request names
 
 
 def broker_needs(command: RemotingCommand) -> list[Need] | None:
-    """What a broker's request takes besides a signature; None: an admin. Raises AclError for a
-    request from which that cannot be told."""
+    """Return what a request to a broker needs besides a signature; None: an admin. Raises AclError
+    if the request does not show that."""
     return _needs(BROKER, command)
 
 
 def name_server_needs(command: RemotingCommand) -> list[Need] | None:
-    """The same of a name server; None: an admin."""
+    """Return what a request to a name server needs besides a signature; None: an admin."""
     return _needs(NAME_SERVER, command)
 
 
 def topic_need(topic: str, permission: Permission) -> Need:
-    """Of a topic; a retry topic is its group's."""
+    """Return the need for a topic; for a retry topic it is SUB on the group."""
     if topic.startswith(RETRY_PREFIX):
         return Need(True, topic[len(RETRY_PREFIX) :], SUB)
     return Need(False, topic, permission)
@@ -73,7 +73,7 @@ def _needs(table: Mapping[int, Needs | None], command: RemotingCommand) -> list[
         return find(command)
     except AclError:
         raise
-    except Exception as error:  # whatever is wrong with it: what cannot be judged is refused
+    except Exception as error:  # whatever is wrong: a request that cannot be judged is refused
         raise AclError(f"request {command.code} cannot be judged: {error}") from error
 
 
@@ -120,13 +120,13 @@ def _all(*finders: Named) -> Named:
 def _reply(command: RemotingCommand) -> list[Need] | None:
     ext = command.ext or {}
     if FORWARDED_FROM in ext:
-        return None  # only brokers pass replies on, and say whose they are
+        return None  # only brokers forward replies, and say from whom
     return [topic_need(SendHeader.parse(ext, command.code).topic, PUB)]
 
 
 def _heartbeat(command: RemotingCommand) -> list[Need]:
-    """A producer's groups need nothing; what may reach a producer is asked when it is sent to it
-    (broker.access)."""
+    """Return the needs of a heartbeat's consumer groups. Producer groups need nothing: the check is
+    made when something is sent to a producer (broker.access)."""
     found: list[Need] = []
     for consumer in _objects(loads_object(command.body), "consumerDataSet"):
         found.append(Need(True, str(consumer.get("groupName") or ""), SUB))
@@ -136,7 +136,7 @@ def _heartbeat(command: RemotingCommand) -> list[Need]:
 
 
 def _client_config(command: RemotingCommand) -> list[Need]:
-    """46 asks whether a filter can be understood."""
+    """Return the needs of 46, which has a filter expression checked."""
     body = loads_object(command.body)
     group, subscription = body.get("group"), body.get("subscriptionData")
     found = [Need(True, str(group), SUB)] if group else []
@@ -168,7 +168,7 @@ NOTHING: Needs = _nothing
 STORED: Needs = _nothing
 _CODE = RequestCode
 _BOTH = _all(_group("group"), _topic(SUB))
-_READ: Needs = _nothing  # of a name server: routes, which whoever may connect has to ask for
+_READ: Needs = _nothing  # of a name server: routes, which every client has to ask for
 
 BROKER: dict[int, Needs | None] = {
     int(code): find
@@ -212,12 +212,12 @@ BROKER: dict[int, Needs | None] = {
         _CODE.CONSUME_MESSAGE_DIRECTLY: _group("consumerGroup"),  # and STORED
         _CODE.INVOKE_BROKER_TO_RESET_OFFSET: _BOTH,
         _CODE.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _BOTH,
-        # Without a topic it is all that the first group has consumed: its handler asks for each.
+        # Without a topic it covers all that the first group has consumed; its handler checks each.
         _CODE.CLONE_GROUP_OFFSET: _all(
             _group("srcGroup"), _group("destGroup"), _topic_if_named(SUB)
         ),
         # tools: the whole broker
-        _CODE.GET_BROKER_RUNTIME_INFO: NOTHING,  # figures and role: what health checks ask
+        _CODE.GET_BROKER_RUNTIME_INFO: NOTHING,  # figures and role, for health checks
         _CODE.GET_BROKER_CLUSTER_ACL_INFO: NOTHING,  # the accounts' version, a number and a time
         _CODE.GET_ALL_TOPIC_CONFIG: ADMIN,
         _CODE.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: ADMIN,

@@ -1,7 +1,7 @@
-"""plain_acl.yml and tools.yml, Apache's files of accounts and of a tool's credentials. Pure.
+"""Reads plain_acl.yml and tools.yml, Apache's files of accounts and of a tool's credentials. Pure.
 
-Values are taken as they are written (no numbers, no booleans), so a secret of digits is what it
-looks like. Errors say line and column, never the content: that holds secrets.
+Values are read as strings (no numbers, no booleans), so a secret of digits stays as written. Errors
+name line and column, never the content, which holds secrets.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import yaml
 from raftmq.remoting.acl.accounts import Accounts, AclError, accounts_from_config
 from raftmq.remoting.acl.signature import Credentials
 
-FILE_SIZE_BYTES_MAX = 4 * 1024 * 1024  # it becomes one frame of a Raft log
+FILE_SIZE_BYTES_MAX = 4 * 1024 * 1024  # because it becomes one frame of a Raft log
 
 
 def parse_accounts(text: str) -> Accounts:
-    """Of plain_acl.yml. Raises AclError."""
+    """Parse plain_acl.yml. Raises AclError."""
     return accounts_from_config(_loaded(text))
 
 
 def accounts_text(accounts: Accounts) -> str:
-    """plain_acl.yml with these accounts; `parse_accounts` reads it back."""
+    """Write plain_acl.yml with these accounts; `parse_accounts` reads it back."""
     text: str = yaml.safe_dump(accounts.to_config(), sort_keys=False, allow_unicode=True)
     return text
 
 
 def parse_credentials(text: str) -> Credentials:
-    """Of tools.yml: accessKey, secretKey and perhaps securityToken. Raises AclError."""
+    """Parse tools.yml: accessKey, secretKey and optionally securityToken. Raises AclError."""
     value = _loaded(text)
     if not isinstance(value, dict):
         raise AclError("not a mapping of accessKey and secretKey")

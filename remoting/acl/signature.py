@@ -1,12 +1,12 @@
-"""Signed requests, as Apache's AclClientRPCHook makes them. Pure.
+"""Request signatures, as Apache's AclClientRPCHook makes them. Pure.
 
-What is signed is text: the values of all extFields in the order of their keys, `Signature` left
-out, then the body. Keys are ordered by their UTF-16 code units, as Java orders strings. The
-signature is Base64(HMAC-SHA1(secret key, text)) and travels as one extField more, beside
-`AccessKey` and, where there is one, `SecurityToken`. The secret key itself never travels.
+The signed text consists of the values of all extFields in the order of their keys, without
+`Signature`, and the body. Keys are ordered by their UTF-16 code units, as Java orders strings. The
+signature is Base64(HMAC-SHA1(secret key, text)) and is sent as another extField, beside `AccessKey`
+and, if there is one, `SecurityToken`. The secret key itself is never sent.
 
-`_UNIQUE_KEY_QUERY` is signed by some of Apache's clients and added behind the signature by others;
-either is accepted, as by Apache's brokers.
+Some of Apache's clients sign `_UNIQUE_KEY_QUERY`, others add it after signing; both are accepted,
+as by Apache's brokers.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ SIGNED_FIELDS = (ACCESS_KEY, SIGNATURE, SECURITY_TOKEN)
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who signs. The secret is in no repr."""
+    """The keys of a signer. Its repr does not show the secret."""
 
     access_key: str
     secret_key: str = field(repr=False)
     security_token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError if a key is empty."""
         if not self.access_key or not self.secret_key:
             raise ValueError("credentials need an access key and a secret key")
 
     def sign(self, command: RemotingCommand) -> None:
-        """Put the signature into `command`, in place of one that it may have. Last before encoding:
-        whatever changes after it breaks it."""
+        """Put the signature into `command`, replacing one it may have. Call it last before
+        encoding: any later change invalidates the signature."""
         ext = {k: v for k, v in (command.ext or {}).items() if k not in SIGNED_FIELDS}
         ext[ACCESS_KEY] = self.access_key
         if self.security_token:
@@ -52,8 +52,8 @@ class Credentials:
 
 
 def credentials_of(text: str) -> Credentials | None:
-    """Of `{"accessKey":"…","secretKey":"…"}`, as Apache's brokers are told theirs; None of "".
-    Raises ValueError, which does not hold them."""
+    """Parse `{"accessKey":"…","secretKey":"…"}`, the form in Apache's broker configuration; None
+    for "". Raises ValueError, which does not show them."""
     if not text:
         return None
     try:
@@ -66,8 +66,8 @@ def credentials_of(text: str) -> Credentials | None:
 
 
 def credentials_of_environment(environment: Mapping[str, str]) -> Credentials | None:
-    """RAFTMQ_ACCESS_KEY, RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN, as tools have them. Raises
-    ValueError for half of them."""
+    """Read a tool's RAFTMQ_ACCESS_KEY, RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; None if the
+    keys are not set. Raises ValueError if only one of the two is."""
     access_key, secret_key, token = (
         environment.get(f"RAFTMQ_{name}", "")
         for name in ("ACCESS_KEY", "SECRET_KEY", "SECURITY_TOKEN")
@@ -78,7 +78,7 @@ def credentials_of_environment(environment: Mapping[str, str]) -> Credentials | 
 
 
 def signed_text(ext: Mapping[str, str], body: bytes) -> bytes:
-    """What the signature of a request with these fields and this body is made of."""
+    """Return the text to sign for a request with these fields and this body."""
     if all(map(str.isascii, ext)):
         keys = sorted(ext)
     else:
@@ -91,7 +91,7 @@ def signature(secret_key: str, text: bytes) -> str:
 
 
 def is_signed_by(secret_key: str, ext: Mapping[str, str], body: bytes) -> bool:
-    """Whether the signature was made with this secret; every wrong one takes as long."""
+    """Return whether the signature was made with this secret, comparing in constant time."""
     given = ext.get(SIGNATURE, "").encode()
     if _equal(given, secret_key, signed_text(ext, body)):
         return True

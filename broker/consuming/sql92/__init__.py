@@ -1,11 +1,11 @@
-"""SQL92 expressions over message properties (remoting-protocol section 11). Pure.
+"""SQL92 expressions over message properties. Pure.
 
 `compile_expression(text)` parses once and returns an `Expression` whose `matches(properties)` says
-whether a message passes; what is not true (false, unknown, or a value that cannot be converted)
-does not pass. Compiled expressions are kept, the CACHE_MAX last used of them.
+whether a message passes; a result that is not true (false, unknown, or a value that cannot be
+converted) does not pass. The CACHE_MAX compiled expressions used last are kept.
 
 The grammar and the conversions are Apache's (tests/interop/test_sql92.py compares with its own
-evaluator), with one difference: text behind a whole expression is an error here. Apache's parser
+evaluator), with one difference: text behind a complete expression is an error here. Apache's parser
 leaves it unread, so that `a = 1 ADN b = 2` would filter by a alone.
 """
 
@@ -24,5 +24,5 @@ CACHE_MAX = 1_000  # expressions; one is at most tokens.LENGTH_MAX characters lo
 
 @lru_cache(maxsize=CACHE_MAX)
 def compile_expression(text: str) -> Expression:
-    """Raises Sql92Error, which says where."""
+    """Compile an expression. Raises Sql92Error, which says where."""
     return parse(text)

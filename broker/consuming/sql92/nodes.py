@@ -1,8 +1,8 @@
-"""What a SQL92 expression is made of: each node evaluates by a closure made once. Pure.
+"""The nodes of a SQL92 expression: each evaluates by a closure made once. Pure.
 
 Making a node checks its operands as Apache does; a refusal is a Rejection, to which the parser adds
-the place. `evaluate(properties)` of a boolean node is True, False, or None for unknown, and raises
-values.Incomparable.
+the position. `evaluate(properties)` of a boolean node is True, False, or None for unknown, and may
+raise values.Incomparable.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from raftmq.broker.consuming.sql92.values import (
     order,
 )
 
-DEPTH_MAX = 64  # of nodes in nodes; evaluation takes a few of Python's frames for each
+DEPTH_MAX = 64  # nesting of nodes; evaluation takes a few of Python's frames for each
 Properties = Mapping[str, str]
 Evaluate = Callable[[Properties], Value]
 Truth = Callable[[Properties], bool | None]
 
-# Of what `order` answers, by operator.
+# By operator: whether it holds for a result of `order`.
 ORDERS: dict[str, Callable[[int], bool]] = {
     ">": lambda answer: answer > 0,
     ">=": lambda answer: answer >= 0,
@@ -44,12 +44,12 @@ TEXT_TESTS: dict[str, Callable[[str, str], bool]] = {
 
 
 class Rejection(Exception):
-    """These operands do not go with that operator."""
+    """These operands do not fit that operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`truth` is there where the node is boolean. A constant has `evaluate` and its value."""
+    """A part of an expression. `truth` is set for booleans, `value` for constants."""
 
     evaluate: Evaluate
     text: str
@@ -70,7 +70,7 @@ class Expression:
         self._truth = truth
 
     def evaluate(self, properties: Properties) -> bool | None:
-        """None: unknown. Raises Incomparable."""
+        """Evaluate; None means unknown. Raises Incomparable."""
         return self._truth(properties)
 
     def matches(self, properties: Properties) -> bool:
@@ -115,8 +115,8 @@ def variable(name: str) -> Node:
 
 
 def truth_of(node: Node) -> Truth:
-    """The node where a boolean must stand. A property is one, though never true: its value is a
-    string. Raises Rejection."""
+    """Return the node's truth where a boolean is needed. A property is accepted, though never true:
+    its value is a string. Raises Rejection."""
     if node.truth is not None:
         return node.truth
     if node.property_name:
@@ -126,7 +126,7 @@ def truth_of(node: Node) -> Truth:
 
 
 def any_of(nodes: Sequence[Node]) -> Node:
-    """OR."""
+    """Make an OR."""
     truths = [truth_of(node) for node in nodes]
 
     def truth(properties: Properties) -> bool | None:
@@ -143,7 +143,7 @@ def any_of(nodes: Sequence[Node]) -> Node:
 
 
 def all_of(nodes: Sequence[Node]) -> Node:
-    """AND."""
+    """Make an AND."""
     truths = [truth_of(node) for node in nodes]
 
     def truth(properties: Properties) -> bool | None:
@@ -160,7 +160,7 @@ def all_of(nodes: Sequence[Node]) -> Node:
 
 
 def negation(node: Node) -> Node:
-    """NOT."""
+    """Make a NOT."""
     term = truth_of(node)
 
     def truth(properties: Properties) -> bool | None:
@@ -193,14 +193,14 @@ def equality(left: Node, right: Node, *, unequal: bool = False) -> Node:
 
 
 def null_test(node: Node, *, wanted: bool) -> Node:
-    """IS NULL, IS NOT NULL."""
+    """Make IS NULL or IS NOT NULL."""
     evaluate = node.evaluate
     symbol = " IS NULL" if wanted else " IS NOT NULL"
     return _boolean(lambda p: (evaluate(p) is None) is wanted, symbol, (node,))
 
 
 def comparison(operator: str, left: Node, right: Node) -> Node:
-    """`>` and its like: numbers only."""
+    """Make `>` and the like: numbers only."""
     for node in (left, right):
         if node.truth or (node.is_constant and isinstance(node.value, str)):
             raise Rejection(f"{node.text} cannot be compared by {operator}: it is no number")
@@ -224,7 +224,7 @@ def between(node: Node, low: Node, high: Node, *, inverted: bool) -> Node:
 
 
 def membership(node: Node, members: frozenset[str], *, inverted: bool) -> Node:
-    """IN."""
+    """Make an IN."""
     name = node.property_name
     if not name:
         raise Rejection(f"IN wants a property before it, not {node.text}")
@@ -237,8 +237,8 @@ def membership(node: Node, members: frozenset[str], *, inverted: bool) -> Node:
 
 
 def text_test(keyword: str, node: Node, wanted: str, *, inverted: bool) -> Node:
-    """CONTAINS, STARTSWITH, ENDSWITH. Of what is missing or no string, and for '', both the test
-    and its opposite are false."""
+    """Make CONTAINS, STARTSWITH or ENDSWITH. For a missing value or no string, and for '', both the
+    test and its opposite are false."""
     evaluate, test = node.evaluate, TEXT_TESTS[keyword]
 
     def truth(properties: Properties) -> bool:

@@ -26,7 +26,7 @@ _SUFFIXES = {"BETWEEN", "IN", *nodes.TEXT_TESTS}
 
 
 def parse(text: str) -> Expression:
-    """Raises Sql92Error."""
+    """Parse an expression. Raises Sql92Error."""
     return _Parser(text).expression()
 
 
@@ -35,7 +35,7 @@ class _Parser:
         self._text = text
         self._tokens = tokenize(text)
         self._at = 0
-        self._open = 0  # parentheses and signs that are not closed yet
+        self._open = 0  # parentheses and signs not closed yet
 
     def expression(self) -> Expression:
         node = self._or()
@@ -99,7 +99,7 @@ class _Parser:
             left = self._suffixed(left, word.text, token, inverted)
 
     def _suffixed(self, left: Node, word: str, begin: Token, inverted: bool) -> Node:
-        """`left` with what stands behind BETWEEN, IN, CONTAINS and so on."""
+        """Return `left` with the operands of BETWEEN, IN, CONTAINS and so on applied to it."""
         if word == "BETWEEN":
             low = self._unary()
             self._wants("AND")
@@ -159,7 +159,7 @@ class _Parser:
         return self._tokens[self._at]
 
     def _takes(self, text: str) -> bool:
-        """Whether this keyword or symbol stands here; then it is read."""
+        """Read this keyword or symbol if it is next; return whether it was."""
         token = self._token
         found = token.kind in (Kind.KEYWORD, Kind.SYMBOL) and token.text == text
         self._at += found
@@ -177,7 +177,7 @@ class _Parser:
         return token.text
 
     def _inside(self, rule: Callable[[], Node]) -> Node:
-        """One level down, behind the token that stands here."""
+        """Apply a rule one level deeper, behind the current token."""
         if self._open >= DEPTH_MAX:
             raise self._error(f"the expression is nested deeper than {DEPTH_MAX}")
         self._at += 1
@@ -188,7 +188,7 @@ class _Parser:
 
     @contextmanager
     def _blaming(self, token: Token) -> Iterator[None]:
-        """A node that is refused within is so because of what stands here."""
+        """Turn a Rejection of a node within into a Sql92Error at this token."""
         try:
             yield
         except Rejection as rejection:

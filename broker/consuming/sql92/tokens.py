@@ -1,8 +1,8 @@
-"""The words of a SQL92 expression. Pure.
+"""The tokens of a SQL92 expression. Pure.
 
-Identifiers are `[A-Za-z_$][A-Za-z0-9_$]*` and keep their case; keywords have none. Numbers:
-`0`, `17`, `17L`, `1.5`, `.5`, `5.`, `5E10`. Strings stand in single quotes, a quote in one is
-written twice. Comments are `-- …` up to the line's end, and `/* … */`.
+Identifiers are `[A-Za-z_$][A-Za-z0-9_$]*` and case-sensitive; keywords are not. Numbers: `0`, `17`,
+`17L`, `1.5`, `.5`, `5.`, `5E10`. Strings stand in single quotes; a quote within is written twice.
+Comments are `-- …` up to the line's end, and `/* … */`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKEN = re.compile(
 
 
 class Sql92Error(ValueError):
-    """An expression that cannot be used; `position` is where, a 0-based character index."""
+    """An expression that cannot be used; `position` is the 0-based character index of the error."""
 
     def __init__(self, text: str, position: int, reason: str) -> None:
         before = text[:position]
@@ -53,7 +53,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`text` is a keyword in capitals, a string without quotes, else as it stands there."""
+    """A token. `text`: a keyword in capitals, a string without quotes, else as written."""
 
     kind: Kind
     text: str
@@ -73,7 +73,7 @@ _KINDS = {
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens, END last. Raises Sql92Error."""
+    """Return all tokens, END last. Raises Sql92Error."""
     if len(text) > LENGTH_MAX:
         reason = f"the expression has {len(text)} characters, allowed are {LENGTH_MAX}"
         raise Sql92Error(text, LENGTH_MAX, reason)

@@ -1,8 +1,9 @@
-"""Values of a SQL92 expression and how they compare: Java's rules, since Apache's are. Pure.
+"""Values of a SQL92 expression and how they compare: by Java's rules, as Apache's do. Pure.
 
 A value is None (NULL), bool, int (Java's Integer), Long, float (Double) or str; properties are
-always strings. A string meets a number by conversion to that number's type: `a > 5` converts a to
-an Integer, so '5.5' and '3000000000' cannot be compared with 5, while `a > 5.0` takes both.
+always strings. A string is compared with a number by conversion to that number's type: `a > 5`
+converts a to an Integer, so '5.5' and '3000000000' cannot be compared with 5, while `a > 5.0` takes
+both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from math import copysign, inf, isnan
 
 
 class Long(int):
-    """A Java long, as literals beyond 32 bits are."""
+    """A Java long: the type of literals beyond 32 bits."""
 
 
 Value = bool | int | float | str | None
@@ -28,16 +29,16 @@ _DECIMAL = re.compile(
 _HEXADECIMAL = re.compile(
     r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?"
 )
-_TRIMMED = "".join(map(chr, range(0x21)))  # what String.trim takes away
-DIGITS_MAX = 400  # of an integer: longer ones fit no type, and are not worth a conversion
+_TRIMMED = "".join(map(chr, range(0x21)))  # the characters that String.trim removes
+DIGITS_MAX = 400  # of an integer: longer ones fit no type and are not converted
 
 
 class Incomparable(Exception):
-    """These values do not compare: the message does not match, whatever stands around."""
+    """These values do not compare: the message does not match, whatever the rest says."""
 
 
 def to_integer(text: str, bounds: tuple[int, int]) -> int:
-    """Integer.valueOf or Long.valueOf. Raises Incomparable."""
+    """Convert as Integer.valueOf or Long.valueOf. Raises Incomparable."""
     if len(text) <= DIGITS_MAX and _INTEGER.fullmatch(text) and max(text) <= "\uffff":
         value = int(text)
         if bounds[0] <= value <= bounds[1]:
@@ -46,7 +47,7 @@ def to_integer(text: str, bounds: tuple[int, int]) -> int:
 
 
 def to_double(text: str) -> float:
-    """Double.valueOf. Raises Incomparable."""
+    """Convert as Double.valueOf. Raises Incomparable."""
     text = text.strip(_TRIMMED)
     if _DECIMAL.fullmatch(text):
         return float(text if text.endswith(("N", "y")) else text.rstrip("fFdD"))
@@ -60,8 +61,8 @@ def to_double(text: str) -> float:
 
 
 def equals(left: Value, right: Value) -> bool | None:
-    """`=`, NULL included: a missing left side is unknown, a missing right side alone is false (and
-    so `5 <> a` holds without an a), both missing are equal. Raises Incomparable."""
+    """Return whether `=` holds, NULL included: a missing left side is unknown, a missing right side
+    alone is false (so `5 <> a` holds without an a), both missing are equal. Raises Incomparable."""
     if left is None or right is None:
         if left is None and right is None:
             return True
@@ -72,8 +73,8 @@ def equals(left: Value, right: Value) -> bool | None:
 
 
 def order(left: Value, right: Value) -> int | None:
-    """For `<` and its like: below, at or above 0; None: unknown. Two strings are compared as
-    numbers. Raises Incomparable."""
+    """Compare for `<` and the like: return below, at or above 0; None: unknown. Two strings are
+    compared as numbers. Raises Incomparable."""
     if left is None or right is None:
         return None
     if isinstance(left, str) and isinstance(right, str):
@@ -82,8 +83,8 @@ def order(left: Value, right: Value) -> int | None:
 
 
 def compare(left: bool | int | float | str, right: bool | int | float | str) -> int:
-    """Java's compareTo after conversion to one type; -1 for types that have nothing in common.
-    Raises Incomparable."""
+    """Return Java's compareTo after conversion to one type; -1 for types that have nothing in
+    common. Raises Incomparable."""
     if isinstance(left, bool) or isinstance(right, bool):
         return _with_boolean(left, right)
     if isinstance(left, str):
@@ -114,7 +115,7 @@ def _like(number: int | float, text: str) -> int | float:
 
 
 def _doubles(left: float, right: float) -> int:
-    """Double.compareTo: NaN is above all and equals itself, -0.0 is below 0.0."""
+    """Compare as Double.compareTo: NaN is above all and equals itself, -0.0 is below 0.0."""
     if left < right:
         return -1
     if left > right:
@@ -127,7 +128,7 @@ def _doubles(left: float, right: float) -> int:
 
 
 def negated(value: Value) -> Value:
-    """Unary minus; of what is no number it is NULL."""
+    """Return the unary minus of a value; NULL if it is no number."""
     if value is None or isinstance(value, bool | str):
         return None
     return Long(-value) if isinstance(value, Long) else -value

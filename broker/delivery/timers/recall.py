@@ -1,9 +1,9 @@
-"""RECALL_MESSAGE (370): whoever sent a timer message does not want it delivered any more.
+"""RECALL_MESSAGE (370): the sender of a timer message does not want it delivered any more.
 
-The recall handle of the send's answer names topic, slot and UNIQ_KEY. What recalls the message is
-stored in the timer topic, to the same slot, and answered once that is committed: from then on the
-message is not delivered, whoever leads. A message whose time is over, or may be, is not recalled.
-Whether there is such a message is not asked, as with Apache's broker.
+The recall handle of the send's answer names topic, slot and UNIQ_KEY. A message that recalls it is
+stored in the timer topic, for the same slot, and the request is answered once that is committed:
+from then on the timer message is not delivered, whoever leads. A message whose time is over, or may
+be, is not recalled. Whether there is such a message is not checked, as with Apache's broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Recalls:
-    """The handler."""
+    """The handler of the request."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -37,7 +37,7 @@ class Recalls:
         return {int(RequestCode.RECALL_MESSAGE): self.recall}
 
     async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Raises Refused, HeaderError, OutcomeUnknown."""
+        """Recall a timer message. Raises Refused, HeaderError, OutcomeUnknown."""
         broker = self._broker
         topic, group = text(request.ext, "topic"), text_or(request.ext, "producerGroup")
         if not broker.config.recall_message_enable:
@@ -67,7 +67,7 @@ class Recalls:
 
 
 def _checked(text_of_handle: str, topic: str, broker_name: str) -> RecallHandle:
-    """Raises Refused."""
+    """Decode and check a recall handle. Raises Refused."""
     try:
         handle = RecallHandle.decode(text_of_handle)
     except ValueError as error:

@@ -1,20 +1,21 @@
 """Delivery of timer messages: by the leader, or classic mode's master.
 
-Every replica keeps a wheel of what waits (broker.delivery.timers.wheel), fed from the timer topic's
-queue every tick. Who leads delivers: what is due is read from the log and stored where it was sent
-to, in one frame with the progress that this makes, one delivery after the other. So after a
-failover, a restart or an installation the next leader goes on where the log says, with a wheel that
-it had already. Nothing is delivered twice and nothing lost; nothing before its time, by the clock
-of the leader of the day.
+Every replica keeps a wheel of waiting messages (broker.delivery.timers.wheel), fed from the timer
+topic's queue every tick. The leader delivers: messages that are due are read from the log and
+stored where they were sent to, in one frame with the resulting progress, one delivery after the
+other. So after a failover, a restart or a snapshot install the next leader goes on where the log
+says, with a wheel that it already had. Nothing is delivered twice and nothing is lost; nothing is
+delivered before its time, by the current leader's clock.
 
-A message may wait for longer than its segment is kept. What has waited for half of
+A message may wait for longer than its segment is kept. One that has waited for half of
 `fileReservedTime` is therefore stored once more, at the end of the queue, in a frame that says so;
-and so is, at once, what stands in the way when a segment is to go (`spare`): retention waits for
-that. A replica whose disk is fuller than its leader's waits until the leader comes to it.
+so are, at once, those that stand in the way when a segment is to be deleted (`spare`): retention
+waits for that. A replica whose disk is fuller than its leader's waits until the leader does the
+same.
 
-A message that recalls another (TIMER_DEL_UNIQKEY) waits for the same slot. When that is over the
-other is left out, also if the one that recalls it is only on its way into the log: the delivery
-goes into the log behind it, so if that is committed, both are.
+A message that recalls another (TIMER_DEL_UNIQKEY) waits for the same slot. When the slot is over,
+the other is left out, even if the recalling one is still in flight: the delivery goes into the log
+behind it, so if the delivery is committed, both are.
 """
 
 from __future__ import annotations
@@ -47,22 +48,22 @@ log = logging.getLogger("raftmq.broker.timers")
 COUNT_MAX = 128  # messages of one delivery: about 4 ms
 BYTES_MAX = 512 * 1024  # of one delivery; a larger message goes alone
 TAKE_MAX = 4_096  # units in one tick: about 5 ms
-RETRY_MS = 500  # after what could not be read or is not taken
+RETRY_MS = 500  # after a failed read or a refusal
 AGE_LOOK_MS = 10_000
-NO_TIME_BELOW_MS = 10**11  # 1973; what a unit holds instead is a tags code, of an Apache broker
+NO_TIME_BELOW_MS = 10**11  # 1973; smaller values in a unit are tags codes, from an Apache broker
 
 
 class TimerView(NamedTuple):
-    """What waits, for who asks."""
+    """The state of the timer messages, for reports."""
 
     waiting: int
     late_ms: int  # by how much the next one is overdue
-    offset: int  # of the queue's first that waits, or a little less
+    offset: int  # of the first waiting message in the queue, or a little less
     max_offset: int
 
 
 class TimerService:
-    """See the module. Every method runs on the loop and returns without waiting."""
+    """Delivers timer messages. Every method runs on the loop and returns without waiting."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class TimerService:
         clock_ms: Callable[[], int],
     ) -> None:
         """`stored_since(ms)`: the queue's first offset that was stored at that time or later.
-        `kept_ms`: for how long segments are. The rest as in broker.delivery.delay."""
+        `kept_ms`: for how long segments are kept. The rest is as in broker.delivery.delay."""
         self.timing = timing
         self._table = table
         self._sends = sends
@@ -95,25 +96,25 @@ class TimerService:
         self._on_read_failed = on_read_failed
         self._clock_ms = clock_ms
         self.wheel = TimerWheel()
-        self._recalls: dict[int, list[int]] = {}  # slot → offsets of what recalls others
-        self._recalled: dict[int, set[Key]] = {}  # slot → whom, by what may not be in the queue yet
-        self._recalled_by: tuple[Sequence[int], set[Key]] = ((), set())  # offsets, whom; one slot
-        self._leadership = 0  # which one; who hears late of an earlier one keeps quiet
+        self._recalls: dict[int, list[int]] = {}  # slot → offsets of messages that recall others
+        self._recalled: dict[int, set[Key]] = {}  # slot → recalled keys, maybe not in the queue yet
+        self._recalled_by: tuple[Sequence[int], set[Key]] = ((), set())  # offsets, keys; one slot
+        self._leadership = 0  # its number; late callbacks of an earlier one do nothing
         self._under_way: Progress | None = None
-        self._popped: list[Waiting] = []  # what is under way
+        self._popped: list[Waiting] = []  # messages in flight
         self._again: Callable[[], object] = lambda: None  # the last read, if it has to be repeated
         self._pause_until_ms = 0
         self._count_max = COUNT_MAX
         self._roll_next = False
-        self._roll_position = 0  # retention wants all before this CommitLog offset to go
-        self._roll_offset = 0  # before this queue offset all has waited for long
+        self._roll_position = 0  # retention wants to delete all before this CommitLog offset
+        self._roll_offset = 0  # all before this queue offset has waited for long
         self._age_due_ms = 0
         self.delivered_count = 0
         self.rolled_count = 0
         timing.waiting = lambda: self.wheel.count
 
     def leadership_changed(self) -> None:
-        """What was under way has ended; a ready leader's table says how."""
+        """Forget the delivery in flight, which has ended; a ready leader's table says how."""
         self._leadership += 1
         self._end_move()
         self._recalled.clear()
@@ -121,7 +122,7 @@ class TimerService:
         self._count_max = COUNT_MAX
 
     def tick(self) -> None:
-        """Learn of what was stored and delivered; deliver what is due, COUNT_MAX at most."""
+        """Take in what was stored and delivered; deliver at most COUNT_MAX due messages."""
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return
@@ -145,7 +146,7 @@ class TimerService:
                 self._on_read_failed(error, self._again)
 
     def look(self) -> TimerView:
-        """On any replica. Raises OSError, StoreError."""
+        """Return the state of the timer messages, on any replica. Raises OSError, StoreError."""
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return TimerView(0, 0, 0, 0)
@@ -155,13 +156,13 @@ class TimerService:
         return TimerView(self.wheel.count, late_ms, self.wheel.first_offset, queue.max_offset)
 
     def spare(self, position: int) -> int:
-        """How far retention may go that would go up to this CommitLog offset: to where the first
-        message stands that waits. Raises OSError, StoreError."""
+        """Return how far retention may go that wants to go to this CommitLog offset: at most to the
+        first waiting message. Raises OSError, StoreError."""
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return position
         first = max(self.wheel.first_offset, queue.min_offset)
-        if self.wheel.next_offset < queue.max_offset:  # not all of it was taken: as far as it was
+        if self.wheel.next_offset < queue.max_offset:  # not all was taken: only as far as it was
             first = max(min(first, self.wheel.next_offset), queue.min_offset)
         for at, _, _ in UNIT.iter_unpack(queue.units(first, 1)):
             if at < position:
@@ -170,18 +171,18 @@ class TimerService:
         return position
 
     def recalling(self, slot_ms: int, key: Key) -> None:
-        """A message that recalls another is given to the send path in this turn of the loop."""
+        """Note a recalling message that is given to the send path in this turn of the loop."""
         self._recalled.setdefault(slot_ms, set()).add(key)
 
     def is_delivered(self, slot_ms: int) -> bool:
-        """Whether messages of this slot may be delivered already."""
+        """Return whether messages of this slot may have been delivered already."""
         progress = self._under_way or self._table.timer
         return slot_ms <= progress.due_ms
 
-    # ---- what there is ----------------------------------------------------------------------
+    # ---- waiting messages ------------------------------------------------------------------
 
     def _follow(self, queue: ConsumeQueue) -> None:
-        """Take the queue's new units, and how far the deliveries are."""
+        """Take the queue's new units, and the progress of the deliveries."""
         wheel, table = self.wheel, self._table.timer
         if queue.max_offset < wheel.next_offset or table < wheel.progress:
             log.info("timers_anew end=%d taken=%d", queue.max_offset, wheel.next_offset)
@@ -189,7 +190,7 @@ class TimerService:
             wheel = self.wheel = TimerWheel(table)
             self._recalls.clear()
         if table != wheel.progress:
-            self._end_move()  # its outcome was unknown, and now is not
+            self._end_move()  # its outcome was unknown, and is known now
             wheel.settle(table)
             for slot_ms in [slot_ms for slot_ms in self._recalls if slot_ms < table.due_ms]:
                 del self._recalls[slot_ms]
@@ -206,12 +207,12 @@ class TimerService:
             offset += 1
 
     def _is_free(self, queue: ConsumeQueue) -> bool:
-        """Whether something may be delivered: only by who knows all that waits."""
+        """Return whether something may be delivered: only if the whole queue was taken."""
         complete = self.wheel.next_offset >= queue.max_offset
         return self._leading() and self._under_way is None and complete
 
     def _record(self, position: int, offset: int) -> MessageRecord:
-        """Raises OSError, StoreError, RecordError."""
+        """Read a timer message. Raises OSError, StoreError, RecordError."""
         data = self._message_at(position)
         record = None if data is None else decode_record(data, check_body=False)
         if record is None or record.topic != TIMER_TOPIC or record.queue_offset != offset:
@@ -221,7 +222,7 @@ class TimerService:
     # ---- deliveries -------------------------------------------------------------------------
 
     def _deliver(self, queue: ConsumeQueue) -> bool:
-        """Begin a delivery, if something is due."""
+        """Begin a delivery if something is due; return whether one began."""
         popped = self.wheel.pop(self.timing.over_before_ms, self._count_max)
         if not popped:
             return False
@@ -234,7 +235,8 @@ class TimerService:
         return True
 
     def _read(self, queue: ConsumeQueue, waiting: Sequence[Waiting]) -> tuple[list[Outgoing], int]:
-        """What the first of them become that fit into a delivery, and how many that are."""
+        """Return the messages to deliver for the first of these that fit into a delivery, and the
+        number of entries handled."""
         found: list[Outgoing] = []
         size = 0
         for count, (due_ms, offset) in enumerate(waiting):
@@ -283,7 +285,8 @@ class TimerService:
             self._roll_offset = self._stored_since(since_ms)
 
     def _roll(self, queue: ConsumeQueue) -> bool:
-        """Begin to store once more what has waited for long, or stands in retention's way."""
+        """Begin to store once more what has waited for long, or stands in retention's way; return
+        whether anything was begun."""
         begin = offset = max(self.wheel.first_offset, queue.min_offset)
         self._again = lambda: queue.units(begin, TAKE_MAX)
         progress = self._table.timer
@@ -309,7 +312,7 @@ class TimerService:
     def _move(
         self, messages: list[Outgoing], progress: Progress, delivered_count: int, rolled_count: int
     ) -> None:
-        """Have the messages stored, and in the same frame the progress that this makes."""
+        """Have the messages stored, together with the resulting progress in the same frame."""
         leadership = self._leadership
 
         def ended(code: int, remark: str) -> None:
@@ -317,7 +320,7 @@ class TimerService:
                 self.delivered_count += delivered_count
                 self.rolled_count += rolled_count
             if leadership != self._leadership or self._under_way is not progress:
-                return  # classic mode's table may have said it before
+                return  # classic mode's table may have said so before
             if is_stored(code):
                 self._end_move()
                 self._count_max = COUNT_MAX
@@ -335,20 +338,20 @@ class TimerService:
             self._sends.store(messages, command, ended)
         except Refused as refused:
             if refused.code == ResponseCode.MESSAGE_ILLEGAL and len(messages) == 1:
-                # Of a store whose messages may be larger: it would keep the others for ever.
+                # From a store with larger messages: it would block the others for ever.
                 log.error("timer_undeliverable: %s", refused.remark)
                 self._propose(command, proposal_told(ended))
                 return
             self._end_move()
             if refused.code == ResponseCode.MESSAGE_ILLEGAL:
-                self._count_max = 1  # whichever it is comes alone
+                self._count_max = 1  # the offending message then comes alone
             else:
                 self._pause_until_ms = self._clock_ms() + RETRY_MS
             return
         self._sends.wake()
 
     def _end_move(self) -> None:
-        """Nothing is under way any more; the table says what became of it."""
+        """Forget the delivery in flight; the table says what became of it."""
         popped, self._popped = self._popped, []
         self._under_way = None
         self.wheel.put_back(popped)
@@ -357,7 +360,7 @@ class TimerService:
 def timer_service(
     broker: Broker, propose: Callable[[bytes, Callable[[Exception | None], None]], None]
 ) -> TimerService:
-    """The one of a broker whose parts are built."""
+    """Return the timer service of a broker whose parts are built."""
     store = broker.store
     return TimerService(
         broker.sends.parking.timing,

@@ -1,4 +1,4 @@
-"""Timer messages, from a send's properties to what waits and from there to what is delivered: pure.
+"""The forms of a timer message: as sent, as it waits, and as delivered. Pure.
 
 A send may say when it is to be delivered, in one of three properties; if there are several, the
 first of these counts, and a delay level (DELAY) before all of them:
@@ -7,13 +7,14 @@ first of these counts, and a delay level (DELAY) before all of them:
     TIMER_DELAY_MS    milliseconds from then
     TIMER_DELIVER_MS  a time, in ms since the epoch
 
-It waits in the only queue of rmq_sys_wheel_timer. Where it was sent to stands in REAL_TOPIC and
-REAL_QID, as of all parked messages, and in TIMER_OUT_MS the slot that it waits for: the last
+The message waits in the only queue of rmq_sys_wheel_timer. Its target stands in REAL_TOPIC and
+REAL_QID, as for all parked messages, and in TIMER_OUT_MS the slot that it waits for: the last
 multiple of `timerPrecisionMs` before its time. It is due when the slot is over, so never early. Its
 consume-queue unit holds TIMER_OUT_MS in place of a tags code (store.dispatch.timer_code).
 
 A message with TIMER_DEL_UNIQKEY recalls the one with that UNIQ_KEY and the same topic and slot. It
-waits like any other, and is gone when it is due. Names, layout and rules are those of Apache's 5.3.
+waits like any other, and is dropped when it is due. Names, layout and rules are those of Apache's
+5.3.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 @dataclass(slots=True)
 class Timing:
-    """What decides over a timer message that comes in. `waiting`: how many wait, as far as
+    """The limits that decide whether a timer message is taken. `waiting`: how many wait, as far as
     broker.delivery.timers.service knows."""
 
     enabled: bool
@@ -59,7 +60,7 @@ class Timing:
     waiting: Callable[[], int] = lambda: 0
 
     def deliver_ms(self, properties: dict[str, str]) -> int | None:
-        """When a message with these properties is to be delivered; None: at once. Raises
+        """Return when a message with these properties is to be delivered; None: at once. Raises
         Refused."""
         name = next((name for name in ASKED if name in properties), None)
         if name is None or TIMER_OUT_MS in properties:  # it was a timer message before
@@ -92,7 +93,7 @@ class Timing:
         return deliver_ms
 
     def slot_of(self, deliver_ms: int) -> int:
-        """TIMER_OUT_MS of a message with this time."""
+        """Return TIMER_OUT_MS of a message with this time."""
         return (deliver_ms - 1) // self.precision_ms * self.precision_ms
 
     @property
@@ -102,7 +103,7 @@ class Timing:
 
 
 def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outgoing:
-    """The message as it waits for its time; itself, if that is now. Raises Refused."""
+    """Return the message as it waits for its time; itself, if that is now. Raises Refused."""
     deliver_ms = timing.deliver_ms(properties)
     if deliver_ms is None:
         return message
@@ -122,25 +123,25 @@ def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outg
 
 
 def rolled(message: Outgoing) -> Outgoing:
-    """A message that waits, once more at the end of the queue."""
+    """Return a waiting message as it is stored once more at the end of the queue."""
     properties = decode_properties(message.properties)
     times = properties.get(TIMER_ROLL_TIMES, "0")
     properties[TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
     counted = joined(properties)
-    if len(counted) > PROPERTIES_SIZE_MAX:  # then nobody learns how often
+    if len(counted) > PROPERTIES_SIZE_MAX:  # then its count is not kept
         return message
     return replace(message, properties=counted)
 
 
 class Key(NamedTuple):
-    """Whom a recall means, among the messages of one slot."""
+    """The message that a recall means, among those of one slot."""
 
     topic: str
     unique_key: str
 
 
 def recalls(message: Outgoing) -> Key | None:
-    """What a message that waits recalls; None: it is to be delivered itself."""
+    """Return the key that a waiting message recalls; None: it is to be delivered itself."""
     properties = decode_properties(message.properties)
     unique_key = properties.get(TIMER_DEL_UNIQKEY)
     return (unique_key and Key(properties.get(REAL_TOPIC, ""), unique_key)) or None
@@ -152,7 +153,7 @@ def key_of(message: Outgoing) -> Key:
 
 
 def handle_of(parked: Outgoing, broker_name: str) -> str:
-    """The recall handle of a timer message; "" of what is none."""
+    """Return the recall handle of a timer message; "" for others."""
     if parked.topic != TIMER_TOPIC:
         return ""
     properties = decode_properties(parked.properties)
@@ -164,7 +165,7 @@ def handle_of(parked: Outgoing, broker_name: str) -> str:
 
 
 def recall_message(handle: RecallHandle, group: str, born_ms: int, born_host: bytes) -> Outgoing:
-    """What recalls the message, as a client would send it."""
+    """Return the message that recalls the timer message, as a client would send it."""
     properties = {
         TAGS: RECALL_TAG,
         TIMER_DEL_UNIQKEY: handle.unique_key,

@@ -1,21 +1,22 @@
-"""Which messages of the timer topic's queue wait, and in which order they are due: pure.
+"""The waiting messages of the timer topic's queue, in the order in which they are due: pure.
 
-Fed with the units of the queue in their order (`take`), asked for what is due (`pop`), told how far
-the deliveries are (`settle`). How far that is, the `Progress`, is part of the log: together with
-the queue it says which messages wait, so this can be made anew from the two at any time, and every
-replica keeps one.
+The wheel is fed with the units of the queue in their order (`take`), asked for what is due (`pop`),
+and told the progress of the deliveries (`settle`). The `Progress` is part of the log: together with
+the queue it says which messages wait, so the wheel can be rebuilt from the two at any time, and
+every replica keeps one.
 
 A delivery advances the key (TIMER_OUT_MS, queue offset) up to which everything is delivered that
-the queue had when the delivery was begun, which is up to `end`. A message that was committed
-meanwhile, with a lower key, is *late*: it comes next, before the key advances further, and among
-its like in the queue's order; then `end` advances. Before `floor` everything was delivered, or
-stored again further on (retention).
+the queue had when the delivery was begun, which is up to `end`. A message that was committed in the
+meantime with a lower key is *late*: late ones come next, in the queue's order, before the key
+advances further; then `end` advances. Before `floor` everything was delivered, or stored again
+further on (retention).
 
-Memory. Far ones stand in buckets of BUCKET_MS, as 8 bytes each: the time within the bucket and the
-offset. When a bucket's time comes its messages become a heap of Python integers (48 bytes each
-with their places). How many of each block of offsets wait is counted, which tells where the first
-one is, BLOCK offsets at most too early. Measured, a million messages: 10 MB if they are spread over
-a day, 14 MB over three, 8 MB if all are due in the same second, and 50 MB when that has come.
+Memory: messages far ahead stand in buckets of BUCKET_MS, as 8 bytes each: the time within the
+bucket and the offset. When a bucket's time comes its messages become a heap of Python integers (48
+bytes each with their places). The waiting messages of each block of offsets are counted, which
+tells where the first one is, at most BLOCK offsets too early. Measured, a million messages: 10 MB
+if they are spread over a day, 14 MB over three, 8 MB if all are due in the same second, and 50 MB
+when that has come.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ BLOCK = 1 << _BLOCK_BITS  # offsets that are counted together
 
 
 class Progress(NamedTuple):
-    """What was delivered: of the messages before `end` all with a key up to (due_ms, offset); and
-    all before `floor`."""
+    """How far deliveries are: of the messages before `end` all with a key up to (due_ms, offset)
+    are delivered; and all before `floor`."""
 
     due_ms: int = 0
     offset: int = -1
@@ -43,16 +44,16 @@ class Progress(NamedTuple):
     floor: int = 0
 
     def passed(self, due_ms: int, offset: int) -> bool:
-        """Whether the key has come to this message, delivered or late."""
+        """Return whether the key has reached this message, delivered or late."""
         return (due_ms, offset) <= (self.due_ms, self.offset)
 
     def lets_wait(self, due_ms: int, offset: int) -> bool:
-        """Whether this message of the queue is neither delivered nor stored again."""
+        """Return whether this message of the queue is neither delivered nor stored again."""
         return offset >= self.floor and (offset >= self.end or not self.passed(due_ms, offset))
 
 
 def progress_from_json(value: Mapping[str, Any]) -> Progress:
-    """Raises KeyError, TypeError, ValueError."""
+    """Read a Progress. Raises KeyError, TypeError, ValueError."""
     return Progress(*(int(value[name]) for name in Progress._fields))
 
 
@@ -60,36 +61,36 @@ NOTHING = Progress()
 
 
 class Waiting(NamedTuple):
-    """One message. `due_ms`: TIMER_OUT_MS, in ms; it may be delivered once this has passed."""
+    """One message that waits. `due_ms`: TIMER_OUT_MS; deliverable once it has passed."""
 
     due_ms: int
     offset: int
 
 
 class TimerWheel:
-    """See the module."""
+    """The waiting messages that one replica knows, in memory."""
 
     def __init__(self, progress: Progress = NOTHING) -> None:
         self.progress = progress
-        self.next_offset = progress.floor  # of the queue's next unit to be taken
-        self.count = 0  # waiting; messages stored again may count twice, fewer than BLOCK of them
+        self.next_offset = progress.floor  # offset of the queue's next unit to take
+        self.count = 0  # messages that wait; fewer than BLOCK stored again may count twice
         self._far: dict[int, array[int]] = {}  # bucket number → times within it and offsets
         self._buckets: list[int] = []  # heap of the far ones' numbers
         self._near_below = 0  # buckets below this number are in `_near`
         self._near: list[int] = []  # heap of keys
-        self._late: list[tuple[int, int]] = []  # heap of (offset, due)
-        self._blocks: dict[int, int] = {}  # number of a block → how many wait, ascending
+        self._late: list[tuple[int, int]] = []  # heap of (offset, due_ms)
+        self._blocks: dict[int, int] = {}  # number of a block → waiting messages in it, ascending
 
     @property
     def first_offset(self) -> int:
-        """No message before this offset waits, as far as the queue was taken."""
+        """The offset before which no message waits, as far as the queue was taken."""
         first = next(iter(self._blocks), None)
         begin = self.next_offset if first is None else first << _BLOCK_BITS
         return max(self.progress.floor, begin)
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next one is due; None: none waits."""
+        """When the next message is due, in ms; None: none waits."""
         if self._late:
             return self._late[0][1]
         if self._near:
@@ -100,7 +101,7 @@ class TimerWheel:
         return (bucket << BUCKET_BITS) + (min(self._far[bucket]) >> _OFFSET_BITS)
 
     def take(self, offset: int, due_ms: int) -> bool:
-        """The queue's unit at `offset`; each once, in ascending order. True if it waits."""
+        """Take the queue's unit at `offset`; each once, ascending. True if it waits."""
         assert offset >= self.next_offset, (offset, self.next_offset)
         self.next_offset = offset + 1
         if not self.progress.lets_wait(due_ms, offset):
@@ -112,12 +113,12 @@ class TimerWheel:
         return True
 
     def skip_to(self, offset: int) -> None:
-        """The queue begins at `offset` only."""
+        """Skip the queue's offsets before `offset`, which are not there."""
         self.next_offset = max(self.next_offset, offset)
 
     def pop(self, before_ms: int, count_max: int) -> list[Waiting]:
-        """The next ones to be delivered, in order: late ones, or those that are due before
-        `before_ms`. They count as waiting until they are put back and `settle` takes them."""
+        """Return the next ones to deliver, in order: late ones, or those due before `before_ms`.
+        They count as waiting until they are put back and `settle` takes them."""
         found: list[Waiting] = []
         if self._late:
             while self._late and len(found) < count_max:
@@ -133,20 +134,20 @@ class TimerWheel:
         return found
 
     def after(self, popped: Sequence[Waiting]) -> Progress:
-        """The progress once these are delivered, the first of what `pop` returned. The others
-        were put back, and nothing was taken since."""
+        """Return the progress once these are delivered, the first of what `pop` returned. The
+        others must have been put back, and nothing taken since."""
         last, progress = popped[-1], self.progress
         if progress.passed(*last):
             return progress._replace(end=last.offset + 1, floor=self.first_offset)
         return Progress(*last, self.next_offset, self.first_offset)
 
     def put_back(self, popped: Sequence[Waiting]) -> None:
-        """Once it is known whether they were delivered; if so, before `settle` hears of it."""
+        """Put messages back once their delivery's outcome is known, but before `settle`."""
         for waiting in popped:
             self._put(*waiting)
 
     def settle(self, progress: Progress) -> None:
-        """So far are the deliveries."""
+        """Take over the progress of the deliveries."""
         if progress == self.progress:
             return
         if progress.floor > self.progress.floor:
@@ -171,7 +172,7 @@ class TimerWheel:
 
     def _put(self, due_ms: int, offset: int) -> None:
         if offset < self.progress.floor:
-            self._uncount(offset)  # it waits further on
+            self._uncount(offset)  # stored again further on, it waits there
             return
         if offset >= self.progress.end and self.progress.passed(due_ms, offset):
             heappush(self._late, (offset, due_ms))
@@ -190,7 +191,7 @@ class TimerWheel:
         block = offset >> _BLOCK_BITS
         left = self._blocks.get(block)
         if left is None:
-            return  # below the floor: all of the block was taken off
+            return  # below the floor: all of the block was subtracted
         self.count -= 1
         if left > 1:
             self._blocks[block] = left - 1
@@ -198,12 +199,12 @@ class TimerWheel:
             del self._blocks[block]
 
     def _open(self, now_ms: int) -> None:
-        """Have the next one at the top of the near ones, if its bucket's time has come."""
+        """Move the next bucket into the heap of near ones, if its time has come."""
         floor = self.progress.floor
         while True:
             near = self._near
             while near and near[0] & _OFFSET_MASK < floor:
-                self._uncount(heappop(near) & _OFFSET_MASK)  # it waits further on
+                self._uncount(heappop(near) & _OFFSET_MASK)  # it waits further on, stored again
             if near or not self._buckets or self._buckets[0] << BUCKET_BITS > now_ms:
                 return
             bucket = heappop(self._buckets)

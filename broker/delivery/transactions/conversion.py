@@ -1,4 +1,4 @@
-"""From a send to its half message, and from there to message, op record and check: pure.
+"""The forms of a transactional message: send, half message, message, op record and check. Pure.
 
 Property names and topics are Apache's, so that a store of classic mode can be opened by either.
 """
@@ -24,7 +24,7 @@ from raftmq.store.record import (
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-GROUP = "CID_RMQ_SYS_TRANS"  # its offsets in the two topics say what has ended for good
+GROUP = "CID_RMQ_SYS_TRANS"  # its offsets in the two topics tell which halves have ended for good
 
 TRAN_MSG = "TRAN_MSG"
 PRODUCER_GROUP = "PGROUP"
@@ -33,7 +33,7 @@ REAL_QUEUE_ID = "REAL_QID"
 TRANSACTION_ID = "__transactionId__"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 ROOT = "TRAN_PREPARED_QUEUE_OFFSET"
-FIRST_STORED = "TRAN_FIRST_STORED_MS"  # ours: when its root was
+FIRST_STORED = "TRAN_FIRST_STORED_MS"  # ours: when the root was stored
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 IMMUNITY_S_MAX = 86_400
 OP_TAG = "d"
@@ -41,8 +41,7 @@ _OP_HALVES_MAX = 10_000  # one op record of Apache's 5.x names many
 
 
 def half_properties(properties: Mapping[str, str], topic: str, queue_id: int) -> dict[str, str]:
-    """What a half message says of itself. `queue_id`: the queue that was chosen for it. Raises
-    Refused."""
+    """Return a half's properties. `queue_id`: the queue chosen for it. Raises Refused."""
     if not properties.get(PRODUCER_GROUP):
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -57,9 +56,9 @@ def half_properties(properties: Mapping[str, str], topic: str, queue_id: int) ->
 
 
 def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int) -> Half:
-    """A half message as it was stored. It is due `time_out_ms` after it was stored, or as much
-    later as its sender wishes; one that was checked, `interval_ms` after that. Times are the
-    brokers', of which the record bears one: clients' clocks count for nothing."""
+    """Return the Half for a stored record. It is due `time_out_ms` after it was stored, or as much
+    later as its sender wishes; after a check, `interval_ms` after that. Times are the brokers' (a
+    record's store time): clients' clocks are not used."""
     properties = decode_properties(record.properties)
     checks = _number(properties.get(CHECK_TIMES), 0)
     immunity_s = min(_number(properties.get(IMMUNITY), 0), IMMUNITY_S_MAX)
@@ -75,7 +74,7 @@ def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int) -> Half:
 
 
 def committed(half: MessageRecord) -> Outgoing:
-    """The message that a half becomes. Raises Refused for a half that names no topic."""
+    """Return the message that a half becomes. Raises Refused for a half that names no topic."""
     properties = decode_properties(half.properties)
     topic, queue_id = _real(properties)
     for name in (TRAN_MSG, REAL_TOPIC, REAL_QUEUE_ID, CHECK_TIMES, ROOT, FIRST_STORED):
@@ -91,7 +90,7 @@ def committed(half: MessageRecord) -> Outgoing:
 
 
 def op_record(half_offset: int, half: MessageRecord, now_ms: int) -> Outgoing:
-    """What says that the half at this queue offset has ended."""
+    """Return the op record that marks the half at this queue offset as ended."""
     return Outgoing(
         OP_TOPIC,
         0,
@@ -103,14 +102,14 @@ def op_record(half_offset: int, half: MessageRecord, now_ms: int) -> Outgoing:
 
 
 def ended_halves(op: MessageRecord) -> list[int]:
-    """Which halves an op record names: one (4.x, and here), or a list `12,13,` (5.x). What is no
-    number is none."""
+    """Return the halves that an op record names: one (4.x, and here), or a list `12,13,` (5.x).
+    Parts that are no number are ignored."""
     parts = op.body.decode("ascii", "replace").split(",")[:_OP_HALVES_MAX]
     return [int(part) for part in parts if part.isdecimal()]
 
 
 def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing:
-    """The half once more, at the end of its queue."""
+    """Return the half as it is stored again at the end of its queue."""
     properties = decode_properties(half.properties)
     properties[CHECK_TIMES] = str(checks)
     properties[ROOT] = str(root)
@@ -119,18 +118,18 @@ def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing:
 
 
 def given_up(half: MessageRecord) -> Outgoing:
-    """The half for the topic of those that nobody ended."""
+    """Return the half for the topic of those that nobody ended."""
     return replace(as_stored(half), topic=GIVEN_UP_TOPIC)
 
 
 def first_stored_ms(half: MessageRecord) -> int:
-    """When its root was stored."""
+    """Return when the half's root was stored, in ms."""
     properties = decode_properties(half.properties)
     return _number(properties.get(FIRST_STORED), half.store_timestamp_ms)
 
 
 def check_body(half: MessageRecord) -> bytes:
-    """What 39 carries: the half as a record of its real topic. Raises Refused."""
+    """Return the body of a check (39): the half as a record of its real topic. Raises Refused."""
     topic, queue_id = _real(decode_properties(half.properties))
     return encode_record(replace(half, topic=topic, queue_id=queue_id))
 

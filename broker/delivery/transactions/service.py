@@ -1,12 +1,12 @@
-"""What a broker does with half messages: ends them, checks them, gives them up.
+"""The handling of half messages: they are ended, checked and given up.
 
-Only who leads does. A new leader first reads the two topics from the group's offsets on, in turns
-(TURN_MAX records at a time), and answers END_TRANSACTION once it has. From then on the same
-turns tell it of new halves; it hears of its own ends when they are committed.
+Only the leader does this. A new leader first reads the two topics from the group's offsets on, in
+turns (TURN_MAX records at a time), and answers END_TRANSACTION once it is through. From then on the
+same turns read new halves; a half that the leader ends itself is closed when the end is committed.
 
 A half that nobody ended is checked: the leader stores it again with one more check counted, ends
-the old one in the same frame, and when that is committed asks a producer of its group (39). When
-none of them is connected it is only stored again: nobody was asked, so nothing is counted. After
+the old one in the same frame, and when that is committed asks a producer of its group (39). If none
+is connected, it is only stored again: nobody was asked, so nothing is counted. After
 `transactionCheckMax` checks, or beyond `fileReservedTime`, it goes to TRANS_CHECK_MAX_TIME_TOPIC.
 """
 
@@ -62,15 +62,15 @@ log = logging.getLogger("raftmq.broker.transactions")
 TURN_MAX = 500  # records read in one turn of a chore
 TURN_BYTES = 1 << 20
 CHECKS_PER_TURN_MAX = 200
-PROGRESS_MS = 1_000  # between two notes of what has ended
-WAIT_S = 3.0  # for a new leader that still reads
-WAITING_MAX = 10_000  # ends that wait for something
+PROGRESS_MS = 1_000  # between two commits of what has ended
+WAIT_S = 3.0  # for a new leader that is still reading
+WAITING_MAX = 10_000  # END_TRANSACTION requests in progress
 SENDERS_MAX = 10_000  # producer groups whose last connection is remembered
 
 
 @dataclass(slots=True)
 class Counts:
-    """Since the process began."""
+    """Transactions counted since the process began."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -79,7 +79,7 @@ class Counts:
 
 
 class Transactions:
-    """One per broker."""
+    """Ends and checks half messages; one per broker."""
 
     def __init__(
         self,
@@ -93,15 +93,15 @@ class Transactions:
         self._sends = broker.sends
         self._book: HalfBook | None = None  # None: this replica does not lead
         self._ready = asyncio.Event()
-        self._targets = (0, 0)  # of the first reading
-        self._busy: dict[int, list[asyncio.Future[None]]] = {}  # offset → who waits for its end
-        self._asking: dict[int, bool] = {}  # roots stored again to be checked
+        self._targets = (0, 0)  # where the first reading ends
+        self._busy: dict[int, list[asyncio.Future[None]]] = {}  # offset → those waiting for its end
+        self._asking: dict[int, bool] = {}  # roots stored again for a check
         self._waiting = 0
         self._senders: OrderedDict[str, ClientConnection] = OrderedDict()
         self._noted = (0, 0)
         self._noting = False
         self._note_due_ms = 0
-        self._turn = 0  # of producers to ask
+        self._turn = 0  # counts the producers asked
         self.counts = Counts()
         self._permit = broker.access.permit
         self._may_hear = broker.access.may_hear
@@ -109,7 +109,7 @@ class Transactions:
 
     @property
     def open_count(self) -> int:
-        """Half messages that have not ended, as far as this replica knows; it leads, or 0."""
+        """Half messages that have not ended, as far as this leader knows; 0 on other replicas."""
         return 0 if self._book is None else len(self._book.open)
 
     def handlers(self) -> dict[int, Handler]:
@@ -118,7 +118,7 @@ class Transactions:
     # ---- half messages ----------------------------------------------------------------------
 
     def admit(self, group: str, connection: object) -> None:
-        """Before a half message of this producer group is stored. Raises Refused."""
+        """Check a half message of this producer group before it is stored. Raises Refused."""
         if self._config.reject_transaction_message:
             raise Refused(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
         if self.open_count >= self._config.open_transactions_max:
@@ -128,7 +128,7 @@ class Transactions:
                 retriable=True,
             )
         if not isinstance(connection, Connection):
-            return  # it came by HTTP, or as a reply: whoever sent it cannot be asked
+            return  # it came by HTTP, or as a reply: its sender cannot be asked
         self._senders[group] = connection
         self._senders.move_to_end(group)
         if len(self._senders) > SENDERS_MAX:
@@ -137,7 +137,7 @@ class Transactions:
     # ---- leadership and turns ---------------------------------------------------------------
 
     def leadership_changed(self) -> None:
-        """This replica leads now, or does not any more."""
+        """Start afresh, because this replica leads now, or does not any more."""
         self._ready.clear()
         for waiters in self._busy.values():
             _release(waiters)
@@ -152,7 +152,7 @@ class Transactions:
         self._targets = end(HALF_TOPIC, 0), end(OP_TOPIC, 0)
 
     def tick(self) -> None:
-        """A chore: read what is new, check what is due, note what has ended."""
+        """Read what is new, check what is due, note what has ended; a chore."""
         book = self._book
         if book is None:
             return
@@ -167,7 +167,7 @@ class Transactions:
         self._note(book)
 
     def _read(self, book: HalfBook) -> None:
-        """One turn. Halves are read first: an op stands behind the half that it names."""
+        """Read one turn. Halves are read first: an op stands behind the half that it names."""
         try:
             for record in self._records(HALF_TOPIC, book.half_next, book.skip_halves):
                 self._take_half(book, record)
@@ -187,7 +187,7 @@ class Transactions:
     def _records(
         self, topic: str, offset: int, on_gone: Callable[[int], None]
     ) -> Sequence[MessageRecord]:
-        """Some records from `offset` on; `on_gone(offset)`: those before it are deleted."""
+        """Return some records from `offset` on; `on_gone(offset)` if earlier ones are deleted."""
         if offset >= self._broker.queue_end(topic, 0):
             return ()
         found = self._store.get_messages(topic, 0, offset, TURN_MAX, TURN_BYTES)
@@ -199,8 +199,8 @@ class Transactions:
         return [decode_record(data, at, check_body=False) for at, _ in walk_records(data)]
 
     def _note(self, book: HalfBook) -> None:
-        """Both offsets in one command: an op that is passed over while its half is not would let
-        an ended half seem open."""
+        """Commit both offsets in one command: skipping an op while its half is not skipped would
+        let an ended half seem open."""
         now_ms = self._broker.clock_ms()
         progress = book.progress()
         if self._noting or now_ms < self._note_due_ms or progress == self._noted:
@@ -222,8 +222,8 @@ class Transactions:
     # ---- ends -------------------------------------------------------------------------------
 
     async def end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        """37. Answered once the end is committed. Raises Refused, AclError, OutcomeUnknown,
-        HeaderError."""
+        """END_TRANSACTION (37): end a half; answered once that is committed. Raises Refused,
+        AclError, OutcomeUnknown, HeaderError."""
         header = EndTransactionHeader.parse(request.ext)
         if header.decision not in (COMMIT, ROLLBACK):
             if header.decision != 0:
@@ -256,7 +256,7 @@ class Transactions:
         if half is None:
             self._say_how_it_ended(book, root, header.decision)
             return
-        # Stored again it says the same, but the op and the message name where it stands now.
+        # Stored again it has the same content, but op and message name its present position.
         record = self._record_at(half.position) if half.offset != record.queue_offset else record
         messages = [conversion.op_record(half.offset, record, self._broker.wall_ms())]
         if header.decision == COMMIT:
@@ -272,8 +272,8 @@ class Transactions:
     def _named(
         self, header: EndTransactionHeader, permit: Callable[[list[Need]], None]
     ) -> tuple[MessageRecord, int]:
-        """The half that a producer means, and its root. Raises Refused, and AclError for one that
-        goes to a topic which it may not send to."""
+        """Return the half that a producer names, and its root. Raises Refused, and AclError for one
+        that goes to a topic which the producer may not send to."""
         record = self._record_at(header.commitlog_offset)
         properties = decode_properties(record.properties)
         group = properties.get(conversion.PRODUCER_GROUP)
@@ -303,7 +303,7 @@ class Transactions:
             ) from error
 
     async def _known(self) -> HalfBook:
-        """The book, once everything up to now is in it. Raises Refused."""
+        """Return the book, once everything up to now is in it. Raises Refused."""
         if not self._ready.is_set():
             if self._book is None:
                 raise Refused(
@@ -332,7 +332,7 @@ class Transactions:
         return book
 
     def _say_how_it_ended(self, book: HalfBook, root: int, decision: int) -> None:
-        """Somebody asks for an end that there was already."""
+        """Return if the half ended before with the same decision. Raises Refused if not."""
         was = book.decision(root)
         if was == decision:
             return
@@ -342,7 +342,7 @@ class Transactions:
     async def _end_with(
         self, book: HalfBook, half: Half, messages: Sequence[Outgoing], decision: int
     ) -> None:
-        """Store what ends the half. Raises Refused, OutcomeUnknown."""
+        """Store the messages that end the half. Raises Refused, OutcomeUnknown."""
         ended = Ended()
         self._store_end(book, half, messages, decision, ended)
         await ended.stored()
@@ -355,16 +355,16 @@ class Transactions:
         decision: int | None,
         done: Callable[[int, str], None],
     ) -> None:
-        """Store `messages`, the half's op among them; meanwhile nobody else ends it. Raises
-        Refused, then nothing has happened."""
+        """Store `messages`, the half's op among them; until that is done nobody else ends it.
+        Raises Refused, then nothing has happened."""
         waiters: list[asyncio.Future[None]] = []
 
         def ended(code: int, remark: str) -> None:
             if is_stored(code):
                 book.close(half.offset, decision)
-            elif half.offset in book.open:  # or it may be stored: then its op will say so
+            elif half.offset in book.open:  # it may still be stored: then its op will say so
                 book.schedule(half.offset, self._broker.wall_ms() + PROGRESS_MS)
-            if self._busy.get(half.offset) is waiters:  # else of an earlier leadership
+            if self._busy.get(half.offset) is waiters:  # else from an earlier leadership
                 del self._busy[half.offset]
             _release(waiters)
             done(code, remark)
@@ -387,7 +387,7 @@ class Transactions:
                 book.schedule(half.offset, now_ms + PROGRESS_MS)
 
     def _check(self, book: HalfBook, half: Half, now_ms: int) -> None:
-        """Store a half again and have it asked about, or give it up. Raises Refused, ValueError."""
+        """Store a half again to have it checked, or give it up. Raises Refused, ValueError."""
         record = self._record_at(half.position)
         age_ms = now_ms - conversion.first_stored_ms(record)
         too_old = age_ms > self._config.file_reserved_time * 3_600_000
@@ -429,8 +429,8 @@ class Transactions:
         self._store_end(book, half, [conversion.given_up(record), op], None, done)
 
     def _producer_of(self, group: str, needs: list[Need]) -> ClientConnection | None:
-        """Some connected producer of the group, another one each time, that may have `needs`: it
-        gets the message to see."""
+        """Return a connected producer of the group, another one each time, that has the rights
+        `needs`, because it gets to see the message."""
         members = self._broker.clients.producers.get(group, {}).values()
         open_ones = (m.connection for m in members if m.connection.is_open)
         found = [one for one in open_ones if self._may_hear(one, needs)]
@@ -443,7 +443,7 @@ class Transactions:
         return last
 
     def _ask(self, half: Half, record: MessageRecord) -> None:
-        """39, to a producer of the half's group."""
+        """Send CHECK_TRANSACTION_STATE (39) to a producer of the half's group."""
         connection = self._producer_of(half.group, _needs_of(record))
         if connection is None:
             return  # it left a moment ago: the next check finds another
@@ -467,7 +467,7 @@ class Transactions:
 
 
 def _needs_of(half: MessageRecord) -> list[Need]:
-    """What whoever ends a half, or is asked about it, must be permitted."""
+    """Return the rights needed to end a half, or to be asked about it."""
     topic = decode_properties(half.properties).get(conversion.REAL_TOPIC, "")
     return [topic_need(topic, Permission.PUB)]
 

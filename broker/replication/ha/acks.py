@@ -1,12 +1,12 @@
-"""Who waits for what: sends that are stored here and not answered yet. Pure.
+"""Sends that are stored here and not answered yet, and what each waits for. Pure.
 
 A batch may wait for two things: that the log is durable up to its end (SYNC_FLUSH), and that a
-slave has it (SYNC_MASTER). Both are watermarks, so whoever waits for one of them waits in log
-order, and a batch is answered when it waits for nothing more. One that a slave lets wait holds up
-nobody else: a batch behind it that waits for less is answered before it.
+slave has it (SYNC_MASTER). Both are watermarks, so those that wait for one of them wait in log
+order, and a batch is answered when it waits for nothing more. One that waits for a slave holds up
+no other: a batch behind it that waits for less is answered before it.
 
-What is not reached in time is told by the answer, never by an error: the message is stored.
-Where both failed, the slave's word is given, as Apache's broker does.
+A condition not met in time is told by the answer, never by an error: the message is stored. Where
+both failed, the slave's code is given, as Apache's broker does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLUSH_SLAVE_TIMEOUT = int(ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
 
 class SlaveWish(Enum):
-    """What a batch wants of the slaves."""
+    """The condition of a batch on the slaves."""
 
     NOTHING = "nothing"
     WAIT = "wait"
@@ -49,7 +49,7 @@ Answered = tuple[T, int]  # the batch and the code to answer it with
 
 
 class AckBook(Generic[T]):
-    """See the module. Its size is bounded by what may wait at all (waitingBytesMax)."""
+    """The batches that wait. Its size is bounded by what may wait at all (waitingBytesMax)."""
 
     def __init__(self, flush_timeout_ms: int, slave_timeout_ms: int) -> None:
         self._flush_timeout_ms = flush_timeout_ms
@@ -61,13 +61,13 @@ class AckBook(Generic[T]):
         self._last_end = 0
 
     def __len__(self) -> int:
-        """How many conditions are open."""
+        """Return the number of open conditions."""
         return len(self._flushing) + len(self._replicating)
 
     def add(
         self, batch: T, end: int, *, flush: bool, slave: SlaveWish, now_ms: int
     ) -> list[Answered[T]]:
-        """A batch whose last byte is below `end` was written. Returns it if it need not wait."""
+        """Add a batch that was written and ends at `end`. Returns it if it need not wait."""
         assert end > self._last_end, (end, self._last_end)
         self._last_end = end
         waiting = _Waiting(batch, end, now_ms)
@@ -82,17 +82,17 @@ class AckBook(Generic[T]):
         return [] if waiting.open else [(waiting.batch, waiting.code)]
 
     def flushed(self, offset: int) -> list[Answered[T]]:
-        """Everything below `offset` is durable here."""
+        """Note that everything below `offset` is durable here; return the batches to answer."""
         self._flushed = max(self._flushed, offset)
         return _settle(_take(self._flushing, lambda waiting: waiting.end <= offset), OK)
 
     def replicated(self, offset: int) -> list[Answered[T]]:
-        """A slave has everything below `offset`."""
+        """Note that a slave has everything below `offset`; return the batches to answer."""
         self._replicated = max(self._replicated, offset)
         return _settle(_take(self._replicating, lambda waiting: waiting.end <= offset), OK)
 
     def expire(self, now_ms: int) -> list[Answered[T]]:
-        """Give up on what has waited too long."""
+        """Give up on conditions that were open too long; return the batches to answer."""
         slave_ms, flush_ms = now_ms - self._slave_timeout_ms, now_ms - self._flush_timeout_ms
         late = _take(self._replicating, lambda waiting: waiting.since_ms <= slave_ms)
         answered = _settle(late, FLUSH_SLAVE_TIMEOUT)
@@ -100,13 +100,13 @@ class AckBook(Generic[T]):
         return answered + _settle(late, FLUSH_DISK_TIMEOUT)
 
     def give_up(self) -> list[Answered[T]]:
-        """The broker stops: whoever waits is told what has not come about."""
+        """Give up on all open conditions (the broker stops); return the batches to answer."""
         answered = _settle(_take(self._replicating, lambda _: True), FLUSH_SLAVE_TIMEOUT)
         return answered + _settle(_take(self._flushing, lambda _: True), FLUSH_DISK_TIMEOUT)
 
 
 def _take(queue: deque[_Waiting[T]], is_done: Callable[[_Waiting[T]], bool]) -> list[_Waiting[T]]:
-    """Remove and return the front of the queue as far as `is_done`."""
+    """Remove and return the front of the queue as long as `is_done`."""
     taken: list[_Waiting[T]] = []
     while queue and is_done(queue[0]):
         taken.append(queue.popleft())
@@ -114,7 +114,7 @@ def _take(queue: deque[_Waiting[T]], is_done: Callable[[_Waiting[T]], bool]) -> 
 
 
 def _settle(done: list[_Waiting[T]], code: int) -> list[Answered[T]]:
-    """One condition of each is settled with `code`; returns those that wait for nothing more."""
+    """Settle one condition of each with `code`; return those that wait for nothing more."""
     answered: list[Answered[T]] = []
     for waiting in done:
         if code != OK and waiting.code in (OK, FLUSH_DISK_TIMEOUT):

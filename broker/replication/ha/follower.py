@@ -1,7 +1,6 @@
-"""What a slave has besides the stream: the master's addresses, its metadata, the comparison of the
-two logs before each link.
+"""A slave's metadata, and the comparison of the two logs before each link.
 
-Addresses come from a name server with every registration; `haMasterAddress` stands above them.
+Addresses come from a name server with every registration; `haMasterAddress` overrides them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _WINDOW_BYTES = 4 << 20
 
 
 class Follower:
-    """Owned by a slave's engine."""
+    """Metadata and log comparison of a slave; owned by its engine."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Follower:
         self._pool = pool
         self._client = MasterClient(master_address, credentials, tls)
         self.last_record: int | None = None  # where the log's last record begins
-        self._known = False  # last_record is what it should be
+        self._known = False  # whether last_record is up to date
         self.comparison = LogComparison(self._client, commitlog, lambda: self.last_record)
         self.metadata = MetadataSync(
             self._client,
@@ -67,7 +66,7 @@ class Follower:
         self._known = True
 
     async def verify(self) -> None:
-        """Raises LogsDiffer, RemotingError."""
+        """Compare this log's end with the master's log. Raises LogsDiffer, RemotingError."""
         if not self._known:
             loop = asyncio.get_running_loop()
             self.last_record = await loop.run_in_executor(
@@ -82,8 +81,8 @@ class Follower:
 
 
 def last_record_of(commitlog: CommitLog) -> int | None:
-    """Where the last record of a classic log begins; None in an empty one. Blocking: reads the
-    segment it is in. Nothing may be appended meanwhile."""
+    """Return where the last record of a classic log begins; None for an empty one. Blocking: reads
+    the segment it is in. Nothing may be appended meanwhile."""
     for segment in reversed(commitlog.segments()):
         position, last = segment.start, None
         while position < min(segment.end, commitlog.max_offset):

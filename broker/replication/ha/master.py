@@ -1,12 +1,12 @@
 """The master's side of the HA stream: one listener, one link per slave.
 
-A slave's first report says where it goes on. A report of 0 (an empty log) is served from the
-oldest byte there is, so that a new slave gets everything; with `syncFromLastFile` from the start of
-the last segment, as Apache's masters do. A slave that is ahead of this log, or behind its first
-byte, is refused: what it has is not a prefix of what is here, or the bytes between are gone.
+A slave's first report says where it goes on. A report of 0 (an empty log) is served from the oldest
+byte there is, so that a new slave gets everything; with `syncFromLastFile` from the start of the
+last segment, as Apache's masters do. A slave that is ahead of this log, or behind its first byte,
+is refused: its log is not a prefix of this one, or the bytes between are gone.
 
-What was just written goes out from memory to the slaves that are up to date; to the others it is
-read from the files. A slave that reads slowly holds up nobody: at most about WRITE_BYTES_MAX wait
+Newly written bytes go out from memory to the slaves that are up to date; for the others they are
+read from the files. A slave that reads slowly holds up no other: at most about WRITE_BYTES_MAX wait
 in its connection, the rest stays in the log. Bounds: `haConnectionsMax` slaves.
 """
 
@@ -28,14 +28,14 @@ from raftmq.store.commitlog import CommitLog
 
 log = logging.getLogger("raftmq.broker.ha.master")
 
-WRITE_BYTES_MAX = 1 << 20  # in a slave's connection; more is not handed to it
+WRITE_BYTES_MAX = 1 << 20  # in a slave's connection; no more is buffered
 READ_BYTES = 1 << 18  # of the log at once
 TURN_BYTES_MAX = 4 << 20  # to one slave that catches up, before others have their turn
 
 
 @dataclass(frozen=True, slots=True)
 class MasterSettings:
-    """Names in brackets are Apache's."""
+    """The master's settings; comments give Apache's names."""
 
     transfer_bytes: int = 32 << 10  # haTransferBatchSize
     heartbeat_ms: int = 5_000  # haSendHeartbeatInterval
@@ -58,8 +58,8 @@ class HaMaster:
         tls: TlsPolicy | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """`on_acknowledged(offset)`: some slave has everything below it. Behind a `gate` a slave
-        is one only when it has proven itself."""
+        """`on_acknowledged(offset)`: some slave has everything below it. With a `gate` slaves must
+        prove themselves first."""
         self._gate = gate
         self._tls = tls
         self.commitlog = commitlog
@@ -99,7 +99,7 @@ class HaMaster:
             await self._server.wait_closed()
 
     def abandon(self, reason: str) -> None:
-        """Accept nobody any more and close every link."""
+        """Accept no more slaves and close every link."""
         if self._server is not None:
             self._server.close()
         if self._gate is not None:
@@ -107,31 +107,31 @@ class HaMaster:
         for link in list(self.links):
             link.close(reason)
 
-    # ---- what the engine asks ---------------------------------------------------------------
+    # ---- calls of the engine ----------------------------------------------------------------
 
     def written(self, position: int, data: bytes) -> None:
-        """`data` was appended at `position`: pass it on."""
+        """Pass on `data`, which was appended at `position`."""
         for link in self.links:
             link.offer(position, data)
 
     def available(self, end: int) -> bool:
-        """Whether there is a slave that may be waited for with a record that ends at `end`."""
+        """Return whether a slave may be waited for with a record that ends at `end`."""
         nearest = max((link.acknowledged for link in self.links if link.serving), default=None)
         return nearest is not None and end - nearest < self.settings.fall_behind_bytes_max
 
     @property
     def in_sync(self) -> int:
-        """How many slaves a record that ended here would be waited for with."""
+        """The number of slaves that a record ending here would be waited for with."""
         end, behind_max = self.commitlog.max_offset, self.settings.fall_behind_bytes_max
         return sum(link.serving and end - link.acknowledged < behind_max for link in self.links)
 
     def tick(self, now_ms: int) -> None:
-        """Heartbeats for idle links; silent ones are closed."""
+        """Send heartbeats on idle links; close silent ones."""
         for link in list(self.links):
             link.tick(now_ms)
 
     def status(self) -> list[dict[str, object]]:
-        """Each slave as Apache's HAConnectionRuntimeInfo tells it."""
+        """Return each slave as Apache's HAConnectionRuntimeInfo shows it."""
         end = self.commitlog.max_offset
         return [
             {
@@ -145,7 +145,7 @@ class HaMaster:
             for link in self.links
         ]
 
-    # ---- what links tell --------------------------------------------------------------------
+    # ---- reports of links -------------------------------------------------------------------
 
     def reported(self, offset: int) -> None:
         if offset > self.acknowledged:
@@ -247,7 +247,7 @@ class SlaveLink(asyncio.Protocol):
     # ---- sending ----------------------------------------------------------------------------
 
     def offer(self, position: int, data: bytes) -> None:
-        """`data` was just written at `position`."""
+        """Pass on `data`, which was just written at `position`."""
         if not self.serving or self._paused or self._later is not None:
             return  # it will be read from the log
         if self.next_offset == position:
@@ -301,7 +301,7 @@ class SlaveLink(asyncio.Protocol):
 
 
 def no_delay(transport: asyncio.BaseTransport) -> None:
-    """Small reports and transfers go out at once."""
+    """Set TCP_NODELAY: small reports and transfers go out at once."""
     found = transport.get_extra_info("socket")
     if found is not None:
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

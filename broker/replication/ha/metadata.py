@@ -1,7 +1,7 @@
-"""What a classic slave copies from its master besides the log: topics (21), consumer offsets (43),
-delay progress (45) and subscription groups (201), every `slaveSyncMetadataIntervalMs`.
+"""The tables that a classic slave copies from its master: topics (21), consumer offsets (43), delay
+progress (45) and subscription groups (201), every `slaveSyncMetadataIntervalMs`.
 
-What changed on the master since the last round is lost with it: that is the classic design, and
+Changes on the master since the last round are lost with it: that is the classic design, and
 `last_sync_ms` says how old the copy is. Topics and groups become the master's; its offsets win over
 the slave's own, which consumers may have committed while the master was away.
 
@@ -35,11 +35,11 @@ RETRY_MS = 1_000  # after a round that failed
 
 
 class MetadataError(RemotingError):
-    """The master answered something else than was asked for."""
+    """The master's answer is not what was asked for."""
 
 
 class MasterClient:
-    """Asks the master. `address()` is "" while it is not known."""
+    """Sends requests to the master. `address()` is "" while it is not known."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class MasterClient:
         )
 
     async def ask(self, code: RequestCode, ext: dict[str, str] | None = None) -> RemotingCommand:
-        """The successful answer. Raises RemotingError."""
+        """Return the successful answer. Raises RemotingError."""
         request = RemotingCommand.request(code, ext)
         response = await self._client.invoke(self.address(), request, REQUEST_TIMEOUT_MS)
         if response.code != ResponseCode.SUCCESS:
@@ -65,7 +65,7 @@ class MasterClient:
 
 
 class MetadataSync:
-    """Own task: `start` and `stop` once each."""
+    """Copies the tables in a task of its own: call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class MetadataSync:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def trigger(self) -> None:
-        """Sync now: a link to the master has begun."""
+        """Sync now, because a link to the master has begun."""
         self._wanted.set()
 
     async def stop(self) -> None:
@@ -126,10 +126,10 @@ class MetadataSync:
                 self._wanted.clear()
 
     async def sync(self) -> None:
-        """One round. Raises RemotingError, StateError, OSError; what came before that stays."""
+        """Do one round. Raises RemotingError, StateError, OSError; loaded tables stay."""
         ask, state = self._master.ask, self._state
         before = dict(state.topics.entries)
-        # Asked for before the topics, loaded after them: no group is known here without its retry
+        # Requested before the topics, loaded after them: no group is known here without its retry
         # topic, which its consumers would ask for in vain once the master is gone.
         groups = _object(await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         topics = _object(await ask(RequestCode.GET_ALL_TOPIC_CONFIG))
@@ -153,7 +153,7 @@ class LogComparison:
     def __init__(
         self, master: MasterClient, commitlog: CommitLog, last_record: Callable[[], int | None]
     ) -> None:
-        """`last_record()` is where the last record of this log begins; None: not known."""
+        """`last_record()` returns where the last record of this log begins; None: not known."""
         self.master_end = 0  # the master's log end, last time it was asked
         self._master_begin = 0
         self._master = master
@@ -170,8 +170,8 @@ class LogComparison:
             raise MetadataError(f"runtime info without commitLogMaxOffset: {error!r}") from error
 
     async def verify(self) -> None:
-        """Raises LogsDiffer unless this log is a prefix of the master's, as far as its length and
-        its last record tell; RemotingError when the master cannot be asked."""
+        """Return if this log is a prefix of the master's, as far as its length and its last record
+        tell. Raises LogsDiffer if not; RemotingError when the master cannot be asked."""
         if not self._master.address() or not self._commitlog.max_offset:
             return  # without a name server only the stream itself is checked
         await self.look()
@@ -188,7 +188,7 @@ class LogComparison:
             )
         position = self._last_record()
         if position is None or position < self._master_begin:
-            return  # the master has let go of it: its next bytes must tell
+            return  # the master has deleted it: its next bytes must tell
         mine = self._commitlog.record_at(position)
         try:
             answer = await self._master.ask(

@@ -1,14 +1,14 @@
-"""The HA stream's bytes (port 10912), and which of them are whole records. Pure.
+"""The HA stream's bytes (port 10912), and which of them are complete records. Pure.
 
     slave → master   int64 offset                                 "I have everything below"
     master → slave   int64 offset | int32 size | size bytes       the log from that offset on;
                                                                   size 0: a heartbeat
 
 The slave's first report says where it wants to go on; 0 leaves that to the master. The bytes are
-the master's CommitLog as it stands in its files, cut anywhere: in the middle of a record, too, and
+the master's CommitLog as it stands in its files, cut anywhere, also in the middle of a record, and
 with blank records and what follows them. `RecordRuns` puts together what may be appended: it holds
 a record back until all of it has come and is proven to be one, so a slave's log ends behind a
-whole record whenever it is killed.
+complete record whenever it is killed.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ assert _HEAD.size == HEAD_SIZE_BYTES
 
 class HaProtocolError(Exception):
     """The peer does not speak the HA stream, or its log does not continue ours: the connection
-    ends, nothing of what it sent last was taken."""
+    ends, and nothing of what it sent last was taken."""
 
 
 class Transfer(NamedTuple):
-    """One frame of the master's; `body` is empty in a heartbeat."""
+    """One frame from the master; `body` is empty in a heartbeat."""
 
     offset: int
     body: bytes
 
 
 class ReportReader:
-    """The slave's reports on the master's side. Only the last of several counts."""
+    """Parses a slave's reports on the master's side. Only the last of several counts."""
 
     __slots__ = ("_rest",)
 
@@ -66,7 +66,7 @@ class ReportReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[int]:
-        """The reports that are whole now, oldest first. Raises HaProtocolError."""
+        """Return the reports that are complete now, oldest first. Raises HaProtocolError."""
         data = self._rest + data
         whole = len(data) - len(data) % REPORT.size
         self._rest = data[whole:]
@@ -77,7 +77,7 @@ class ReportReader:
 
 
 class TransferReader:
-    """The master's frames on the slave's side."""
+    """Parses the master's frames on the slave's side."""
 
     __slots__ = ("_buffer",)
 
@@ -85,7 +85,7 @@ class TransferReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Transfer]:
-        """The frames that are whole now. Raises HaProtocolError."""
+        """Return the frames that are complete now. Raises HaProtocolError."""
         buffer = self._buffer
         buffer += data
         found: list[Transfer] = []
@@ -104,13 +104,13 @@ class TransferReader:
 
 
 def transfer(offset: int, body: bytes | memoryview) -> list[bytes | memoryview]:
-    """One frame, as the buffers to write."""
+    """Return one frame, as the buffers to write."""
     return [TRANSFER_HEADER.pack(offset, len(body)), body]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Bytes to append at `position`: whole records, the last of them at `last_record`; or a
+    """Bytes to append at `position`: complete records, the last of them at `last_record`; or a
     segment's end from its blank record on (`last_record` -1)."""
 
     position: int
@@ -140,7 +140,7 @@ class RecordRuns:
         return self.position + len(self._held)
 
     def feed(self, data: bytes) -> list[Run]:
-        """The runs that are whole now. Raises HaProtocolError."""
+        """Return the runs that are complete now. Raises HaProtocolError."""
         data = self._held + data if self._held else data
         runs: list[Run] = []
         at = 0
@@ -172,9 +172,9 @@ class RecordRuns:
 
 
 def _records_end(data: bytes, start: int, position: int, room: int) -> tuple[int, int]:
-    """Of the records from `start` on, which is `position` of the log and has `room` bytes left in
-    its segment: (where the last whole one ends in `data`, where it begins in the log). Raises
-    HaProtocolError."""
+    """Return, for the records from `start` on, which is `position` of the log and has `room` bytes
+    left in its segment: (where the last complete one ends in `data`, where it begins in the log).
+    Raises HaProtocolError."""
     view = memoryview(data)
     head = _HEAD.unpack_from
     shift = position - start

@@ -2,11 +2,11 @@
 
     loop: know the master → compare the logs (`verify`) → connect → report → append, report, …
 
-What arrives is checked to be whole records that continue this log (broker.replication.ha.protocol),
-appended at the master's offsets and dispatched; a report follows each append. It says what this
-slave's flushDiskType promises: with SYNC_FLUSH what is durable, else what is written. Nothing is
-ever cut off here to fit a master: a log that is not a prefix of the master's is refused, loudly,
-until somebody decides which of the two counts.
+Arriving bytes are checked to be complete records that continue this log
+(broker.replication.ha.protocol), appended at the master's offsets and dispatched; a report follows
+each append. It says what this slave's flushDiskType promises: with SYNC_FLUSH the durable end, else
+the written end. Nothing is ever truncated here to fit a master: a log that is not a prefix of the
+master's is refused, with an error in the log, until somebody decides which of the two counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from raftmq.store.errors import Diverged
 
 log = logging.getLogger("raftmq.broker.ha.slave")
 
-RECONNECT_MS = 200  # doubled while nothing comes of it
+RECONNECT_MS = 200  # doubled after each failure
 RECONNECT_MS_MAX = 1_000
 CONNECT_TIMEOUT_MS = 3_000
 MASTER_ID = "0"  # the brokerId of every master
@@ -46,14 +46,15 @@ class LogsDiffer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SlaveSettings:
-    """Names in brackets are Apache's."""
+    """The slave's settings; comments give Apache's names."""
 
     heartbeat_ms: int = 5_000  # haSendHeartbeatInterval
     silence_ms_max: int = 20_000  # haHousekeepingInterval
 
 
 class HaSlave:
-    """Follows whatever `master_address` names. Own task: `start` and `stop` once each."""
+    """Follows the master that `master_address` names, in a task of its own: call `start` and `stop`
+    once each."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class HaSlave:
         gate: Gate | None = None,
     ) -> None:
         """`verify()` raises LogsDiffer. `append(run)` raises Diverged, OSError (fatal).
-        `reported()` is the offset to report; `on_link(up)` is told when a link begins and ends.
-        Behind a `gate` a master is one only when it has proven itself."""
+        `reported()` is the offset to report; `on_link(up)` is called when a link begins and ends.
+        With a `gate` the master must prove itself first."""
         self._gate = gate
         self.commitlog = commitlog
         self._tls = tls
@@ -81,13 +82,13 @@ class HaSlave:
         self.reported = reported
         self.clock_ms = clock_ms
         self.refused = ""  # why the logs do not fit; "" while they do
-        self.master = ""  # whom the link goes to; "" without one
+        self.master = ""  # the master linked to; "" without a link
         self._master_address = master_address
         self._verify = verify
         self._on_link = on_link
         self._on_fatal = on_fatal
         self._link: MasterLink | None = None
-        self._unreached = False  # said so already
+        self._unreached = False  # logged already
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -105,7 +106,7 @@ class HaSlave:
             self._link.close("abandoned")
 
     def report(self) -> None:
-        """Something more may be reported (a sync has finished)."""
+        """Report more if there is more (a sync has finished)."""
         if self._link is not None:
             self._link.report()
 
@@ -119,7 +120,7 @@ class HaSlave:
 
     @property
     def last_read_ms(self) -> int:
-        """By `clock_ms`, when the master was last heard of; 0 without a link."""
+        """When the master was last heard of, by `clock_ms`; 0 without a link."""
         return self._link.read_ms if self._link is not None else 0
 
     async def _keep(self) -> None:
@@ -137,7 +138,7 @@ class HaSlave:
             self._on_fatal(f"following the master failed: {error!r}")
 
     async def _follow(self, address: str) -> bool:
-        """One link from beginning to end; whether the master sent something."""
+        """Keep one link from beginning to end; return whether the master sent something."""
         try:
             host, port = parse_address(address)
             await self._verify()
@@ -169,7 +170,7 @@ class HaSlave:
         return link.served
 
     async def _connected(self, host: str, port: int) -> MasterLink:
-        """To who listens there, proven to be the master if there is a gate. Raises OSError."""
+        """Connect to that address; with a gate, to a proven master. Raises OSError."""
         loop = asyncio.get_running_loop()
         context = None if self._tls is None else self._tls.context
 
@@ -259,7 +260,7 @@ class MasterLink(asyncio.Protocol):
         self.report()
 
     def _begin(self, offset: int) -> RecordRuns:
-        """The first frame. An empty log begins wherever the master does."""
+        """Take the first frame's offset. An empty log begins wherever the master does."""
         commitlog = self._slave.commitlog
         if commitlog.max_offset == 0 and offset > 0:
             if offset % commitlog.segment_size_bytes:
@@ -273,7 +274,7 @@ class MasterLink(asyncio.Protocol):
         return RecordRuns(commitlog.max_offset, commitlog.segment_size_bytes)
 
     def report(self, first: bool = False) -> None:
-        """Tell the master how far this slave is, if that is news."""
+        """Tell the master how far this slave is, if that has changed."""
         offset = self._slave.commitlog.max_offset if first else self._slave.reported()
         if offset > self._reported:
             self._write(offset)

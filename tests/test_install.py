@@ -49,13 +49,17 @@ asyncio.run(main())
 """
 
 
-def run(*line: object, **options: object) -> str:
+def run(*line: object, cwd: object = "/") -> str:
     """Run a command outside the checkout; its output. Raises with what it said if it fails."""
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
-        [str(word) for word in line], capture_output=True, text=True, timeout=600, env=env,
-        **{"cwd": "/", **options},
-    )  # fmt: skip
+        [str(word) for word in line],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=env,
+        cwd=str(cwd),
+    )
     assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
     return done.stdout
 

@@ -289,7 +289,7 @@ def wrong(report: AuditReport) -> set[str]:
     return {check.name for check in report.checks if not check.ok}
 
 
-def names(report: AuditReport, check: str, key: str = "id") -> list[str]:
+def names(report: AuditReport, check: str, key: str = "id") -> list[Any]:
     return [row[key] for row in report.check(check).offenders]
 
 
@@ -345,25 +345,25 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Au
     return end(stored).audit(spark, tmp_path_factory.mktemp("damaged"))
 
 
-@pytest.mark.parametrize(
-    ("check", "found"),
-    [
-        ("transaction_lost", ["commit gone"]),
-        ("transaction_uncommitted", ["resurrected"]),
-        ("transaction_copies", ["doubled"]),
-        ("transaction_halves", ["forgotten"]),
-        ("post_phantom", ["made up"]),
-        ("post_missing", ["never stored"]),
-        ("delayed_lost", ["never stored", "stuck"]),
-        ("delayed_early", ["early"]),
-        ("retry_lost", ["hasty"]),
-        ("retry_early", ["hasty"]),
-        ("retry_sooner", ["hasty"]),
-        ("retry_copies", ["hasty"]),
-        ("retry_out_of_turn", ["hasty"]),
-        ("retry_not_again", ["hasty"]),
-    ],
-)
+NAMED_BY_STORE = [
+    ("transaction_lost", ["commit gone"]),
+    ("transaction_uncommitted", ["resurrected"]),
+    ("transaction_copies", ["doubled"]),
+    ("transaction_halves", ["forgotten"]),
+    ("post_phantom", ["made up"]),
+    ("post_missing", ["never stored"]),
+    ("delayed_lost", ["never stored", "stuck"]),
+    ("delayed_early", ["early"]),
+    ("retry_lost", ["hasty"]),
+    ("retry_early", ["hasty"]),
+    ("retry_sooner", ["hasty"]),
+    ("retry_copies", ["hasty"]),
+    ("retry_out_of_turn", ["hasty"]),
+    ("retry_not_again", ["hasty"]),
+]
+
+
+@pytest.mark.parametrize(("check", "found"), NAMED_BY_STORE)
 def test_what_only_the_store_tells_is_named(
     damaged: AuditReport, check: str, found: list[str]
 ) -> None:
@@ -376,5 +376,5 @@ def test_work_on_nothing_and_what_was_stored_again_are_named(damaged: AuditRepor
 
 
 def test_nothing_else_is_found(damaged: AuditReport) -> None:
-    named = test_what_only_the_store_tells_is_named.pytestmark[0].args[1]
-    assert wrong(damaged) == {name for name, _ in named} | {"work_not_stored", "duplicate_broker"}
+    named = {name for name, _ in NAMED_BY_STORE}
+    assert wrong(damaged) == named | {"work_not_stored", "duplicate_broker"}

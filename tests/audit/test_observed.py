@@ -15,8 +15,8 @@ pytestmark = pytest.mark.timeout(900)
 
 def offset(history: History, queue: int, offset: int | None, **more: Any) -> int:
     """An answered commit (or what `f` says) of group G; returns its operation."""
-    fields = {"topic": TOPIC, "group": "G", "queue": queue, "offset": offset, "p": "c0"}
-    fields |= more
+    fields: dict[str, Any] = {"topic": TOPIC, "group": "G", "queue": queue, "offset": offset}
+    fields |= {"p": "c0"} | more
     return history.event("ok", fields.pop("f", "commit"), fields.pop("op", None), **fields)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+from collections.abc import Callable
 
 from raftmq.broker.broker import Broker
 from raftmq.broker.config import Setting, build_config
@@ -13,6 +14,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullHeader, SendHeader
+from raftmq.store.disk import OsDisk
 from tests.loopclock import LoopClock
 from tests.steadydisk import SteadyDisk
 
@@ -25,7 +27,8 @@ class Group:
     Nothing happens here because a machine is slow: replicas wait long for a leader before they
     want another one, and the first is asked to lead at once."""
 
-    disk = SteadyDisk  # what a replica stores on: called with its directory
+    # What a replica stores on: called with its directory.
+    disk: Callable[[str], OsDisk] = SteadyDisk
 
     def __init__(self, root, count=1, **settings):
         self.root = root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from typing import cast
 
 from raftmq.broker.errors import Refused
 from raftmq.broker.guard import Guard
@@ -26,7 +27,7 @@ async def test_a_slow_answer_that_is_closed_unbegun_leaves_no_warning() -> None:
     counted: list[int] = []
     guarded = Guard(counted.append, lambda: "").around(slow)
     request = RemotingCommand(37, 1)
-    answer = guarded(FakeConnection(), request)
+    answer = guarded(cast(Connection, FakeConnection()), request)
     assert asyncio.iscoroutine(answer)
     answer.close()
     del answer
@@ -37,7 +38,7 @@ async def test_a_slow_answer_that_is_closed_unbegun_leaves_no_warning() -> None:
 async def test_a_slow_answer_comes_and_a_slow_refusal_is_an_answer() -> None:
     guarded = Guard(lambda code: None, lambda: "").around(slow)
     for opaque, code in ((1, ResponseCode.SUCCESS), (2, ResponseCode.SYSTEM_BUSY)):
-        answer = guarded(FakeConnection(), RemotingCommand(37, opaque))
+        answer = guarded(cast(Connection, FakeConnection()), RemotingCommand(37, opaque))
         assert asyncio.iscoroutine(answer)
         response = await answer
         assert response is not None

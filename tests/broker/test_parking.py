@@ -2,15 +2,15 @@
 
 import pytest
 
-from raftmq.broker.config import BrokerConfig, ConfigError, Setting, build_config
+from raftmq.broker.config import BrokerConfig, Setting, build_config
 from raftmq.broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
-from raftmq.broker.errors import Refused
-from raftmq.broker.sending.parking import delayed, delivered, joined
+from raftmq.broker.errors import ConfigError, Refused
+from raftmq.broker.sending.parking import delayed, delivered
 from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.dispatch import DELAY_LEVELS_MS, SCHEDULE_TOPIC, UNIT, Dispatcher
-from raftmq.store.properties import decode_properties, tags_code
+from raftmq.store.properties import decode_properties, joined, tags_code
 from raftmq.store.record import SYS_TRANSACTION_COMMIT, decode_record, walk_records
 from tests.broker.test_hotpath import batch_body
 from tests.broker.test_send import BORN, Bench

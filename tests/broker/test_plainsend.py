@@ -3,6 +3,7 @@ the same."""
 
 import random
 import struct
+from typing import Any
 
 import orjson
 import pytest
@@ -203,8 +204,10 @@ def test_both_header_codecs_make_the_same_of_it(seed, monkeypatch):
         assert quick.send([(texts, body, {})]) == binary.send([(texts, body, {})])
 
 
-NUMBERS = [None, True, "7", "x", [], [1], {}, {"a": {}}, 0.0, 1e300, -(1 << 31), (1 << 31) - 1,
-           1 << 31, -(1 << 31) - 1, (1 << 63) - 1, (1 << 64) - 1, 0, 1, 2, 3]  # fmt: skip
+NUMBERS: list[Any] = [
+    None, True, "7", "x", [], [1], {}, {"a": {}}, 0.0, 1e300, -(1 << 31), (1 << 31) - 1,
+    1 << 31, -(1 << 31) - 1, (1 << 63) - 1, (1 << 64) - 1, 0, 1, 2, 3,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -25,7 +26,9 @@ from raftmq.chaos.workloads.log import (
 from raftmq.client import (
     InvalidMessage,
     Message,
+    MessageExt,
     MessageQueue,
+    Producer,
     SendFailed,
     SendOutcomeUnknown,
     SendResult,
@@ -62,6 +65,7 @@ class StandInProducer:
         return message.unique_key
 
     def answer(self, message: Message, callback, queue: MessageQueue, fate: str) -> None:
+        assert message.unique_key is not None
         del self.in_flight[message.unique_key]
         if fate == "fail":
             return callback(None, SendFailed(14, "no leader", 2))
@@ -72,6 +76,10 @@ class StandInProducer:
         self.bodies.append(message.body)
         result = SendResult(self.status, message.unique_key, f"M{offset}", queue, offset, 1)
         return callback(result, None)
+
+
+def sender_of(producer: StandInProducer, writer: HistoryWriter, **options: Any) -> KeyedSender:
+    return KeyedSender(cast(Producer, producer), writer, "p", QUEUES, **options)
 
 
 def items(count: int, keys: int, rng: random.Random) -> Iterator[Item]:
@@ -92,7 +100,7 @@ async def test_order_per_key_within_the_window(
     writer: HistoryWriter, keys: int, window: int, rate: float | None
 ) -> None:
     producer = StandInProducer()
-    sender = KeyedSender(producer, writer, "p", QUEUES, window=window, rate_per_s=rate)
+    sender = sender_of(producer, writer, window=window, rate_per_s=rate)
     tally = await sender.run(items(200, keys, random.Random(3)))
     assert (tally.invoked, tally.ok + tally.shed, tally.decided) == (200, 200, 200)
     assert rate is not None or tally.shed == 0
@@ -114,9 +122,7 @@ async def test_every_outcome_is_counted_written_and_told(writer: HistoryWriter) 
         return {0: "ok", 1: "fail", 2: "unknown"}[int(message.body) % 3]
 
     told: list[Outcome] = []
-    sender = KeyedSender(
-        StandInProducer(fate=fate), writer, "p", QUEUES, window=8, on_outcome=told.append
-    )
+    sender = sender_of(StandInProducer(fate=fate), writer, window=8, on_outcome=told.append)
     tally = await sender.run(items(30, 4, random.Random(3)))
     assert (tally.ok, tally.fail, tally.unknown) == (10, 10, 10)
     writer.flush()
@@ -138,7 +144,7 @@ async def test_reading_ahead_of_a_busy_key_is_bounded(writer: HistoryWriter) -> 
             yield Item("T", b"x", "key", "only", "", {"order": "only"})
 
     producer = StandInProducer()
-    sender = KeyedSender(producer, writer, "p", QUEUES, window=2)
+    sender = sender_of(producer, writer, window=2)
     run = asyncio.create_task(sender.run(endless()))
     await asyncio.sleep(0)
     assert taken == 1 + 2 * BACKLOG_PER_WINDOW
@@ -150,7 +156,7 @@ async def test_reading_ahead_of_a_busy_key_is_bounded(writer: HistoryWriter) -> 
 @pytest.mark.parametrize("rate", [None, 3_000.0])
 async def test_stop_ends_an_endless_load(writer: HistoryWriter, rate: float | None) -> None:
     producer = StandInProducer()
-    sender = KeyedSender(producer, writer, "p", QUEUES, window=16, rate_per_s=rate)
+    sender = sender_of(producer, writer, window=16, rate_per_s=rate)
     endless = (item for item in items(10**9, 50, random.Random(3)))
     run = asyncio.create_task(sender.run(endless))
     async with asyncio.timeout(60):
@@ -166,7 +172,7 @@ async def test_a_held_load_waits_and_sheds_nothing(
     writer: HistoryWriter, rate: float | None
 ) -> None:
     window = 1 + 300 // BACKLOG_PER_WINDOW  # a busy machine does not make it shed either
-    sender = KeyedSender(StandInProducer(), writer, "p", QUEUES, window=window, rate_per_s=rate)
+    sender = sender_of(StandInProducer(), writer, window=window, rate_per_s=rate)
     run = asyncio.create_task(sender.run(items(300, 500, random.Random(3))))
     async with asyncio.timeout(60):
         while sender.tally.ok < 20:  # noqa: ASYNC110 (a tally wakes nobody)
@@ -183,7 +189,7 @@ async def test_a_held_load_waits_and_sheds_nothing(
 
 
 async def test_a_held_load_can_be_stopped(writer: HistoryWriter) -> None:
-    sender = KeyedSender(StandInProducer(), writer, "p", QUEUES, window=4)
+    sender = sender_of(StandInProducer(), writer, window=4)
     sender.hold()
     run = asyncio.create_task(sender.run(items(300, 500, random.Random(3))))
     await asyncio.sleep(0)
@@ -195,7 +201,7 @@ async def test_a_held_load_can_be_stopped(writer: HistoryWriter) -> None:
 async def test_open_loop_keeps_to_its_rate(writer: HistoryWriter) -> None:
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
-    sender = KeyedSender(StandInProducer(), writer, "p", QUEUES, rate_per_s=1000)
+    sender = sender_of(StandInProducer(), writer, rate_per_s=1000)
     await sender.run(items(101, 50, random.Random(3)))
     assert loop.time() - begin_s >= 0.1  # slower is the machine's business, faster is wrong
 
@@ -203,7 +209,7 @@ async def test_open_loop_keeps_to_its_rate(writer: HistoryWriter) -> None:
 async def test_open_loop_latency_counts_from_when_a_send_was_due(writer: HistoryWriter) -> None:
     """One slot, answers far slower than the rate: what waits for the slot was due long before."""
     producer = StandInProducer()
-    sender = KeyedSender(producer, writer, "p", QUEUES, window=1, rate_per_s=10_000)
+    sender = sender_of(producer, writer, window=1, rate_per_s=10_000)
     tally = await sender.run(items(17, 500, random.Random(3)))
     assert (tally.ok, tally.shed) == (17, 0)
     writer.flush()
@@ -227,9 +233,7 @@ async def test_what_is_due_beyond_the_backlog_is_shed_and_said(writer: HistoryWr
     stuck: list = []
     producer = StandInProducer()
     producer.send_nowait = lambda *sent: stuck.append(sent)  # type: ignore[method-assign]
-    sender = KeyedSender(
-        producer, writer, "p", QUEUES, window=2, rate_per_s=1_000_000, on_outcome=tell
-    )
+    sender = sender_of(producer, writer, window=2, rate_per_s=1_000_000, on_outcome=tell)
     run = asyncio.create_task(sender.run(items(100, 500, random.Random(3))))
     await all_due.wait()
     assert len(stuck) == 2
@@ -252,7 +256,7 @@ async def test_what_is_due_beyond_the_backlog_is_shed_and_said(writer: HistoryWr
 async def test_less_than_promised_is_written_with_its_status(writer: HistoryWriter) -> None:
     producer = StandInProducer()
     producer.status = SendStatus.FLUSH_SLAVE_TIMEOUT
-    sender = KeyedSender(producer, writer, "p", QUEUES, window=4)
+    sender = sender_of(producer, writer, window=4)
     tally = await sender.run(items(5, 5, random.Random(3)))
     assert (tally.ok, tally.weak) == (5, 5)
     writer.flush()
@@ -263,7 +267,7 @@ async def test_less_than_promised_is_written_with_its_status(writer: HistoryWrit
 
 async def test_message_the_client_refuses_ends_the_run(writer: HistoryWriter) -> None:
     producer = StandInProducer(fate=lambda m: "refuse" if m.body == b"20" else "ok")
-    sender = KeyedSender(producer, writer, "p", QUEUES, window=4)
+    sender = sender_of(producer, writer, window=4)
     with pytest.raises(InvalidMessage):
         await sender.run(items(100, 5, random.Random(3)))
     invoked = sender.tally.invoked
@@ -276,7 +280,7 @@ async def test_message_the_client_refuses_ends_the_run(writer: HistoryWriter) ->
 @pytest.mark.parametrize("window", [0, 16_385])
 async def test_window_out_of_range(writer: HistoryWriter, window: int) -> None:
     with pytest.raises(ValueError, match="1 to 16384"):
-        KeyedSender(StandInProducer(), writer, "p", QUEUES, window=window)
+        sender_of(StandInProducer(), writer, window=window)
 
 
 def test_items_repeat_with_their_seed() -> None:
@@ -295,11 +299,15 @@ class StandInMessage:
         self.msg_id = f"U{queue_offset}"
 
 
+def message(queue_id: int, queue_offset: int) -> MessageExt:
+    return cast(MessageExt, StandInMessage(queue_id, queue_offset))
+
+
 def test_consumption_is_written_and_counted_by_position(writer: HistoryWriter) -> None:
     consumption = Consumption(writer, "G", orderly=True)
     listen = consumption.listener("consumer-0")
-    listen([StandInMessage(1, 5), StandInMessage(1, 6)])
-    listen([StandInMessage(1, 6)])
+    listen([message(1, 5), message(1, 6)])
+    listen([message(1, 6)])
     consumption.committing("consumer-0", "G")(QUEUES[1], 7)
     consumption.committing("consumer-0", "G")(QUEUES[2], 3)
     consumption.committer("consumer-0", "G")(QUEUES[1], 7)

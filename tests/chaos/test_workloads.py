@@ -8,6 +8,7 @@ import signal
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,12 +18,12 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.history.files import HistoryWriter, follow, read_history
 from raftmq.chaos.workloads import consumers
-from raftmq.chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
+from raftmq.chaos.workloads.base import Environment, Tally, Tasks, Workload, sum_tallies
 from raftmq.chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
 from raftmq.chaos.workloads.consumers import fairly_shared, wait_until
 from raftmq.chaos.workloads.messages import GROUP, LOG, ORDERED, GroupWorkload, MessagesWorkload
 from raftmq.chaos.workloads.metadata import MetadataWorkload, MetaObject, write_request
-from raftmq.client import BrokerRefused, BrokerUnreachable, MessageQueue
+from raftmq.client import Admin, BrokerRefused, BrokerUnreachable, MessageQueue
 from raftmq.remoting.codes import RequestCode
 
 PATIENCE_S = 120.0
@@ -30,10 +31,11 @@ SETTINGS = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
 
 
 async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> None:
-    workloads = [
+    group = GroupWorkload(replace(GROUP, rate_per_s=100, keys=10, queues=4), restart_every_s=0.7)
+    workloads: list[Workload] = [
         MessagesWorkload(replace(LOG, rate_per_s=300, keys=50, window=64, queues=4)),
         MessagesWorkload(replace(ORDERED, rate_per_s=200, keys=50, producers=2, queues=4)),
-        GroupWorkload(replace(GROUP, rate_per_s=100, keys=10, queues=4), restart_every_s=0.7),
+        group,
         MetadataWorkload(objects=1, rate_per_s=50),
     ]
     cluster = Cluster(tmp_path / "cluster")
@@ -60,7 +62,7 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
                         workloads[3].tally.ok > 20
                         and sum(w.tally.ok for w in workloads[:3]) > 500
                         and all(w.tally.ok for w in workloads)
-                        and workloads[2].restarts
+                        and group.restarts
                     ):
                         await asyncio.sleep(0.05)
                 assert [workload.failure() for workload in workloads] == [None] * 4
@@ -79,7 +81,7 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
     assert suite.verdict() is Verdict.PASS, by_name
     assert {"order as consumed", "consumer offsets going back", "metadata going back"} <= {*by_name}
     found = read_history(path)
-    assert found.joins and found.leaves and workloads[2].restarts > 0
+    assert found.joins and found.leaves and group.restarts > 0
     assert any(commit.fetched for commit in found.commits)
     assert {consume.broker for consume in found.consumes} == {"broker-a"}
     assert {consume.topic for consume in found.consumes if consume.orderly} == {"ChaosOrdered"}
@@ -140,7 +142,7 @@ class StandInAdmin:
 async def test_lag_of_a_group(
     ends: dict[int, int], committed: dict[int, int], lag: int | None
 ) -> None:
-    admin = StandInAdmin(ends, committed)
+    admin = cast(Admin, StandInAdmin(ends, committed))
     assert await consumers.group_lag(admin, "G", [queue(0), queue(1)]) == lag
 
 
@@ -168,7 +170,7 @@ def test_workloads_by_name() -> None:
     later = ["idempotent", "transactions", "delayed", "retries", "locks"]
     made = make_workloads([*names, *later], replace(LOG, queues=3))
     assert [w.name for w in made] == ["metadata", "log", "group", "ordered", *later]
-    assert made[1].config.queues == 3
+    assert isinstance(made[1], MessagesWorkload) and made[1].config.queues == 3
     assert sorted(w.name for w in made) == sorted(WORKLOADS)
     topics = [topic for workload in made for topic in workload.topics]
     assert len(set(topics)) == len(topics) == 8

@@ -297,7 +297,7 @@ class FakeBroker:
             return self._join(request, body)
         # In another thread, as it were: also when the connection is gone by then.
         loop = asyncio.get_running_loop()
-        loop.call_later(self.heartbeat_s, lambda: _c.reply(self._join(request, body)))
+        loop.call_later(self.heartbeat_s, lambda: _c.reply(request, self._join(request, body)))
         return None
 
     def _join(self, request: RemotingCommand, body: dict[str, Any]) -> RemotingCommand:

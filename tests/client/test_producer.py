@@ -132,7 +132,7 @@ async def test_unknown_is_final_when_retrying_it_is_forbidden() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
         for mode in ("close", (1, "[OUTCOME_UNKNOWN]"), "silent"):
-            broker.mode = mode  # type: ignore[assignment]
+            broker.mode = mode
             async with Producer("p", cluster.namesrv, config=config) as producer:
                 with pytest.raises(SendOutcomeUnknown) as raised:
                     await producer.send(Message("T", b"x"))

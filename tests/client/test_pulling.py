@@ -22,6 +22,7 @@ from raftmq.client import (
     MessageModel,
     MessageQueue,
     OffsetFile,
+    OffsetStorage,
     PullConfig,
     PullConsumer,
     PullStatus,
@@ -226,7 +227,7 @@ async def test_assigned_queues_seek_pause_and_resume() -> None:
         fill(cluster, 40)
         async with lite_of(cluster) as consumer:
             await consumer.assign([queue(0), queue(2)])
-            assert consumer.assignment == (queue(0), queue(2))
+            assert consumer.assignment == tuple(map(queue, (0, 2)))
             with pytest.raises(ClientError):
                 consumer.subscribe("T")
             assert len(await poll_all(consumer, 20)) == 20
@@ -331,9 +332,10 @@ async def test_broadcasting_gives_everything_to_everybody_and_keeps_offsets_here
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 8)
         seen = [Seen(), Seen(failures=10**6)]
+        storages: list[OffsetStorage] = [file, kept]
         consumers = [
             PushConsumer("g", cluster.namesrv, s, config=replace(config, offset_storage=o))
-            for s, o in zip(seen, (file, kept), strict=True)
+            for s, o in zip(seen, storages, strict=True)
         ]
         for consumer in consumers:
             consumer.subscribe("T")

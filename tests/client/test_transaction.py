@@ -192,7 +192,7 @@ async def test_checks_beyond_the_limit_are_dropped() -> None:
             producer._checks |= blocked  # type: ignore[arg-type]
             broker.push(check_back(cluster))
             await producer.send(Message("T", b"behind the check"))
-            producer._checks -= blocked  # type: ignore[operator]
+            producer._checks -= blocked
             broker.push(check_back(cluster))
             await until(lambda: ends(broker))
             assert len(listener.checked) == 1

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.compose.stage import ROOT
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = importlib.util.spec_from_file_location("av", ROOT / "deploy" / "audit_volumes.py")
     assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    module: Any = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     module.STORES, module.RUNS = tmp_path / "stores", tmp_path / "runs"
     for node in ("a/n0", "a/n1", "b/n2"):

@@ -194,13 +194,13 @@ class Node:
             self.disk,
             "commitlog",
             group.segment_size_bytes,
-            checkpoint,  # type: ignore[arg-type]
+            checkpoint,
         )
         self.commitlog.open(restore=True)
         sock, self.sock = self.sock, None
         self.member = RaftMember(
             replace(group.config, node_id=self.node_id, **self.settings),  # type: ignore[arg-type]
-            self.disk,  # type: ignore[arg-type]
+            self.disk,
             self.commitlog,
             self.app,
             rng=random.Random(f"{group.seed}{self.node_id}"),

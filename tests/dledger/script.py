@@ -154,7 +154,7 @@ class Script:
     def do_deliver(self, *words: str) -> list[str]:
         link = next((word for word in words if "->" in word), None)
         count = next((int(word) for word in words if "->" not in word), 1)
-        lines = []
+        lines: list[str] = []
         for _ in range(count):
             if not self.group.queue:
                 return [*lines, "(nothing is on the way)"]

@@ -143,7 +143,11 @@ async def test_the_configuration_outlives_the_frame_that_held_it(tmp_path: Path)
         await gone.stop()
         for count in range(60):
             leader.app.send(bytes(4000))
-            await group.until(lambda count=count: leader.app.applied_index > count)
+
+            def applied(count: int = count) -> bool:
+                return leader.app.applied_index > count
+
+            await group.until(applied)
         index = leader.member.core.configurations.index
 
         def trimmed() -> bool:

@@ -122,7 +122,7 @@ def test_the_health_of_a_disk() -> None:
 async def test_votes_are_saved_off_the_loop_and_a_hang_is_seen(tmp_path: Path) -> None:
     disk = TroubledDisk(str(tmp_path))
     disk.trouble_below = "raft/"
-    file = HardStateFile(disk, "raft/hardstate")  # type: ignore[arg-type]
+    file = HardStateFile(disk, "raft/hardstate")
     file.load()
     file.save(HardState(1, None))
     saver = HardStateSaver(file)

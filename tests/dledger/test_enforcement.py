@@ -28,7 +28,7 @@ class World:
         self.disk = TroubledDisk(str(root))
         self.disk.trouble_below = "raft/"
         self.failed: list[str] = []
-        file = SlotFile(self.disk, f"raft/{ENFORCED_FILE}")  # type: ignore[arg-type]
+        file = SlotFile(self.disk, f"raft/{ENFORCED_FILE}")
         self.note = Enforcement(file, self.gate, lambda why, error: self.failed.append(why))
         self.pool = ThreadPoolExecutor(1)
         self.note.load()

@@ -83,7 +83,7 @@ class Liar:
 
     def _fields(self, kind: Any) -> Any:
         """Each field by what its name says it is."""
-        values = {}
+        values: dict[str, object] = {}
         for name in kind.__dataclass_fields__:
             if name == "sender":
                 values[name] = self.rng.choice(self.senders)

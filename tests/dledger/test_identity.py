@@ -14,13 +14,13 @@ import pytest
 import raftmq.dledger.connections
 import raftmq.dledger.identity
 from raftmq.dledger.identity import FOREIGN_MAX, FOREIGN_MS, GroupIdentity, Meeting, file_of
-from raftmq.dledger.messages import Message
 from raftmq.dledger.peers import PeerAddress, PeerLinks
 from raftmq.dledger.slots import SlotFile
 from raftmq.dledger.wire import (
     GroupAnnounced,
     Hello,
     HelloAnswer,
+    PeerMessage,
     decode_answer,
     encode_answer,
     encode_hello,
@@ -51,7 +51,7 @@ class Member(Recorder):
         self.links: PeerLinks | None = None
         self.announced = 0
 
-    def on_messages(self, messages: list[Message]) -> None:
+    def on_messages(self, messages: list[PeerMessage]) -> None:
         for message in messages:
             if isinstance(message, GroupAnnounced):
                 assert self.links is not None

@@ -82,16 +82,16 @@ async def test_it_falls_silent_notes_it_and_begins_anew(group: Group) -> None:
     await follower.stop()
     with pytest.raises(AssertionError, match="is to be carried out first"):
         await follower.start()
-    noted = installation.read(follower.disk, "raft")  # type: ignore[arg-type]
+    noted = installation.read(follower.disk, "raft")
     assert (noted.first_index, noted.state) == (first, b"%d" % noted.applied_index)
     installation.begin_log(
-        follower.disk,  # type: ignore[arg-type]
+        follower.disk,
         "raft",
         noted,
         "commitlog",
         "checkpoint",
     )
-    installation.done(follower.disk, "raft")  # type: ignore[arg-type]
+    installation.done(follower.disk, "raft")
     follower.commitlog.close()
     follower.checkpoint.close()
     follower.snapshot_index = noted.first_index - 1
@@ -113,9 +113,9 @@ async def test_a_note_that_cannot_be_written_leaves_the_old_log_and_ends_the_mem
     await group.until(lambda: bool(follower.fatal))
     assert "noting an installation failed" in follower.fatal[0]
     assert source_of(follower).reasons == []
-    assert not installation.pending(follower.disk, "raft")  # type: ignore[arg-type]
+    assert not installation.pending(follower.disk, "raft")
     await follower.stop()
     follower.disk.fail_writes = False
     await follower.start()
     await group.until(lambda: bool(source_of(follower).reasons))
-    assert installation.pending(follower.disk, "raft")  # type: ignore[arg-type]
+    assert installation.pending(follower.disk, "raft")

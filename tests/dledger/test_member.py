@@ -607,9 +607,11 @@ async def test_retention_moves_the_beginning(tmp_path: Path) -> None:
             await send_and_wait(group, leader, b"%d" % n + b"x" * 10_000)
         await group.all_applied()
         for node in group.nodes:
-            await group.until(
-                lambda node=node: node.commitlog.durable_offset == node.commitlog.max_offset
-            )
+
+            def synced(node: Node = node) -> bool:
+                return node.commitlog.durable_offset == node.commitlog.max_offset
+
+            await group.until(synced)
             start = node.member.delete_before(2 * (1 << 18) + 5)
             assert start == 2 << 18
         first_index = leader.member.status()["first_index"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from raftmq.dledger.messages import AppendRequest, Heartbeat, Message
+from raftmq.dledger.messages import AppendRequest, Heartbeat
 from raftmq.dledger.peers import (
     HANDSHAKING_MAX,
     LinkConfig,
@@ -18,6 +18,7 @@ from raftmq.dledger.wire import (
     VERSION,
     Hello,
     HelloAnswer,
+    PeerMessage,
     decode_answer,
     encode_answer,
     encode_append,
@@ -32,13 +33,13 @@ class Recorder:
     """A handler that notes what it is told and wakes whoever waits for it."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[PeerMessage] = []
         self.opened: list[str] = []
         self.closed: list[str] = []
         self.failed: list[BaseException] = []
         self._changed = asyncio.Event()
 
-    def on_messages(self, messages: list[Message]) -> None:
+    def on_messages(self, messages: list[PeerMessage]) -> None:
         self.messages += messages
         self._changed.set()
 
@@ -310,7 +311,8 @@ async def test_a_dial_cut_short_as_it_succeeds_leaves_no_dead_link(
 ) -> None:
     """uvloop closes the transport of a cancelled dial, and tells its protocol nothing."""
     loop = asyncio.get_running_loop()
-    create, cut = loop.create_connection, []
+    create = loop.create_connection
+    cut: list[asyncio.Transport] = []
 
     async def cut_short(factory, host, port):
         transport, protocol = await create(factory, host, port)

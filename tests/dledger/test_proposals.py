@@ -17,7 +17,7 @@ def proposals(**limits: int) -> Proposals:
     return Proposals(limits.get("count", 100), limits.get("size", 10_000), 1000)
 
 
-def proposed(p: Proposals, index: int, term: int):  # type: ignore[no-untyped-def]
+def proposed(p: Proposals, index: int, term: int):
     future = p.submit(b"x", 0)
     assert p.take(index, term) == b"x"
     p.note(index, term)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from raftmq.dledger.core import RaftCore
 from raftmq.dledger.health import DiskHealth, DiskState
 from raftmq.dledger.messages import Role
 from raftmq.store.errors import OffsetOutOfRange
@@ -65,7 +67,7 @@ async def test_a_leader_that_cannot_read_for_a_follower_gives_leadership_up(tmp_
 
 
 async def test_it_stays_out_of_elections_until_the_same_read_works(tmp_path: Path) -> None:
-    tried = []
+    tried: list[int] = []
 
     def again() -> None:
         tried.append(len(tried))
@@ -103,8 +105,8 @@ async def test_reads_that_change_nothing(
         calls: list[str] = []
         real = node.member._read_trial.failed
 
-        def failed(*arguments: object) -> None:
-            real(*arguments)  # type: ignore[arg-type]
+        def failed(core: RaftCore, error: OSError, again: Callable[[], object]) -> None:
+            real(core, error, again)
             calls.append("failed")
 
         node.member._read_trial.failed = failed  # type: ignore[method-assign]

@@ -156,7 +156,7 @@ def test_a_response_is_bounded() -> None:
     assert response.data == b"".join(f.data for f in log.frames[1:3])
     large = Log([1, 1], size=3 * RESPONSE_BYTES_MAX)
     whole = large.frames[1].data
-    parts = []
+    parts: list[bytes] = []
     while len(b"".join(parts)) < len(whole):
         offset = len(b"".join(parts))
         parts.append(ask(large, 2, offset=offset).data)
@@ -178,7 +178,7 @@ def altered(frame: Frame, **changes: int) -> bytes:
         "record_count": 0,
         **changes,
     }
-    return seal_frame(payload=bytes(frame.payload), **fields).data  # type: ignore[arg-type]
+    return seal_frame(payload=bytes(frame.payload), **fields).data
 
 
 @pytest.mark.parametrize("known", [True, False])

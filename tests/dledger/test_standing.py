@@ -201,10 +201,10 @@ def test_a_vote_counts_for_the_candidacy_that_asked_for_it() -> None:
     member.core.step(TimeoutNow("b", "a", 0), 0)
     member.work()
     assert member.core.role is Role.CANDIDATE
-    member.core.step(VoteResponse("b", "a", 1, 1, False, True, request_incarnation=77), 0)
-    assert member.core.role is Role.CANDIDATE
-    member.core.step(VoteResponse("b", "a", 1, 1, False, True, request_incarnation=1), 0)
-    assert member.core.role is Role.LEADER
+    for incarnation, role in ((77, Role.CANDIDATE), (1, Role.LEADER)):
+        answer = VoteResponse("b", "a", 1, 1, False, True, request_incarnation=incarnation)
+        member.core.step(answer, 0)
+        assert member.core.role is role
 
 
 def test_a_grant_is_repeated_to_the_same_candidacy_only() -> None:

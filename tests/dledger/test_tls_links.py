@@ -8,6 +8,8 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from operator import contains
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +77,8 @@ async def running(*networks: TlsLinks | None) -> AsyncIterator[Net]:
 
 async def both_open(net: Net) -> None:
     for own, other in (("n0", "n1"), ("n1", "n0")):
-        seen = net.seen[own]
-        await seen.until(lambda seen=seen, other=other: other in seen.opened)
+        opened = net.seen[own].opened
+        await net.seen[own].until(partial(contains, opened, other))
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -93,8 +95,7 @@ async def test_messages_and_frames_go_both_ways() -> None:
         for own, other in (("n0", "n1"), ("n1", "n0")):
             message = beat(own, other)
             assert net.links[own].send(other, encode_message(message), droppable=False)
-            seen = net.seen[other]
-            await seen.until(lambda seen=seen, message=message: message in seen.messages)
+            await net.seen[other].until(partial(contains, net.seen[other].messages, message))
         await net.seen["n1"].until(lambda: len(net.seen["n1"].messages) == 2)
         assert first.listener is not None
         assert (first.listener.counts.tls, first.listener.counts.plain) == (1, 0)
@@ -121,11 +122,11 @@ async def test_a_plain_peer_is_refused() -> None:
 @pytest.mark.parametrize("wrong", ["ca", "expired", "host"])
 def test_who_is_not_believed(wrong: str) -> None:
     """Neither as the one that dials, nor as the one that is dialled."""
-    options: dict[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "ca": {"ca": world().stranger},
         "expired": {"expired": True},
         "host": {"hosts": ("n1.example",)},
-    }[wrong]
+    }
     told, heard = {
         "ca": ("certificate is refused: unable to get local issuer", "closed before"),
         "expired": ("certificate is refused: certificate has expired", "closed before"),
@@ -134,12 +135,13 @@ def test_who_is_not_believed(wrong: str) -> None:
 
     @on_both_loops
     async def scenario() -> None:
-        good, bad = world().links(), world().links(**options)
+        good, bad = world().links(), world().links(**options[wrong])
         async with running(good, bad) as net:
             await until(lambda: told in net.links["n0"].last_error("n1"))
             await until(lambda: heard in net.links["n1"].last_error("n0"))
             assert good.listener is not None
-            await until(lambda: wrong == "host" or good.listener.counts.failed)
+            counts = good.listener.counts
+            await until(lambda: wrong == "host" or counts.failed)
             assert net.seen["n0"].opened == net.seen["n1"].opened == []
 
     for loop_name in ("asyncio", "uvloop"):

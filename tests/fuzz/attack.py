@@ -14,8 +14,10 @@ import ssl
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
-from raftmq.remoting.codec import FrameReader, RemotingProtocolError, decode_command
+from raftmq.remoting.codec import FrameReader, decode_command
+from raftmq.remoting.errors import RemotingProtocolError
 from tests.fuzz.peerframes import is_readable
 from tests.fuzz.peerlink import NotWelcome, greet
 from tests.fuzz.plan import SPOKEN, TARGETS, Step
@@ -61,7 +63,7 @@ class Attack:
             writer.close()
         self._lines.clear()
 
-    async def dial(self, port: str, node: Node, **options: object) -> Streams:
+    async def dial(self, port: str, node: Node, **options: Any) -> Streams:
         """A connection, TLS if the port is; a Raft port's has been greeted if this is its group."""
         context = None
         if port == "tls":
@@ -83,7 +85,8 @@ class Attack:
     async def _frames(self, port: str, targets: list[Node], frames: Sequence[bytes]) -> None:
         """The frames that leave a connection open to all, each of the others to one of them."""
         ordinary = (b"", _send() if port != "names" else b"")
-        keepers, closers = [], []
+        keepers: list[bytes] = []
+        closers: list[bytes] = []
         for frame in frames:
             (keepers if survives(frame) else closers).append(frame)
         await asyncio.gather(*(self._on_lines(port, node, keepers) for node in targets))

@@ -221,8 +221,8 @@ def _any_json(value: Any) -> str:
 
 def _binary(parts: Parts) -> bytes:
     h = parts.header
-    number = {name: h.get(name) if type(h.get(name)) is int else 0
-              for name in ("code", "version", "opaque", "flag")}  # fmt: skip
+    number: dict[str, int] = {name: h[name] if type(h.get(name)) is int else 0
+                              for name in ("code", "version", "opaque", "flag")}  # fmt: skip
     items = []
     for key, value in parts.ext.items():
         name = key.encode()

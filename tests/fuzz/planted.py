@@ -27,8 +27,8 @@ def opaque() -> None:
     def failed(self: Contained, what: str, error: Exception, connection: object = None) -> None:
         raise error
 
-    processor.decode_plain = msgspec.json.Decoder(Loose).decode  # type: ignore[assignment]
-    Contained.failed = failed  # type: ignore[assignment, method-assign]
+    processor.decode_plain = msgspec.json.Decoder(Loose).decode  # type: ignore[attr-defined]
+    Contained.failed = failed  # type: ignore[method-assign]
 
 
 def refusal() -> None:

@@ -38,10 +38,10 @@ from raftmq.client import (
 from raftmq.dledger import wire
 from raftmq.dledger.proof import PROOF_SIZE_BYTES
 from raftmq.remoting.client import RemotingClient
-from raftmq.remoting.codec import FrameReader, RemotingProtocolError, decode_command
+from raftmq.remoting.codec import FrameReader, decode_command
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import BINARY, RemotingCommand
-from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.errors import RemotingError, RemotingProtocolError
 from tests.fuzz.samples import Sample, save
 from tests.fuzz.tap import Conversation, Taps
 from tests.fuzz.world import GROUPS, HOST, World
@@ -123,8 +123,9 @@ async def _clients(namesrv: str) -> None:
     lite = LitePullConsumer("fuzz3", namesrv)
     lite.subscribe(TOPIC)
     async with contextlib.AsyncExitStack() as stack:
-        for each in (*consumers, lite):
+        for each in consumers:
             await stack.enter_async_context(each)
+        await stack.enter_async_context(lite)
         producer = await stack.enter_async_context(Producer(GROUP, namesrv))
         for number in range(20):
             await producer.send(Message(TOPIC, b"x" * (number + 1), tags="a", keys=["k1", "k2"],

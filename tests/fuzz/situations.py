@@ -13,6 +13,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import orjson
 
@@ -325,7 +326,7 @@ async def _one(attack: Attack, port: str, node: Node, frame: bytes) -> None:
 
 
 async def _open(
-    attack: Attack, port: str, node: Node, stack: contextlib.AsyncExitStack, **options: object
+    attack: Attack, port: str, node: Node, stack: contextlib.AsyncExitStack, **options: Any
 ) -> asyncio.StreamWriter | None:
     """A connection that is open until the stack ends; None if the server wants no more."""
     try:

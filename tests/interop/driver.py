@@ -24,7 +24,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -96,7 +96,7 @@ class Driver:
         except TimeoutError:
             raise AssertionError(f"{do} took over {timeout_s} s\n{self.log_text()}") from None
 
-    def events(self, name: str, kind: str = "message") -> list[dict[str, Any]]:
+    def events(self, name: str, kind: str = "message") -> list[Mapping[str, Any]]:
         with self._changed:
             return [event for event in self._events.get(name, ()) if event["event"] == kind]
 

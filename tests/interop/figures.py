@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from raftmq.client import Admin
 from tests.interop.apache import ApacheBroker, ApacheBroker49
@@ -104,7 +105,7 @@ async def leaders_of_template(admin: Admin) -> dict[str, str]:
     return await admin.leaders_of("TBW102") if "TBW102" in await admin.topics() else {}
 
 
-def summary(outcomes: list[Outcome], kills: int) -> dict[str, object]:
+def summary(outcomes: list[Outcome], kills: int) -> dict[str, Any]:
     """By client: how many scenarios there were, how many were right before the kill, and after."""
     clients = {}
     for client in sorted({outcome.client for outcome in outcomes}):

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from tests.interop.driver import ClientError, Driver
@@ -257,7 +258,7 @@ class Run:
     def several(self, step: Callable[[int], bool]) -> None:
         """`step(n)` sends; each is acknowledged."""
         for number in range(STEPS):
-            self.surely(lambda number=number: step(number))
+            self.surely(partial(step, number))
 
     def traffic(self, step: Callable[[int], bool]) -> None:
         """`step(n)` sends, and the leader is killed meanwhile: some are acknowledged before

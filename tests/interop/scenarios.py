@@ -5,6 +5,7 @@ in the middle (`Run.strike`, `Run.traffic`).
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tests.interop.driver import ClientError
 from tests.interop.rooms import shares
@@ -19,7 +20,8 @@ ALL = (*WITH_GO, "node")
 NEEDS_5 = frozenset({("lite-pull", "java53")})
 BIG = "0123456789abcdef" * 1024  # clients compress from 4096 bytes on
 SHARDS = 4
-ONCE_MORE = {"failures": 1, "delay": 1}  # refuse each message once; again after a second
+# Refuse each message once; again after a second.
+ONCE_MORE: dict[str, Any] = {"failures": 1, "delay": 1}
 LEVEL_MS = {1: 1_000, 3: 10_000}  # of the default messageDelayLevel
 
 
@@ -205,7 +207,7 @@ def broadcasts(run: Run) -> None:
         run.check_delivered(consumer)
 
 
-def filtered(run: Run, matches: Callable[[int], bool], **options: object) -> None:
+def filtered(run: Run, matches: Callable[[int], bool], **options: Any) -> None:
     run.make_topic()
     producer, consumer = run.producer(), run.consumer(**options)
 

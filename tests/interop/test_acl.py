@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -243,7 +244,9 @@ def test_javas_admin_client_changes_accounts(secured: Secured) -> None:
 
 def test_go(tmp_path: Path, secured: Secured) -> None:
     before, end = secured.refused(), secured.committed("billing-go")
-    keys = {"access_key": "application", "namesrv": secured.namesrv, "group": "shop", "retries": 0}
+    keys: dict[str, Any] = {"access_key": "application", "namesrv": secured.namesrv}
+    keys |= {"group": "shop", "retries": 0}
+    first: dict[str, Any] = {"from": "FIRST_OFFSET"}
     driver = Driver("go", tmp_path)
     try:
         patiently(lambda: driver.call("producer", name="right", secret_key=SECRET, **keys))
@@ -252,7 +255,7 @@ def test_go(tmp_path: Path, secured: Secured) -> None:
             assert send_by_go(driver, "right", "Orders", message, "True") == "True"
         patiently(lambda: driver.call(
             "consumer", name="c", topic="Orders", kind="push", expression="*",
-            **{"from": "FIRST_OFFSET"}, secret_key=SECRET, **{**keys, "group": "billing-go"},
+            **first, secret_key=SECRET, **{**keys, "group": "billing-go"},
         ))  # fmt: skip
         bodies = {message["body"] for message in messages}
         assert driver.wait(lambda: {e["body"] for e in driver.events("c")} >= bodies, PATIENCE_S)
@@ -263,7 +266,7 @@ def test_go(tmp_path: Path, secured: Secured) -> None:
         for topic, secret in (("Foreign", SECRET), ("Orders", "sesame-closed")):
             name = f"to-{topic}"
             given = {**keys, "name": name, "group": name, "secret_key": secret}
-            patiently(lambda given=given: driver.call("producer", **given))
+            patiently(partial(driver.call, "producer", **given))
             refused = send_by_go(driver, name, topic, {"body": "x"}, "AclException")
             assert "AclException" in refused, refused
         assert secured.refused() >= before + 2

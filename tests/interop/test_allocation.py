@@ -17,6 +17,7 @@ from raftmq.client import (
     AllocateByConsistentHash,
     AllocateByMachineRoom,
     AllocateMachineRoomNearby,
+    AllocationStrategy,
     MessageQueue,
     allocate_averagely,
     allocate_averagely_by_circle,
@@ -72,7 +73,7 @@ def compare(jvm: Jvm) -> int:
     room.setConsumeridcs({"r1", "r2"})
     config = rebalance.AllocateMessageQueueByConfig()
     nearby = rebalance.AllocateMachineRoomNearby(average, Resolver())
-    theirs_and_ours = [
+    theirs_and_ours: list[tuple[JavaObject, AllocationStrategy]] = [
         (average, allocate_averagely),
         (rebalance.AllocateMessageQueueAveragelyByCircle(), allocate_averagely_by_circle),
         (rebalance.AllocateMessageQueueConsistentHash(), AllocateByConsistentHash()),
@@ -98,7 +99,8 @@ def compare(jvm: Jvm) -> int:
         written = rng.sample(range(len(queues)), rng.randint(1, len(queues)))
         config.setMessageQueueList([java_queues[n] for n in written])
         own = AllocateByConfig(tuple(queues[n] for n in written))
-        for theirs, ours in (*theirs_and_ours, (config, own)):
+        compared: list[tuple[JavaObject, AllocationStrategy]] = [*theirs_and_ours, (config, own)]
+        for theirs, ours in compared:
             for client in clients:
                 answer = theirs.allocate("G", client, java_queues, clients)
                 found = [

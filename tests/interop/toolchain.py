@@ -59,9 +59,7 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, cwd: str = "."
-) -> None:
+def run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
     """Raises ToolMissing."""
     try:
         result = subprocess.run(
@@ -165,8 +163,8 @@ def node() -> Launch:
         npm = str(root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
         quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
         cache = ["--cache", str(CACHES / "npm")]
-        path = os.pathsep.join((str(root / "bin"), os.environ.get("PATH", "")))
-        run([command, npm, "ci", *quiet, *cache], {"PATH": path}, directory)
+        search = os.pathsep.join((str(root / "bin"), os.environ.get("PATH", "")))
+        run([command, npm, "ci", *quiet, *cache], {"PATH": search}, directory)
 
     modules = made("node", [*NODE_FILES, TOOLCHAINS], make) / "node_modules"
     return Launch(

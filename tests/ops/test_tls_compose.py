@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from raftmq.broker.config import load
+from raftmq.broker.config import BrokerConfig, load
+from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.config import load as load_namesrv
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,7 @@ def test_nothing_is_left_in_the_clear(name: str) -> None:
     }
     own = WITHOUT[name].get("environment", {})
     environment = {**{key: str(v) for key, v in own.items() if "${" not in str(v)}, **added}
+    config: BrokerConfig | NameServerConfig
     if name.startswith("nameserver"):
         config = load_namesrv(None, (), environment).config
     else:

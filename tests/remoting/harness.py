@@ -88,6 +88,12 @@ class RawPeer:
                 return None
             self._frames.receive_data(data)
 
+    async def answer(self) -> RemotingCommand:
+        """The next command, when the other side does not close first."""
+        command = await self.command()
+        assert command is not None
+        return command
+
     async def close(self) -> None:
         self.writer.close()
         with contextlib.suppress(ConnectionError):  # the other side may have been first

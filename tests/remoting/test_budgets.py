@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import cast
 
 import pytest
 
@@ -122,7 +123,7 @@ async def test_unfinished_frames_are_bounded_over_all_connections_and_others_are
             attackers.append(peer)
             good = await RawPeer.connect(address)
             good.writer.write(frame(300_000))
-            assert (await good.command()).opaque == 7
+            assert (await good.answer()).opaque == 7
             await good.close()
             assert budgets.unfinished.held_bytes <= 1 << 20
         await eventually(lambda: budgets.unfinished.closed_count >= 25)
@@ -159,7 +160,7 @@ async def test_answers_that_nobody_reads_are_bounded_over_all_connections() -> N
         deaf = [await RawPeer.connect(address, limit=1024) for _ in range(12)]
         await eventually(lambda: len(server.connections) == len(deaf))
         for peer in deaf:
-            peer.writer.transport.pause_reading()
+            cast(asyncio.Transport, peer.writer.transport).pause_reading()
         for connection in list(server.connections):
             for _ in range(4):
                 connection.write(bytes(1 << 20))
@@ -187,10 +188,10 @@ async def test_slow_requests_of_all_connections_share_one_allowance() -> None:
             peer.writer.write(frame(100))
         await eventually(lambda: budgets.work.used_bytes == 2 * (TASK_BYTES + 100))
         peers[2].writer.write(frame(0))
-        refused = await peers[2].command()
-        assert refused.code == 2 and refused.remark.startswith("[BUSY]")
+        refused = await peers[2].answer()
+        assert refused.code == 2 and (refused.remark or "").startswith("[BUSY]")
         go_on.set()
-        assert [(await peer.command()).code for peer in peers[:2]] == [0, 0]
+        assert [(await peer.answer()).code for peer in peers[:2]] == [0, 0]
         await eventually(lambda: budgets.work.used_bytes == 0)
         for peer in peers:
             await peer.close()

@@ -7,7 +7,7 @@ import pytest
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codec import RawFrame, decode_command, encode_command, join_frame
 from raftmq.remoting.command import BINARY, RemotingCommand
-from raftmq.remoting.connection import Connection, ConnectionLimits
+from raftmq.remoting.connection import Connection, ConnectionLimits, Handler
 from raftmq.remoting.errors import (
     ConnectError,
     ConnectionLost,
@@ -45,7 +45,14 @@ async def test_requests_answers_and_what_handlers_may_do() -> None:
     async def fails_later(connection: Connection, request: RemotingCommand) -> RemotingCommand:
         raise KeyError("oh")
 
-    handlers = {1: echo, 2: slow, 3: later, 4: refuses, 5: fails, 6: fails_later}
+    handlers: dict[int, Handler] = {
+        1: echo,
+        2: slow,
+        3: later,
+        4: refuses,
+        5: fails,
+        6: fails_later,
+    }
     async with serving(handlers) as (_, address):
         client = RemotingClient()
         answers = [await client.invoke(address, REQUEST(code, {"a": "b"}, b"x"), 60_000)
@@ -163,9 +170,9 @@ async def test_requests_time_out_one_by_one_and_late_answers_are_dropped() -> No
         assert not long.done()
         kept[0][0].reply(kept[0][1], RemotingCommand.response_to(kept[0][1], 0, "in time"))
         assert (await long).remark == "in time"
-        connection = client.connection(address)
-        assert connection is not None
-        assert connection.outstanding == 0
+        own = client.connection(address)
+        assert own is not None
+        assert own.outstanding == 0
         await client.close()
 
 
@@ -348,17 +355,18 @@ async def test_writes_of_one_iteration_leave_in_one_transport_write() -> None:
         class Counting:
             """The transport, with its writes counted."""
 
-            def __init__(self) -> None:
+            def __init__(self, transport: asyncio.Transport) -> None:
+                self.transport = transport
                 self.sizes: list[int] = []
 
             def __getattr__(self, name: str) -> object:
-                return getattr(transport, name)
+                return getattr(self.transport, name)
 
             def write(self, data: bytes) -> None:
                 self.sizes.append(len(data))
-                transport.write(data)
+                self.transport.write(data)
 
-        counting = Counting()
+        counting = Counting(transport)
         connection._transport = counting  # type: ignore[assignment]
         waits = [connection.invoke(REQUEST(1, body=b"x" * i), 60_000) for i in range(20)]
         answers = await asyncio.gather(*waits)

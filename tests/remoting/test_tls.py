@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from cryptography.x509 import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from raftmq.remoting.tls import (
     ClientAuth,

@@ -174,7 +174,11 @@ async def test_whom_a_server_believes() -> None:
                 with pytest.raises(RemotingError):
                     await client.invoke(address, REQUEST(1), 60_000)
                 await client.close()
-                await eventually(lambda want=number: counts(server).failed == want)
+
+                def failed(want: int = number) -> bool:
+                    return counts(server).failed == want
+
+                await eventually(failed)
             client = world().client(ClientTls(world().ca.path, *own))
             assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             await client.close()

@@ -41,7 +41,7 @@ def test_one_turn_of_the_loop_does_not_serve_everybody(loop_factory):
                 peer.writer.write(encode_command(RemotingCommand(1, number)))
             async with asyncio.timeout(60):
                 await watching
-            answers = [await peer.command() for peer in peers]
+            answers = [await peer.answer() for peer in peers]
             assert [answer.opaque for answer in answers] == list(range(40))
             for peer in peers:
                 await peer.close()

@@ -14,6 +14,7 @@ from raftmq.dledger.configuration import Change, Configuration, encode_configura
 from raftmq.dledger.configurationfile import ConfigurationFile, starting_configurations
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import Busy, ChangeRefused, FrameDamaged, NotLeader, UnknownTarget
+from raftmq.dledger.install import InstallMessage
 from raftmq.dledger.log import LogSyncTicket, RaftLog
 from raftmq.dledger.messages import (
     AppendOrder,
@@ -27,7 +28,7 @@ from raftmq.dledger.messages import (
 from raftmq.dledger.promises import Promises
 from raftmq.dledger.repair import RepairRequest, RepairResponse
 from raftmq.dledger.slots import SLOT_SIZE_BYTES
-from raftmq.dledger.wire import PeerMessage
+from raftmq.dledger.wire import GroupAnnounced, PeerMessage
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.frame import Frame, FrameKind, seal_frame
@@ -290,6 +291,8 @@ class SimNode:
         if not self.up:
             self.mender.hears(message.sender)
             return
+        # What installs is a RefillNode's, and no group introduces itself here.
+        assert not isinstance(message, InstallMessage | GroupAnnounced)
         self.core.step(message, self.core_ms())
         self._work()
 

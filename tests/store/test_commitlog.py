@@ -1,6 +1,7 @@
 import errno
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -201,7 +202,7 @@ def test_truncate_also_clears_what_a_failed_write_left(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 100)
     file = log._segments[-1].file
-    log._segments[-1].file = Failing(file, after_bytes=30)
+    log._segments[-1].file = cast(File, Failing(file, after_bytes=30))
     with pytest.raises(OSError, match="full"):
         log.write(100, b"b" * 60)
     log._segments[-1].file = file
@@ -256,7 +257,8 @@ class OrderDisk(OsDisk):
         self.order: list[tuple[str, str]] = []
 
     def open(self, path: str, *, allocate_bytes: int | None = None) -> File:  # type: ignore[override]
-        return OrderFile(self, path, super().open(path, allocate_bytes=allocate_bytes))
+        file = super().open(path, allocate_bytes=allocate_bytes)
+        return cast(File, OrderFile(self, path, file))
 
     def sync_directory(self, path: str) -> None:
         self.order.append(("sync directory", path))
@@ -446,7 +448,7 @@ def test_a_failed_sync_is_final(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 10)
     file = log._segments[-1].file
-    log._segments[-1].file = log._dirty[0] = Failing(file)
+    log._segments[-1].file = log._dirty[0] = cast(File, Failing(file))
     ticket = log.begin_sync()
     assert ticket is not None
     with pytest.raises(OSError, match="broken"):

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def disk(tmp_path: Path) -> OsDisk:
     return OsDisk(str(tmp_path))
 
 
-def new_store(disk: OsDisk, confirmed: int = 1 << 62, **options: int) -> ConsumeQueueStore:
+def new_store(disk: OsDisk, confirmed: int = 1 << 62, **options: Any) -> ConsumeQueueStore:
     store = ConsumeQueueStore(disk, "consumequeue", PER_FILE, **options)
     store.open(confirmed)
     return store

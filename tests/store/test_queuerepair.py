@@ -373,7 +373,12 @@ def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Fil
     with open(path, "r+b") as file:
         file.seek(position % SEGMENT)
         file.write(b"\xff")
-    store.reads.frame_is_damaged = lambda at: bool(told.append(at)) or True
+
+    def tell(at: int) -> bool:
+        told.append(at)
+        return True
+
+    store.reads.frame_is_damaged = tell
     for _ in range(2):
         step = store.begin_queue_repair()
         assert step is not None

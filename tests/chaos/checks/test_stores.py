@@ -200,8 +200,8 @@ def test_findings_are_written_and_judged(tmp_path: Path) -> None:
     (tmp_path / "n0.txt").write_text(TRACEBACK)
     (tmp_path / "n1.txt").write_text("all is well\n")
     logs = {node: tmp_path / f"{node}.txt" for node in NODES}
-    with HistoryWriter(tmp_path / "h.jsonl") as history:
-        assert write_findings(history, logs) == 1
+    with HistoryWriter(tmp_path / "h.jsonl") as writer:
+        assert write_findings(writer, logs) == 1
     history = read_history(tmp_path / "h.jsonl")
     assert history.logs[0].lines == {"n0": 6, "n1": 1, "n2": 0}
     (line,) = history.log_lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ LOST = "committed but lost"
 UNCOMMITTED = "delivered without a commit"
 COPIES = "transactions stored more than once"
 HALVES = "half messages at the end"
-W = {"work": "transactions"}
+W: dict[str, Any] = {"work": "transactions"}
 
 
 def clean() -> HistoryBuilder:

@@ -50,7 +50,8 @@ def test_parts_of_a_composition_overlap() -> None:
 
 def test_figures_are_drawn_or_given() -> None:
     (drawn,) = plan(1, [(Want(SLOW),)], 60, 1)
-    assert 10 <= drawn.params["rate"] <= 20 and 3 <= drawn.for_s <= 9
+    rate = drawn.params["rate"]
+    assert isinstance(rate, float) and 10 <= rate <= 20 and 3 <= drawn.for_s <= 9
     assert drawn.whom == "all"
     (given,) = plan(1, [(Want(SLOW, "n2", 5.0, {"rate": 3}),)], 60, 1)
     assert (given.params, given.for_s, given.whom) == ({"rate": 3}, 5.0, "n2")

@@ -42,7 +42,8 @@ def test_combine(rules: list[Rule], effect: Effect) -> None:
 
 def test_what_passes_and_what_connects() -> None:
     assert Way().passes
-    assert not any(way.passes for way in (Way(cut=True), Way(0, 1), Way(0, 0, 1), Way(rate=1)))
+    hindered = (Way(cut=True), Way(delay_s=1), Way(jitter_s=1), Way(rate=1))
+    assert not any(way.passes for way in hindered)
     assert combine([Rule("a", delay_ms=1, refuse=True)]).connects
     assert not combine([Rule("a", "back", cut=True)]).connects  # a handshake needs both ways
 

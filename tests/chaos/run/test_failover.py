@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -33,7 +34,7 @@ SMALL = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
 
 
 # Room for what is due while a busy machine stands still: none of it is shed or given up.
-PATIENT = {"window": 512, "send_timeout_ms": 120_000}
+PATIENT: dict[str, Any] = {"window": 512, "send_timeout_ms": 120_000}
 
 
 def small_load() -> list[Workload]:

@@ -214,11 +214,11 @@ async def delayed_messages(cluster: Cluster) -> None:
                 await producer.send(message, SEND_MS)
             await cluster.fail_over()
             await seen.has([b"%d" % n for n in range(6)])
-    for message in seen.messages:
-        seconds = 1 + int(message.body) % 2
-        assert message.topic == topic and message.tags == "A"
-        assert message.store_timestamp_ms - message.born_timestamp_ms >= seconds * 1000 - 50
-        assert "DELAY" not in message.properties or message.properties["DELAY"] == str(seconds)
+    for given in seen.messages:
+        seconds = 1 + int(given.body) % 2
+        assert given.topic == topic and given.tags == "A"
+        assert given.store_timestamp_ms - given.born_timestamp_ms >= seconds * 1000 - 50
+        assert "DELAY" not in given.properties or given.properties["DELAY"] == str(seconds)
 
 
 async def timer_messages(cluster: Cluster) -> None:

@@ -12,9 +12,10 @@ import orjson
 import pytest
 
 from raftmq.broker.broker import Broker
+from raftmq.broker.replication.engine import RaftEngine
 from raftmq.broker.replication.roles import most_advanced
 from raftmq.dledger.errors import Busy, NotLeader, UnknownTarget
-from raftmq.dledger.pysync.member import FAILURES_MAX, ForeignLog
+from raftmq.dledger.pysync.member import FAILURES_MAX, ForeignLog, PySyncMember
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendResponseHeader
@@ -213,9 +214,14 @@ async def test_messages_larger_than_a_batch_arrive(group, caplog):
     assert any(r.message.startswith("syncobj_raised") for r in caplog.records)
 
 
+def engine_of(broker: Broker) -> PySyncMember | RaftEngine:
+    assert isinstance(broker.engine, PySyncMember | RaftEngine)
+    return broker.engine
+
+
 def old_heartbeat(leader: Broker, prev_index: int) -> list[tuple[str, dict[str, Any]]]:
     """What the leader said when its log ended at `prev_index`, without entries."""
-    log = leader.engine.log_index
+    log = engine_of(leader).log_index
     message = {
         "type": "append_entries",
         "term": leader.engine.status()["term"],
@@ -465,8 +471,8 @@ async def has_less_than_was_acknowledged(
             link.reset()
         end_s = loop.time() + FLAP_S
         while loop.time() < end_s:
-            applied = broker.engine.applied_index  # what of it is answered
-            if follower.engine.log_index.last_index < applied:
+            applied = engine_of(broker).applied_index  # what of it is answered
+            if engine_of(follower).log_index.last_index < applied:
                 return True
             await asyncio.sleep(0)
             await asyncio.sleep(0.001)

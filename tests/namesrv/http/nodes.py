@@ -110,7 +110,7 @@ class FakeCluster:
 
     def __init__(self, *nodes: FakeNode, **config: Any) -> None:
         self.nodes = {node.name: node for node in nodes}
-        settings = {"bind": "127.0.0.1", "port": 0, "http_port": 0} | config
+        settings: dict[str, Any] = {"bind": "127.0.0.1", "port": 0, "http_port": 0} | config
         self.server = NameServer(NameServerConfig(**settings))
 
     async def __aenter__(self) -> "FakeCluster":

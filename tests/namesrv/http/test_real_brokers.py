@@ -102,7 +102,7 @@ async def over(tmp_path: Path, replicas: int, tokens: str = "") -> AsyncIterator
         assert server.http is not None
         address = f"127.0.0.1:{server.port}"
         # Elections would only be noise here: a busy machine must not cause any.
-        settings = {"electionTimeoutMinMs": 1500, "electionTimeoutMaxMs": 2500}
+        settings: dict[str, Any] = {"electionTimeoutMinMs": 1500, "electionTimeoutMaxMs": 2500}
         settings |= {"namesrvAddr": address, "httpPort": 0, "registerNameServerPeriod": 1000}
         settings["preferredLeaderAfterMs"] = 200
         async with Group(tmp_path, replicas, **settings) as group:

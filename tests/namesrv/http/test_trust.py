@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from raftmq.broker.broker import Broker
 from raftmq.namesrv.config import NameServerConfig
@@ -106,7 +107,7 @@ async def test_what_was_overheard_is_not_answered_again(tmp_path: Path) -> None:
     ):
         await call.until("/cluster", lambda v: v["groups"][0]["leader"])
         assert names.http is not None
-        url = aiohttp.client.URL(f"http://{broker.http.address}/api/v1/config")
+        url = URL(f"http://{broker.http.address}/api/v1/config")
         signed = names.http.cluster.nodes._sign(broker.http.address, "GET", url, None)
         assert signed is not None
         statuses = []

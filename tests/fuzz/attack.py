@@ -22,7 +22,7 @@ from tests.fuzz.peerframes import is_readable
 from tests.fuzz.peerlink import NotWelcome, greet
 from tests.fuzz.plan import SPOKEN, TARGETS, Step
 from tests.fuzz.samples import load
-from tests.fuzz.watch import MARKED, PING, STUCK_S, Finding, Watch
+from tests.fuzz.watch import MARKED, PING, STUCK_S, Finding, Watch, has_ended
 from tests.fuzz.world import HOST, Node, World
 
 CHUNK = 60  # frames of one write
@@ -216,10 +216,7 @@ class Attack:
             await self._until_marked(reader)
             writer.close()
         except (OSError, TimeoutError) as error:
-            await asyncio.sleep(0.5)
-            self.watch.check()
-            assert node.process is not None
-            if node.process.poll() is not None:
+            if await asyncio.to_thread(has_ended, node):
                 raise self.watch.died(node) from None
             self.watch.check()
             raise Finding(

@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 import urllib.request
@@ -24,6 +25,7 @@ from tests.fuzz.frames import join
 from tests.fuzz.world import HOST, Node, World
 
 PING_EVERY_S = 0.05
+ENDS_WITHIN_S = 20.0  # a process whose connections close because it ends
 STUCK_S = 90.0  # however busy the machine is: it does not answer any more
 ORDINARY = 500  # requests whose cost is the measure
 # Of the loop's time between a question and its answer. The measure is a refusal, the cheapest of
@@ -131,9 +133,7 @@ class Watch:
                     self.findings.append(finding)
                     return
                 except (OSError, ValueError) as error:
-                    assert node.process is not None
-                    time.sleep(0.2)  # an end of a process is seen a little later
-                    ended = node.process.poll() is not None
+                    ended = has_ended(node)
                     self.findings.append(
                         self.died(node)
                         if ended
@@ -224,6 +224,16 @@ def _signature(text: str) -> str:
     places = re.findall(r'File "\S*?/(\w+/\w+\.py)", line (\d+)', text)
     last = text.rstrip().rsplit("\n", 1)[-1]
     return f"{places[-1] if places else ''} {re.sub(r'[^A-Za-z ]+', '', last)[:60]}"
+
+
+def has_ended(node: Node) -> bool:
+    """Return whether its process ends: that is seen some time after its connections have closed."""
+    assert node.process is not None
+    try:
+        node.process.wait(ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def connected(node: Node) -> socket.socket:

@@ -56,6 +56,7 @@ class Mixed:
             "namesrvAddr": self.namesrv.address,
             "bindAddress": "127.0.0.1",
             "listenPort": str(ports()),
+            "httpPort": "0",
             "flushDiskType": "SYNC_FLUSH",
             "mappedFileSizeCommitLog": SETTINGS["mappedFileSizeCommitLog"],
             "mappedFileSizeConsumeQueue": SETTINGS["mappedFileSizeConsumeQueue"],

@@ -88,6 +88,20 @@ def misplaced() -> None:
     AnswerFormat.plain = plain  # type: ignore[method-assign, assignment]
 
 
+def oneway() -> None:
+    """All that comes is read at once, and as many sends may wait as come."""
+    from raftmq.broker.sending.waiting import Backlog
+    from raftmq.remoting.turns import Turns
+
+    honest = Backlog.__init__
+
+    def init(self: Backlog, bytes_max: int) -> None:
+        honest(self, 1 << 40)
+
+    Backlog.__init__ = init  # type: ignore[method-assign]
+    Turns.begin = lambda self: True  # type: ignore[method-assign]
+
+
 def leak() -> None:
     """What a connection had is kept when it has gone."""
     from raftmq.remoting.server import _Accepted
@@ -138,7 +152,8 @@ def claim() -> None:
     RouteTable._forget_claim = lambda self, group, now_ms: None  # type: ignore[method-assign]
 
 
-_ALL = (opaque, refusal, term, unfinished, fields, nesting, bomb, claim, misplaced, leak, talkative)
+_ALL = (opaque, refusal, term, unfinished, fields, nesting, bomb, claim, misplaced, oneway, leak,
+        talkative)  # fmt: skip
 FAULTS: dict[str, Callable[[], None]] = {fault.__name__: fault for fault in _ALL}
 
 

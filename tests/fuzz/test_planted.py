@@ -19,6 +19,7 @@ PLANTED: dict[str, tuple[str, int, set[str], tuple[str, ...]]] = {
     "bomb": ("names", 10, {"memory", "stalled", "died"}, ("names", "solo")),
     "claim": ("names", 40, {"route"}, ("names", "solo")),
     "misplaced": ("http", 1, {"lost"}, ("names", "solo")),
+    "oneway": ("broker", 10, {"memory"}, ("names", "solo")),
     "leak": ("broker", 10, {"memory"}, ("names", "solo")),
     "talkative": ("broker", 2, {"flood"}, ("names", "solo")),
 }

@@ -8,7 +8,7 @@ START ?= 1
 # Test files in turn to so many processes; 0: all in one, as a debugger wants it.
 WORKERS ?= 3
 # Of make check.
-QUICK := tests/test_tidy.py tests/dledger tests/store tests/remoting tests/ops tests/web
+QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
 .PHONY: venv check demo test test-long interop docs docs-serve screenshots lint bench simulate clean
 
@@ -65,7 +65,7 @@ lint: $(VENV)/.ready
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 
-# At every save, under a minute: style, types, and the tests that open no port and wait for nothing.
+# At every save, about a minute: style, types, and the quick tests.
 check: lint
 	@exec $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(QUICK) $(PYTEST_ARGS)
 

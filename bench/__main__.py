@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -27,23 +26,18 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from bench import checkout
 from bench.wire import LoadResult, run_load
 from raftmq.client import ConsumeFrom, ConsumerConfig, Message, Producer, PullConfig, PushConsumer
 
+HERE = Path(__file__).resolve().parent
 TOPIC = "Bench"
 QUEUES = 4
 CONSUME_TIMEOUT_S = 120
 
 
 def mqcluster(*arguments: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-m", "raftmq.chaos.cluster.cli", *arguments],
-        capture_output=True,
-        text=True,
-    )
-    if result.returncode:
-        raise click.ClickException(result.stdout + result.stderr)
-    return result.stdout
+    return checkout.mqcluster(HERE.parent, *arguments)
 
 
 def processes(directory: str) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkout import module_in
+from bench.checkout import module_in, mqcluster
 from bench.wire import run_load
 
 HERE = Path(__file__).resolve().parent
@@ -72,18 +72,7 @@ class Cluster:
         self._followers: list[int] = [node["pid"] for node in nodes if node["role"] == "follower"]
 
     def _mqcluster(self, command: str, *arguments: str) -> str:
-        line = [
-            sys.executable,
-            "-m",
-            module_in(self._root, "chaos.cluster.cli"),
-            command,
-            "--dir",
-            self._directory,
-        ]
-        done = subprocess.run([*line, *arguments], capture_output=True, text=True, cwd=self._root)
-        if done.returncode:
-            raise click.ClickException(done.stdout + done.stderr)
-        return done.stdout
+        return mqcluster(self._root, command, "--dir", self._directory, *arguments)
 
     def down(self) -> None:
         try:

@@ -28,7 +28,6 @@ import math
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +44,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkout import module_in
+from bench.checkout import mqcluster
 from bench.flood import DEAF, NOTHING, ONE_WAY, SENDS, SETTLE_S, SLOW, Plan
 from bench.wire import run_load
 from raftmq.chaos.faults.steering import SLOW as SLOW_EFFECT
@@ -188,21 +187,7 @@ class Cluster:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _mqcluster(self, command: str, *arguments: str) -> str:
-        line = [
-            sys.executable,
-            "-m",
-            module_in(self._root, "chaos.cluster.cli"),
-            command,
-            "--dir",
-            str(self.directory),
-        ]
-        environment = os.environ | {"PYTHONPATH": str(self._root)}
-        done = subprocess.run(
-            [*line, *arguments], capture_output=True, text=True, cwd=self._root, env=environment
-        )
-        if done.returncode:
-            raise click.ClickException(done.stdout + done.stderr)
-        return done.stdout
+        return mqcluster(self._root, command, "--dir", str(self.directory), *arguments)
 
 
 class Watch:

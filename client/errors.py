@@ -14,6 +14,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from raftmq.client.message import Message, SendResult
 
+__all__ = [
+    "BrokerRefused",
+    "BrokerUnreachable",
+    "ClientClosed",
+    "ClientError",
+    "InvalidMessage",
+    "NameServerUnreachable",
+    "NoRoute",
+    "RequestTimedOut",
+    "SendError",
+    "SendFailed",
+    "SendOutcomeUnknown",
+    "SplitFailed",
+    "TooManyInFlight",
+    "UnsupportedCompression",
+]
+
 CODE_SEND_FAILED = -1004
 CODE_TIMEOUT = -1006
 CODE_NO_ROUTE = -1005

@@ -1,4 +1,4 @@
-"""What holds for all tests.
+"""Settings of all tests.
 
 How full the machine's own disk is decides nothing: brokers that tests start as processes, and do
 not fill themselves, take sends to the last byte. (Brokers of the tests' own process stand on a

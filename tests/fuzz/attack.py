@@ -230,13 +230,13 @@ def _send() -> bytes:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether this is one frame, whatever is in it, and nothing else."""
+    """Return whether these bytes are exactly one frame, with any content."""
     reader = FrameReader()
     return len(reader.split(data)) == 1 and reader.error is None and not reader.buffered_bytes
 
 
 def survives(data: bytes) -> bool:
-    """Whether a connection is still of use behind this."""
+    """Return whether a server keeps the connection open after these bytes."""
     if not is_whole(data):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What once was found, kept as the very bytes: `findings.jsonl`, replayed by test_fuzz.py.
+"""Earlier findings, kept byte for byte: `findings.jsonl`, replayed by test_fuzz.py.
 
 A seed's bytes change with the generator, so a finding is not kept as a seed. `python -m tests.fuzz
 … --bisect --keep WORDS` adds a line.

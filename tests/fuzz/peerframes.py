@@ -1,5 +1,5 @@
-"""What no replica, slave or TLS client would say: Raft messages whose checksums are right and whose
-fields are not, reports of the HA stream, damaged TLS records. Pure."""
+"""Bytes that no replica, slave or TLS client sends: Raft messages with right checksums and wrong
+fields, reports of the HA stream, damaged TLS records. Pure."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "ops": set(),
     "remoting": set(),
     "store": set(),
-    "web": set(),
+    "web": {"ops"},
     "dledger": {"store"},
     "namesrv": {"ops", "remoting", "web"},
     "broker": {"ops", "remoting", "store", "dledger", "web"},
@@ -43,6 +43,7 @@ MAY_IMPORT = {
 CORE = [
     "ops/options.py",
     "ops/tlsoptions.py",
+    "ops/versions.py",
     "remoting/acl/__init__.py",
     "remoting/acl/accounts.py",
     "remoting/acl/addresses.py",

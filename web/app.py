@@ -22,6 +22,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
+from raftmq.ops.versions import Condition
 from raftmq.web.auth import Access, WebSettings, allow
 from raftmq.web.openapi import document
 from raftmq.web.operation import JSON, Call, Caller, Operation, Reply, Role
@@ -37,7 +38,7 @@ from raftmq.web.problem import (
 )
 from raftmq.web.schema import from_json, from_texts, invalid_repeats, to_json
 from raftmq.web.signing import Signed
-from raftmq.web.versions import Condition, condition_of, etag
+from raftmq.web.versions import condition_of, etag
 
 log = logging.getLogger("raftmq.web")
 

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from raftmq.ops.versions import Condition
 from raftmq.web.schema import Input, Nothing
-from raftmq.web.versions import Condition
 
 if TYPE_CHECKING:
     from aiohttp import web

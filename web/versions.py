@@ -1,44 +1,14 @@
-"""Versions of resources: ETag, If-Match, If-None-Match (RFC 9110, 13.1).
-
-The version of a resource is a hash of its content, so replicas with the same content give the same
-version. A change states which version it is meant for; `Condition` carries that to where the change
-is made, and `Condition.met_by` decides there. Pure.
-"""
+"""Versions of resources in HTTP headers: ETag, If-Match, If-None-Match (RFC 9110, 13.1). Pure."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-from dataclasses import dataclass
-from typing import Any
 
-import orjson
-
+from raftmq.ops.versions import ANY, Condition
 from raftmq.web.problem import ApiProblem, invalid, stale, version_wanted
 
-ANY = "*"
 TAGS_MAX = 16  # in one If-Match
 _TAG = re.compile(r'(?:W/)?"([\x21\x23-\x7e]*)"')
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """The condition for a change. `absent`: only if there is no such resource; else only if there
-    is one with one of `versions`, or with any version if they contain `ANY`."""
-
-    versions: tuple[str, ...] = ()
-    absent: bool = False
-
-    def met_by(self, version: str | None) -> bool:
-        """Return whether the resource's present version meets this; None: there is no resource."""
-        if self.absent or version is None:
-            return self.absent and version is None
-        return ANY in self.versions or version in self.versions
-
-    def check(self, version: str | None) -> None:
-        """Raise ApiProblem (412) if the version does not meet this."""
-        if not self.met_by(version):
-            raise unmet(version)
 
 
 def unmet(version: str | None) -> ApiProblem:
@@ -47,12 +17,6 @@ def unmet(version: str | None) -> ApiProblem:
     if version is not None:
         problem.headers["ETag"] = etag(version)
     return problem
-
-
-def version_of(value: Any) -> str:
-    """Return the version of a resource with content `value` (JSON), whatever its keys' order."""
-    text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    return hashlib.blake2b(text, digest_size=12).hexdigest()
 
 
 def etag(version: str) -> str:

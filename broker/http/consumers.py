@@ -30,11 +30,11 @@ from raftmq.broker.http.views import (
 from raftmq.broker.operating.admin import Admin
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import entry_version
+from raftmq.ops.versions import Condition
 from raftmq.remoting.codes import LanguageCode
 from raftmq.web.operation import Call, Operation, Role
 from raftmq.web.paging import PageQuery
 from raftmq.web.problem import ApiProblem, conflict, invalid, not_found
-from raftmq.web.versions import Condition
 
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from raftmq.broker.http.views import PreferredBody, PreferredView
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.errors import ChangeRefused, PreferredChanged
+from raftmq.ops.versions import ANY, Condition, version_of
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, invalid
-from raftmq.web.versions import ANY, Condition, unmet, version_of
+from raftmq.web.versions import unmet
 
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker

@@ -24,10 +24,11 @@ from raftmq.broker.http.views import (
 from raftmq.broker.operating.runtime import runtime_info
 from raftmq.ops import logs
 from raftmq.ops.options import ConfigError
+from raftmq.ops.versions import version_of
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import invalid, not_found
 from raftmq.web.schema import INTEGER_MAX
-from raftmq.web.versions import version_of
+from raftmq.web.versions import unmet
 
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker
@@ -83,7 +84,9 @@ class SettingOperations:
 
     async def change(self, call: Call) -> Reply:
         """Change live keys. There is no await between the check of the version and the change."""
-        call.condition.check(self._version())
+        version = self._version()
+        if not call.condition.met_by(version):
+            raise unmet(version)
         wrong = [(key, words) for key, value in call.body.items() if (words := _not_of(key, value))]
         if wrong:
             raise invalid(wrong)

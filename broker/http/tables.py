@@ -26,11 +26,11 @@ from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import entry_version
 from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
 from raftmq.broker.tables.versioned import Entry
+from raftmq.ops.versions import Condition
 from raftmq.store.record import store_timestamp_at
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.paging import PageQuery, page
 from raftmq.web.problem import invalid, not_found
-from raftmq.web.versions import Condition
 
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker

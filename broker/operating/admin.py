@@ -26,13 +26,14 @@ from raftmq.broker.tables.state import (
     put_topic,
 )
 from raftmq.broker.tables.topics import DEFAULT_TOPIC, SYSTEM_TOPICS, TopicConfig, topic_problem
+from raftmq.ops.versions import Condition
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.remoting.fields import boolean_or, text
-from raftmq.web.versions import Condition, unmet
+from raftmq.web.versions import unmet
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ applied together with the frame's records becoming visible. `op` says which:
     {"op":"several","commands":[command,…]}            one after the other, at one index
 
 put_topic, delete_topic, put_group and delete_group may carry "if": {"versions":[…],"absent":bool},
-a web.versions.Condition: it is compared where the command is applied, with the entry as all the
+an ops.versions.Condition: it is compared where the command is applied, with the entry as all the
 frames before have left it, so nobody's change is lost between reading and writing. If it is not met
 the command changes nothing, and `unmet` says so. A conditional delete leaves the offsets alone
 (their table may be ahead or behind when frames are replayed): forget_offsets follows it.
@@ -65,8 +65,8 @@ from raftmq.broker.tables.offsets import Commit, OffsetTable
 from raftmq.broker.tables.sentonce import SentOnce
 from raftmq.broker.tables.topics import TopicConfig, TopicTable, topic_from_json, topic_problem
 from raftmq.broker.tables.versioned import Entry
+from raftmq.ops.versions import Condition, version_of
 from raftmq.remoting.codes import ResponseCode
-from raftmq.web.versions import Condition, version_of
 
 Table = GroupIdTable | TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
 UNMET_MAX = 1_000  # remembered; the proposer asks right after its command is applied

@@ -26,10 +26,10 @@ from raftmq.namesrv.http.reads import (
     OneGroup,
 )
 from raftmq.namesrv.routes import PERM_WRITE
+from raftmq.ops.versions import ANY, Condition
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import ApiProblem, invalid, not_found
 from raftmq.web.schema import Input
-from raftmq.web.versions import ANY, Condition
 
 Body = dict[str, Any]
 

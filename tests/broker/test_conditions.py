@@ -15,7 +15,7 @@ from raftmq.broker.tables.state import (
     put_topic,
 )
 from raftmq.broker.tables.topics import TopicConfig
-from raftmq.web.versions import ANY, Condition
+from raftmq.ops.versions import ANY, Condition
 
 T4, T8 = TopicConfig("T", 4, 4), TopicConfig("T", 8, 8)
 V4, V8 = entry_version(T4), entry_version(T8)

@@ -5,12 +5,13 @@ from typing import Annotated
 import pytest
 from msgspec import Meta
 
+from raftmq.ops.versions import ANY, Condition
 from raftmq.web.openapi import document
 from raftmq.web.operation import Operation
 from raftmq.web.paging import PageQuery, decode_cursor, encode_cursor, page
 from raftmq.web.problem import ApiProblem, invalid, not_leader
 from raftmq.web.schema import Count, Input, View, from_json, from_texts, to_json
-from raftmq.web.versions import ANY, Condition, condition_of, etag, version_of
+from raftmq.web.versions import condition_of, etag, unmet
 
 
 class Thing(Input, frozen=True, kw_only=True):
@@ -88,20 +89,9 @@ def test_conditions(if_match, if_none_match, condition):
         assert condition_of(if_match, if_none_match) == condition
 
 
-def test_what_meets_a_condition():
-    for condition, none, same, other in (
-        (Condition(absent=True), True, False, False),
-        (Condition((ANY,)), False, True, True),
-        (Condition(("v",)), False, True, False),
-        (Condition(()), False, False, False),
-    ):
-        met = [condition.met_by(version) for version in (None, "v", "w")]
-        assert met == [none, same, other], condition
-    assert problem(Condition(("v",)).check, "w").headers == {"ETag": etag("w")}
-
-
-def test_a_version_does_not_depend_on_the_order_of_keys():
-    assert version_of({"a": 1, "b": 2}) == version_of({"b": 2, "a": 1}) != version_of({"a": 1})
+def test_a_refusal_states_the_present_version():
+    assert unmet("w").headers == {"ETag": etag("w")}
+    assert (unmet(None).status, unmet(None).headers) == (412, {})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from raftmq.namesrv.http.merging import (
 )
 from raftmq.namesrv.http.tracing import merged_consumers, on_replica, progress_of, store_host
 from raftmq.namesrv.routes import Registration, RouteTable
-from raftmq.web.versions import Condition
+from raftmq.ops.versions import Condition
 
 
 def pages(groups: dict[str, list[str]], limit: int, after: str) -> dict[str, Any]:

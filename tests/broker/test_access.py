@@ -29,7 +29,7 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group, until
-from tests.broker.ha.pair import Classic
+from tests.broker.replication.ha.pair import Classic
 
 ADMIN = Credentials("administrator", "sesame-open-1")
 WRITER = Credentials("only-writes", "sesame-open-2")

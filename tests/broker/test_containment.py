@@ -8,8 +8,8 @@ from raftmq.broker.containment import Contained
 from raftmq.broker.errors import Refused
 from raftmq.broker.sending.sendrequest import INT32_MAX, Outgoing
 from tests.broker.doubles import FakeConnection
-from tests.broker.test_hotpath import fields
-from tests.broker.test_send import Bench
+from tests.broker.sending.test_cut import fields
+from tests.broker.sending.test_send import Bench
 
 HOST = b"\x0a\x00\x00\x09\x00\x00\x0f\xa0"
 ODD = ["7", None, [], {}, 1.5, 1 << 70, object()]

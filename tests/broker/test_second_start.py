@@ -19,7 +19,7 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.test_refill_processes import PATIENCE_S, Processes
+from tests.broker.replication.test_refill_processes import PATIENCE_S, Processes
 from tests.store.test_ownership import digest
 
 STARTS = 3

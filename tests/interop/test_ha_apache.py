@@ -18,7 +18,7 @@ from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.disk import OsDisk
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.ha.pair import log_bytes
+from tests.broker.replication.ha.pair import log_bytes
 from tests.interop.apache import SETTINGS, ApacheBroker, ports
 
 PATIENCE_S = 240.0  # a bound against hanging

@@ -22,7 +22,7 @@ from raftmq.namesrv import config as namesrv_config
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from tests.broker.cluster import Group, until
-from tests.broker.ha.pair import Classic
+from tests.broker.replication.ha.pair import Classic
 from tests.ops.test_metrics import well_named
 
 ROOT = Path(__file__).parent.parent.parent

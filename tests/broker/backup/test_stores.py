@@ -1,0 +1,652 @@
+"""Backups of a replica's store: what is copied, what verifying finds, what can be restored."""
+
+import asyncio
+import re
+import shutil
+from random import Random
+
+import msgspec
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from raftmq.audit.layout import ItemKind
+from raftmq.audit.walk import walk_range
+from raftmq.broker.backup.cli import _time_ms
+from raftmq.broker.backup.directory import BackupDirectory
+from raftmq.broker.backup.manifest import BackupDamaged, BackupError, decode, encode
+from raftmq.broker.backup.restore import frames_of, point_of, restore, restore_one
+from raftmq.broker.backup.stopped import StoppedSource
+from raftmq.broker.backup.take import take
+from raftmq.broker.backup.verify import complaints
+from raftmq.broker.cli import main
+from raftmq.broker.config import Setting, build_config
+from raftmq.broker.construction import store_config
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables.groupid import group_id
+from raftmq.broker.tables.state import commit_offsets, put_topic
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.dledger.configuration import decode_configuration, founding
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.identity import file_of
+from raftmq.dledger.messages import HardState
+from raftmq.store.disk import OsDisk
+from tests.broker.tables import test_installation as replicas
+from tests.broker.tables.test_installation import Replica, record, written
+from tests.simulator.disk import SimCrash, SimDisk
+
+SEGMENT = 256 << 10
+PEERS = [("x", "127.0.0.1:1"), ("y", "127.0.0.1:2")]
+
+
+def config_of(root, **changes):
+    values = {
+        "brokerName": "group-a",
+        "enableDLegerCommitLog": "true",
+        "dLegerPeers": "n0-127.0.0.1:40911",
+        "dLegerSelfId": "n0",
+        "storePathRootDir": str(root),
+        "mappedFileSizeCommitLog": str(256 << 10),
+        "mappedFileSizeConsumeQueue": "4000",
+        "maxMessageSize": str(64 << 10),
+    } | changes
+    return build_config([Setting(key, value, "test") for key, value in values.items()])
+
+
+@pytest.fixture(autouse=True)
+def segments_as_a_broker_has_them(monkeypatch):
+    monkeypatch.setattr(replicas, "CONFIG", store_config(config_of("unused")))
+
+
+class Store:
+    """A replica's store in a directory, open while something is written."""
+
+    def __init__(self, root):
+        self.root = root
+        self.config = config_of(root)
+
+    def open(self):
+        votes = HardStateFile(OsDisk(str(self.root)), f"{replicas.RAFT}/hardstate")
+        votes.load()
+        votes.save(HardState(4, None))
+        votes.close()
+        return Replica(OsDisk(str(self.root)))
+
+    def close(self, replica, *, clean=True):
+        if clean:
+            replica.flush()
+            replica.store.close()
+        else:
+            replica.store.close_unclean()
+        replica.log.close()
+
+    def write(self, commands, batches, *, term=1, clean=True):
+        replica = self.open()
+        frames = written(replica, term, commands, batches)
+        found = replica.queues(), replica.tables(), replica.log.last_index
+        self.close(replica, clean=clean)
+        return frames, *found
+
+    def look(self):
+        replica = self.open()
+        found = replica.queues(), replica.tables(), replica.log.last_index
+        self.close(replica)
+        return found
+
+
+def batch(count=8, **of):
+    return [record(body=b"x" * 5_000, **of) for _ in range(count)]
+
+
+def written_store(root):
+    """Some three segments: a message every few kilobytes, commands between them."""
+    store = Store(root)
+    batches = [batch(queue_id=n % 2) for n in range(12)]
+    commands = [put_topic(TopicConfig("T", 2, 2)), commit_offsets([("T", "g", 0, 7)])]
+    store.write(commands, batches)
+    store.write([commit_offsets([("T", "g", 0, 9)])], [batch() for _ in range(6)], term=2)
+    return store
+
+
+@pytest.fixture(scope="module")
+def written_once(tmp_path_factory):
+    root = tmp_path_factory.mktemp("written") / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replicas, "CONFIG", store_config(config_of("unused")))
+        written_store(root)
+    return root
+
+
+@pytest.fixture
+def store(written_once, tmp_path):
+    shutil.copytree(written_once, tmp_path / "store")
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def place(tmp_path):
+    return BackupDirectory(str(tmp_path / "backup"))
+
+
+def backup(store, place, **options):
+    source = StoppedSource(store.config, **options)
+    return asyncio.run(take(source, place, pause_s=0.0))
+
+
+def restored(place, *roots, peers=PEERS, **point):
+    manifest = place.required()
+    at = point_of(place, manifest, **point)
+    config = store_config(config_of("unused"))
+    return restore(place, manifest, at, [str(root) for root in roots], peers, config=config)
+
+
+def run(*arguments):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+def segments(root):
+    return sorted((root / "commitlog").iterdir())
+
+
+# -- copying --------------------------------------------------------------------------------------
+
+
+def test_what_is_there_is_not_copied_again(store, place):
+    first = backup(store, place)
+    assert first.kept_bytes == 0 and first.copied_bytes == first.manifest.end > 2 * SEGMENT
+    assert first.manifest.messages == 18 * 8
+    again = backup(store, place)
+    assert (again.copied_bytes, again.kept_bytes) == (0, first.copied_bytes)
+    assert again.manifest.segments == first.manifest.segments
+    frames, *_ = store.write([commit_offsets([("T", "g", 0, 11)])], [batch()], term=3)
+    grown = backup(store, place)
+    assert grown.copied_bytes == frames[-1].end - first.manifest.end
+    assert grown.manifest.commit_index == first.manifest.commit_index + 2
+    assert [s.index for s in grown.manifest.states] == [
+        first.manifest.commit_index,
+        grown.manifest.commit_index,
+    ]
+    assert list(complaints(place, grown.manifest)) == []
+    # And until its manifest was there, the one before was true.
+    assert list(complaints(place, first.manifest)) == []
+
+
+class Dies:
+    """A source whose reader is gone after so many reads."""
+
+    def __init__(self, source, reads):
+        self._source = source
+        self.reads = reads
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+    async def read(self, position, size):
+        self.reads -= 1
+        if self.reads < 0:
+            raise KeyboardInterrupt
+        return await self._source.read(position, min(size, 50_000))
+
+
+def test_an_interrupted_backup_is_none_and_the_next_one_goes_on(store, place):
+    dies = Dies(StoppedSource(store.config), 10)  # in the second segment
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(take(dies, place))
+    assert place.manifest() is None
+    with pytest.raises(BackupError, match=r"no manifest\.json"):
+        place.required()
+    assert run("verify", place.path)[0] == 2
+    done = backup(store, place)
+    assert done.kept_bytes == SEGMENT
+    assert done.copied_bytes == done.manifest.end - SEGMENT
+    assert run("verify", place.path)[0] == 0
+    # Interrupted once more, the one that was finished is as true as before.
+    store.write([], [batch(), batch()], term=3)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(take(Dies(StoppedSource(store.config), 4), place))
+    assert place.required() == done.manifest
+    assert run("verify", place.path)[0] == 0
+
+
+def test_what_an_interrupted_backup_finished_may_be_more_than_the_next_one_wants(store, place):
+    manifest = backup(store, place).manifest
+    store.write([], [batch()], term=3, clean=False)  # nobody knows that it is committed
+    dies = Dies(StoppedSource(store.config, whole_log=True), 10)
+    place.save_manifest, kept = None, place.save_manifest  # it dies before its manifest
+    with pytest.raises(TypeError):
+        asyncio.run(take(dies, place))
+    place.save_manifest = kept
+    assert place.progress()[-1].end > manifest.end
+    again = backup(store, place)
+    assert again.copied_bytes == 0
+    assert again.manifest.segments == manifest.segments
+    assert run("verify", place.path)[0] == 0
+
+
+def test_a_damaged_part_is_copied_again(store, place):
+    manifest = backup(store, place).manifest
+    flip(place.path / "commitlog" / f"{SEGMENT:020d}", 1000)
+    again = backup(store, place)
+    assert again.copied_bytes == SEGMENT
+    assert again.manifest.segments == manifest.segments
+    assert list(complaints(place, again.manifest)) == []
+
+
+def test_another_log_is_not_written_over_a_backup(store, place, tmp_path):
+    manifest = backup(store, place).manifest
+    other = Store(tmp_path / "other")
+    stamped = [[record(body=b"y" * 5_000, store_timestamp_ms=9)] * 8 for _ in range(20)]
+    other.write([put_topic(TopicConfig("T", 2, 2))], stamped, term=2)
+    with pytest.raises(BackupError, match="another log"):
+        backup(other, place)
+    elsewhere = Store(tmp_path / "other")
+    elsewhere.config = config_of(tmp_path / "other", brokerName="group-b")
+    with pytest.raises(BackupError, match="a backup of group group-a"):
+        backup(elsewhere, place)
+    assert place.required() == manifest
+    assert list(complaints(place, manifest)) == []
+
+
+def test_a_log_that_went_back_is_another_one(store, place, tmp_path):
+    shutil.copytree(store.root, tmp_path / "older")
+    store.write([], [batch()], term=3)
+    backup(store, place)
+    with pytest.raises(BackupError, match="has frames up to"):
+        backup(Store(tmp_path / "older"), place)
+
+
+def test_one_backup_at_a_time(store, place):
+    with place.locked(), pytest.raises(BackupError, match="another backup"):
+        backup(store, place)
+
+
+def test_a_replica_whose_log_is_damaged_is_no_source(store, place):
+    flip(segments(store.root)[1], 70_000)
+    with pytest.raises(BackupError, match="the log is damaged at"):
+        backup(store, place)
+    assert place.manifest() is None
+
+
+def test_only_the_latest_states_are_kept(store, place):
+    for number in range(4):
+        store.write([commit_offsets([("T", "g", 1, number)])], [], term=2)
+        asyncio.run(take(StoppedSource(store.config), place, states_kept=2))
+    manifest = place.required()
+    assert [s.index for s in manifest.states] == [
+        manifest.commit_index - 1,
+        manifest.commit_index,
+    ]
+    assert len(list((place.path / "states").iterdir())) == 2
+
+
+def test_after_a_kill_what_was_known_to_be_committed_is_taken_or_all_there_is(store, place):
+    before = store.look()[2]
+    store.write([commit_offsets([("T", "g", 0, 12)])], [batch()], term=3, clean=False)
+    assert backup(store, place).manifest.commit_index == before
+    assert backup(store, place, whole_log=True).manifest.commit_index == before + 2
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda root: shutil.rmtree(root / "raft"), "is not the store of a Raft replica"),
+        (lambda root: (root / "restoring").touch(), "half restored"),
+        (lambda root: (root / "raft/installation").touch(), "is being refilled"),
+        (lambda root: (root / "raft/trim").write_bytes(b"x" * 8192), "neither|slot"),
+        (lambda root: segments(root)[0].unlink(), "segments before 0 are missing"),
+    ],
+)
+def test_what_is_no_sound_store_is_refused(store, place, change, text):
+    change(store.root)
+    with pytest.raises(BackupError, match=text):
+        backup(store, place)
+    assert place.manifest() is None
+
+
+# -- verifying ------------------------------------------------------------------------------------
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def flipped(name, at):
+    return lambda path: flip(path / name, at)
+
+
+SECOND = f"commitlog/{SEGMENT:020d}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (flipped(SECOND, 70_000), f"{SECOND}: byte 4.*frame 10: frame payload CRC does not match"),
+        (flipped(SECOND, 10), f"{SECOND}: byte 0, frame 9: frame header CRC does not match"),
+        (flipped(SECOND, SEGMENT - 1), f"{SECOND}: its checksum is not the manifest's"),
+        (lambda path: (path / SECOND).unlink(), f"{SECOND}: the file is missing"),
+        (lambda path: (path / SECOND).write_bytes(b"x"), f"{SECOND}: cut short at byte 1"),
+        (lambda path: flip(next((path / "states").iterdir()), 30), "checksum does not match"),
+        (lambda path: next((path / "states").iterdir()).unlink(), "the file is missing"),
+        (flipped("manifest.json", 300), r"manifest\.json"),
+        (lambda path: (path / "manifest.json").write_text("{}"), "is no manifest"),
+    ],
+)
+def test_damage_is_found_and_named(store, place, tmp_path, damage, text):
+    backup(store, place)
+    damage(place.path)
+    status, output = run("verify", place.path)
+    assert status == 1
+    assert re.search(text, output), output
+    root = tmp_path / "new"
+    arguments = ("restore", place.path, "--into", root, "--peers", "n0-127.0.0.1:1")
+    if "is not the manifest's" in text:  # behind the last frame: nothing that is restored
+        assert run(*arguments)[0] == 0
+        return
+    assert run(*arguments)[0] == 1
+    if root.exists() and list(root.iterdir()):  # half made: nobody starts with it
+        with pytest.raises(StateError, match="half restored"):
+            Replica(OsDisk(str(root)))
+        assert "remove what is in it" in run(*arguments)[1]
+        assert run(*arguments)[0] == 2
+
+
+def test_the_manifest_of_another_backup_is_found_out(store, place, tmp_path):
+    backup(store, place)
+    other = Store(tmp_path / "other")
+    other.write([], [batch(topic="U") for _ in range(20)])
+    elsewhere = BackupDirectory(str(tmp_path / "elsewhere"))
+    backup(other, elsewhere)
+    shutil.copy(elsewhere.path / "manifest.json", place.path)
+    status, output = run("verify", place.path)
+    assert status == 1
+    assert f"commitlog/{0:020d}" in output and "states/" in output
+
+
+def test_a_manifest_that_contradicts_itself_is_refused(store, place):
+    manifest = backup(store, place).manifest
+    assert decode(encode(manifest)) == manifest
+    for change in (
+        {"segments": manifest.segments[1:]},
+        {"segments": manifest.segments[:-1]},
+        {"begin": 1},
+        {"end": manifest.end + 1},
+        {"commit_index": manifest.commit_index + 1},
+        {"states": ()},
+    ):
+        with pytest.raises(BackupDamaged, match="contradicts itself"):
+            decode(encode(msgspec.structs.replace(manifest, **change)))
+    with pytest.raises(BackupError, match="version 2, this program knows 1"):
+        decode(encode(msgspec.structs.replace(manifest, version=2)))
+
+
+# -- restoring ------------------------------------------------------------------------------------
+
+
+def test_stores_are_alike_and_hold_everything(store, place, tmp_path):
+    queues, tables, last = store.look()
+    backup(store, place)
+    a, b = tmp_path / "a", tmp_path / "b"
+    made = restored(place, a, b)
+    assert (made.index, made.configuration_index, made.term) == (last, last + 1, 5)
+    assert restored(place, tmp_path / "c") == made  # elsewhere, later
+    for one, two, three in zip(*map(segments, (a, b, tmp_path / "c")), strict=True):
+        assert one.read_bytes() == two.read_bytes() == three.read_bytes()
+    found = Store(a)
+    assert found.look() == (queues, tables, last + 2)  # whose the group is, and its id
+    gaps = []
+    for path in segments(a):
+        data = memoryview(path.read_bytes())
+        gaps += [gap.kind for gap in walk_range(data, int(path.name), 0, len(data)).gaps]
+    assert gaps == [ItemKind.BLANK] * (len(gaps) - 1) + [ItemKind.END]
+    replica = found.open()
+    frame, named = replica.log.frames(last + 1, last + 2)
+    members = decode_configuration(frame.payload)
+    assert (named.index, named.term, named.end) == (last + 2, made.term, made.end)
+    assert bytes(named.command) == group_id(made.group_id, if_absent=False)
+    for path in (a, b, tmp_path / "c"):
+        assert file_of(OsDisk(str(path)), "raft").load() == made.group_id
+    elsewhere = (("x", "127.0.0.1:1"), ("y", "127.0.0.1:3"))
+    assert restored(place, tmp_path / "d", peers=elsewhere).group_id != made.group_id
+    assert [(m.node_id, m.address, m.broker_id) for m in members.members] == [
+        ("x", "127.0.0.1:1", 1),
+        ("y", "127.0.0.1:2", 2),
+    ]
+    found.close(replica)
+
+
+def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, place, tmp_path):
+    replica = store.open()
+    written(replica, 3, [], [batch(topic="U", count=3) for _ in range(20)])
+    replica.flush()
+    replica.log.trim(replica.store.commitlog.segments()[-2].start)
+    replica.store.correct_min_offset()
+    queues, tables, last = replica.queues(), replica.tables(), replica.log.last_index
+    store.close(replica)
+    assert queues["T", 1] == (48, 48, b"")  # of these messages none is left
+    manifest = backup(store, place).manifest
+    assert manifest.first_index > 1 and manifest.begin > 0
+    made = restored(place, tmp_path / "new")
+    new = Store(tmp_path / "new")
+    assert new.look() == (queues, tables, last + 2)
+    _, after, *_ = new.write([], [batch(queue_id=1, count=1)], term=made.term + 1)
+    assert after["T", 1][:2] == (48, 49)
+    with pytest.raises(BackupError, match="is not in this backup"):
+        point_of(place, manifest, to_index=manifest.first_index - 2)
+
+
+def test_a_point_in_time_has_the_tables_of_then(store, place, tmp_path):
+    frames, *_ = store.write([commit_offsets([("T", "g", 0, 50)])], [batch()], term=3)
+    backup(store, place)
+    store.write([commit_offsets([("T", "g", 0, 60)])], [batch()], term=3)
+    manifest = backup(store, place).manifest
+    wanted = {1: None, 2: 7, frames[0].index - 1: 9, frames[0].index: 50, None: 60}
+    for number, (index, offset) in enumerate(wanted.items()):
+        made = restored(place, tmp_path / str(number), to_index=index)
+        assert made.index == (index or manifest.commit_index)
+        replica = Store(tmp_path / str(number)).open()
+        assert replica.state.offsets.get("T", "g", 0) == offset
+        assert replica.log.last_index == made.configuration_index + 1
+        ends = [queue[1] for queue in replica.queues().values()]
+        frames_before = (f for f in frames_in(place, manifest) if f.index <= made.index)
+        assert sum(ends) == sum(f.record_count for f in frames_before)
+        Store(tmp_path / str(number)).close(replica)
+
+
+def frames_in(place, manifest):
+    return list(frames_of(place, manifest))
+
+
+def test_a_point_is_found_by_the_leaders_clock(store, place):
+    manifest = backup(store, place).manifest
+    frames = frames_in(place, manifest)
+    stamps = [frame.timestamp_ms for frame in frames]
+    at = point_of(place, manifest, to_time_ms=max(stamps))
+    assert at.index == manifest.commit_index
+    early = next(n for n, stamp in enumerate(stamps) if stamp > min(stamps))
+    assert point_of(place, manifest, to_time_ms=min(stamps)).index == early
+    with pytest.raises(BackupError, match="is not in this backup"):
+        point_of(place, manifest, to_time_ms=1)
+
+
+def test_a_point_without_tables_cannot_be_restored_to(store, place):
+    replica = store.open()
+    replica.log.trim(replica.store.commitlog.segments()[-1].start)
+    replica.store.correct_min_offset()
+    store.close(replica)
+    manifest = backup(store, place).manifest
+    assert manifest.first_index < manifest.commit_index
+    with pytest.raises(BackupError, match="the oldest ones in this backup are of frame"):
+        point_of(place, manifest, to_index=manifest.commit_index - 1)
+    assert point_of(place, manifest).index == manifest.commit_index
+
+
+def test_nothing_is_overwritten(store, place, tmp_path):
+    backup(store, place)
+    occupied = tmp_path / "occupied"
+    occupied.mkdir()
+    (occupied / "a-file").write_text("mine")
+    arguments = ("restore", place.path, "--into", tmp_path / "new", "--into", occupied)
+    status, output = run(*arguments, "--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
+    assert status == 2 and "is not empty (a-file)" in output
+    assert not (tmp_path / "new").exists()
+    status, output = run("restore", store.root, "--into", tmp_path / "new", "--peers", "n0-h:1")
+    assert status == 2 and "is no backup" in output
+
+
+@pytest.mark.parametrize(
+    ("peers", "text"),
+    [
+        ([], "0 members"),
+        ([(f"n{n}", "h:1") for n in range(10)], "10 members"),
+        ([("n0", "h:1"), ("n0", "h:2")], "each with its id"),
+        ([(f"n{n}", "h" * 200 + ":1") for n in range(9)], "exceed"),
+    ],
+)
+def test_members_that_cannot_be(store, place, tmp_path, peers, text):
+    manifest = backup(store, place).manifest
+    with pytest.raises(BackupError, match=text):
+        restore(place, manifest, point_of(place, manifest), [str(tmp_path / "new")], peers)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_killed_at_any_operation_a_store_is_whole_or_nobody_starts_with_it(store, place, power):
+    queues, tables, last = store.look()
+    manifest = backup(store, place).manifest
+    point, config = point_of(place, manifest), store_config(config_of("unused"))
+    outcomes = []
+    operations = 1
+    while "done" not in outcomes:
+        disk = SimDisk(Random(operations))
+        disk.crash_after(operations)
+        try:
+            restore_one(place, manifest, point, disk, founding(PEERS), config)
+            outcomes.append("done")
+        except SimCrash:
+            pass
+        disk.lose_power() if power else disk.kill_process()
+        try:
+            replica = Replica(disk)
+        except StateError as refused:
+            assert "half restored" in str(refused)
+            outcomes.append("refused")
+        else:
+            outcomes.append("whole" if replica.log.last_index else "nothing")
+            if replica.log.last_index:
+                assert replica.log.last_index == last + 2
+                assert (replica.queues(), replica.tables()) == (queues, tables)
+        operations += 1 if operations < 5 else 3
+    assert (outcomes[0], outcomes[-1]) == ("nothing", "whole")
+    assert outcomes.count("refused") > 50
+
+
+def test_segments_of_another_size_are_refused(store, place, tmp_path):
+    manifest = backup(store, place).manifest
+    other = store_config(config_of("unused", mappedFileSizeCommitLog="512KiB"))
+    with pytest.raises(BackupError, match="the brokers need mappedFileSizeCommitLog=262144"):
+        restore(
+            place,
+            manifest,
+            point_of(place, manifest),
+            [str(tmp_path / "new")],
+            PEERS,
+            config=other,
+        )
+
+
+def rewritten_state(place, change):
+    """The backup as another version of the program would have written it."""
+    manifest = place.required()
+    (state,) = manifest.states
+    value = orjson.loads(place.state(state))
+    change(value["tables"])
+    state = place.save_state(state.index, state.time_ms, orjson.dumps(value))
+    place.save_manifest(msgspec.structs.replace(manifest, states=(state,)))
+
+
+def test_a_table_that_an_older_version_did_not_have_comes_from_the_log(store, place, tmp_path):
+    queues, tables, _ = store.look()
+    backup(store, place)
+    rewritten_state(place, lambda tables: tables.pop("consumerOffset.json"))
+    assert run("verify", place.path)[0] == 0
+    restored(place, tmp_path / "new")
+    assert Store(tmp_path / "new").look()[:2] == (queues, tables)
+
+
+def test_a_table_of_a_later_version_is_not_dropped(store, place, tmp_path):
+    backup(store, place)
+    rewritten_state(place, lambda tables: tables.update({"new.json": {"raftAppliedIndex": 21}}))
+    status, output = run("verify", place.path)
+    assert status == 1 and "holds new.json, which this version does not know" in output
+    with pytest.raises(BackupError, match="or a later one"):
+        restored(place, tmp_path / "new")
+
+
+# -- the commands ---------------------------------------------------------------------------------
+
+
+def contents(root):
+    """Of all files but the lock, which whoever reads them takes."""
+    files = (path for path in root.rglob("*") if path.is_file() and path.name != "lock")
+    return {path: path.read_bytes() for path in files}
+
+
+def test_a_stopped_replica_is_given_by_its_configuration(store, place, tmp_path):
+    conf = tmp_path / "broker.conf"
+    conf.write_text(store.config.properties_text())
+    before = contents(store.root)
+    status, output = run("backup", place.path, "-c", conf)
+    assert status == 0, output
+    assert contents(store.root) == before
+    assert "from n0 (stopped)" in output and "which no leader confirmed" in output
+    status, output = run("verify", "--json", place.path)
+    told = orjson.loads(output)
+    assert (status, told["damaged"], told["messages"]) == (0, [], 18 * 8)
+    new = tmp_path / "new"
+    status, output = run("restore", place.path, "-c", conf, "--set", f"storePathRootDir={new}")
+    assert status == 0, output
+    assert "need mappedFileSizeCommitLog=262144" in output
+    assert "a dLegerGroup other than group-a" in output
+    assert Store(new).look()[:2] == store.look()[:2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("backup", "DIR"), "give one of --from"),
+        (("backup", "DIR", "--from", "h:1", "-n", "h:2", "--brokerName", "b"), "give one of"),
+        (("backup", "DIR", "-n", "h:2"), "give one of"),
+        (("backup", "DIR", "--from", "h:1", "--whole-log"), "of a stopped replica"),
+        (("backup", "DIR", "--from", "h:1", "--bytes-per-s", "fast"), "whole number"),
+        (("backup", "DIR", "--set", "brokerName=x"), "backups are of Raft groups"),
+        (("restore", "DIR", "--into", "X"), "give either --into and --peers"),
+        (("restore", "DIR", "--peers", "n0-h:1"), "give either --into and --peers"),
+        (("restore", "DIR", "--into", "X", "--peers", "n0"), "is not id-host:port"),
+        (("restore", "DIR", "--into", "X", "--peers", ";"), "has no members"),
+        (("restore", "DIR", "--set", "brokerName=x"), "backups are of Raft groups"),
+        (
+            ("restore", "DIR", "--into", "X", "--peers", "n0-h:1", "--to-time", "yesterday"),
+            "isoformat",
+        ),
+        (
+            ("restore", "DIR", "--into", "X", "--peers", "n0-h:1", "--to-time=1", "--to-index=1"),
+            "either --to-index or --to-time",
+        ),
+        (("restore", "DIR", "--into", "X", "--peers", "n0-h:1"), "is no backup"),
+        (("verify", "DIR"), "is no backup"),
+    ],
+)
+def test_what_makes_no_sense_ends_with_status_2(tmp_path, monkeypatch, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    status, output = run(*arguments)
+    assert (status, text in output) == (2, True), output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_times_are_utc_unless_they_say_otherwise():
+    assert _time_ms("1700000000123") == 1_700_000_000_123
+    assert _time_ms("2023-11-14T22:13:20") == 1_700_000_000_000
+    assert _time_ms("2023-11-14T23:13:20+01:00") == 1_700_000_000_000

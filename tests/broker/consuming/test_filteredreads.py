@@ -1,0 +1,360 @@
+"""SQL92 subscriptions at a broker: checks, reads, long polling, retries."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from raftmq.broker.config import change_live
+from raftmq.broker.consuming.filteredreads import WAKE_UNITS_MAX, FilteredReads, records_in
+from raftmq.broker.consuming.filters import Filter, RetryMatcher, subscription_from_json
+from raftmq.broker.consuming.hold import HoldTable
+from raftmq.broker.consuming.sql92 import compile_expression
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import PullHeader, PullResponseHeader
+from raftmq.store.record import MessageRecord, decode_record, encode_record, walk_records
+from tests.broker.cluster import Group, until
+from tests.broker.tables.test_tables import units
+
+
+@pytest.fixture
+async def group(tmp_path):
+    async with Group(tmp_path, enablePropertyFilter="true") as one:
+        yield one
+
+
+def bodies(body):
+    return [decode_record(body, at).body for at, _ in walk_records(body)]
+
+
+def properties(**values):
+    return "".join(f"{name}\x01{value}\x02" for name, value in values.items())
+
+
+async def pull(group, broker, expression, offset=0, topic="T", **header):
+    header = {"flags": 0x4, "count": 32, "wait_ms": 10_000, "kind": "SQL92", "version": 0} | header
+    ext = PullHeader(
+        "cg",
+        topic,
+        0,
+        offset,
+        header["count"],
+        header["flags"],
+        0,
+        header["wait_ms"],
+        expression,
+        header["version"],
+        header["kind"],
+    ).to_ext()
+    return await group.ask(broker, RequestCode.PULL_MESSAGE, ext)
+
+
+async def beat(group, broker, *subscriptions, client="c1", model="CLUSTERING"):
+    told = [
+        {"topic": topic, "subString": text, "expressionType": kind, "subVersion": 1}
+        for topic, kind, text in subscriptions
+    ]
+    consumer = {"groupName": "cg", "messageModel": model, "subscriptionDataSet": told}
+    body = orjson.dumps({"clientID": client, "consumerDataSet": [consumer]})
+    return await group.ask(broker, RequestCode.HEART_BEAT, None, body)
+
+
+async def check(group, broker, kind, text):
+    body = {"clientId": "c", "group": "cg", "namespace": ""}
+    body["subscriptionData"] = {"topic": "T", "expressionType": kind, "subString": text}
+    return await group.ask(broker, RequestCode.CHECK_CLIENT_CONFIG, None, orjson.dumps(body))
+
+
+async def test_a_pull_gets_what_its_expression_takes(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    for number in range(10):
+        await group.send(broker, "T", b"m%d" % number, properties=properties(n=number, TAGS="A"))
+    found = await pull(group, broker, "n BETWEEN 3 AND 5 AND TAGS = 'A'")
+    assert (found.code, bodies(found.body)) == (0, [b"m3", b"m4", b"m5"])
+    header = PullResponseHeader.parse(found.ext)
+    assert (header.next_offset, header.offset_min, header.offset_max) == (10, 0, 10)
+    # What does not fit is found by the next pull.
+    first = await pull(group, broker, "n > 1", count=2)
+    assert (bodies(first.body), first.ext["nextBeginOffset"]) == ([b"m2", b"m3"], "4")
+    second = await pull(group, broker, "n > 1", offset=4)
+    assert bodies(second.body) == [b"m%d" % number for number in range(4, 10)]
+    nothing = await pull(group, broker, "n = 100")
+    assert (nothing.code, nothing.remark) == (20, "NO_MATCHED_MESSAGE")
+    assert nothing.ext["nextBeginOffset"] == "10"
+    end = await pull(group, broker, "n = 100", offset=10)
+    assert (end.code, end.remark) == (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
+    moved = await pull(group, broker, "n = 100", offset=11)
+    assert moved.code == ResponseCode.PULL_OFFSET_MOVED
+
+
+async def test_one_pull_looks_at_so_many_messages_and_no_more(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    await asyncio.gather(*(group.send(broker, "T", properties=properties(n=0)) for _ in range(900)))
+    await group.send(broker, "T", b"last", properties=properties(n=1))
+    first = await pull(group, broker, "n = 1")
+    assert (first.code, first.ext["nextBeginOffset"]) == (20, "800")
+    second = await pull(group, broker, "n = 1", offset=800)
+    assert bodies(second.body) == [b"last"]
+
+
+async def test_long_polling_wakes_for_what_matches_only(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    held = asyncio.ensure_future(pull(group, broker, "price > 10", flags=0x6))
+    await until(lambda: broker.pulls.holds.count == 1)
+    await group.send(broker, "T", b"cheap", properties=properties(price=3))
+    await group.send(broker, "T", b"odd", properties=properties(price="a lot"))
+    await group.send(broker, "T", b"none")
+    assert broker.pulls.holds.count == 1
+    await group.send(broker, "T", b"dear", properties=properties(price=30))
+    assert bodies((await held).body) == [b"dear"]
+    assert broker.pulls.holds.count == 0
+
+
+async def test_subscriptions_come_by_heartbeat(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    await group.create_topic(broker, "Bad")
+    for number in range(4):
+        await group.send(broker, "T", b"m%d" % number, properties=properties(n=number))
+    told = ("T", "SQL92", "n > 2"), ("Bad", "SQL92", "n >")
+    assert (await beat(group, broker, *told)).code == 0
+    found = await pull(group, broker, "", flags=0, version=1)
+    assert bodies(found.body) == [b"m3"]
+    late = await pull(group, broker, "", flags=0, version=2)
+    assert late.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    other = await pull(group, broker, "", flags=0, version=2, kind="TAG")
+    assert other.code == ResponseCode.SUBSCRIPTION_NOT_LATEST, "it was by expression"
+    bad = await pull(group, broker, "", topic="Bad", flags=0)
+    assert bad.code == ResponseCode.FILTER_DATA_NOT_EXIST
+    assert "line 1, column 4: expected a property" in bad.remark
+    # The same text as another type is a change that members hear of.
+    changed = await beat(group, broker, ("T", "TAG", "n > 2"), told[1])
+    assert changed.ext["IS_SUB_CHANGE"] == "true"
+
+
+async def test_tags_newer_than_the_heartbeats_are_left_to_the_client(group):
+    """Java's client: see broker.consuming.pull."""
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    for tag in ("A", "B"):
+        await group.send(broker, "T", tag.encode(), properties=properties(TAGS=tag))
+    await beat(group, broker, ("T", "TAG", "A"))
+    known = await pull(group, broker, "", flags=0, version=1, kind="TAG")
+    assert bodies(known.body) == [b"A"]
+    newer = await pull(group, broker, "", flags=0, version=2, kind="TAG")
+    assert bodies(newer.body) == [b"A", b"B"]
+    expression = await pull(group, broker, "", flags=0, version=2)
+    assert expression.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+class Consumer:
+    """A consumer that is asked what it subscribes to (307)."""
+
+    def __init__(self, group, answer):
+        self.group, self.answer = group, answer
+        self.asked = 0
+        code = RequestCode.GET_CONSUMER_RUNNING_INFO
+        self.client = RemotingClient({code: self.running_info})
+
+    def running_info(self, _connection, request):
+        assert (request.ext["consumerGroup"], request.ext["clientId"]) == ("cg", "c1")
+        self.asked += 1
+        return RemotingCommand.response_to(request, *self.answer)
+
+    async def __aenter__(self):
+        broker = await self.group.leading()
+        told = {"topic": "T", "subString": "n > 2", "expressionType": "SQL92", "subVersion": 1}
+        consumer = {"groupName": "cg", "subscriptionDataSet": [told]}
+        body = orjson.dumps({"clientID": "c1", "consumerDataSet": [consumer]})
+        command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
+        assert (await self.client.invoke(broker.address, command, 60_000)).code == 0
+        return self
+
+    async def pull(self, broker, version):
+        header = PullHeader("cg", "T", 0, 0, 32, 0, 0, 0, "", version, "SQL92")
+        command = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
+        return await self.client.invoke(broker.address, command, 60_000)
+
+    async def __aexit__(self, *_):
+        await self.client.close()
+
+
+async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    for number in range(4):
+        await group.send(broker, "T", b"m%d" % number, properties=properties(n=number))
+    # As fastjson writes it, with a map that is no JSON.
+    told = (
+        b'{"mqTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{"locked":false}},'
+        b'"subscriptionSet":[{"topic":"T","subString":"n < 2","expressionType":"SQL92",'
+        b'"subVersion":5},{"topic":"U","subString":"*","subVersion":5}]}'
+    )
+    async with Consumer(group, (0, None, None, told)) as consumer:
+        assert bodies((await consumer.pull(broker, 1)).body) == [b"m3"]
+        early = await consumer.pull(broker, 5)
+        assert early.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        await until(lambda: broker.clients.subscription("cg", "T").version == 5)
+        assert bodies((await consumer.pull(broker, 5)).body) == [b"m0", b"m1"]
+        assert broker.clients.subscription("cg", "U") is None
+        assert consumer.asked == 1
+    await until(lambda: not broker.consuming.questions._asked)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (ResponseCode.SYSTEM_ERROR, "no"),
+        (0, None, None, b"no JSON"),
+        (0, None, None, b'{"subscriptionSet":[{"topic":7}]}'),
+        (0, None, None, b'{"subscriptionSet":7}'),
+        (0, None, None, b"{}"),
+    ],
+)
+async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypatch):
+    monkeypatch.setattr("raftmq.broker.consuming.subscriptions.AGAIN_S", 0)
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    async with Consumer(group, answer) as consumer:
+        for asked in (1, 2):
+            late = await consumer.pull(broker, 5)
+            assert late.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+            await until(lambda: not broker.consuming.questions._asked)
+            assert consumer.asked == asked
+        assert broker.clients.subscription("cg", "T").version == 1
+
+
+async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    questions = broker.consuming.questions
+    async with Consumer(group, None) as consumer:
+        consumer.client.register(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda *_: None)
+        monkeypatch.setattr("raftmq.broker.consuming.subscriptions.ASKED_MAX", 0)
+        assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        assert not questions._asked
+        monkeypatch.setattr("raftmq.broker.consuming.subscriptions.ASKED_MAX", 1)
+        for _ in range(3):
+            assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        assert len(questions._asked) == 1
+        await group.stop("n0")
+        assert not questions._asked
+
+
+async def test_a_group_that_may_not_broadcast_does_not(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    config = {"groupName": "cg", "consumeBroadcastEnable": False}
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    assert (await group.ask(broker, code, None, orjson.dumps(config))).code == 0
+    await beat(group, broker, ("T", "TAG", "*"), model="BROADCASTING")
+    refused = await pull(group, broker, "", flags=0)
+    assert refused.code == ResponseCode.NO_PERMISSION
+    await beat(group, broker, ("T", "TAG", "*"))
+    assert (await pull(group, broker, "", flags=0)).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_what_is_asked_of_a_consumers_configuration(group):
+    broker = await group.leading()
+    assert (await check(group, broker, "SQL92", "a > 5 AND b IS NOT NULL")).code == 0
+    assert (await check(group, broker, "TAG", "a || b")).code == 0
+    for kind, text in (("SQL92", "a >"), ("SQL92", ""), ("XPATH", "//a")):
+        refused = await check(group, broker, kind, text)
+        assert refused.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED, text
+    await group.create_topic(broker, "T")
+    refused = await pull(group, broker, "a = 'b")
+    assert refused.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert "line 1, column 5: the string that begins here has no end" in refused.remark
+
+
+async def test_switched_off_as_it_is_unless_configured(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        await beat(group, broker, ("T", "SQL92", "n > 2"))
+        for answer in (
+            await check(group, broker, "SQL92", "a > 5"),
+            await pull(group, broker, "n > 2"),
+            await pull(group, broker, "", flags=0),
+        ):
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert answer.remark.startswith(
+                "The broker does not support consumer to filter message by SQL92"
+            )
+
+
+async def test_retries_are_filtered_by_their_own_topics_expression_if_wanted(tmp_path):
+    settings = {"enablePropertyFilter": "true", "filterSupportRetry": "true"}
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        retry = "%RETRY%cg"
+        await beat(group, broker, ("T", "SQL92", "n > 2"), (retry, "TAG", "*"))
+        await until(lambda: broker.state.topics.get(retry) is not None)
+        for number in (1, 3):
+            text = properties(n=number, RETRY_TOPIC="T")
+            await group.send(broker, retry, b"m%d" % number, properties=text)
+        assert bodies((await pull(group, broker, "", topic=retry, flags=0)).body) == [b"m3"]
+        change_live(broker.config, {"filterSupportRetry": False})
+        found = await pull(group, broker, "", topic=retry, flags=0)
+        assert bodies(found.body) == [b"m1", b"m3"]
+
+
+def test_a_retry_of_an_unknown_topic_passes():
+    told = {"topic": "T", "subString": "n > 2", "expressionType": "SQL92"}
+    matcher = RetryMatcher({"T": subscription_from_json(told)}.get)
+    assert matcher.matches({"RETRY_TOPIC": "U", "n": "1"})
+    assert matcher.matches({"n": "1"})
+    assert not matcher.matches({"RETRY_TOPIC": "T", "n": "1"})
+
+
+@pytest.mark.parametrize("topic", ["T", "L" * 200])  # a long name makes it a V2 record
+@pytest.mark.parametrize("host", [("10.0.0.1", 1), ("::1", 1)])
+def test_properties_are_read_where_they_lie(topic, host):
+    flag = 0x30 if ":" in host[0] else 0
+    record = MessageRecord(
+        topic, b"body", b"a\x011\x02b\x01\xff\x02", 3, 0, 7, 0, flag, 1, host, 2, host, 0, 0
+    )
+    data = encode_record(record)
+    assert [*records_in(data * 2)] == [
+        (at, len(data), 7, {"a": "1", "b": "\ufffd"}) for at in (0, len(data))
+    ]
+
+
+def test_a_matcher_is_asked_once_for_the_properties_of_an_arrival():
+    asked, released = [], []
+
+    def properties_of(units):
+        asked.append(units)
+        return [{"n": "1"}, {"n": "2"}]
+
+    holds = HoldTable(10, released.append, properties_of)
+    for number in (1, 2, 3):
+        wanted = Filter(matcher=compile_expression(f"n = {number}"))
+        holds.hold("T", 0, wanted, 100, number)
+    holds.arrived("T", 0, units(0, 0))
+    assert (released, len(asked), holds.count) == ([1, 2], 1, 1)
+
+
+async def test_what_cannot_be_looked_at_wakes_whoever_waits(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    await group.send(broker, "T", properties=properties(n=1))
+    queue = broker.store.queues.queue("T", 0)
+    reads = FilteredReads(broker.store)
+    unit = queue.units(0, 1)
+    assert reads.properties_of(unit)[0]["n"] == "1"
+    assert len(reads.properties_of(unit * WAKE_UNITS_MAX)) == WAKE_UNITS_MAX
+    assert reads.properties_of(unit * (WAKE_UNITS_MAX + 1)) is None
+    beyond = broker.store.commitlog.max_offset.to_bytes(8, "big") + unit[8:]
+    assert reads.properties_of(beyond) is None
+    released = []
+    holds = HoldTable(10, released.append, lambda units: None)
+    holds.hold("T", 0, Filter(matcher=compile_expression("n = 5")), 100, "woken")
+    holds.arrived("T", 0, unit)
+    assert released == ["woken"]

@@ -1,0 +1,351 @@
+"""Transactions against brokers: committed once, rolled back, checked, given up; over failovers."""
+
+import asyncio
+
+import pytest
+
+from raftmq.broker.delivery.transactions import service
+from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK
+from raftmq.broker.delivery.transactions.conversion import (
+    GIVEN_UP_TOPIC,
+    GROUP,
+    HALF_TOPIC,
+    OP_TOPIC,
+)
+from raftmq.broker.sending import catcher
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import (
+    CheckTransactionHeader,
+    EndTransactionHeader,
+    SendHeader,
+    SendResponseHeader,
+)
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import decode_offset_message_id, decode_record, pack_host, walk_records
+from tests.broker.cluster import Group, until
+from tests.broker.replication.ha.pair import Classic
+
+# No half is asked about, and so stored again, however long a slow machine is at it.
+UNASKED = {"transactionTimeOut": 3_600_000}
+HALF_BY_HTTP = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01H\x02"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A new leader may take its time to read what transactions there are."""
+    monkeypatch.setattr(service, "WAIT_S", 60.0)
+
+
+class Sent:
+    """A half message as its producer knows it."""
+
+    def __init__(self, key, answer):
+        assert answer.code == 0, answer.remark
+        header = SendResponseHeader.parse(answer.ext)
+        self.key = key
+        self.queue_id = header.queue_id
+        self.offset = header.queue_offset
+        self.position = decode_offset_message_id(header.message_id)[1]
+
+
+async def half(group, broker, key, topic="Orders", queue=1, client=None, **more):
+    properties = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": key, "TAGS": "t", **more}
+    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    header = SendHeader("pg", topic, "TBW102", 4, queue, 0x4, 1_700_000_000_000, 0, text)
+    command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header.to_ext(310), key.encode())
+    answer = await (client or group.client).invoke(broker.address, command, 60_000)
+    return Sent(key, answer)
+
+
+async def end(group, broker, sent, decision, producers="pg", **changes):
+    header = EndTransactionHeader(
+        producers, sent.offset, sent.position, decision, sent.key, sent.key
+    )
+    return await group.ask(broker, RequestCode.END_TRANSACTION, header._replace(**changes).to_ext())
+
+
+def records(broker, topic, queue=1):
+    found = broker.store.get_messages(topic, queue, 0, 1000, 1 << 22)
+    data = b"".join(found.buffers)
+    return [decode_record(data, at) for at, _ in walk_records(data)]
+
+
+def bodies(broker, topic="Orders", queue=1):
+    return [record.body.decode() for record in records(broker, topic, queue)]
+
+
+async def test_a_half_is_seen_once_it_is_committed(tmp_path):
+    async with Group(tmp_path, **UNASKED) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        committed = await half(group, broker, "A", KEYS="k")
+        rolled_back = await half(group, broker, "B")
+        assert (committed.queue_id, committed.offset, rolled_back.offset) == (1, 0, 1)
+        assert bodies(broker) == []
+        assert bodies(broker, HALF_TOPIC, 0) == ["A", "B"]
+        assert (await end(group, broker, committed, 0)).code == 0  # not decided yet
+        assert broker.transactions.open_count in (0, 1, 2)  # as far as it has been read
+        for _ in range(2):  # the second time it has ended so already
+            assert (await end(group, broker, committed, COMMIT)).code == 0
+            assert (await end(group, broker, rolled_back, ROLLBACK)).code == 0
+        assert bodies(broker) == ["A"]
+        (message,) = records(broker, "Orders")
+        assert (message.sys_flag & 0xC, message.prepared_transaction_offset) == (
+            8,
+            committed.position,
+        )
+        assert decode_properties(message.properties) | {"KEYS": "k", "TAGS": "t"} == (
+            decode_properties(message.properties)
+        )
+        assert bodies(broker, OP_TOPIC, 0) == ["0", "1"]
+        assert broker.transactions.open_count == 0
+        counts = broker.transactions.counts
+        assert (counts.committed, counts.rolled_back) == (1, 1)
+
+        late = await end(group, broker, committed, ROLLBACK)
+        assert late.code == ResponseCode.SYSTEM_ERROR
+        assert "[ENDED] the transaction was committed" in late.remark
+
+
+async def test_what_is_no_half_message_is_refused(tmp_path):
+    async with Group(tmp_path, **UNASKED) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        sent = await half(group, broker, "A")
+        answers = [
+            await end(group, broker, sent, COMMIT, producers="others"),
+            await end(group, broker, sent, COMMIT, half_queue_offset=7),
+            await end(group, broker, sent, COMMIT, commitlog_offset=sent.position + 1),
+            await end(group, broker, sent, COMMIT, commitlog_offset=1 << 40),
+            await end(group, broker, sent, 5),
+        ]
+        assert all(answer.code != 0 for answer in answers)
+        assert bodies(broker) == []
+        unreachable = SendHeader("pg", "Orders", "TBW102", 4, 1, 0x4, 5, 0, HALF_BY_HTTP)
+        answer = await catcher.send(broker.sends, unreachable, b"H", pack_host(("10.0.0.9", 1)))
+        assert answer.code == 0
+        assert broker.transactions._producer_of("pg", []) is not None  # who sent the first one
+        nobody = await group.send(broker, "Orders", properties="TRAN_MSG\x01true\x02")
+        assert (nobody.code, "PGROUP" in nobody.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
+
+
+async def test_open_transactions_are_bounded_and_may_be_forbidden(tmp_path):
+    async with Group(tmp_path, openTransactionsMax=2, **UNASKED) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        for key in "AB":
+            sent = await half(group, broker, key)
+        await until(lambda: broker.transactions.open_count == 2)
+        refused = await group.send(
+            broker, "Orders", properties="TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
+        )
+        assert (refused.code, refused.remark[:6]) == (ResponseCode.SYSTEM_BUSY, "[BUSY]")
+        assert (await end(group, broker, sent, ROLLBACK)).code == 0
+        await half(group, broker, "C")
+    async with Group(tmp_path / "other", rejectTransactionMessage="true") as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        refused = await group.send(
+            broker, "Orders", properties="TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
+        )
+        assert refused.code == ResponseCode.NO_PERMISSION
+
+
+async def test_transactions_survive_their_leader(tmp_path):
+    """Ended ones do not come up again, open ones can be ended, each message is there once."""
+    async with Group(tmp_path, 3, **UNASKED) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        sent = [await half(group, broker, f"M{number}") for number in range(20)]
+        for one in sent[:5]:
+            assert (await end(group, broker, one, COMMIT)).code == 0
+        assert (await end(group, broker, sent[5], ROLLBACK)).code == 0
+        await until(lambda: broker.state.offsets.get(HALF_TOPIC, GROUP, 0) == 6)
+        for one in sent[6:10]:
+            assert (await end(group, broker, one, COMMIT)).code == 0
+        await group.kill(await group.leader())
+        broker = await group.leading()
+        answers = [await end(group, broker, one, COMMIT) for one in sent]
+        assert [answer.code for answer in answers[10:]] == [0] * 10
+        assert all("[ENDED]" in answer.remark for answer in answers[:10])
+        expected = [f"M{number}" for number in range(20) if number != 5]
+        assert bodies(broker) == expected
+        await group.kill(await group.leader())
+        for name in group.names:
+            if name not in group.brokers:
+                await group.start(name)
+        broker = await group.leading()
+        await until(lambda: broker.transactions._ready.is_set())
+        assert broker.transactions.open_count == 0
+        assert bodies(broker) == expected
+
+
+class Producer:
+    """Listens for checks over its own connection."""
+
+    def __init__(self, broker):
+        self.broker = broker
+        self.checks = []
+        self.client = RemotingClient(
+            handlers={int(RequestCode.CHECK_TRANSACTION_STATE): self._checked}
+        )
+
+    def _checked(self, _, command):
+        header = CheckTransactionHeader.parse(command.ext)
+        self.checks.append((header, decode_record(command.body)))
+
+    async def heartbeat(self):
+        body = b'{"clientID":"me","producerDataSet":[{"groupName":"pg"}],"consumerDataSet":[]}'
+        command = RemotingCommand.request(RequestCode.HEART_BEAT, {}, body)
+        assert (await self.client.invoke(self.broker.address, command, 60_000)).code == 0
+
+
+async def test_a_half_that_nobody_ends_is_asked_about_until_it_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "PROGRESS_MS", 20)
+    settings = {
+        "transactionTimeOut": 50,
+        "transactionCheckInterval": 50,
+        "transactionCheckMax": 2,
+    }
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        producer = Producer(broker)
+        try:
+            await producer.heartbeat()
+            sent = await half(group, broker, "A")
+            await until(lambda: len(producer.checks) >= 1)
+            header, record = producer.checks[0]
+            assert (record.topic, record.queue_id, record.body) == ("Orders", 1, b"A")
+            assert header.message_id == header.transaction_id == "A"
+            await until(lambda: broker.transactions.counts.given_up == 1)
+            await until(lambda: len(producer.checks) >= 2)
+            assert len(producer.checks) == 2
+            assert bodies(broker, GIVEN_UP_TOPIC, 0) == ["A"]
+            assert broker.transactions.open_count == 0
+            assert bodies(broker) == []
+            assert "[ENDED]" in (await end(group, broker, sent, COMMIT)).remark
+        finally:
+            await producer.client.close()
+
+
+async def test_a_check_is_answered_with_what_it_said_or_with_what_was_sent(tmp_path):
+    """The producer's two threads do both at one time. It is asked once: there is time."""
+    settings = {"transactionTimeOut": 50, "transactionCheckInterval": 3_600_000}
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        producer = Producer(broker)
+        try:
+            await producer.heartbeat()
+            sent = await half(group, broker, "B")
+            await until(lambda: producer.checks)
+            header = producer.checks[-1][0]
+            assert header.half_queue_offset != sent.offset
+            answered = await asyncio.gather(
+                end(
+                    group,
+                    broker,
+                    sent,
+                    COMMIT,
+                    half_queue_offset=header.half_queue_offset,
+                    commitlog_offset=header.commitlog_offset,
+                ),
+                end(group, broker, sent, COMMIT),
+            )
+            assert [answer.code for answer in answered] == [0, 0]
+            assert bodies(broker) == ["B"]
+        finally:
+            await producer.client.close()
+
+
+async def test_without_a_producer_nobody_was_asked_and_nothing_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "PROGRESS_MS", 20)
+    settings = {"transactionTimeOut": 1, "transactionCheckInterval": 1, "transactionCheckMax": 1}
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        producer = Producer(broker)
+        try:
+            client, check = RemotingClient(), broker.transactions._check_due
+            broker.transactions._check_due = lambda book: None
+            await half(group, broker, "A", client=client)
+            await client.close()  # it leaves before it can be asked
+            await until(lambda: broker.transactions._producer_of("pg", []) is None)
+            broker.transactions._check_due = check
+            await until(lambda: broker.queue_end(HALF_TOPIC, 0) > 5)  # looked at again and again
+            assert broker.transactions.counts.given_up == 0
+            await until(lambda: (broker.state.offsets.get(HALF_TOPIC, GROUP, 0) or 0) > 3)
+            await producer.heartbeat()
+            await until(lambda: len(producer.checks) == 1)
+            await until(lambda: broker.transactions.counts.given_up == 1)
+        finally:
+            await producer.client.close()
+
+
+async def test_its_sender_may_ask_for_more_time(tmp_path):
+    async with Group(tmp_path, transactionTimeOut=1, transactionCheckInterval=1) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        await half(group, broker, "A", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
+        await half(group, broker, "B")
+        await until(lambda: broker.queue_end(HALF_TOPIC, 0) > 3)
+        again = {record.body for record in records(broker, HALF_TOPIC, 0)[2:]}
+        assert again == {b"B"}
+
+
+async def test_a_committed_message_may_be_delayed(tmp_path):
+    """From when it is committed: then it waits with the others of its level."""
+    async with Group(tmp_path, messageDelayLevel="1h 2h", **UNASKED) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        sent = await half(group, broker, "A", DELAY="2")
+        assert bodies(broker, HALF_TOPIC, 0) == ["A"]
+        assert (await end(group, broker, sent, COMMIT)).code == 0
+        (waiting,) = records(broker, SCHEDULE_TOPIC)
+        properties = decode_properties(waiting.properties)
+        assert (properties["REAL_TOPIC"], properties["REAL_QID"]) == ("Orders", "1")
+        assert "TRAN_MSG" not in properties
+        assert bodies(broker) == []
+
+
+async def test_a_committed_message_may_wait_for_its_time(tmp_path):
+    """A delay counts from the commit; a time that is too far away is refused at once."""
+    async with Group(tmp_path, **UNASKED) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        sent = await half(group, broker, "A", TIMER_DELAY_MS="20")
+        far = await half(group, broker, "B", TIMER_DELAY_SEC="3600")
+        assert sent and far
+        properties = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02TIMER_DELAY_SEC\x019999999\x02"
+        assert (await group.send(broker, "Orders", b"C", 1, properties)).code == 13
+        assert (await end(group, broker, sent, COMMIT)).code == 0
+        assert (await end(group, broker, far, COMMIT)).code == 0
+        await until(lambda: bodies(broker) == ["A"])
+        near, waiting = records(broker, TIMER_TOPIC, 0)
+        there = decode_properties(waiting.properties)
+        assert (there["REAL_TOPIC"], there["REAL_QID"]) == ("Orders", "1")
+        assert "TRAN_MSG" not in there
+        assert records(broker, "Orders")[0].store_timestamp_ms > near.store_timestamp_ms
+
+
+async def test_in_classic_mode_too(tmp_path):
+    async with Classic(tmp_path, slaves=0, role="ASYNC_MASTER", **UNASKED) as group:
+        broker = group.master
+        await group.create_topic(broker, "Orders")
+        committed = await half(group, broker, "A")
+        rolled_back = await half(group, broker, "B")
+        still_open = await half(group, broker, "C")
+        assert (await end(group, broker, committed, COMMIT)).code == 0
+        assert (await end(group, broker, rolled_back, ROLLBACK)).code == 0
+        assert bodies(broker) == ["A"]
+        (name,) = group.brokers
+        await group.stop(name)
+        broker = await group.start(name)
+        assert "[ENDED]" in (await end(group, broker, committed, ROLLBACK)).remark
+        assert broker.transactions.open_count == 1
+        assert (await end(group, broker, still_open, COMMIT)).code == 0
+        assert bodies(broker) == ["A", "C"]

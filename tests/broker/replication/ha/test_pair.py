@@ -1,0 +1,611 @@
+"""Master and slaves end to end over loopback."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from raftmq.broker.construction import template_topic
+from raftmq.broker.errors import EngineError
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
+from raftmq.store.identity import WrongIdentity
+from raftmq.store.record import decode_record, walk_records
+from tests.broker.cluster import Group, until
+from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
+
+OK = ResponseCode.SUCCESS
+LAST_RECORD = 150  # bytes that end a small record here: its body among them
+
+
+def bodies(body):
+    return [decode_record(body, at).body for at, _ in walk_records(body)]
+
+
+async def info(pair, broker):
+    answer = await pair.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)
+    return loads_object(answer.body)["table"]
+
+
+async def filled(pair, count=5, topic="T", size=10):
+    if pair.master.state.topics.get(topic) is None:
+        assert (await pair.create_topic(pair.master, topic)).code == OK
+    return [(await pair.send(pair.master, topic, b"%d" % n * size)).code for n in range(count)]
+
+
+async def test_what_the_master_stores_the_slave_has_byte_for_byte(tmp_path):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        for number in range(40):  # 40 times 20 kB: over three segments
+            response = await pair.send(pair.master, "T", b"%d" % number * 10_000, queue=number % 4)
+            assert response.code == OK
+            assert SendResponseHeader.parse(response.ext).queue_offset == number // 4
+        await pair.caught_up()
+        assert len(pair.master.store.commitlog.segments()) > 2
+        assert log_bytes(pair.slave) == log_bytes(pair.master)
+        for queue in range(4):
+            mine = pair.slave.store.queues.queue("T", queue)
+            assert mine.max_offset == 10
+            assert mine.units(0, 10) == pair.master.store.queues.queue("T", queue).units(0, 10)
+
+
+# ---- what a sender hears ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+async def test_async_master_needs_no_slave(tmp_path, flush):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER", flushDiskType=flush) as pair:
+        assert await filled(pair) == [OK] * 5
+        log = pair.master.store.commitlog
+        assert flush == "ASYNC_FLUSH" or log.durable_offset == log.max_offset
+
+
+async def test_sync_master_without_a_slave_stores_and_says_so(tmp_path):
+    async with Classic(tmp_path, 0) as pair:
+        assert await filled(pair, 2) == [ResponseCode.SLAVE_NOT_AVAILABLE] * 2
+        response = await pair.send(pair.master, "T")
+        assert SendResponseHeader.parse(response.ext).queue_offset == 2
+        assert len(bodies((await pair.pull(pair.master, "T", 0)).body)) == 3
+        unwaiting = await pair.send(pair.master, "T", properties="WAIT\x01false\x02")
+        assert unwaiting.code == OK
+
+
+async def test_a_slave_too_far_behind_does_not_count(tmp_path):
+    async with Classic(tmp_path, haSlaveFallbehindMax=0) as pair:
+        await pair.followed()
+        assert await filled(pair, 1) == [ResponseCode.SLAVE_NOT_AVAILABLE]
+        await pair.caught_up()
+
+
+async def test_a_slave_that_does_not_answer_lets_only_those_wait_who_want_to(tmp_path):
+    """A connection that follows and never acknowledges: 12 after slaveTimeout. Meanwhile sends
+    with WAIT=false are answered, and everything is stored in order."""
+    async with Classic(tmp_path, 0) as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
+        writer.write(bytes(8))
+        await pair.master_serves(1)
+        waiting = [asyncio.create_task(pair.send(pair.master, "T", b"%d" % n)) for n in range(3)]
+        await until(lambda: len(pair.master.classic.acks) > 0)
+        for n in range(3):
+            response = await pair.send(pair.master, "T", b"f%d" % n, properties="WAIT\x01false\x02")
+            assert response.code == OK
+            assert SendResponseHeader.parse(response.ext).queue_offset == 3 + n
+        assert not any(task.done() for task in waiting)
+        assert len(bodies((await pair.pull(pair.master, "T", 0)).body)) == 6  # dispatched already
+        pair.clock.skip(TIMEOUT_MS)
+        codes = [(await task).code for task in waiting]
+        assert codes == [ResponseCode.FLUSH_SLAVE_TIMEOUT] * 3
+        writer.close()
+        await reader.read(-1)
+
+
+async def test_the_ack_of_a_slave_answers_everybody_below_it(tmp_path):
+    async with Classic(tmp_path, 0) as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
+        writer.write(bytes(8))
+        await pair.master_serves(1)
+        log, ends, waiting = pair.master.store.commitlog, [0], []
+        for n in range(4):  # one after the other: they are batches of their own
+            waiting.append(asyncio.create_task(pair.send(pair.master, "T", b"%d" % n)))
+            await until(lambda: log.max_offset > ends[-1])
+            ends.append(log.max_offset)
+        header = await reader.readexactly(12)
+        assert header[:8] == bytes(8)  # from the log's first byte on
+        writer.write((ends[2] + 1).to_bytes(8, "big"))
+        await until(lambda: sum(task.done() for task in waiting) == 2)
+        writer.write(log.max_offset.to_bytes(8, "big"))
+        assert [(await task).code for task in waiting] == [OK] * 4
+        writer.close()
+
+
+class SlowSync:
+    """A disk whose CommitLog is not synced until told."""
+
+    def __init__(self, log):
+        self.log = log
+        self.begin = log.begin_sync
+        log.begin_sync = lambda: None
+
+    def let_go(self):
+        self.log.begin_sync = self.begin
+
+
+async def test_a_disk_that_does_not_sync_in_time(tmp_path):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        slow = SlowSync(pair.master.store.commitlog)
+        waiting = asyncio.create_task(pair.send(pair.master, "T"))
+        await until(lambda: len(pair.master.classic.acks) == 1)
+        pair.clock.skip(TIMEOUT_MS)
+        assert (await waiting).code == ResponseCode.FLUSH_DISK_TIMEOUT
+        slow.let_go()
+        assert (await pair.send(pair.master, "T")).code == OK
+
+
+async def test_what_waits_when_the_master_stops_is_told_what_is_known(tmp_path):
+    async with Classic(tmp_path, 0) as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
+        writer.write(bytes(8))
+        await pair.master_serves(1)
+        waiting = asyncio.create_task(pair.send(pair.master, "T"))
+        await until(lambda: len(pair.master.classic.acks) == 1)
+        await pair.stop("master")
+        assert (await waiting).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        writer.close()
+
+
+# ---- slaves -----------------------------------------------------------------------------------
+
+
+async def test_two_slaves_and_one_that_comes_late(tmp_path):
+    async with Classic(tmp_path, 2) as pair:
+        await pair.followed()
+        await pair.stop("slave2")
+        assert await filled(pair, 30, size=20_000) == [OK] * 30
+        await pair.start("slave2")
+        await pair.caught_up()
+        assert log_bytes(pair.brokers["slave2"]) == log_bytes(pair.master)
+        assert log_bytes(pair.slave) == log_bytes(pair.master)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_slave_goes_on_where_it_was(tmp_path, end):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        assert await filled(pair, 20, size=20_000) == [OK] * 20
+        await getattr(pair, end)("slave1")
+        await filled(pair, 20, size=20_000)
+        await pair.start("slave1")
+        await pair.caught_up()
+        assert log_bytes(pair.slave) == log_bytes(pair.master)
+        assert await filled(pair, 1) == [OK]
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_master_comes_back_and_its_slave_follows(tmp_path, end):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        assert await filled(pair, 20, size=20_000) == [OK] * 20
+        await getattr(pair, end)("master")
+        await pair.start("master")
+        response = await pair.send(pair.master, "T")
+        assert SendResponseHeader.parse(response.ext).queue_offset == 20  # nothing acked is lost
+        await pair.followed()
+        await pair.caught_up()
+        assert log_bytes(pair.slave) == log_bytes(pair.master)
+        assert await filled(pair, 1) == [OK]
+
+
+async def test_a_new_slave_gets_everything_or_the_last_segment_only(tmp_path):
+    own = {"master": {"syncFromLastFile": "true"}}
+    async with Classic(tmp_path, 0, "ASYNC_MASTER", names=own) as pair:
+        await filled(pair, 30, size=20_000)
+        start = pair.master.store.commitlog.segments()[-1].start
+        assert start > 0
+        pair.names.append("slave1")
+        await pair.start("slave1")
+        await pair.caught_up()
+        log = pair.slave.store.commitlog
+        assert (log.min_offset, log.max_offset) == (start, pair.master.store.commitlog.max_offset)
+        first = pair.slave.store.queues.queue("T", 0).min_offset
+        assert 0 < first < 30
+        await until(lambda: pair.slave.state.topics.get("T") is not None)
+        pulled = await pair.pull(pair.slave, "T", first)
+        assert pulled.code == OK
+        await pair.stop("slave1")
+        await pair.start("slave1")  # and finds its beginning again
+        assert pair.slave.store.queues.queue("T", 0).min_offset == first
+        await filled(pair, 1)
+        await pair.caught_up()
+
+
+async def test_slaves_are_bounded_and_silence_ends_a_link(tmp_path):
+    settings = {"haConnectionsMax": 1, "haHousekeepingInterval": 300}
+    async with Classic(tmp_path, 0, **settings) as pair:
+        reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
+        writer.write(bytes(8))
+        await pair.master_serves(1)
+        second, other = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
+        assert await closed(second)
+        assert await closed(reader)  # it never says another word
+        writer.close()
+        other.close()
+
+
+async def test_a_reader_that_does_not_read_costs_no_memory(tmp_path):
+    """What a slow slave has not taken stays in the log."""
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"], limit=1)
+        writer.write(bytes(8))
+        await pair.master_serves(1)
+        (link,) = pair.master.classic.master.links
+        await filled(pair, 300, size=20_000)
+        assert pair.master.store.commitlog.max_offset > 20 * SEGMENT
+        assert link._transport.get_write_buffer_size() < 6 << 20
+        writer.close()
+
+
+async def test_a_slave_vouches_for_what_is_durable(tmp_path):
+    """flushDiskType=SYNC_FLUSH holds on the slave, too: no report before fdatasync."""
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        assert await filled(pair, 1) == [OK]
+        slave, master = pair.slave.store.commitlog, pair.master.store.commitlog
+        end, slow = master.max_offset, SlowSync(slave)
+        waiting = asyncio.create_task(pair.send(pair.master, "T"))
+        await until(lambda: slave.max_offset == master.max_offset > end)
+        pair.clock.skip(TIMEOUT_MS)
+        assert (await waiting).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        (link,) = pair.master.classic.master.status()
+        assert link["diff"] > 0
+        slow.let_go()
+        assert await filled(pair, 1) == [OK]
+
+
+async def test_ha_status(tmp_path):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        await filled(pair, 2)
+        await pair.caught_up()
+        found = {}
+        for name in ("master", "slave"):
+            broker = getattr(pair, name)
+            answer = await pair.ask(broker, RequestCode.GET_BROKER_HA_STATUS)
+            found[name] = loads_object(answer.body)
+        end = pair.master.store.commitlog.max_offset
+        assert found["master"]["inSyncSlaveNums"] == 1
+        assert found["master"]["masterCommitLogMaxOffset"] == end
+        assert found["master"]["haConnectionInfo"][0]["slaveAckOffset"] == end
+        client = found["slave"]["haClientRuntimeInfo"]
+        assert (found["slave"]["master"], client["isActivated"]) == (False, True)
+        assert client["maxOffset"] == end
+
+
+# ---- logs that differ --------------------------------------------------------------------------
+
+
+async def test_a_slave_ahead_of_its_master_is_refused(tmp_path, caplog):
+    """The master lost its tail: what the slave has more stays, and nothing is merged."""
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        await filled(pair, 10)
+        await pair.caught_up()
+        before = log_bytes(pair.slave)
+        await pair.kill("master")
+        cut_tail(tmp_path / "master", LAST_RECORD)
+        await pair.start("master")
+        await until(lambda: pair.slave.classic.slave.refused)
+        assert "lost its tail" in pair.slave.classic.slave.refused
+        assert "Nothing was changed here" in caplog.text
+        assert (await info(pair, pair.slave))["haRefused"]
+        # The master goes on, over the place where the slave ends: still refused, by content.
+        await filled(pair, 10, size=30)
+        await until(lambda: "another one" in pair.slave.classic.slave.refused)
+        assert log_bytes(pair.slave) == before
+
+
+async def test_a_master_refuses_who_is_ahead_of_it(tmp_path, caplog):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        await filled(pair, 1)
+        end = pair.master.store.commitlog.max_offset
+        for offset in (end + 1, 1 << 40):
+            reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
+            writer.write(offset.to_bytes(8, "big"))
+            assert await closed(reader)
+            writer.close()
+        assert "this master lost its tail" in caplog.text
+
+
+async def test_a_slave_that_ends_before_its_master_begins_is_told(tmp_path):
+    async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        await pair.caught_up()
+        await pair.stop("slave1")
+        await filled(pair, 40, size=20_000)
+        pair.master.store.delete_before(pair.master.store.commitlog.segments()[-1].start)
+        await pair.start("slave1")
+        await until(lambda: "what lies between is gone" in pair.slave.classic.slave.refused)
+
+
+async def test_a_raft_store_is_not_opened_in_classic_mode(tmp_path):
+    async with Group(tmp_path) as group:
+        await group.leader()
+    pair = Classic(tmp_path, 0)
+    (tmp_path / "n0").rename(tmp_path / "master")
+    for error, words in ((WrongIdentity, "node n0 of the Raft group"), (EngineError, "a Raft rep")):
+        with pytest.raises(error, match=words):
+            await pair.start("master")
+        await pair.brokers["master"].stop()
+        (tmp_path / "master" / "identity").unlink(missing_ok=True)  # as before there were such
+    assert not (tmp_path / "master" / "identity").exists()
+    pair.let_go()
+
+
+async def test_name_servers_bring_slaves_and_masters_together(tmp_path):
+    """Two groups; the slaves know nothing but the name server, and start first."""
+    async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
+        namesrv = f"127.0.0.1:{server.port}"
+        own = {"slave1": {"haMasterAddress": ""}}
+        pairs = [
+            Classic(tmp_path / name, names=own, namesrvAddr=namesrv, brokerName=name)
+            for name in ("broker-a", "broker-b")
+        ]
+        for pair in pairs:
+            pair.introduce = lambda: None
+            await pair.start("slave1")
+            await pair.start("master")
+        try:
+            for pair in pairs:
+                await pair.followed()
+                pair.client = RemotingClient(connect_timeout_ms=60_000)
+                assert await filled(pair, 1) == [OK]
+                assert pair.slave.roles.leader_address == pair.master.address
+            addresses = {
+                name: dict(server.table.group(name).addresses) for name in ("broker-a", "broker-b")
+            }
+            assert addresses == {
+                pair.settings["brokerName"]: {0: pair.master.address, 1: pair.slave.address}
+                for pair in pairs
+            }
+        finally:
+            for pair in pairs:
+                await pair.__aexit__()
+
+
+async def test_a_stream_that_does_not_continue_the_log_is_refused(tmp_path):
+    """Without a name server there is nobody to ask; the bytes themselves tell."""
+    async with Classic(tmp_path) as pair:
+        pair.introduce = lambda: None
+        await pair.followed()
+        await filled(pair, 3)
+        await pair.caught_up()
+        await pair.stop("slave1")
+        cut_tail(tmp_path / "slave1", LAST_RECORD)
+        await pair.start("slave1")
+        await pair.caught_up()
+        assert log_bytes(pair.slave) == log_bytes(pair.master)
+        # Another master's log of another length.
+        await pair.stop("slave1")
+        await pair.stop("master")
+        (tmp_path / "master").rename(tmp_path / "old")
+        await pair.start("master")
+        await filled(pair, 20, topic="Other", size=77)
+        await pair.start("slave1")
+        await until(lambda: pair.slave.classic.slave.refused)
+        assert pair.slave.store.queues.queue("Other", 0) is None
+
+
+def cut_tail(directory, count):
+    """As if the last bytes of the log had never reached the disk."""
+    path = sorted((directory / "commitlog").iterdir())[0]
+    data = path.read_bytes()
+    end = len(data.rstrip(b"\0"))
+    path.write_bytes(data[: end - count] + bytes(len(data) - end + count))
+
+
+async def closed(reader):
+    async with asyncio.timeout(60):
+        try:
+            while await reader.read(1 << 16):
+                pass
+        except ConnectionResetError:
+            pass  # aborted, which is closed
+    return True
+
+
+# ---- metadata, and reads at the slave -----------------------------------------------------------
+
+
+async def test_metadata_follow_on_a_timer(tmp_path):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        assert (await pair.pull(pair.master, "T", 0)).code == OK  # creates group cg
+        assert (await pair.commit(pair.master, "T", 0, 2)).code == OK
+        slave = pair.slave
+        await until(lambda: slave.state.offsets.get("T", "cg", 0) == 2)
+        await until(lambda: slave.state.groups.get("cg") is not None)
+        topics = pair.master.state.topics
+        template = template_topic(slave.config)
+        expected = topics.entries | topics.internal | {template.name: template}
+        assert slave.state.topics.entries == expected
+        await until(lambda: slave.classic.follower.metadata.rounds > 0)
+        table = await info(pair, slave)
+        assert int(table["lastMetadataSyncMs"]) > 0
+        assert table["slaveAckOffset"] == str(pair.master.store.commitlog.max_offset)
+        await until(lambda: slave.classic.follower.comparison.master_end > 0)
+        table = await info(pair, pair.master)
+        assert (table["slaveFallBehindBytes"], table["haSlaveCount"]) == ("0", "1")
+        assert table["brokerRole"] == "SYNC_MASTER"
+        # What was copied survives the slave's restart, without a master.
+        await pair.stop("master")
+        await pair.kill("slave1")
+        await pair.start("slave1")
+        assert pair.slave.state.offsets.get("T", "cg", 0) == 2
+        assert pair.slave.state.topics.get("T") is not None
+
+
+async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monkeypatch):
+    """Consumers begin between the questions of one round; the master may be gone after it."""
+    async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
+        await pair.followed()
+        metadata = pair.slave.classic.follower.metadata
+        await until(lambda: metadata.rounds > 0)
+        ask = metadata._master.ask
+
+        async def ask_while_a_group_begins(code, ext=None):
+            answer = await ask(code, ext)
+            name = f"cg-{code.name}"
+            beat = {"clientID": name, "consumerDataSet": [{"groupName": name}]}
+            body = orjson.dumps(beat)
+            assert (await pair.ask(pair.master, RequestCode.HEART_BEAT, None, body)).code == OK
+            await until(lambda: pair.master.state.groups.get(name) is not None)
+            return answer
+
+        monkeypatch.setattr(metadata._master, "ask", ask_while_a_group_begins)
+        for _ in range(2):
+            await metadata.sync()
+            groups = [name for name in pair.slave.state.groups.entries if name.startswith("cg-")]
+            missing = [n for n in groups if pair.slave.state.topics.get(f"%RETRY%{n}") is None]
+            assert missing == []
+        assert "cg-GET_ALL_TOPIC_CONFIG" in groups
+
+
+async def test_a_slave_takes_no_sends_and_no_topics(tmp_path):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        await filled(pair, 1)
+        await until(lambda: pair.slave.state.topics.get("T") is not None)
+        for refused in (
+            await pair.send(pair.slave, "T"),
+            await pair.create_topic(pair.slave, "T2"),
+        ):
+            assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert refused.remark.startswith("[NOT_LEADER]")
+            assert refused.ext["leaderAddr"] == pair.master.address
+
+
+async def test_a_slave_serves_when_its_master_is_gone(tmp_path):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        assert await filled(pair, 3) == [OK] * 3
+        await until(lambda: pair.slave.state.topics.get("T") is not None)
+        await pair.caught_up()
+        await pair.kill("master")
+        pulled = await pair.pull(pair.slave, "T", 1)
+        assert bodies(pulled.body) == [b"1" * 10, b"2" * 10]
+        assert pulled.ext["suggestWhichBrokerId"] == "0"
+        assert (await pair.commit(pair.slave, "T", 0, 3)).code == OK
+        assert (await pair.committed(pair.slave, "T", 0)).ext["offset"] == "3"
+        ext = {"topic": "T", "queueId": "0"}
+        assert (await pair.ask(pair.slave, RequestCode.GET_MAX_OFFSET, ext)).ext["offset"] == "3"
+        # Held at the slave; when the master is back the consumer is sent there.
+        held = asyncio.create_task(pair.pull(pair.slave, "T", 3, flags=0x6, wait_ms=60_000))
+        await until(lambda: pair.slave.pulls.holds.count == 1)
+        await pair.start("master")
+        answer = await held
+        assert (answer.code, answer.ext["suggestWhichBrokerId"]) == (
+            ResponseCode.PULL_NOT_FOUND,
+            "0",
+        )
+        assert answer.ext["nextBeginOffset"] == "3"
+
+
+async def test_a_slave_does_not_keep_a_consumer_from_its_master(tmp_path):
+    async with Classic(tmp_path, shortPollingTimeMills=50) as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        await pair.caught_up()
+        await until(lambda: pair.slave.state.topics.get("T") is not None)
+        answer = await pair.pull(pair.slave, "T", 3, flags=0x6, wait_ms=60_000)  # asks for 60 s
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        assert answer.ext["suggestWhichBrokerId"] == "0"
+
+
+async def test_an_offset_the_slave_does_not_have_is_the_masters_business(tmp_path):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        await pair.caught_up()
+        await until(lambda: pair.slave.state.topics.get("T") is not None)
+        beyond = await pair.pull(pair.slave, "T", 9, flags=0x6)
+        assert beyond.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert PullResponseHeader.parse(beyond.ext).next_offset == 9
+        await pair.kill("master")
+        await until(lambda: not pair.slave.classic.slave.connected)
+        kept = await pair.pull(pair.slave, "T", 9)
+        assert kept.code == ResponseCode.PULL_NOT_FOUND
+        assert PullResponseHeader.parse(kept.ext).next_offset == 9
+
+
+@pytest.mark.parametrize(("enabled", "wanted"), [("true", "1"), ("false", "0")])
+async def test_cold_data_are_read_at_the_slave(tmp_path, enabled, wanted):
+    settings = {"slaveReadEnable": enabled, "accessMessageInMemoryMaxRatio": 0}
+    async with Classic(tmp_path, **settings) as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        await until(lambda: pair.slave.state.topics.get("T") is not None)
+        await pair.caught_up()
+        at_master = await pair.pull(pair.master, "T", 0)
+        assert at_master.ext["suggestWhichBrokerId"] == wanted
+        at_slave = await pair.pull(pair.slave, "T", 0)
+        assert at_slave.body == at_master.body
+
+
+# ---- restarts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_what_was_acknowledged_survives(tmp_path, end):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        assert await filled(pair, 20, size=20_000) == [OK] * 20
+        assert (await pair.commit(pair.master, "T", 0, 7)).code == OK
+        offsets = tmp_path / "master" / "config" / "consumerOffset.json"
+        await until(lambda: offsets.exists() and b'"0":7' in offsets.read_bytes())
+        before = log_bytes(pair.master)
+        await getattr(pair, end)("master")
+        assert (tmp_path / "master" / "abort").exists() is (end == "kill")
+        await pair.start("master")
+        assert log_bytes(pair.master) == before
+        assert pair.master.state.topics.get("T").write_queue_count == 4
+        assert (await pair.committed(pair.master, "T", 0)).ext["offset"] == "7"
+        response = await pair.send(pair.master, "T")
+        assert SendResponseHeader.parse(response.ext).queue_offset == 20
+
+
+async def test_a_topic_is_in_its_file_before_its_creation_is_answered(tmp_path):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        await pair.kill("master")
+        await pair.start("master")
+        assert pair.master.state.topics.get("T") is not None
+
+
+async def test_retention(tmp_path):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        await filled(pair, 40, size=20_000)
+        broker = pair.master
+        broker.store.expired_before = lambda now_ms, by_age: (
+            broker.store.commitlog.segments()[-1].start
+        )
+        broker.keeper.retain()
+        low = broker.store.commitlog.min_offset
+        assert low == broker.store.commitlog.segments()[0].start > 0
+        assert (await pair.pull(broker, "T", 0)).code == ResponseCode.PULL_OFFSET_MOVED
+        # A slave that ends below is told that it cannot go on; a new one begins where the log does.
+        reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
+        writer.write((100).to_bytes(8, "big"))
+        assert await closed(reader)
+        writer.close()
+        pair.names.append("slave1")
+        await pair.start("slave1")
+        await pair.caught_up()
+        assert log_bytes(pair.slave) == log_bytes(broker)

@@ -7,7 +7,7 @@ Unless somebody has put them there, they are made here, by whichever container c
 directory that all of a cluster's containers share:
 
     tokens.json     one token for each role: viewer, operator, admin (httpTokensFile)
-    cluster.token   what the name servers sign with: the admin's (httpClusterTokenFile)
+    cluster.token   what the name servers show to brokers: the admin's (httpClusterTokenFile)
     metrics.token   what Prometheus shows: the viewer's
     peer.secret     what the brokers of a group prove to each other that they have (peerSecretFile)
     registration.key   what brokers sign their registrations with (registrationKeyFile)

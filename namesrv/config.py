@@ -101,8 +101,11 @@ class NameServerConfig(TlsOptions):
     http_tokens_file: str = option("http", "httpTokensFile", "",
         "JSON file of tokens and roles; empty: every loopback caller is admin.")
     http_cluster_token_file: str = option("http", "httpClusterTokenFile", "",
-        "File of the token by which brokers know this name server; it signs requests and is never"
-        " sent.")
+        "File of the token by which brokers know this name server. Only brokers whose address is"
+        " proven see it ([Trust between processes](http-api.md#trust-between-processes)).")
+    http_cluster_token_in_the_clear: bool = option("http", "httpClusterTokenInTheClear", False,
+        "Show that token over plain HTTP to brokers on other machines, too: whoever listens there"
+        " has it.")
 
     # [log]
     log_format: str = option("log", "logFormat", "text",

@@ -332,6 +332,10 @@ class RouteTable:
         live = self._live.get(address)
         return live.http_address if live is not None else ""
 
+    def is_signed_http(self, http_address: str) -> bool:
+        """Return whether a live broker has registered this node API, signed."""
+        return any(o.signed and o.http_address == http_address for o in self._live.values())
+
     def watch(self, watcher: Callable[[BrokerGroup], None]) -> None:
         """Have `watcher(group)` called whenever the addresses of a group have changed."""
         self._watchers.append(watcher)

@@ -1,10 +1,9 @@
 """Access control of the HTTP API: tokens from a file, or loopback only.
 
-With a tokens file every caller shows a token, `Authorization: Bearer …`, or proves to have one by
-signing the request with it (signing.py). Without one the API listens on loopback only
-(`WebSettings.check`), and every caller is admin. Then the Host header must name loopback, so that
-no web page reaches this API under its own host name (DNS rebinding), and a change sent by a page
-of another origin is refused.
+With a tokens file every caller shows a token, `Authorization: Bearer …`. Without one the API
+listens on loopback only (`WebSettings.check`), and every caller is admin. Then the Host header must
+name loopback, so that no web page reaches this API under its own host name (DNS rebinding), and a
+change sent by a page of another origin is refused.
 
 The file: {"tokens":[{"token":"…","role":"viewer|operator|admin","name":"…"}]}, not readable by
 others than its owner and group. It is read once, at start.
@@ -12,8 +11,8 @@ others than its owner and group. It is read once, at start.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,13 +25,13 @@ from msgspec import Meta
 
 from raftmq.web.loopback import is_loopback
 from raftmq.web.operation import Caller, Role
-from raftmq.web.problem import ApiProblem, forbidden, unauthorized
-from raftmq.web.signing import Challenges, Signed, key_of
+from raftmq.web.problem import forbidden, unauthorized
 
 TOKENS_MAX = 256
 TOKEN_LENGTH_MIN = 16
 FILE_SIZE_MAX = 256 * 1024  # bytes
 LOCAL = Caller("local", Role.ADMIN)
+OLD_SCHEME = "RaftMQ-HMAC"  # name servers of earlier versions signed instead of showing a token
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 ROLES = {"viewer": Role.VIEWER, "operator": Role.OPERATOR, "admin": Role.ADMIN}
 
@@ -82,9 +81,7 @@ class Access:
     """Identifies callers. `callers`: SHA-256 of a token → caller; None: no tokens."""
 
     def __init__(self, callers: Mapping[bytes, Caller] | None = None) -> None:
-        self.audience = ""  # host:port announced to others; "": signatures are not accepted
         self._callers = callers
-        self._challenges = Challenges(random_id)
 
     @classmethod
     def of(cls, settings: WebSettings) -> Access:
@@ -109,32 +106,16 @@ class Access:
             return LOCAL
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise self._unauthorized("show a token: Authorization: Bearer …")
-        shown = key_of(token.strip())
+            hint = "; signed requests ended: upgrade who asks" if scheme == OLD_SCHEME else ""
+            raise unauthorized(f"show a token: Authorization: Bearer …{hint}")
+        shown = _digest(token.strip())
         found = None
         for digest, caller in self._callers.items():  # always all of them, for constant time
             if hmac.compare_digest(digest, shown):
                 found = caller
         if found is None:
-            raise self._unauthorized("nobody has this token")
+            raise unauthorized("nobody has this token")
         return found
-
-    def signer(self, signed: Signed, method: str, target: str) -> Caller:
-        """Return the signer of a request, without looking at the body. Raises ApiProblem (401)."""
-        if self._callers is None:
-            return LOCAL
-        key = None
-        if self.audience:
-            key = self._challenges.signer(signed, self._callers, self.audience, method, target)
-        if key is None:
-            raise self._unauthorized("nobody signed this for this address, or it is not new")
-        return self._callers[key]
-
-    def _unauthorized(self, detail: str) -> ApiProblem:
-        problem = unauthorized(detail)
-        if self.audience:
-            problem.headers["WWW-Authenticate"] += f", {self._challenges.header()}"
-        return problem
 
 
 def allow(caller: Caller, role: Role) -> None:
@@ -150,7 +131,7 @@ def load_tokens(path: Path) -> dict[bytes, Caller]:
         tokens = msgspec.json.decode(content, type=_TokenFile).tokens
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WebConfigError(f"httpTokensFile={path}: {error}") from error
-    callers = {key_of(t.token): Caller(t.name, ROLES[t.role]) for t in tokens}
+    callers = {_digest(t.token): Caller(t.name, ROLES[t.role]) for t in tokens}
     if len(callers) != len(tokens):
         raise WebConfigError(f"httpTokensFile={path}: a token stands there twice")
     return callers
@@ -166,6 +147,11 @@ def load_token(path: Path, key: str) -> str:
     if not TOKEN_LENGTH_MIN <= len(token) <= 512 or not token.isprintable() or " " in token:
         raise WebConfigError(f"{key}={path} does not hold one token")
     return token
+
+
+def _digest(token: str) -> bytes:
+    """Return the hash of a token, which is all that is kept of it."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def _host_name(host: str) -> str | None:
@@ -188,8 +174,3 @@ def _read_secret(path: Path, key: str) -> bytes:
     if len(content) > FILE_SIZE_MAX:
         raise WebConfigError(f"{key}={path} is larger than {FILE_SIZE_MAX} bytes")
     return content
-
-
-def random_id() -> str:
-    """Return 32 unguessable hexadecimal digits."""
-    return secrets.token_hex(16)

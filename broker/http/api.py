@@ -107,7 +107,6 @@ class NodeApi:
             where = f"httpBindAddress={settings.bind_address} httpPort={settings.port}"
             raise OSError(error.errno, f"{where}: {error.strerror}") from error
         told = settings.advertised_address(broker.config.broker_ip1, port)
-        self._access.audience = told
         secure = broker.tls.http_scheme == "https"
         self.address = f"https://{told}" if secure else told  # clients go by the scheme
         broker.registrar.on_route = self._route_changed

@@ -1,8 +1,7 @@
 """Ask brokers over their HTTP node API: bounded in number, time and size. Shell.
 
 Every failure to get an answer is `NodeSilent` with words for a person; an error status is an
-`Answer` like any other. Anything may have registered as a broker, so the cluster's token is never
-sent: requests are signed with it, for the address that is asked (web.signing).
+`Answer` like any other. Which brokers are shown the cluster's token: `clustertoken`.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from raftmq.web.auth import random_id
-from raftmq.web.signing import Signed, Signer
+from raftmq.namesrv.http.clustertoken import ClusterToken
 
 CONCURRENCY_MAX = 32  # requests in flight at one time
 CONNECT_TIMEOUT_S = 1.0
@@ -30,7 +28,6 @@ STREAM_SILENCE_S = 60.0  # brokers send a comment line now and then; this long w
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 JSON = "application/json"
 HTTPS = "https://"
-LAST_OF_TRIES = (False, False, True)  # not signed, signed, and signed for another nonce
 
 
 class NodeSilent(Exception):
@@ -82,14 +79,13 @@ class Nodes:
 
     def __init__(
         self,
-        token: str = "",
+        token: ClusterToken,
         concurrency_max: int = CONCURRENCY_MAX,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """`token` signs requests where brokers want that; "": none. `tls()` returns the trust in
-        brokers with HTTPS; None: the system's."""
+        """`tls()` returns the trust in brokers with HTTPS; None: the system's."""
         self._tls = tls
-        self._signer = Signer(token, random_id) if token else None
+        self._token = token
         self._slots = asyncio.Semaphore(concurrency_max)
         self._session: aiohttp.ClientSession | None = None
 
@@ -121,26 +117,24 @@ class Nodes:
         if not http_address:
             raise NodeSilent("it has told no HTTP address", sent=False)
         url = url_of(http_address, path, query)
-        wanted = dict(headers or {})
+        wanted = {**(headers or {}), **self._token.headers(url, http_address)}
         if body is not None:
             wanted.setdefault("Content-Type", JSON)
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         sent = False
         try:
             async with asyncio.timeout(timeout_s), self._slots:
-                for last in LAST_OF_TRIES:
-                    signed = self._sign(http_address, method, url, body)
-                    request = self._session.request(
-                        method, url, data=body, headers=wanted | _shown(signed), timeout=limit,
-                        allow_redirects=False, ssl=self._tls() or True,
-                    )  # fmt: skip
-                    sent = method != "GET"
-                    async with request as response:
-                        data = await _read(response)
-                        answer = Answer(response.status, data, _lower(response.headers))
-                    if last or not self._is_challenged(http_address, response, signed):
-                        break
-                return answer
+                request = self._session.request(
+                    method, url, data=body, headers=wanted, timeout=limit,
+                    allow_redirects=False, ssl=self._tls() or True,
+                )  # fmt: skip
+                sent = method != "GET"
+                async with request as response:
+                    data = await _read(response)
+                why = self._token.withheld(url, http_address)
+                if why and response.status == 401:
+                    data = orjson.dumps({"detail": f"it is not shown the cluster's token: {why}"})
+                return Answer(response.status, data, _lower(response.headers))
         except aiohttp.ClientConnectorError as error:
             raise NodeSilent(f"no connection: {_plain(error)}", sent=False) from error
         except aiohttp.ConnectionTimeoutError as error:
@@ -171,47 +165,19 @@ class Nodes:
             total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STREAM_SILENCE_S
         )
         url = url_of(http_address, path)
-        for last in LAST_OF_TRIES:
-            signed = self._sign(http_address, "GET", url, None)
-            wanted = {**headers, **_shown(signed)}
-            context = self._tls() or True
-            async with self._session.get(
-                url, headers=wanted, timeout=limit, allow_redirects=False, ssl=context
-            ) as response:
-                if last or not self._is_challenged(http_address, response, signed):
-                    yield response
-                    return
-
-    def _sign(self, address: str, method: str, url: URL, body: bytes | None) -> Signed | None:
-        """Return the request's signature; None without a token, or to a broker that never asked."""
-        if self._signer is None:
-            return None
-        return self._signer.sign(_place(address), method, url.raw_path_qs, body or b"")
-
-    def _is_challenged(
-        self, address: str, response: aiohttp.ClientResponse, signed: Signed | None
-    ) -> bool:
-        """Return whether to sign and send again; that is safe: a 401 has done nothing."""
-        if self._signer is None or response.status != 401:
-            return False
-        wants = response.headers.get("WWW-Authenticate", "")
-        return self._signer.challenged(_place(address), wants, signed)
-
-
-def _shown(signed: Signed | None) -> dict[str, str]:
-    return {} if signed is None else {"Authorization": signed.header()}
+        wanted = {**headers, **self._token.headers(url, http_address)}
+        context = self._tls() or True
+        async with self._session.get(
+            url, headers=wanted, timeout=limit, allow_redirects=False, ssl=context
+        ) as response:
+            yield response
 
 
 def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None) -> URL:
     """Build a URL; `path` stays as encoded. A broker with HTTPS registers its address so."""
     scheme = "https" if http_address.startswith(HTTPS) else "http"
-    url = URL(f"{scheme}://{_place(http_address)}{path}", encoded=True)
+    url = URL(f"{scheme}://{http_address.removeprefix(HTTPS)}{path}", encoded=True)
     return url.with_query(dict(query)) if query else url
-
-
-def _place(http_address: str) -> str:
-    """Return host:port."""
-    return http_address.removeprefix(HTTPS)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

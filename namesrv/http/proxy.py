@@ -1,8 +1,9 @@
 """/api/v1/brokers/{group}/{broker}/…: forwards to one broker's own node API.
 
 `broker` is a broker id (0: the current leader), an address, or a replica's name. The caller's role
-is checked here by the broker's rules; requests to the broker are signed with the cluster's token.
-Query, body, conditional headers and answer pass unchanged; events pass as they come.
+is checked here by the broker's rules; the broker never sees the caller's token, but the cluster's
+if it may (`clustertoken`). Query, body, conditional headers and answer pass unchanged; events pass
+as they come.
 """
 
 from __future__ import annotations

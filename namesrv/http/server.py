@@ -11,6 +11,7 @@ from raftmq.namesrv.config import OPTIONS, NameServerConfig
 from raftmq.namesrv.http import levels
 from raftmq.namesrv.http.changes import Changes
 from raftmq.namesrv.http.cluster import ClusterView
+from raftmq.namesrv.http.clustertoken import ClusterToken
 from raftmq.namesrv.http.groups import Leaders
 from raftmq.namesrv.http.nodes import Nodes
 from raftmq.namesrv.http.proxy import Proxy
@@ -57,12 +58,9 @@ class ClusterApi:
         self._config = config
         self._settings = settings_of(config)
         self._host = host
-        token = ""
-        if config.http_cluster_token_file:
-            token = load_token(Path(config.http_cluster_token_file), "httpClusterTokenFile")
         self.hub = EventHub()
         self._tls = tls or ProcessTls(config)
-        self._nodes = Nodes(token, tls=lambda: self._tls.https)
+        self._nodes = Nodes(_cluster_token(config, table), tls=lambda: self._tls.https)
         self.cluster = ClusterView(table, self._nodes, self.hub, f"{host}:{port}")
         leaders = Leaders(self.cluster)
         operations = [
@@ -159,6 +157,22 @@ def settings_of(config: NameServerConfig) -> WebSettings:
         port,
         config.http_advertised_address,
         config.http_tokens_file,
+    )
+
+
+def _cluster_token(config: NameServerConfig, table: RouteTable) -> ClusterToken:
+    """Read the token. Raises WebConfigError."""
+    path = config.http_cluster_token_file
+    if not path:
+        return ClusterToken()
+    checks = config.tls_client_auth_server and config.tls_client_check_host_name
+    return ClusterToken(
+        load_token(Path(path), "httpClusterTokenFile"),
+        is_signed=table.is_signed_http,
+        signatures_wanted=bool(config.registration_key_file),
+        tls_verifies=checks,
+        own_ca=bool(config.tls_client_trust_cert_path),
+        in_the_clear=config.http_cluster_token_in_the_clear,
     )
 
 

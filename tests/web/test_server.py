@@ -86,6 +86,13 @@ async def serving(tokens="", hub=None, **more):
         await server.stop()
 
 
+async def test_who_still_signs_is_told_that_this_ended(tmp_path):
+    async with serving(tokens_file(tmp_path)) as client:
+        answer = await client.ask("GET", "/fine", Authorization='RaftMQ-HMAC nonce="0", id="1"')
+        assert answer.status == 401
+        assert b"signed requests ended: upgrade who asks" in answer.body
+
+
 async def test_tokens_and_roles(tmp_path):
     async with serving(tokens_file(tmp_path)) as client:
         for method, path, allowed in (

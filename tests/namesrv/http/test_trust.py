@@ -1,148 +1,214 @@
-"""A name server proves that it has the cluster's token, and shows it to nobody: neither to brokers
-nor to whoever has registered as one."""
+"""A name server shows the cluster's token to brokers that are proven to be some. Whoever else has
+registered as a broker learns nothing that it could use again."""
 
 from __future__ import annotations
 
-import time
+import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from aiohttp import web
-from yarl import URL
+from click.testing import CliRunner
 
 from raftmq.broker.broker import Broker
+from raftmq.mqadmin.cli import main
 from raftmq.namesrv.config import NameServerConfig
-from raftmq.namesrv.routes import Registration
 from raftmq.namesrv.server import NameServer
-from raftmq.remoting.registration import DataVersion, TopicConfig
 from tests.broker.cluster import Group, until
 from tests.broker.http.process import TOKENS, tokens_file
-from tests.namesrv.http.nodes import FakeNode
+from tests.certificates import Authority
 from tests.namesrv.http.test_real_brokers import Api
+from tests.namesrv.test_server import Caller
 
-SHOWN = {"Authorization": f"Bearer {TOKENS['admin']}"}
+SHOWN = {role: f"Bearer {token}" for role, token in TOKENS.items()}
 RETRY_TOPIC = "%25RETRY%25cg"  # as it stands in a path
+REFUSAL = (
+    b'HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Bearer realm="raftmq",'
+    b' RaftMQ-HMAC nonce="0123456789abcdef0123456789abcdef"\r\n'
+    b"Connection: close\r\nContent-Length: 2\r\n\r\n{}"
+)
+
+
+class Impostor:
+    """Listens as if it were a broker, keeps every byte that arrives, and asks everybody for a
+    token. With `tls` it keeps what it can read of that."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.arrived: list[bytes] = []  # of each connection
+        self.address = ""
+        self._tls = tls
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Impostor]:
+        server = await asyncio.start_server(self._converse, "127.0.0.1", 0, ssl=self._tls)
+        async with server:
+            self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            yield self
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = len(self.arrived)
+        self.arrived.append(b"")
+        while data := await reader.read(65536):
+            self.arrived[number] += data
+            writer.write(REFUSAL)
+        writer.close()
+
+    async def register(self, names: NameServer, **more: Any) -> None:
+        """Register as the leader of a group, as anybody can who reaches the name server."""
+        caller = Caller(f"127.0.0.1:{names.port}")
+        scheme = "https://" if self._tls else ""
+        fields = {"broker_name": "broker-x", "http_address": f"{scheme}{self.address}"}
+        answer = await caller.register(self.address, 0, **fields, **more)
+        assert answer.code == 0, answer.remark
 
 
 @asynccontextmanager
-async def over(directory: Path, token: str) -> AsyncIterator[tuple[Api, NameServer, Broker]]:
-    """A name server with that token, and one broker that wants one."""
+async def over(
+    directory: Path, token: str, broker: dict[str, Any] | None = None, **names: Any
+) -> AsyncIterator[tuple[Api, NameServer, Broker]]:
+    """A name server with that token, and one broker that wants one; an operator asks."""
     tokens = str(tokens_file(directory / "tokens"))
-    own = directory / "own"
+    own, key = directory / "own", directory / "key"
     own.write_text(token)
+    key.write_text("a key of this cluster alone")
     own.chmod(0o600)
+    key.chmod(0o600)
+    settings = {"registration_key_file": str(key), "http_tokens_file": tokens} | names
     config = NameServerConfig(
-        bind="127.0.0.1", port=0, http_port=0, http_cluster_token_file=str(own)
+        bind="127.0.0.1", port=0, http_port=0, http_cluster_token_file=str(own), **settings
     )
-    async with NameServer(config) as names, aiohttp.ClientSession() as session:
-        assert names.http is not None
-        settings = {"namesrvAddr": f"127.0.0.1:{names.port}", "httpTokensFile": tokens}
-        async with Group(directory, 1, **settings) as group:
-            broker = await group.leading()
-            await until(lambda: bool(names.http and names.http.cluster.leaders().get("group-a")))
-            yield Api(f"http://127.0.0.1:{names.http.port}", session), names, broker
+    shown = {"Authorization": SHOWN["operator"]}
+    async with NameServer(config) as server, aiohttp.ClientSession(headers=shown) as session:
+        assert server.http is not None
+        own_settings = {
+            "namesrvAddr": f"127.0.0.1:{server.port}",
+            "httpTokensFile": tokens,
+            "registrationKeyFile": str(key),
+        }
+        async with Group(directory, 1, **(own_settings | (broker or {}))) as group:
+            leading = await group.leading()
+            await until(lambda: bool(server.http and server.http.cluster.leaders().get("group-a")))
+            yield Api(f"http://127.0.0.1:{server.http.port}", session), server, leading
 
 
-async def test_a_broker_knows_the_name_server_by_its_signature(tmp_path: Path) -> None:
-    async with over(tmp_path, TOKENS["operator"]) as (call, _, broker):
+async def test_a_broker_that_signed_its_registration_is_shown_the_token(tmp_path: Path) -> None:
+    async with over(tmp_path, TOKENS["viewer"]) as (call, _, broker):
         seen = await call.until("/cluster", lambda v: v["groups"][0]["leader"])
         assert seen["groups"][0]["brokers"][0]["node"]["name"] == "n0"
-        # With path, query, body and role: the operator may hand over, and change no topic.
+        # The role is the token's, not the caller's.
         status, value, _ = await call("POST", "/groups/group-a/transfer", {"target": "n9"})
-        assert (status, value["code"]) == (409, "REFUSED")
-        status, value, _ = await call("PUT", "/topics/T?group=group-a", {}, If_Match="*")
-        assert (status, value["results"][0]["error"]) == (
-            403,
-            "403 operator is operator, not admin",
-        )
+        assert (status, value["code"]) == (502, "CLUSTER_TOKEN")
+        assert "viewer is viewer, not operator" in value["detail"]
         path = f"/brokers/group-a/0/topics/{RETRY_TOPIC}/queues?limit=1"
         assert (await call("GET", path))[0] == 404  # of the topic: that it may ask
-        await until(lambda: broker.http.hub.reader_count == 1)  # the stream is signed, too
+        await until(lambda: broker.http.hub.reader_count == 1)  # the stream shows it, too
 
 
 async def test_a_wrong_token_is_refused_and_that_is_told(tmp_path: Path) -> None:
     async with over(tmp_path, "nobodys-0123456789abcdef") as (call, _, _broker):
         seen = (await call("GET", "/cluster"))[1]["groups"][0]["brokers"][0]
-        assert (seen["node"], seen["error"]) == (
-            None, "401 nobody signed this for this address, or it is not new"
-        )  # fmt: skip
+        assert (seen["node"], seen["error"]) == (None, "401 nobody has this token")
         status, value, _ = await call("POST", "/groups/group-a/transfer", {})
         assert (status, value["code"]) == (502, "CLUSTER_TOKEN")
 
 
-async def test_an_impostor_learns_nothing_that_it_could_use(tmp_path: Path) -> None:
+async def test_why_a_broker_is_not_shown_the_token_is_told(tmp_path: Path) -> None:
+    unsigned = {"registrationKeyFile": ""}
+    async with over(tmp_path, TOKENS["admin"], unsigned) as (call, _, _broker):
+        seen = (await call("GET", "/cluster"))[1]["groups"][0]["brokers"][0]
+        why = (
+            "it is not shown the cluster's token: its registration is not signed:"
+            " registrationKeyFile"
+        )
+        assert (seen["node"], seen["error"]) == (None, f"401 {why}")
+        status, value, _ = await call("POST", "/groups/group-a/transfer", {})
+        assert (status, value["code"]) == (502, "CLUSTER_TOKEN")
+        assert why in value["detail"]
+
+
+async def operate(call: Api) -> None:
+    """What an operator does at the dashboard with a broker that is none."""
+    await call.until("/cluster", lambda v: any(g["name"] == "broker-x" for g in v["groups"]))
+    for method, path, body in (
+        ("POST", "/groups/broker-x/transfer", {}),
+        ("GET", "/brokers/broker-x/0/node", None),
+        ("POST", "/brokers/broker-x/0/consumer-groups/cg/reset", {"topic": "T"}),
+        ("POST", "/brokers/broker-x/0/messages", {"topic": "T", "body": "b"}),
+        ("GET", "/brokers/broker-x/0/events", None),
+    ):
+        status, value, _ = await call._once(method, path, body)
+        assert status in (502, 503), (path, status, value)
+
+
+def assert_nothing_secret(impostor: Impostor) -> None:
+    for secret in TOKENS.values():
+        assert not any(secret.encode() in one for one in impostor.arrived)
+    assert not any(b"authorization" in one.lower() for one in impostor.arrived)
+
+
+async def test_an_impostor_learns_nothing_that_opens_the_broker(tmp_path: Path) -> None:
     async with (
         over(tmp_path, TOKENS["admin"]) as (call, names, broker),
-        impostor(names) as node,
-        aiohttp.ClientSession() as session,
+        Impostor().listening() as impostor,
     ):
-        real = f"http://{broker.http.address}"
-        async with session.get(f"{real}/api/v1/node") as answer:
-            wants = answer.headers["WWW-Authenticate"]  # the real broker's own challenge, passed on
-        node.answers["GET", "/api/v1/node"] = (401, {"detail": "who asks?"}, {
-            "WWW-Authenticate": wants
-        })  # fmt: skip
-        node.answers["POST", "/api/v1/node/transfer"] = refusing(wants)
-        await call.until("/cluster", lambda v: any(g["name"] == "broker-x" for g in v["groups"]))
-        assert (await call("POST", "/groups/broker-x/transfer", {}))[0] == 502
-        signed = [headers for _, _, _, headers in node.asked if "Authorization" in headers]
-        assert signed, "it was shown signatures"
-        assert not any(TOKENS["admin"] in str(asked) for asked in node.asked)
-        for method, path, body, headers in list(node.asked):
-            sent = {"Authorization": headers.get("Authorization", ""), "Host": node.http}
-            async with session.request(method, real + path, json=body, headers=sent) as answer:
-                assert answer.status == 401, (method, path)
-        async with session.get(f"{real}/api/v1/node", headers=SHOWN) as answer:
-            assert answer.status == 200  # people show theirs as ever
+        await impostor.register(names)
+        await operate(call)
+        await until(lambda: any(b"/events" in one for one in impostor.arrived))
+        assert_nothing_secret(impostor)
+        # It sends each request that it saw to the broker, byte for byte.
+        assert len(impostor.arrived) >= 5
+        for request in impostor.arrived:
+            assert await status_of(broker.http.address, request) == 401, request
+        node = f"http://{broker.http.address}/api/v1/node"
+        async with aiohttp.request("GET", node, headers={"Authorization": SHOWN["admin"]}) as one:
+            assert one.status == 200  # people show theirs as ever
 
 
-async def test_what_was_overheard_is_not_answered_again(tmp_path: Path) -> None:
-    """Signed for this broker, by the name server, and sent a second time by somebody else."""
+async def status_of(address: str, request: bytes) -> int:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    line = await reader.readline()
+    writer.close()
+    return int(line.split()[1])
+
+
+async def test_over_tls_an_impostor_is_not_even_asked(tmp_path: Path) -> None:
+    """Nobody signs registrations here: the certificate alone says who is a broker."""
+    ours, strangers = Authority(tmp_path, "ours"), Authority(tmp_path, "strangers")
+    cert, key = ours.issue("broker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*strangers.issue("impostor"))
+    https = {
+        "httpTlsMode": "enforcing", "httpTlsCertPath": cert, "httpTlsKeyPath": key,
+        "registrationKeyFile": "",
+    }  # fmt: skip
+    trust = {"tls_client_trust_cert_path": ours.path, "registration_key_file": ""}
     async with (
-        over(tmp_path, TOKENS["admin"]) as (call, names, broker),
-        aiohttp.ClientSession() as session,
+        over(tmp_path, TOKENS["admin"], https, **trust) as (call, names, broker),
+        Impostor(context).listening() as impostor,
     ):
-        await call.until("/cluster", lambda v: v["groups"][0]["leader"])
-        assert names.http is not None
-        url = URL(f"http://{broker.http.address}/api/v1/config")
-        signed = names.http.cluster.nodes._sign(broker.http.address, "GET", url, None)
-        assert signed is not None
-        statuses = []
-        for _ in range(2):
-            sent = {"Authorization": signed.header()}
-            async with session.get(url, headers=sent) as answer:
-                statuses.append(answer.status)
-        assert statuses == [200, 401]
-        another = names.http.cluster.nodes._sign(broker.http.address, "PATCH", url, b"{}")
-        assert another is not None
-        sent = {"Authorization": another.header(), "If-Match": "*"}
-        async with session.patch(url, headers=sent, json={"topicsMax": 1}) as answer:
-            assert (answer.status, (await answer.json())["detail"]) == (
-                401, "this is not the body that was signed"
-            )  # fmt: skip
-
-
-@asynccontextmanager
-async def impostor(names: NameServer) -> AsyncIterator[FakeNode]:
-    """Registered as the leader of a group, as anybody can."""
-    node = FakeNode("n0", "broker-x")
-    await node.start()
-    try:
-        names.table.register(
-            Registration("C", "broker-x", node.address, 0, version=DataVersion(1, 0, 1),
-                         topics=[TopicConfig("T", 1, 1, 6)], term=1, http_address=node.http),
-            time.monotonic_ns() // 1_000_000,
-        )  # fmt: skip
-        yield node
-    finally:
-        await node.stop()
-
-
-def refusing(wants: str) -> Any:
-    def answer(request: web.Request, body: bytes) -> Any:
-        return 401, {"detail": "who asks?"}, {"WWW-Authenticate": wants}
-
-    return answer
+        assert broker.http.address.startswith("https://")
+        await impostor.register(names)
+        seen = await call.until("/cluster", lambda v: len(v["groups"]) == 2)
+        errors = {g["name"]: g["brokers"][0]["error"] for g in seen["groups"]}
+        assert errors["group-a"] is None
+        assert "certificate" in errors["broker-x"]
+        await operate(call)
+        assert impostor.arrived == []
+        # Nor does an administrator's tool, which trusts the same CA, tell it anything.
+        trust_file = tmp_path / "tls.properties"
+        trust_file.write_text(f"tls.client.trustCertPath={ours.path}\n")
+        env = {
+            "RAFTMQ_TLS_CONFIG_FILE": str(trust_file),
+            "RAFTMQ_ACCESS_KEY": "admin",
+            "RAFTMQ_SECRET_KEY": TOKENS["admin"],
+        }
+        arguments = ["brokerStatus", "-b", impostor.address, "-n", f"127.0.0.1:{names.port}"]
+        result = await asyncio.to_thread(CliRunner().invoke, main, arguments, env=env)
+        assert result.exit_code != 0
+        assert "certificate" in result.output
+        assert impostor.arrived == []

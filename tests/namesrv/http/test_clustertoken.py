@@ -1,0 +1,43 @@
+"""Which broker is shown the cluster's token."""
+
+import pytest
+
+from raftmq.namesrv.http.clustertoken import ClusterToken
+from raftmq.namesrv.http.nodes import url_of
+
+SIGNED = {"127.0.0.1:1", "h:1", "https://h:1"}
+KEY = {"signatures_wanted": True}
+CLEAR = {"in_the_clear": True}
+
+
+@pytest.mark.parametrize(
+    ("address", "rule", "is_shown"),
+    [
+        ("127.0.0.1:1", {}, True),
+        ("127.0.0.1:2", {}, False),  # any process of this machine can register
+        ("127.0.0.1:2", CLEAR, False),
+        ("h:1", {}, False),
+        ("h:1", CLEAR, True),
+        ("h:2", CLEAR, False),
+        ("127.0.0.1:1@h:1", {}, False),  # that is a user of h, no port of this machine
+        ("https://h:1", {}, True),
+        ("https://h:1", {"tls_verifies": False}, False),
+        ("https://h:1", {"tls_verifies": False, **CLEAR}, True),
+        ("https://h:2", {}, False),  # the system's CAs give certificates to everybody
+        ("https://h:2", {"own_ca": True}, True),
+        ("https://h:2", {"own_ca": True, "tls_verifies": False, **CLEAR}, False),
+        ("https://h:2", {"own_ca": True, **KEY}, False),
+        ("https://h:1", {"own_ca": True, **KEY}, True),
+    ],
+)
+def test_who_is_shown_the_token(address, rule, is_shown):
+    token = ClusterToken("0123456789abcdef", is_signed=SIGNED.__contains__, **rule)
+    url = url_of(address, "/api/v1/node")
+    shown = {"Authorization": "Bearer 0123456789abcdef"} if is_shown else {}
+    assert token.headers(url, address) == shown
+    assert bool(token.withheld(url, address)) is not is_shown
+
+
+def test_without_a_token_nobody_is_refused_one():
+    url = url_of("h:1", "/")
+    assert (ClusterToken().headers(url, "h:1"), ClusterToken().withheld(url, "h:1")) == ({}, "")

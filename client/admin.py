@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from raftmq.client import adminbodies
@@ -16,6 +15,7 @@ from raftmq.client.adminbodies import BrokerStats, ConsumeStats, TopicOffset
 from raftmq.client.decode import decode_messages
 from raftmq.client.errors import BrokerRefused, BrokerUnreachable, NameServerUnreachable, NoRoute
 from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import MessageExt, MessageQueue
 from raftmq.client.route import BrokerData, TopicRouteData, parse_broker
 from raftmq.remoting import fields
@@ -70,17 +70,7 @@ class Admin:
     ) -> None:
         self._instance = ClientInstance(namesrv, instance_config)
 
-    async def __aenter__(self) -> Admin:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
+    __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
         await self._instance.start()

@@ -23,13 +23,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any
 
 from raftmq.client.allocation import AllocationStrategy, allocate_averagely
 from raftmq.client.asked import Asked
 from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
 from raftmq.client.instance import ClientInstance, InstanceConfig, local_address
+from raftmq.client.lifecycle import entered, left
 from raftmq.client.listen import (
     ConcurrentDeliverer,
     Deliverer,
@@ -158,17 +158,7 @@ class PushConsumer:
         """Return each held queue's finished offset: what has been or will be committed."""
         return self._offsets.table.finished() if self._offsets else {}
 
-    async def __aenter__(self) -> PushConsumer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
+    __aenter__, __aexit__ = entered, left
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
         """Subscribe to `topic`, before or after `start`. Raises ClientError (bad expression).

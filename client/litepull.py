@@ -22,13 +22,13 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any
 
 from raftmq.client.allocation import AllocationStrategy, allocate_averagely
 from raftmq.client.asked import Asked
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance, InstanceConfig, local_address
+from raftmq.client.lifecycle import entered, left
 from raftmq.client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
 from raftmq.client.locks import QueueLocks
 from raftmq.client.message import MessageExt, MessageModel, MessageQueue
@@ -118,17 +118,7 @@ class LitePullConsumer:
         """Return the queues this consumer has now."""
         return tuple(sorted(self._workers))
 
-    async def __aenter__(self) -> LitePullConsumer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
+    __aenter__, __aexit__ = entered, left
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
         """Share the topic's queues with the group. Cannot be combined with `assign`."""

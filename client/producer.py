@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from raftmq.client.batch import SPLIT_SIZE_BYTES, split_batch
@@ -31,6 +30,7 @@ from raftmq.client.errors import (
     TooManyInFlight,
 )
 from raftmq.client.instance import ClientInstance, InstanceConfig, local_address
+from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import Message, MessageExt, MessageQueue, SendResult, process_unique_keys
 from raftmq.client.pending import Pending, SendCallback
 from raftmq.client.requestreply import WaitingRequests, reply_message
@@ -111,17 +111,7 @@ class Producer:
         self._announced: set[str] = set()  # broker groups that got our heartbeat
         self._suffix = IDEMPOTENT_SUFFIX if self.config.idempotent else ""
 
-    async def __aenter__(self) -> Producer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
+    __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
         """Start accepting sends, without waiting for any server."""

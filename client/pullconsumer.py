@@ -18,12 +18,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from raftmq.client.decode import decode_messages
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import MessageExt, MessageModel, MessageQueue
 from raftmq.client.offsets import ConsumeFrom
 from raftmq.client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
@@ -81,17 +81,7 @@ class PullConsumer:
         self._subscriptions: dict[tuple[str, str, str], Subscription] = {}
         self._suggested: dict[MessageQueue, int] = {}  # brokerIds of followers to pull from next
 
-    async def __aenter__(self) -> PullConsumer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
+    __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
         await self._instance.start(self._heartbeat)

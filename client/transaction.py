@@ -104,10 +104,6 @@ class TransactionProducer(Producer):
         self._checks: set[asyncio.Task[None]] = set()
         self.checked = 0  # check-backs that were answered
 
-    async def __aenter__(self) -> TransactionProducer:
-        await self.start()
-        return self
-
     async def send_in_transaction(
         self,
         message: Message,

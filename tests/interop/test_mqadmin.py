@@ -149,7 +149,7 @@ class Traffic:
         self.clients.append(consumer)
         self.all_taken()
         settle(self.namesrv, consumer, self.group, self.topic)
-        self.client_id = consumer._consumer._instance.client_id
+        self.client_id = consumer.client_id
 
     def all_taken(self) -> None:
         for _ in range(10):

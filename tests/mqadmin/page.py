@@ -178,7 +178,7 @@ class Examples:
         self.consumer = BlockingConsumer("billing", self.namesrv, self._listen)
         self.consumer.subscribe("orders", "*")
         self.consumer.start()
-        self.known[CLIENT] = self.consumer._consumer._instance.client_id
+        self.known[CLIENT] = self.consumer.client_id
         mqadmin(self.namesrv, *"resetOffsetByTime -g billing -t orders -s 0".split())
         for _ in range(3):
             assert self.consumed.acquire(timeout=WAIT_S)

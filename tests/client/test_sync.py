@@ -1,41 +1,50 @@
-"""Admin requests and the blocking facade."""
+"""The blocking clients."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from functools import partial
 
 import pytest
 
 from raftmq.client import (
-    Admin,
     BlockingConsumer,
     BlockingLitePullConsumer,
     BlockingProducer,
     BlockingPullConsumer,
     BlockingTransactionProducer,
-    BrokerRefused,
-    BrokerUnreachable,
     ClientClosed,
     ConsumeFrom,
     ConsumerConfig,
     LitePullConfig,
+    LitePullConsumer,
     Message,
     MessageExt,
-    NameServerUnreachable,
-    NoRoute,
+    Producer,
     PullConfig,
+    PullConsumer,
+    PushConsumer,
     RequestTimedOut,
     SendFailed,
+    TransactionProducer,
     TransactionState,
 )
 from raftmq.remoting.codes import RequestCode
-from tests.client.fakes import FakeCluster, queue, until
+from tests.client.fakes import FakeCluster, until
 from tests.client.test_transaction import check_back
 from tests.steadyloop import SteadyLoop
 
 PATIENCE_MS = 120_000  # a bound against hanging: the clients' loops are not the servers'
+PAIRS = [
+    (Producer, BlockingProducer),
+    (TransactionProducer, BlockingTransactionProducer),
+    (PushConsumer, BlockingConsumer),
+    (LitePullConsumer, BlockingLitePullConsumer),
+    (PullConsumer, BlockingPullConsumer),
+]
+CALLED_BACK = {"consume", "give_up", "go_on_at", "subscription_outdated", "take"}  # by own parts
 
 
 @pytest.fixture(autouse=True)
@@ -44,59 +53,16 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "Runner", partial(asyncio.Runner, loop_factory=SteadyLoop))
 
 
-async def test_cluster_topics_and_route() -> None:
-    async with FakeCluster({"g0": 3}) as cluster, Admin(cluster.namesrv) as admin:
-        info = await admin.cluster_info()
-        assert info.clusters == {"c": ("g0",)}
-        assert info.brokers["g0"].leader == cluster.brokers["g0"][0].address
-        assert len(info.brokers["g0"].addresses) == 3
-        assert await admin.topics() == ("T",)
-        assert len((await admin.route("T")).write_queues("T")) == 4
-        with pytest.raises(NoRoute):
-            await admin.route("missing")
-
-
-async def test_offsets() -> None:
-    async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
-        cluster.logs["g0"].append("T", 0, b"x")
-        assert await admin.max_offset(queue(0)) == 1
-        assert await admin.min_offset(queue(0)) == 0
-        assert await admin.consumer_offset("g", queue(0)) is None
-        await admin.update_consumer_offset("g", queue(0), 1)
-        assert await admin.consumer_offset("g", queue(0)) == 1
-
-
-async def test_topic_is_created_at_the_leader_wherever_it_is() -> None:
-    async with FakeCluster({"g0": 3}) as cluster, Admin(cluster.namesrv) as admin:
-        cluster.lead("g0", 2, tell_route=False)
-        await admin.create_topic("new", 6)
-        request = cluster.brokers["g0"][2].requests[-1]
-        assert request.code == RequestCode.UPDATE_AND_CREATE_TOPIC
-        assert (request.ext or {})["readQueueNums"] == "6"
-
-
-async def test_message_by_id_and_runtime_info() -> None:
-    async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
-        address = cluster.brokers["g0"][0].address
-        _, position = cluster.logs["g0"].append("T", 0, b"look", "TAGS\x01A\x02")
-        found = await admin.view_message_at(address, position)
-        assert found.body == b"look" and found.tags == "A"
-        with pytest.raises(BrokerRefused):
-            await admin.view_message_at(address, 999)
-        with pytest.raises(BrokerRefused):
-            await admin.view_message("nonsense")
-        assert (await admin.broker_runtime_info(address))["raftRole"] == "leader"
-        assert await admin.consumers("nobody", address) == ()
-
-
-async def test_unreachable_servers_are_said_so() -> None:
-    async with Admin("127.0.0.1:1") as admin:
-        with pytest.raises(NameServerUnreachable):
-            await admin.cluster_info()
-        with pytest.raises(BrokerUnreachable):
-            await admin.invoke("127.0.0.1:1", 28)
-    with pytest.raises(ClientClosed):
-        await admin.invoke("127.0.0.1:1", 28)
+@pytest.mark.parametrize(("client", "blocks"), PAIRS, ids=lambda one: one.__name__)
+def test_every_coroutine_of_a_client_can_be_called_without_a_loop(client, blocks) -> None:
+    for name, method in inspect.getmembers(client, inspect.iscoroutinefunction):
+        if name.startswith("_") or name in CALLED_BACK:
+            continue
+        blocking = getattr(blocks, name)
+        assert not inspect.iscoroutinefunction(blocking)
+        if name not in ("start", "stop", "fetch"):  # fetch leaves out the expression's type
+            assert inspect.signature(blocking) == inspect.signature(method)
+            assert blocking.__doc__ == method.__doc__
 
 
 async def test_blocking_producer_and_consumer() -> None:

@@ -1,0 +1,78 @@
+"""A client on an event loop in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from raftmq.client.errors import ClientClosed
+from raftmq.client.hosted import Hosted, blocking, in_pool, on_loop, started, stopped
+from raftmq.client.lifecycle import entered_blocking, left_blocking
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.life: list[str] = []
+        self.threads: set[str] = set()
+
+    async def start(self) -> None:
+        self.life.append("start")
+
+    async def stop(self) -> None:
+        self.life.append("stop")
+
+    async def add(self, one: int, *, other: int = 2) -> int:
+        """Add."""
+        self.threads.add(threading.current_thread().name)
+        return one + other
+
+    def plain(self, one: int) -> int:
+        asyncio.get_running_loop()
+        return one
+
+
+class BlockingCounter:
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="pool")
+        self._hosted = Hosted(Counter(), "counter", self.pool)
+        self.counter = self._hosted.client
+
+    __enter__, __exit__, start, stop = entered_blocking, left_blocking, started, stopped
+    add = blocking(Counter.add)
+    plain = on_loop(Counter.plain)
+
+
+def test_methods_run_in_the_loops_thread() -> None:
+    with BlockingCounter() as counter:
+        assert counter.add(1) == 3
+        assert counter.add(1, other=1) == 2
+        assert counter.plain(5) == 5
+    assert counter.counter.life == ["start", "stop"]
+    assert counter.counter.threads == {"counter"}
+    assert "counter" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_method_keeps_its_name_and_text() -> None:
+    assert BlockingCounter.add.__name__ == "add"
+    assert BlockingCounter.add.__doc__ == "Add."
+
+
+def test_nothing_runs_before_the_start_or_after_the_stop() -> None:
+    counter = BlockingCounter()
+    with pytest.raises(ClientClosed):
+        counter.add(1)
+    counter.start()
+    counter.stop()
+    with pytest.raises(ClientClosed):
+        counter.plain(1)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        counter.pool.submit(print)
+
+
+async def test_what_blocks_runs_in_the_pool() -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
+        name = await in_pool(pool, lambda: threading.current_thread().name)()
+    assert name.startswith("pool")

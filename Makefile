@@ -1,4 +1,4 @@
-# make venv | check | test | test-long | demo | docs | bench | simulate | lint; see CONTRIBUTING.md
+# make venv | check | test | test-long | demo | docs | bench | simulate | lint | report; see CONTRIBUTING.md
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
-.PHONY: venv check demo test test-long interop docs docs-serve screenshots lint bench simulate clean
+.PHONY: venv check demo test test-long interop docs docs-serve screenshots lint report bench simulate clean
 
 venv: $(VENV)/.ready
 
@@ -64,6 +64,10 @@ lint: $(VENV)/.ready
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
+
+# For a person to read: lines of code, circles of imports, the longest files and functions.
+report: $(VENV)/.ready
+	@exec $(BIN)/python -m tests.tidy.report
 
 # At every save, about a minute: style, types, and the quick tests.
 check: lint

@@ -1,0 +1,1 @@
+"""The rules of the house that a machine can hold, and the figures that a person reads."""

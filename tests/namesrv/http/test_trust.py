@@ -60,7 +60,10 @@ class Impostor:
         """Register as the leader of a group, as anybody can who reaches the name server."""
         caller = Caller(f"127.0.0.1:{names.port}")
         scheme = "https://" if self._tls else ""
-        fields = {"broker_name": "broker-x", "http_address": f"{scheme}{self.address}"}
+        fields: dict[str, Any] = {
+            "broker_name": "broker-x",
+            "http_address": f"{scheme}{self.address}",
+        }
         answer = await caller.register(self.address, 0, **fields, **more)
         assert answer.code == 0, answer.remark
 

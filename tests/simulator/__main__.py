@@ -1,10 +1,12 @@
 """Run seeds: `python -m tests.simulator --seeds N --start S [--jobs J]`, or replay one with its
 whole trace: `--verbose SEED`. With `--refill` worlds in which logs lose their beginning and
-replicas are refilled. Exit status 1 if any seed fails."""
+replicas are refilled. With `--digest` (also of starved worlds) one sha256 over all that happens,
+for comparing two versions of the code (digest.py). Exit status 1 if any seed fails."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import time
 import traceback
@@ -12,6 +14,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from tests.simulator import digest
 from tests.simulator.refill import RefillWorld
 from tests.simulator.world import World
 
@@ -23,7 +26,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--verbose", type=int, metavar="SEED", help="replay one seed, traced")
     parser.add_argument("--refill", action="store_true", help="worlds with retention")
+    parser.add_argument("--starved", action="store_true", help="starved worlds, with --digest")
+    parser.add_argument("--digest", action="store_true", help="print one sha256 of all seeds")
     arguments = parser.parse_args()
+    if arguments.digest:
+        return print_digest(arguments)
     world_class = RefillWorld if arguments.refill else World
     if arguments.verbose is not None:
         print(world_class(arguments.verbose, trace=print).run())
@@ -42,6 +49,19 @@ def main() -> int:
     seconds = time.perf_counter() - began
     print(f"{len(seeds)} seeds, {failed} failed, {seconds:.1f} s; {dict(totals)}")
     return 1 if failed else 0
+
+
+def print_digest(arguments: argparse.Namespace) -> int:
+    make = digest.refill if arguments.refill else digest.plain
+    if arguments.starved:
+        make = digest.starved
+    seeds = range(arguments.start, arguments.start + arguments.seeds)
+    total = hashlib.sha256()
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for part in pool.map(partial(digest.digest_of, make), seeds, chunksize=10):
+            total.update(part)
+    print(f"{len(seeds)} seeds from {arguments.start}: {total.hexdigest()}")
+    return 0
 
 
 def play(world_class: type[World], seed: int) -> tuple[dict[str, int], str]:

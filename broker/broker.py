@@ -320,7 +320,7 @@ class Broker:
             wall_ms=self.wall_ms,
             contained=self.contained,
         )
-        self.sends.stamp_ms = self.store.newest_ms
+        self.sends.stamp_ms = self.store.derived.newest_ms
         if config.is_classic:
             self._build_classic()
         else:
@@ -344,7 +344,7 @@ class Broker:
             config,
             state,
             self.clients,
-            get_messages=self.store.get_messages,
+            get_messages=self.store.reads.get_messages,
             filtered=FilteredReads(self.store),
             commit_offset=self.commits.commit,
             ensure_group=lambda name: self._ensure_group(name, retry=False),
@@ -362,7 +362,7 @@ class Broker:
         application = BrokerApplication(
             self.state,
             self.sends,
-            self.store,
+            self.store.derived,
             log_index=lambda: engine.log_index,
             on_units=self._units_arrived,
             on_topics=self._topics_changed,
@@ -386,7 +386,6 @@ class Broker:
         )
         self.application = application
         self.engine = self._framed_engine = engine
-        self.store.reads.frame_is_damaged = engine.frame_is_damaged
 
     def _build_classic(self) -> None:
         """Build for master and slaves."""
@@ -464,7 +463,7 @@ class Broker:
             self.hand_over,
             lambda: self.registrar.spread(),
         )
-        self.key_queries = KeyQueries(config, self.store)
+        self.key_queries = KeyQueries(config, self.store.derived)
         self.operators = Operators(self, self._propose, self._propose_then, self._barrier)
         self.transactions = Transactions(self, self._propose_then)
         self.consuming = Consuming(self, self._propose, self._barrier)

@@ -106,15 +106,18 @@ class RaftKeeper:
 
     async def repair_queues(self) -> None:
         """Repair errors found in ConsumeQueues, a piece at a time. Raises OSError."""
-        if self._store.queues.corrected_to != self._store.commitlog.min_offset:
-            self._store.correct_min_offset()  # retention met a flush; nothing is captured before
-        step = self._store.begin_queue_repair()
+        store, repairs, engine = self._store, self._store.repairs, self._engine()
+        if store.queues.corrected_to != store.commitlog.min_offset:
+            store.derived.correct_min_offset()  # retention met a flush; nothing is captured before
+        step = repairs.begin(store.derived.dispatched_offset, engine.frame_is_damaged)
         if step is None:
             return
         try:
             await finished(asyncio.get_running_loop().run_in_executor(self._pool, step.run))
         finally:
-            self._store.finish_queue_repair(step)
+            bad_position = repairs.finish(step)
+            if bad_position is not None:
+                engine.frame_is_damaged(bad_position)  # and is repaired, if so
 
     async def write_snapshot(self) -> None:
         """Write a snapshot of the tables (order: broker.housekeeping). Raises OSError."""
@@ -158,7 +161,7 @@ class RaftKeeper:
         before = store.commitlog.min_offset
         after = engine.delete_before(position)
         if after != before:
-            store.correct_min_offset()
+            store.derived.correct_min_offset()
             log.info("log_trimmed from=%d to=%d", before, after)
 
     async def settle(self) -> None:
@@ -227,13 +230,13 @@ class ClassicKeeper:
 async def flush_queues(store: MessageStore, pool: Executor) -> None:
     """Make ConsumeQueues and checkpoint durable in the pool. Raises OSError."""
     loop = asyncio.get_running_loop()
-    flush = store.begin_flush()
+    flush = store.flushes.begin()
     synced = False
     try:
         await finished(loop.run_in_executor(pool, flush.run))
         synced = True
     finally:
-        store.finish_flush(flush, synced=synced)
+        store.flushes.finish(flush, synced=synced)
 
 
 async def finished(work: Awaitable[Any]) -> Any:

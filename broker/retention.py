@@ -42,8 +42,8 @@ class Retention:
         steady = self._steady.held_ms(clock_ms) == 0
         if at_once:
             hour = min(self._store.config.retention.delete_when)
-            return self._store.expired_before(wall_ms, hour=hour, by_age=steady)
-        return self._store.expired_before(wall_ms, by_age=steady)
+            return self._store.expiry.expired_before(wall_ms, hour=hour, by_age=steady)
+        return self._store.expiry.expired_before(wall_ms, by_age=steady)
 
     @property
     def disk_is_full(self) -> bool:

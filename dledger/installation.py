@@ -32,7 +32,7 @@ from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
 from raftmq.dledger.install import Installation, decode_installation
 from raftmq.dledger.log import trim_note
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
-from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.checkpoint import Checkpoint, CheckpointFields
 from raftmq.store.disk import Disk
 
 _INSTALLED = struct.Struct(">q")
@@ -162,7 +162,8 @@ def _reset_checkpoint(disk: Disk, path: str, position: int) -> None:
     checkpoint.open(verify=True)
     try:
         checkpoint.lower_durable(position)
-        checkpoint.note(physic_timestamp_ms=0, logics_timestamp_ms=0, confirm_offset=position)
+        index_ms = checkpoint.fields.index_timestamp_ms
+        checkpoint.note(CheckpointFields(index_timestamp_ms=index_ms, confirm_offset=position))
         checkpoint.sync()
     finally:
         checkpoint.close()

@@ -5,14 +5,13 @@ body. For hot data the topic is compared in the first record, the last, and one 
 units of another topic come by the page, which holds more units than that. (A pull of 32 small
 messages takes 32 us; it took 29 when only size and magic were checked, and 76 with all topics.)
 
-Damage is reported for repair: the frame's, if the frame is damaged (`frame_is_damaged` finds that
-out and has it repaired), else the unit's.
+Units that do not fit their record are noted for repair (store.queuerepair).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
@@ -35,8 +34,6 @@ class CheckedReads:
         self._commitlog = commitlog
         self._queues = queues
         self._repairs = repairs
-        # Called when a unit seems to be wrong: is the frame at that offset damaged instead?
-        self.frame_is_damaged: Callable[[int], bool] = lambda position: False
 
     def read(
         self,
@@ -98,10 +95,7 @@ class CheckedReads:
             raise self.damaged(queue, offset, queue.unit(offset)[0])
 
     def damaged(self, queue: ConsumeQueue, offset: int, position: int) -> UnitDamaged:
-        """Return the error for a unit that does not fit the record it points at, and have the
-        damaged one of the two repaired."""
+        """Return the error for a unit that does not fit the record it points at, and note it."""
         if self._repairs is not None:
-            in_log = self._commitlog.min_offset <= position < self._commitlog.max_offset
-            if not in_log or not self.frame_is_damaged(position):
-                self._repairs.note(queue.topic, queue.queue_id, offset)
+            self._repairs.note(queue.topic, queue.queue_id, offset, position)
         return UnitDamaged(queue.topic, queue.queue_id, offset, position)

@@ -100,27 +100,11 @@ class Checkpoint:
         assert self._file is not None
         self._file.sync()
 
-    def note(
-        self,
-        *,
-        physic_timestamp_ms: int,
-        logics_timestamp_ms: int,
-        confirm_offset: int,
-        index_timestamp_ms: int | None = None,
-    ) -> None:
-        """Write how far the last flush made things durable (`sync` makes the note itself durable);
-        None leaves that field as it is."""
+    def note(self, fields: CheckpointFields) -> None:
+        """Write how far the last flush made things durable (`sync` makes the note itself durable).
+        The durable mark stays as it is."""
         assert self._file is not None
-        fields = self.fields
-        if index_timestamp_ms is None:
-            index_timestamp_ms = fields.index_timestamp_ms
-        self.fields = replace(
-            fields,
-            physic_timestamp_ms=physic_timestamp_ms,
-            logics_timestamp_ms=logics_timestamp_ms,
-            index_timestamp_ms=index_timestamp_ms,
-            confirm_offset=confirm_offset,
-        )
+        self.fields = replace(fields, durable_offset=self.fields.durable_offset)
         if not self.lost:  # else the unknown durable mark would look known
             self._file.pwrite(0, self._record())
 

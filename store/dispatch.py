@@ -182,14 +182,6 @@ def timer_code(properties: Mapping[str, str]) -> int:
     return -out_ms if TIMER_DEL_UNIQKEY in properties else out_ms
 
 
-_dispatcher = Dispatcher()
-
-
-def index_payload(payload: bytes | memoryview, base_offset: int) -> list[QueueUnits]:
-    """Return the units of `payload` with the standard delay levels. Raises DispatchError."""
-    return _dispatcher.index(bytes(payload), base_offset)
-
-
 def _skip(size: int, magic: int, offset: int, shift: int, end: int) -> int:
     if magic not in (MAGIC_V1, MAGIC_V2) or size < 91 or offset + size > end:
         raise DispatchError(f"no record at {offset + shift}")

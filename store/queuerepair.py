@@ -1,10 +1,11 @@
 """Rebuilds ConsumeQueues from the CommitLog: single units while the broker runs, whole queues at
 the start.
 
-`QueueRepairs.note` takes a wrong unit. The nearest right units below and above it bound a piece of
-the log; a thread walks it, in steps of STEP_BYTES, and every unit of the queue found there is
-written over the one in the file. Meanwhile the queue's other units can be read, and new ones
-appended.
+`QueueRepairs.note` takes a unit that does not fit the record it points at. If the log is damaged
+there, the frame is repaired and not the unit. Else the nearest right units below and above it bound
+a piece of the log; a thread walks it, in steps of STEP_BYTES, and every unit of the queue found
+there is written over the one in the file. Meanwhile the queue's other units can be read, and new
+ones appended.
 
 `mend_queues` discards queues that cannot be right at the start, and reads the whole log once to
 rebuild them. Raft mode only: frames tell where to begin, and damage in frames is repaired elsewhere
@@ -14,7 +15,7 @@ rebuild them. Raft mode only: frames tell where to begin, and damage in frames i
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from raftmq.store.commitlog import CommitLog, SegmentHold
@@ -24,13 +25,15 @@ from raftmq.store.errors import OffsetOutOfRange, StoreDamaged
 from raftmq.store.frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
 from raftmq.store.pointing import queue_offset_at
 from raftmq.store.record import HEAD_SIZE_BYTES, RECORD_SIZE_BYTES_MAX, StopReason, walk_records
-from raftmq.store.recovery import walk_frames
+from raftmq.store.recovery import FrameWalk
 
-log = logging.getLogger("raftmq.store.queues")
+logger = logging.getLogger("raftmq.store.queues")
 
 STEP_BYTES = 16 << 20  # of the log, walked by one step in the pool
 WINDOW_BYTES = 1 << 20
 WANTED_MAX = 1_000  # units known to be wrong; more are noted when they are read again
+
+UnitKey = tuple[str, int, int]  # topic, queue id, queue offset
 
 
 @dataclass(slots=True)
@@ -82,22 +85,33 @@ class QueueRepairs:
     def __init__(self, commitlog: CommitLog, queues: ConsumeQueueStore) -> None:
         self.commitlog = commitlog
         self._queues = queues
-        self._wanted: dict[tuple[str, int, int], tuple[int, int] | None] = {}  # how far it is
+        self._noted: dict[UnitKey, int] = {}  # and where they point: the frame may be damaged
+        self._wanted: dict[UnitKey, tuple[int, int] | None] = {}  # wrong; how far the walk is
         self.rewritten = 0
         self.dropped = 0  # not noted at the limit
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._noted.keys() | self._wanted.keys())
 
-    def note(self, topic: str, queue_id: int, offset: int) -> None:
-        """Note a wrong unit."""
-        if len(self._wanted) >= WANTED_MAX:
+    def note(self, topic: str, queue_id: int, offset: int, position: int) -> None:
+        """Note a unit that does not fit what stands at `position`, to which it points."""
+        if len(self) >= WANTED_MAX:
             self.dropped += 1
         else:
-            self._wanted.setdefault((topic, queue_id, offset), None)
+            self._noted[topic, queue_id, offset] = position
 
-    def begin(self, dispatched_offset: int) -> QueueStep | None:
-        """Return the next step, one at a time; None if there is none. Raises OSError."""
+    def begin(
+        self, dispatched_offset: int, frame_is_damaged: Callable[[int], bool]
+    ) -> QueueStep | None:
+        """Return the next step of the walk, one at a time; None if there is none.
+        `frame_is_damaged(position)` tells whether the frame there is damaged and has it repaired.
+        Raises OSError."""
+        log = self.commitlog
+        for key, position in self._noted.items():
+            in_log = log.min_offset <= position < log.max_offset
+            if not in_log or not frame_is_damaged(position):
+                self._wanted.setdefault(key, None)
+        self._noted.clear()
         for key, reached in list(self._wanted.items()):
             topic, queue_id, offset = key
             queue = self._queues.queue(topic, queue_id)
@@ -105,18 +119,17 @@ class QueueRepairs:
                 del self._wanted[key]  # deleted by retention, or truncated
                 continue
             start, end = reached or self._bounds(queue, offset, dispatched_offset)
-            start = max(start, self.commitlog.min_offset)
+            start = max(start, log.min_offset)
             if start >= end:
                 del self._wanted[key]
                 continue
-            segment_end, hold = self.commitlog.segment_end(start), self.commitlog.hold(start)
+            segment_end, hold = log.segment_end(start), log.hold(start)
             return QueueStep(topic, queue_id, offset, start, end, segment_end, hold)
         return None
 
     def finish(self, step: QueueStep) -> int | None:
-        """Write the units found by `run`. Return where the log itself is damaged, or None.
-
-        Raises OSError."""
+        """Write the units found by `run`. Return where the log itself is damaged, or None; the step
+        is repeated when that is mended. Raises OSError."""
         self.commitlog.release(step.hold)
         key = (step.topic, step.queue_id, step.offset)
         queue = self._queues.queue(step.topic, step.queue_id)
@@ -183,16 +196,16 @@ def mend_queues(
     if not damaged:
         return True
     for (topic, queue_id), reason in damaged.items():
-        log.error("queue_damaged topic=%s queue=%d reason=%s", topic, queue_id, reason)
+        logger.error("queue_damaged topic=%s queue=%d reason=%s", topic, queue_id, reason)
         queues.discard(topic, queue_id)
     try:
         _rebuild(repairs.commitlog, queues, dispatcher, damaged.keys(), end_offset)
     except StoreDamaged as error:
-        log.error("queues_not_rebuilt reason=%s: everything is dispatched again", error)
+        logger.error("queues_not_rebuilt reason=%s: everything is dispatched again", error)
         for topic, queue_id in damaged:
             queues.discard(topic, queue_id)
         return False
-    log.warning("queues_rebuilt count=%d", len(damaged))
+    logger.warning("queues_rebuilt count=%d", len(damaged))
     return True
 
 
@@ -204,7 +217,7 @@ def _rebuild(
     end_offset: int,
 ) -> None:
     """Append all units that the log holds for the queues `wanted`. Raises StoreDamaged."""
-    walk = walk_frames(commitlog, commitlog.min_offset, end_offset)
+    walk = FrameWalk(commitlog, commitlog.min_offset, end_offset)
     for header in walk:
         if header.kind != FrameKind.MESSAGES:
             continue

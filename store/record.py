@@ -39,6 +39,7 @@ MAGIC_BLANK = 0xCBD43194 - (1 << 32)
 BLANK = struct.Struct(">ii")
 BLANK_SIZE_BYTES = BLANK.size  # 8: a segment always keeps this much for it
 HEAD_SIZE_BYTES = 88  # up to BODYLEN, IPv4 hosts
+HEAD_WITH_HOSTS_BYTES = HEAD_SIZE_BYTES + 24  # where both hosts may be IPv6
 FIXED_SIZE_BYTES = 91  # V1, IPv4 hosts, empty body, topic and properties
 RECORD_SIZE_BYTES_MAX = 32 * 1024 * 1024
 TOPIC_SIZE_BYTES_MAX_V1 = 127  # TOPICLEN is a signed byte

@@ -37,7 +37,6 @@ from google_crc32c import value as crc32c
 
 from raftmq.store.checkpoint import CheckpointFields
 from raftmq.store.commitlog import CommitLog
-from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import (
     FRAME_MAGIC,
     HEADER_SIZE_BYTES,
@@ -247,13 +246,6 @@ class FrameWalk:
         return None
 
 
-def walk_frames(commitlog: CommitLog, from_offset: int, to_offset: int | None = None) -> FrameWalk:
-    """Iterate over the frame headers from `from_offset`, which must be the first byte of a frame,
-    of a segment or of a blank record. Payloads are not read. Raises nothing for bad bytes:
-    FrameWalk.reason tells."""
-    return FrameWalk(commitlog, from_offset, to_offset)
-
-
 class FrameRecovery:
     """Finds the end of a Raft log, with a stop at each damaged place. Blocking; one caller.
 
@@ -418,25 +410,6 @@ class FrameRecovery:
         if not self._log.settled:
             self._log.settle(self.end)
         self.result = RecoveredFrames(self.end, torn, self._first, self.last)
-
-
-def recover_frames(
-    commitlog: CommitLog,
-    durable_hint: int | None = None,
-    on_frame: Callable[[FrameHeader], None] | None = None,
-) -> RecoveredFrames:
-    """Find the end of a Raft log, truncate a torn tail, and settle the CommitLog there. Blocking.
-
-    `on_frame` gets every good frame in order. The hint is the larger of `durable_hint` and the
-    log's own mark. On a log already settled it only walks. Raises StoreDamaged, having truncated
-    nothing, or OSError.
-    """
-    recovery = FrameRecovery(commitlog, durable_hint or 0, on_frame)
-    damage = recovery.run()
-    if damage is not None:
-        raise StoreDamaged(damage.position, damage.reason)
-    assert recovery.result is not None
-    return recovery.result
 
 
 def recover_records(

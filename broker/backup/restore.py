@@ -200,13 +200,13 @@ def restore_one(
     raft_log = RaftLog(store.commitlog, SlotFile(disk, f"{RAFT_DIRECTORY}/trim"), 0)
     try:
         raft_log.open()
-        store.log_recovered()
+        store.derived.log_recovered()
         last_ms = manifest.taken_ms
         unsynced = 0
         for frame in frames_of(directory, manifest, point.index):
             raft_log.append((frame,))
             if frame.index <= tables_index:
-                store.dispatch_frame(frame)
+                store.derived.dispatch_frame(frame)
             last_ms = frame.timestamp_ms
             unsynced += frame.size_bytes
             if unsynced >= SYNC_BYTES:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 
 from raftmq.broker.consuming.filters import Matcher
 from raftmq.store.errors import StoreError
-from raftmq.store.messagestore import GetResult, GetStatus, MessageStore
+from raftmq.store.messagereads import GetResult
+from raftmq.store.messagestore import MessageStore
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V2, hosts_extra
-from raftmq.store.selection import scan_count
+from raftmq.store.selection import GetStatus, scan_count
 
 SCAN_BYTES_MAX = 4 << 20
 PIECE_UNITS = 128
@@ -87,7 +88,7 @@ class FilteredReads:
         at, result, cold = offset, None, False
         config = self.store.config
         while units_left > 0 and bytes_left > 0:
-            found = self.store.get_messages(
+            found = self.store.reads.get_messages(
                 topic, queue_id, at, min(units_left, PIECE_UNITS), min(bytes_left, PIECE_BYTES)
             )
             if found.status is not GetStatus.FOUND:

@@ -59,7 +59,7 @@ from raftmq.remoting.headers import (
 from raftmq.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from raftmq.store.messagestore import GetResult
+    from raftmq.store.messagereads import GetResult
 
 log = logging.getLogger("raftmq.broker.pull")
 

@@ -164,18 +164,18 @@ class Queries:
     def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         header = self._queue_header(request)
         timestamp_ms = integer(request.ext, "timestamp")
-        offset = self.store.offset_by_time(header.topic, header.queue_id, timestamp_ms)
+        offset = self.store.reads.offset_by_time(header.topic, header.queue_id, timestamp_ms)
         return _offset_answer(request, offset)
 
     def earliest_time(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         header = self._queue_header(request)
-        timestamp_ms = self.store.earliest_store_time(header.topic, header.queue_id)
+        timestamp_ms = self.store.reads.earliest_store_time(header.topic, header.queue_id)
         return RemotingCommand.response_to(request, ext={"timestamp": str(timestamp_ms)})
 
     def view_message(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer VIEW_MESSAGE_BY_ID (33). Raises Refused, AclError."""
         offset = integer(request.ext, "offset")
-        record = self.store.message_at(offset)
+        record = self.store.reads.message_at(offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by offset: {offset}")
         self.access.permit_record(connection, request, record)

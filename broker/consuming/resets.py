@@ -127,7 +127,7 @@ class Resets:
         elif header.timestamp_ms == TO_END:
             wanted = queue.max_offset
         else:
-            wanted = self.store.offset_by_time(header.topic, queue_id, header.timestamp_ms)
+            wanted = self.store.reads.offset_by_time(header.topic, queue_id, header.timestamp_ms)
         return min(max(wanted, queue.min_offset), queue.max_offset)
 
     def _know(self, group: str) -> None:

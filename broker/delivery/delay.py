@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from raftmq.broker.broker import Broker
     from raftmq.broker.tables.delayoffsets import DelayOffsets
     from raftmq.store.consumequeue import ConsumeQueue
-    from raftmq.store.messagestore import GetResult
+    from raftmq.store.messagereads import GetResult
 
 log = logging.getLogger("raftmq.broker.delay")
 
@@ -304,7 +304,7 @@ def delay_service(
         broker.state.delays,
         broker.sends,
         queue=store.queues.queue,
-        get_messages=store.get_messages,
+        get_messages=store.reads.get_messages,
         propose=propose,
         leading=lambda: broker.roles.leading,
         soon=lambda function: asyncio.get_running_loop().call_soon(function),

@@ -104,7 +104,7 @@ class SendBack:
     def _record(self, offset: int) -> MessageRecord:
         """Return the record at `offset`, the same on every replica. Raises Refused."""
         try:
-            data = self._store.message_at(offset) if offset >= 0 else None
+            data = self._store.reads.message_at(offset) if offset >= 0 else None
             record = None if data is None else decode_record(data)
         except (OSError, StoreError, RecordError) as error:
             raise Refused(

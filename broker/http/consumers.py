@@ -248,7 +248,7 @@ def _target(to: ResetTo) -> Callable[[Broker, str, int], int]:
         if isinstance(to.offset, int):
             return min(max(to.offset, low), high)
         if isinstance(to.time_ms, int):
-            return broker.store.offset_by_time(topic, queue_id, to.time_ms)
+            return broker.store.reads.offset_by_time(topic, queue_id, to.time_ms)
         return low if to.position == "earliest" else high
 
     return of

@@ -109,7 +109,7 @@ class MessageOperations:
         """Return the message with this id. Raises ApiProblem if there is no such message."""
         try:
             _, offset = decode_offset_message_id(message_id)
-            data = self._broker.store.message_at(offset) if offset >= 0 else None
+            data = self._broker.store.reads.message_at(offset) if offset >= 0 else None
             found = None if data is None else Found(decode_record(data), len(data))
         except (ValueError, RecordError):
             found = None
@@ -155,7 +155,7 @@ class MessageOperations:
         store = self._broker.store
         found: list[Found] = []
         for queue_id in range(count):
-            offset = store.offset_by_time(query.topic, queue_id, query.begin_ms)
+            offset = store.reads.offset_by_time(query.topic, queue_id, query.begin_ms)
             records, _ = self._read(query.topic, queue_id, offset, query.limit)
             found += [one for one in records if query.begin_ms <= _time(one) <= query.end_ms]
             found.sort(key=lambda one: (_time(one), one.record.physical_offset))
@@ -176,7 +176,7 @@ class MessageOperations:
         if isinstance(query.offset, int):
             offset = max(offset, query.offset)
         if isinstance(query.time_ms, int):
-            offset = max(offset, store.offset_by_time(topic, queue_id, query.time_ms))
+            offset = max(offset, store.reads.offset_by_time(topic, queue_id, query.time_ms))
         records, following = self._read(topic, queue_id, offset, query.limit)
         return QueueMessagePage(
             items=_views(records),
@@ -193,7 +193,7 @@ class MessageOperations:
         size = 0
         while len(records) < limit and size < READ_BYTES_MAX:
             left = limit - len(records)
-            found = store.get_messages(topic, queue_id, offset, left, READ_BYTES_MAX - size)
+            found = store.reads.get_messages(topic, queue_id, offset, left, READ_BYTES_MAX - size)
             if not found.message_count:
                 return records, max(offset, found.next_offset) if records else found.next_offset
             records += _records(found.buffers)

@@ -42,7 +42,7 @@ NOT_FOUND = "can not find message, maybe time range not correct"  # as Apache's 
 
 
 class IndexedStore(Protocol):
-    """The part of the MessageStore that is used here."""
+    """The derived files of a store, as they are used here."""
 
     dispatched_offset: int
 

@@ -293,7 +293,7 @@ class BrokerMetrics:
         families.gauge(
             "rocketmq_dispatch_behind_bytes",
             "Log that the ConsumeQueues do not have yet.",
-            max(0, log.max_offset - store.dispatched_offset),
+            max(0, log.max_offset - store.derived.dispatched_offset),
         )
 
         families.gauge(

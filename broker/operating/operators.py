@@ -52,7 +52,7 @@ class Operators:
             name, lambda: broker.address, state, store, clients, self.rates, barrier
         )
         self._stats = StatsQueries(state, store, self.rates, broker.wall_ms)
-        self._relay = Relay(clients, name, store.message_at, broker.access)
+        self._relay = Relay(clients, name, store.reads.message_at, broker.access)
         self._upkeep = Upkeep(broker)
         self.members = Members(broker)
         self._backups = Backups(broker)

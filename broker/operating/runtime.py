@@ -47,7 +47,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
         **_delayed(broker),
         **_timers(broker),
         "remainHowManyDataToFlush": f"{log.max_offset - log.durable_offset} B",
-        "dispatchBehindBytes": str(max(0, log.max_offset - store.dispatched_offset)),
+        "dispatchBehindBytes": str(max(0, log.max_offset - store.derived.dispatched_offset)),
         "pageCacheLockTimeMills": "0",
         "sendThreadPoolQueueSize": str(broker.sends.pending_count),
         "sendThreadPoolQueueCapacity": str(config.frames_in_flight_max),
@@ -113,7 +113,7 @@ def _from_disk(broker: Broker) -> dict[str, str]:
             return "-1"
 
     used = read("usage", lambda: f"{broker.disk.usage().used_ratio:.4f}")
-    earliest = read("earliestMessageTimeStamp", lambda: str(broker.store.log_start_time()))
+    earliest = read("earliestMessageTimeStamp", lambda: str(broker.store.expiry.log_start_time()))
     return {
         "commitLogDiskRatio": used,
         "consumeQueueDiskRatio": used,

@@ -122,7 +122,8 @@ class StatsQueries:
                 queue = self.store.queues.queue(topic, queue_id)
                 if queue is not None and queue.max_offset > queue.min_offset:
                     since_ms = now_ms - seconds * 1000
-                    total += queue.max_offset - self.store.offset_by_time(topic, queue_id, since_ms)
+                    first = self.store.reads.offset_by_time(topic, queue_id, since_ms)
+                    total += queue.max_offset - first
             value[name] = _window(total, seconds)
         return value
 

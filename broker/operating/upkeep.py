@@ -50,7 +50,7 @@ class Upkeep:
     def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Delete the part of queues whose log is gone (306). Raises Refused."""
         try:
-            self._broker.store.correct_min_offset()
+            self._broker.store.derived.correct_min_offset()
         except OSError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"queues not cleaned: {error}") from error
         return RemotingCommand.response_to(request)

@@ -66,6 +66,8 @@ class LocalApplication:
         self.state = state
         self.sends = sends
         self.store = store
+        assert store.classic is not None
+        self._log = store.classic
         self.files = files
         self.role_changed = on_role
         self.link_changed = on_link
@@ -75,7 +77,7 @@ class LocalApplication:
 
     def append(self, batch: Batch) -> None:
         """Write and dispatch a batch, apply its commands, wake held pulls. Raises OSError."""
-        self.store.append_records(batch.position, batch.data, batch.units, batch.stamp_ms)
+        self._log.append(batch.position, batch.data, batch.units, batch.stamp_ms)
         for command in batch.group.commands:
             self.apply(command, batch.stamp_ms, batch.position)
         self._arrived(batch.units)
@@ -83,9 +85,9 @@ class LocalApplication:
     def copy(self, run: Run) -> None:
         """Do the same for bytes of the master's log. Raises Diverged, OSError, DispatchError."""
         if run.last_record < 0:
-            self.store.copy_blank(run.data)
+            self._log.copy_blank(run.data)
         else:
-            self._arrived(self.store.copy_records(run.data, run.newest_ms))
+            self._arrived(self._log.copy(run.data, run.newest_ms))
 
     def _arrived(self, units: Sequence[QueueUnits]) -> None:
         for topic, queue_id, _, packed in units:

@@ -47,9 +47,9 @@ def write_node(root: Path, closed: bool) -> list[Placed]:
             stored = decode_record(frame.payload, at)
             message = Message(message_id(n), stored.body, queue=stored.queue_id)
             placed.append(Placed(message, stored.physical_offset, size, stored.queue_offset))
-        store.dispatch_frame(frame)
+        store.derived.dispatch_frame(frame)
         if first % 20 == 0:
-            store.dispatch_frame(writer.command())
+            store.derived.dispatch_frame(writer.command())
         if first == COUNT // 2:
             store.flush()
     if closed:

@@ -10,7 +10,7 @@ from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import DiskUsage, OsDisk
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.retention import CLOCK_STEADY_MS, HOUR_MS, RetentionPolicy
-from tests.store.make import record
+from tests.store.make import append_classic, record
 
 NOW = 1_700_000_000_000
 MONTH = 30 * 24 * HOUR_MS
@@ -59,7 +59,7 @@ def store(disk):
     )
     store = MessageStore(disk, config)
     store.open()
-    store.append_classic([record(body=bytes(500)) for _ in range(40)], now_ms=NOW)
+    append_classic(store, [record(body=bytes(500)) for _ in range(40)], now_ms=NOW)
     store.flush()
     assert len(store.commitlog.segments()) > 4
     yield store
@@ -160,9 +160,9 @@ async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, cloc
     keeper = RaftKeeper(
         BrokerConfig(), disk, BrokerState(), store, None, engine=None, retention=retention
     )
-    flush = store.begin_flush()
+    flush = store.flushes.begin()
     store.delete_before(store.commitlog.segments()[2].start)
-    store.finish_flush(flush, synced=False)
+    store.flushes.finish(flush, synced=False)
     assert store.queues.corrected_to < store.commitlog.min_offset
     await keeper.repair_queues()
     assert store.queues.corrected_to == store.commitlog.min_offset

@@ -28,16 +28,18 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullHeader, QueueOffsetHeader
+from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
 from raftmq.store.indexfile import IndexLimits
 from raftmq.store.indexkeys import keys_of
-from raftmq.store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
+from raftmq.store.messagestore import MessageStore
 from raftmq.store.ownership import StoreInUse
 from raftmq.store.properties import decode_properties, encode_properties
 from raftmq.store.record import MessageRecord, decode_record, offset_message_id, walk_records
+from raftmq.store.selection import GetStatus
 from tests.interop.apache import SETTINGS, ApacheBroker, ApacheBroker49, jars
 from tests.interop.jvm import Jvm, java_command, sent
-from tests.store.make import PLAIN
+from tests.store.make import PLAIN, append_classic
 
 WAIT_S = 240  # a bound against hanging, not an expectation
 POLL_S = 0.05
@@ -163,7 +165,7 @@ def append_ours(store: MessageStore, first: int, count: int, port: int) -> None:
     while number < first + count:
         batch = [message(rng, number + n, port) for n in range(rng.randrange(1, 6))]
         stamp = now_ms - 500 * max(0, first + count - number)
-        store.append_classic(batch, stamp)
+        append_classic(store, batch, stamp)
         number += len(batch)
 
 
@@ -173,7 +175,7 @@ def served_by_ours(store: MessageStore) -> Queues:
         rows = found[queue.topic, queue.queue_id] = []
         offset = queue.min_offset
         while offset < queue.max_offset:
-            result = store.get_messages(queue.topic, queue.queue_id, offset, 32, 1 << 20)
+            result = store.reads.get_messages(queue.topic, queue.queue_id, offset, 32, 1 << 20)
             assert result.status is GetStatus.FOUND
             rows += cut(b"".join(result.buffers))
             offset = result.next_offset
@@ -238,7 +240,7 @@ def same_lookups(loop: Loop, address: str, ours: MessageStore | None, all_: Queu
     assert found == newest
     for (topic, key), wanted in newest.items():
         if ours is not None:
-            assert ours.query(topic, key, 64, 0, FOREVER_MS).records == wanted
+            assert ours.derived.query(topic, key, 64, 0, FOREVER_MS).records == wanted
     for (topic, queue_id), rows in all_.items():
         for at, data in list(enumerate(rows))[:: max(1, len(rows) // 5)]:
             record = decode_record(data)
@@ -253,7 +255,7 @@ def same_lookups(loop: Loop, address: str, ours: MessageStore | None, all_: Queu
                 first = sum(s < stamp for s in stamps)
                 assert int(response.ext["offset"]) == first, (topic, queue_id, at, stamp)
                 if ours is not None:
-                    assert ours.offset_by_time(topic, queue_id, stamp) == first
+                    assert ours.reads.offset_by_time(topic, queue_id, stamp) == first
 
 
 def java_sends(jvm: Jvm, loop: Loop, topic: str, count: int) -> list[bytes]:
@@ -329,7 +331,7 @@ def test_ours_then_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop, clean
     write_topics(root / "store")
     store = open_ours(root / "store")
     append_ours(store, 0, 180, apache.port)
-    store.index_all()
+    store.derived.index_all()
     store.flush()
     append_ours(store, 200, 40, apache.port)
     written = served_by_ours(store)
@@ -368,8 +370,8 @@ def test_ours_then_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop, clean
     append_ours(store, 400, 20, apache.port)
     for queue in store.queues.queues():
         assert queue.max_offset >= before.get((queue.topic, queue.queue_id), 0)
-    store.index_all()
-    found = store.query("Events", "java", 64, 0, FOREVER_MS).records
+    store.derived.index_all()
+    found = store.derived.query("Events", "java", 64, 0, FOREVER_MS).records
     assert {decode_record(data).body for data in found} == set(bodies)
     everything = {key: rows for key, rows in served_by_ours(store).items() if key in written}
     store.close()
@@ -395,7 +397,7 @@ def open_copy(root: Path, to: Path) -> MessageStore:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     store = open_ours(to)
-    store.index_all()
+    store.derived.index_all()
     return store
 
 
@@ -422,7 +424,7 @@ def test_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop) -> None:
     assert store.last_stop_clean
     assert {key: served_by_ours(store)[key] for key in served} == served
     for n, body in enumerate(bodies):
-        (data,) = store.query("Made2", f"java-{n}", 64, 0, FOREVER_MS).records
+        (data,) = store.derived.query("Made2", f"java-{n}", 64, 0, FOREVER_MS).records
         assert decode_record(data).body == body
     store.close()
     assert [p.read_bytes() for p in sorted((root / "store" / "index").iterdir())] == index

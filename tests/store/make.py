@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import OsDisk
-from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
-from raftmq.store.record import MessageRecord, encode_record
+from raftmq.store.dispatch import Dispatcher, QueueUnits
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, parse_frame, seal_frame
+from raftmq.store.messagestore import MessageStore
+from raftmq.store.record import (
+    BLANK_SIZE_BYTES,
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_MASK,
+    MessageRecord,
+    encode_record,
+)
+from raftmq.store.recovery import FrameHeader, FrameRecovery, FrameWalk, RecoveredFrames
 
 PLAIN = MessageRecord(
     topic="T",
@@ -67,6 +77,101 @@ class FrameWriter:
         self.log.write(position, frame.data)
         self.frames.append(frame)
         return frame
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The place that `append_classic` gave one record."""
+
+    physical_offset: int
+    queue_offset: int
+    size_bytes: int
+    store_timestamp_ms: int
+
+
+def append_classic(
+    store: MessageStore, records: Sequence[MessageRecord], now_ms: int
+) -> list[Appended]:
+    """Append records one batch a segment, as the broker's send path does: give them their queue
+    offset, physical offset and store time. Prepared and rolled-back ones get queue offset 0 and no
+    unit. Raises RecordTooLarge before anything is written."""
+    assert store.classic is not None
+    log, queues, dispatcher = store.commitlog, store.queues, Dispatcher()
+    now_ms = max(now_ms, store.derived.newest_ms)
+    for item in records:
+        log.place(len(encode_record(item)))
+    appended: list[Appended] = []
+    run: list[bytes] = []  # adjacent records in one segment: one write
+    begin = position = limit = 0
+    next_offsets: dict[tuple[str, int], int] = {}
+
+    def write() -> None:
+        data = b"".join(run)
+        assert store.classic is not None
+        store.classic.append(begin, data, dispatcher.index(data, begin), now_ms)
+        run.clear()
+
+    for item in records:
+        size = len(encode_record(item))
+        if run and position + size > limit:
+            write()
+        if not run:
+            begin = position = log.place(size)
+            limit = log.segment_end(position) - BLANK_SIZE_BYTES
+        offset = 0
+        if item.sys_flag & SYS_TRANSACTION_MASK in (0, SYS_TRANSACTION_COMMIT):
+            key = (item.topic, item.queue_id)
+            queue = queues.queue(*key)
+            offset = next_offsets.get(key, 0 if queue is None else queue.max_offset)
+            next_offsets[key] = offset + 1
+        stored = replace(
+            item, queue_offset=offset, physical_offset=position, store_timestamp_ms=now_ms
+        )
+        run.append(encode_record(stored))
+        appended.append(Appended(position, offset, size, now_ms))
+        position += size
+    if run:
+        write()
+    return appended
+
+
+def recover_frames(
+    commitlog: CommitLog,
+    durable_hint: int = 0,
+    on_frame: Callable[[FrameHeader], None] | None = None,
+) -> RecoveredFrames:
+    """Find the end of a Raft log without a peer that could mend it, truncate a torn tail, and
+    settle the CommitLog there. Raises StoreDamaged, having truncated nothing."""
+    recovery = FrameRecovery(commitlog, durable_hint, on_frame)
+    damage = recovery.run()
+    if damage is not None:
+        raise StoreDamaged(damage.position, damage.reason)
+    assert recovery.result is not None
+    return recovery.result
+
+
+def recover(store: MessageStore) -> RecoveredFrames:
+    """Recover an opened Raft store, as its Raft log would."""
+    recovered = recover_frames(store.commitlog, store.derived.dispatched_offset)
+    store.derived.log_recovered()
+    return recovered
+
+
+def redispatch(store: MessageStore, end_offset: int) -> int:
+    """Dispatch the frames between `dispatched_offset` and `end_offset`, the end of a frame, as the
+    Raft member does at start. Return how many."""
+    log, derived, count = store.commitlog, store.derived, 0
+    if end_offset <= derived.dispatched_offset:
+        return 0
+    for header in FrameWalk(log, derived.dispatched_offset, end_offset):
+        derived.dispatch_frame(parse_frame(log.read(header.position, header.size_bytes)))
+        count += 1
+    return count
+
+
+def index_payload(payload: bytes | memoryview, base_offset: int) -> list[QueueUnits]:
+    """Return the units of `payload` with the standard delay levels. Raises DispatchError."""
+    return Dispatcher().index(bytes(payload), base_offset)
 
 
 def new_log(disk: OsDisk, segment_size_bytes: int = 4096) -> CommitLog:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import DELAY_LEVELS_MS, TIMER_TOPIC, UNIT, Dispatcher, timer_code
 from raftmq.store.indexfile import IndexLimits
 from raftmq.store.indexkeys import has_key, keys_of
-from raftmq.store.messagestore import GetStatus, MessageStore, StoreConfig, StoreMode
+from raftmq.store.messagestore import MessageStore
 from raftmq.store.properties import decode_properties, tags_code
 from raftmq.store.record import (
     SYS_COMPRESSED,
@@ -23,6 +24,8 @@ from raftmq.store.record import (
     encode_record,
     walk_records,
 )
+from raftmq.store.selection import GetStatus
+from tests.store.make import append_classic
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 SEGMENT_SIZE_BYTES = 262_144
@@ -131,14 +134,14 @@ def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost:
     store = open_store(apache)
     assert store.recovered is not None
     assert store.recovered.torn is None
-    assert store.dispatched_offset == store.commitlog.max_offset
+    assert store.derived.dispatched_offset == store.commitlog.max_offset
     assert store.checkpoint.fields.physic_timestamp_ms == 0x01A1FCBF27B4
     assert store.last_stop_clean is not unclean
     for (topic, queue_id), units in theirs.items():
         wanted = [records[at] for at, _, _ in UNIT.iter_unpack(units)]
         offset, got = 0, []
         while True:
-            result = store.get_messages(topic, queue_id, offset, 32, 1 << 20)
+            result = store.reads.get_messages(topic, queue_id, offset, 32, 1 << 20)
             if result.status is not GetStatus.FOUND:
                 break
             body = b"".join(result.buffers)
@@ -150,7 +153,7 @@ def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost:
         assert got == wanted
         tags = decode_properties(decode_record(wanted[0]).properties).get("TAGS")
         if tags is not None and topic != "SCHEDULE_TOPIC_XXXX":
-            chosen = store.get_messages(topic, queue_id, 0, 1, 1 << 20, {tags_code(tags)})
+            chosen = store.reads.get_messages(topic, queue_id, 0, 1, 1 << 20, {tags_code(tags)})
             assert chosen.buffers == [wanted[0]]
     store.close()
     (index,) = (apache / "index").iterdir()  # cut and made again after an unclean stop
@@ -166,12 +169,12 @@ def test_a_closed_store_opens_again_and_takes_more(apache: Path) -> None:
     queue = store.queues.queue(last.topic, last.queue_id)
     assert queue is not None
     expected = queue.max_offset
-    appended = store.append_classic([last, last], now_ms=2_000_000_000_000)
+    appended = append_classic(store, [last, last], now_ms=2_000_000_000_000)
     assert [a.queue_offset for a in appended] == [expected, expected + 1]
     store.close()
     assert len(walk(apache)) == 517
     store = open_store(apache)
-    result = store.get_messages(last.topic, last.queue_id, expected, 32, 1 << 20)
+    result = store.reads.get_messages(last.topic, last.queue_id, expected, 32, 1 << 20)
     assert result.message_count == 2
     assert store.last_stop_clean
     store.close()
@@ -207,11 +210,11 @@ def test_every_key_of_the_real_index_is_found(apache: Path) -> None:
         record = decode_record(data)
         stamp = record.store_timestamp_ms
         for key in keys_of(decode_properties(record.properties)):
-            found = store.query(record.topic, key, 64, stamp, stamp)
+            found = store.derived.query(record.topic, key, 64, stamp, stamp)
             assert data in found.records, (position, key)
             for other in found.records:
                 assert has_key(decode_record(other), record.topic, key)
-            assert store.query("elsewhere", key, 64, stamp, stamp).records == []
+            assert store.derived.query("elsewhere", key, 64, stamp, stamp).records == []
             looked_up += 1
     assert looked_up == 663
     assert (found.index_timestamp_ms, found.index_offset) == (1795241748404, 605908)

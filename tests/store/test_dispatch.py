@@ -9,11 +9,10 @@ from raftmq.store.dispatch import (
     Dispatcher,
     DispatchError,
     QueueUnits,
-    index_payload,
 )
 from raftmq.store.properties import decode_properties, java_string_hash, tags_code
 from raftmq.store.record import MessageRecord, encode_record, walk_records
-from tests.store.make import record
+from tests.store.make import index_payload, record
 
 V6 = ("::1", 1)
 BASE = 1 << 33

@@ -16,7 +16,15 @@ from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, decode_record, encode_record, walk_records
 from tests.simulator import disk as simulated
 from tests.simulator.disk import SimCrash, SimDisk
-from tests.store.make import FrameWriter, record, sync
+from tests.store.make import (
+    FrameWriter,
+    append_classic,
+    record,
+    recover,
+    recover_frames,
+    redispatch,
+    sync,
+)
 
 LIMITS = IndexLimits(slots=11, entries=16)
 SEGMENT = 4096
@@ -36,8 +44,8 @@ def open_store(
     store = MessageStore(disk, config)
     store.open()
     if mode is StoreMode.RAFT:
-        recovered = store.recover_frames()
-        store.redispatch(recovered.end_offset)
+        recovered = recover(store)
+        redispatch(store, recovered.end_offset)
     return store
 
 
@@ -56,20 +64,23 @@ def write(store: MessageStore, count: int, writer: FrameWriter | None = None) ->
         writer.messages([keyed(n) for n in range(first, min(first + 4, done + count))])
         writer.command()
     for frame in writer.frames:
-        store.dispatch_frame(frame)
+        store.derived.dispatch_frame(frame)
     return writer
 
 
 def append(store: MessageStore, first: int, count: int) -> None:
     for n in range(first, first + count):
         item = keyed(n)
-        store.append_classic([item], item.store_timestamp_ms)
+        append_classic(store, [item], item.store_timestamp_ms)
 
 
 def numbers(
     store: MessageStore, key: str, count: int = 64, span: tuple[int, int] = ALWAYS
 ) -> list[int]:
-    return [int(decode_record(data).body) for data in store.query("T", key, count, *span).records]
+    return [
+        int(decode_record(data).body)
+        for data in store.derived.query("T", key, count, *span).records
+    ]
 
 
 def contents(root: Path) -> list[bytes]:
@@ -94,16 +105,16 @@ def test_every_message_is_found_whatever_the_steps(
     else:
         append(store, 0, 40)
     assert numbers(store, "u7") == []  # nothing was done for the index yet
-    left = store.index_step(budget)
+    left = store.derived.index_step(budget)
     while left:
-        now = store.index_step(budget)
+        now = store.derived.index_step(budget)
         assert now < left
         left = now
     for n in range(40):
         assert numbers(store, f"u{n}") == [n]
     assert numbers(store, "ten-3") == [3, 13, 23, 33]
     assert numbers(store, "all") == list(range(40))
-    assert store.query("U", "all", 64, *ALWAYS).records == []
+    assert store.derived.query("U", "all", 64, *ALWAYS).records == []
     assert len(disk.listdir("index")) == 8 + (120 % 15 > 0)  # 15 entries a file
     store.close()
 
@@ -112,10 +123,10 @@ def test_the_index_sees_what_is_dispatched_only(disk: OsDisk) -> None:
     store = open_store(disk)
     writer = write(store, 4)
     writer.messages([keyed(4)])
-    store.index_all()
+    store.derived.index_all()
     assert numbers(store, "all") == [0, 1, 2, 3]
-    store.dispatch_frame(writer.frames[-1])
-    store.index_all()
+    store.derived.dispatch_frame(writer.frames[-1])
+    store.derived.index_all()
     assert numbers(store, "u4") == [4]
     kill(store)
 
@@ -125,8 +136,8 @@ def test_names_are_times_and_always_rise(disk: OsDisk) -> None:
     writer = FrameWriter(store.commitlog)
     for n in range(12):  # 36 entries in three files, all of one millisecond
         writer.messages([record(properties=keyed(n).properties, body=b"%d" % n)])
-        store.dispatch_frame(writer.frames[-1])
-    store.index_all()
+        store.derived.dispatch_frame(writer.frames[-1])
+    store.derived.index_all()
     names = disk.listdir("index")
     assert len(names) == 3
     assert all(len(name) == 17 and name.isdecimal() for name in names)
@@ -141,7 +152,7 @@ def test_names_are_times_and_always_rise(disk: OsDisk) -> None:
 def test_the_newest_that_fit_oldest_first(disk: OsDisk) -> None:
     store = open_store(disk, segment_size_bytes=1 << 20, limits=IndexLimits(11, 1000))
     write(store, 100)
-    store.index_all()
+    store.derived.index_all()
     assert numbers(store, "all", 3) == [97, 98, 99]
     assert numbers(store, "all", 64) == list(range(36, 100))
     assert numbers(store, "all", 1000) == list(range(36, 100))  # maxMsgsNumBatch
@@ -157,7 +168,7 @@ def test_the_newest_that_fit_oldest_first(disk: OsDisk) -> None:
 def test_times_are_exact_to_the_millisecond(disk: OsDisk) -> None:
     store = open_store(disk)
     write(store, 40)
-    store.index_all()
+    store.derived.index_all()
     start = 1_700_000_000_000
     for first, last in ((0, 39), (3, 3), (10, 20), (39, 39)):
         span = (start + 1500 * first, start + 1500 * last)
@@ -175,8 +186,8 @@ def test_a_hash_that_is_anothers_is_not_an_answer(disk: OsDisk) -> None:
     writer = FrameWriter(store.commitlog)
     for n, key in enumerate(hash_twins()):
         writer.messages([record(properties=f"KEYS\x01{key}\x02".encode(), body=b"%d" % n)])
-        store.dispatch_frame(writer.frames[-1])
-    store.index_all()
+        store.derived.dispatch_frame(writer.frames[-1])
+    store.derived.index_all()
     for n, key in enumerate(hash_twins()):
         assert numbers(store, key) == [n]
     kill(store)
@@ -191,8 +202,8 @@ def test_a_message_whose_keys_repeat_is_answered_once(disk: OsDisk) -> None:
     store = open_store(disk)
     writer = FrameWriter(store.commitlog)
     writer.messages([record(properties=b"UNIQ_KEY\x01k\x02KEYS\x01k k\x02", body=b"1")])
-    store.dispatch_frame(writer.frames[-1])
-    store.index_all()
+    store.derived.dispatch_frame(writer.frames[-1])
+    store.derived.index_all()
     assert numbers(store, "k") == [1]
     kill(store)
 
@@ -201,7 +212,7 @@ def test_a_key_that_everybody_has_ends_a_search(disk: OsDisk) -> None:
     limits = IndexLimits(slots=11, entries=CHAIN_ENTRIES_MAX + 1000)
     store = open_store(disk, limits=limits, segment_size_bytes=1 << 20)
     write(store, 1)
-    store.index_all()
+    store.derived.index_all()
     assert store.index is not None
     (file,) = store.index.files
     (hashed, _, _, _) = file.entry(3)
@@ -230,10 +241,10 @@ def test_it_goes_on_where_it_ended(
     else:
         append(store, 0, 30)
     for _ in range(indexed):
-        store.index_step(1)
+        store.derived.index_step(1)
     store.flush()
     for _ in range(3):
-        store.index_step(1)
+        store.derived.index_step(1)
     if clean:
         store.close()
     else:
@@ -245,7 +256,7 @@ def test_it_goes_on_where_it_ended(
         write(store, 10, writer)
     else:
         append(store, 30, 10)
-    store.index_all()
+    store.derived.index_all()
     store.flush()
     assert numbers(store, "all") == list(range(40))
     kill(store)
@@ -257,7 +268,7 @@ def made_anew(disk: OsDisk, root: Path, mode: StoreMode) -> list[bytes]:
     for name in disk.listdir("index"):
         disk.remove(f"index/{name}")
     store = open_store(disk, mode)
-    store.index_all()
+    store.derived.index_all()
     store.flush()
     kill(store)
     return contents(root)
@@ -271,20 +282,20 @@ def test_a_lost_tail_takes_its_entries_along(disk: OsDisk, tmp_path: Path) -> No
     end = store.commitlog.max_offset
     state = dict(writer.offsets)
     write(store, 20, writer)
-    store.index_all()
-    flush = store.begin_flush()
+    store.derived.index_all()
+    flush = store.flushes.begin()
     flush.run()
-    store.finish_flush(flush, synced=True)
+    store.flushes.finish(flush, synced=True)
     assert numbers(store, "all") == list(range(40))
     store.commitlog.truncate(end)  # as recovery after a power cut does
     kill(store)
     store = open_store(disk)
     assert numbers(store, "all", 64) == list(range(20))
-    writer = FrameWriter(store.commitlog, index=store.recover_frames().last.index)  # type: ignore[union-attr]
+    writer = FrameWriter(store.commitlog, index=recover(store).last.index)  # type: ignore[union-attr]
     writer.offsets = state
     writer.messages([keyed(n + 100) for n in range(4)])
-    store.dispatch_frame(writer.frames[-1])
-    store.index_all()
+    store.derived.dispatch_frame(writer.frames[-1])
+    store.derived.index_all()
     assert numbers(store, "all") == [*range(20), 100, 101, 102, 103]
     store.flush()
     kill(store)
@@ -304,7 +315,7 @@ def test_damaged_and_missing_files_are_made_again(
         write(store, 39)
     else:
         append(store, 0, 39)
-    store.index_all()
+    store.derived.index_all()
     store.close()
     before = contents(tmp_path)
     names = sorted((tmp_path / "index").iterdir())
@@ -331,7 +342,7 @@ def test_damaged_and_missing_files_are_made_again(
         case "huge":
             names[4].write_bytes(data + b"\0")
     store = open_store(disk, mode)
-    store.index_all()
+    store.derived.index_all()
     assert numbers(store, "all") == list(range(39))
     store.close()
     assert contents(tmp_path) == before
@@ -340,10 +351,10 @@ def test_damaged_and_missing_files_are_made_again(
 def test_other_sizes_in_the_configuration_make_another_index(disk: OsDisk) -> None:
     store = open_store(disk)
     write(store, 20)
-    store.index_all()
+    store.derived.index_all()
     store.close()
     store = open_store(disk, limits=IndexLimits(17, 100))
-    store.index_all()
+    store.derived.index_all()
     assert numbers(store, "all") == list(range(20))
     assert len(disk.listdir("index")) == 1
     store.close()
@@ -354,7 +365,7 @@ def test_strange_names_are_left_alone(disk: OsDisk, caplog: pytest.LogCaptureFix
     disk.open("index/notes.txt").close()
     store = open_store(disk)
     write(store, 4)
-    store.index_all()
+    store.derived.index_all()
     store.close()
     assert "notes.txt" in disk.listdir("index")
     assert "notes.txt" in caplog.text
@@ -365,9 +376,9 @@ def test_a_log_without_keys_is_not_walked_again(disk: OsDisk) -> None:
     writer = FrameWriter(store.commitlog)
     for _ in range(24):
         writer.messages([record(body=b"x" * 100_000)])
-        store.dispatch_frame(writer.frames[-1])
-    store.index_all()
-    end = store.dispatched_offset
+        store.derived.dispatch_frame(writer.frames[-1])
+    store.derived.index_all()
+    end = store.derived.dispatched_offset
     store.close()
     store = open_store(disk, segment_size_bytes=1 << 20)
     assert store.index is not None
@@ -375,8 +386,8 @@ def test_a_log_without_keys_is_not_walked_again(disk: OsDisk) -> None:
     writer = FrameWriter(store.commitlog, index=24)
     writer.offsets = {("T", 0): 24}
     writer.messages([keyed(1)])
-    store.dispatch_frame(writer.frames[-1])
-    store.index_all()
+    store.derived.dispatch_frame(writer.frames[-1])
+    store.derived.index_all()
     assert numbers(store, "u1") == [1]
     store.close()
 
@@ -400,10 +411,10 @@ def test_power_cuts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         except SimCrash:
             disk.lose_power()
         store = open_store(disk, limits=limits)
-        last = store.recovered.last if store.recovered else None  # type: ignore[union-attr]
+        last = recover_frames(store.commitlog).last
         writer = FrameWriter(store.commitlog, index=last.index if last else 0)
         writer.offsets = {(q.topic, q.queue_id): q.max_offset for q in store.queues.queues()}
-        store.index_all()
+        store.derived.index_all()
         check(store)
 
 
@@ -412,18 +423,18 @@ def act(rng: random.Random, store: MessageStore, writer: FrameWriter, number: in
         case 0 | 1 | 2:
             count = rng.randrange(1, 5)
             frame: Frame = writer.messages([keyed(n) for n in range(number, number + count)])
-            store.dispatch_frame(frame)
+            store.derived.dispatch_frame(frame)
             return number + count
         case 3:
-            store.index_step(rng.choice([1, 500]))
+            store.derived.index_step(rng.choice([1, 500]))
         case 4:
             sync(store.commitlog)
         case 5:
             if rng.random() < 0.5:
                 sync(store.commitlog)
-            flush = store.begin_flush()
+            flush = store.flushes.begin()
             flush.run()
-            store.finish_flush(flush, synced=True)
+            store.flushes.finish(flush, synced=True)
     return number
 
 
@@ -436,7 +447,7 @@ def check(store: MessageStore) -> None:
         decode_record(data).physical_offset for _, data in wanted
     ]
     for key, data in wanted:
-        found = store.query("T", key, 1000, *ALWAYS).records
+        found = store.derived.query("T", key, 1000, *ALWAYS).records
         assert data in found or len(found) == 64
     for file in store.index.files:
         assert not file.drop_bad()
@@ -462,18 +473,18 @@ def records(store: MessageStore) -> Iterator[bytes]:
 def test_retention_takes_whole_files_but_never_the_last(disk: OsDisk) -> None:
     store = open_store(disk)
     write(store, 63)
-    store.index_all()
+    store.derived.index_all()
     store.flush()
     assert store.index is not None
     ends = [file.end_offset for file in store.index.files]
     assert len(store.commitlog.segments()) >= 3, "there is something to remove"
-    flush = store.begin_flush()
+    flush = store.flushes.begin()
     store.delete_before(store.commitlog.segments()[-1].start)
     minimum = store.commitlog.min_offset
     assert len(store.index.files) == len(ends)  # not while a flush may hold them
     flush.run()
-    store.finish_flush(flush, synced=True)
-    store.correct_min_offset()
+    store.flushes.finish(flush, synced=True)
+    store.derived.correct_min_offset()
     assert [f.end_offset for f in store.index.files] == [end for end in ends if end >= minimum]
     assert len(disk.listdir("index")) == len(store.index.files)
     left = [int(decode_record(data).body) for data in records(store)]
@@ -481,7 +492,7 @@ def test_retention_takes_whole_files_but_never_the_last(disk: OsDisk) -> None:
     assert numbers(store, "all") == left
     store.close()
     store = open_store(disk)
-    store.index_all()
+    store.derived.index_all()
     assert numbers(store, "all") == left
     assert store.index is not None
     store.index.delete_before(1 << 60)
@@ -492,11 +503,11 @@ def test_retention_takes_whole_files_but_never_the_last(disk: OsDisk) -> None:
 def test_the_checkpoint_tells_how_far_full_files_are_durable(disk: OsDisk) -> None:
     store = open_store(disk)
     write(store, 4)  # 12 entries of 15
-    store.index_all()
+    store.derived.index_all()
     store.flush()
     assert store.checkpoint.fields.index_timestamp_ms == 0
     write(store, 4, FrameWriterAt(store))
-    store.index_all()
+    store.derived.index_all()
     assert store.checkpoint.fields.index_timestamp_ms == 0  # full, but not durable yet
     store.flush()
     assert store.checkpoint.fields.index_timestamp_ms == keyed(4).store_timestamp_ms
@@ -505,7 +516,7 @@ def test_the_checkpoint_tells_how_far_full_files_are_durable(disk: OsDisk) -> No
 
 def FrameWriterAt(store: MessageStore) -> FrameWriter:
     """A writer that goes on where the store's log ends."""
-    last = store.recover_frames().last
+    last = recover(store).last
     writer = FrameWriter(store.commitlog, index=last.index if last else 0)
     writer.offsets = {(q.topic, q.queue_id): q.max_offset for q in store.queues.queues()}
     return writer
@@ -537,7 +548,7 @@ def test_a_flush_that_a_full_disk_refused_may_be_begun_again(tmp_path: Path) -> 
     disk = FullDisk(str(tmp_path))
     store = open_store(disk)
     write(store, 8)
-    store.index_all()
+    store.derived.index_all()
     disk.full, disk.place = True, "consumequeue/"
     for _ in range(2):
         with pytest.raises(OSError, match="full"):
@@ -553,15 +564,15 @@ def test_a_full_disk_stops_the_index_only(tmp_path: Path, before: int) -> None:
     disk = FullDisk(str(tmp_path))
     store = open_store(disk)
     writer = write(store, before) if before else FrameWriter(store.commitlog)
-    store.index_all()
+    store.derived.index_all()
     disk.full = True
     write(store, 20, writer)
     for _ in range(3):
         with pytest.raises(OSError, match="full"):
-            store.index_all()
+            store.derived.index_all()
     assert numbers(store, "all") == list(range(before))
     disk.full = False
-    store.index_all()
+    store.derived.index_all()
     assert numbers(store, "all") == list(range(before + 20))
     store.flush()
     kill(store)
@@ -579,7 +590,7 @@ def test_damage_in_the_log_leaves_a_gap_and_no_more(
     file = disk.open(second.path)
     file.pwrite(position, b"\xff" * 8)
     file.close()
-    store.index_all()
+    store.derived.index_all()
     assert f"index_gap from={second.start + position} to={second.end}" in caplog.text
     found = numbers(store, "all")
     kept = [int(decode_record(store.commitlog.record_at(second.start + first) or b"").body)]
@@ -595,7 +606,7 @@ def test_damage_in_the_log_leaves_a_gap_and_no_more(
 def test_an_entry_is_verified_before_its_record_is_served(disk: OsDisk) -> None:
     store = open_store(disk)
     write(store, 4)
-    store.index_all()
+    store.derived.index_all()
     assert store.index is not None
     file: IndexFile = store.index.files[0]
     hashed, offset, seconds, before = file.entry(1)
@@ -609,8 +620,8 @@ def test_an_entry_is_verified_before_its_record_is_served(disk: OsDisk) -> None:
 def test_no_index_if_it_is_not_wanted(disk: OsDisk) -> None:
     store = open_store(disk, index_enable=False)
     write(store, 4)
-    assert store.index_step() == 0
-    assert store.query("T", "all", 64, *ALWAYS).records == []
+    assert store.derived.index_step() == 0
+    assert store.derived.query("T", "all", 64, *ALWAYS).records == []
     store.flush()
     store.close()
     assert not disk.exists("index")

@@ -13,13 +13,14 @@ from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
 from raftmq.store.errors import UnitDamaged
-from raftmq.store.messagestore import GetStatus, MessageStore
+from raftmq.store.messagestore import MessageStore
 from raftmq.store.pointing import body_is_whole, queue_offset_at
 from raftmq.store.queuemanifest import QueueExtent, read_manifest, write_manifest
-from raftmq.store.queuerepair import WANTED_MAX
+from raftmq.store.queuerepair import WANTED_MAX, QueueStep
 from raftmq.store.record import encode_record
-from raftmq.store.recovery import FrameRecovery, recover_frames
-from tests.store.make import FrameWriter, record
+from raftmq.store.recovery import FrameRecovery
+from raftmq.store.selection import GetStatus
+from tests.store.make import FrameWriter, record, recover, recover_frames
 
 SEGMENT = 16384
 PER_FILE = 500
@@ -38,12 +39,12 @@ class Filled:
         for n in range(0, COUNT, 26):
             records = [record(body=b"%d" % (n + i), topic="T") for i in range(26)]
             records.insert(13, record(body=b"other", queue_id=1))
-            self.store.dispatch_frame(writer.messages(records))
+            self.store.derived.dispatch_frame(writer.messages(records))
         self.frames = writer.frames
         self.units = self.all_units()
         self.store.close()
 
-    def open(self, recover: bool = True) -> MessageStore:
+    def open(self, recovers: bool = True) -> MessageStore:
         config = StoreConfig(
             mode=StoreMode.RAFT,
             segment_size_bytes=SEGMENT,
@@ -52,8 +53,8 @@ class Filled:
         )
         store = MessageStore(self.disk, config)
         store.open()
-        if recover and store.commitlog.segments():
-            store.recover_frames()
+        if recovers and store.commitlog.segments():
+            recover(store)
         self.store = store
         return store
 
@@ -83,12 +84,18 @@ class Filled:
     def mend(self) -> int:
         """Run the repair to its end; how many steps it took."""
         steps = 0
-        while (step := self.store.begin_queue_repair()) is not None:
+        while (step := begin(self.store)) is not None:
             step.run()
-            self.store.finish_queue_repair(step)
+            self.store.repairs.finish(step)
             steps += 1
             assert steps < 2 * WANTED_MAX
         return steps
+
+
+def begin(
+    store: MessageStore, frame_is_damaged: Callable[[int], bool] = lambda position: False
+) -> QueueStep | None:
+    return store.repairs.begin(store.derived.dispatched_offset, frame_is_damaged)
 
 
 @pytest.fixture
@@ -168,7 +175,7 @@ def test_a_queue_that_cannot_be_right_is_made_anew_at_start(
     store = filled.open()
     assert filled.all_units() == filled.units
     assert store.queues.damaged == {}
-    assert store.dispatched_offset == filled.frames[-1].end
+    assert store.derived.dispatched_offset == filled.frames[-1].end
     store.close()
     store = filled.open()  # and it stays so
     assert filled.all_units() == filled.units
@@ -187,7 +194,7 @@ def test_one_bad_unit_never_shortens_a_queue(
     assert queue.max_offset == COUNT
     for offset in range(1100, COUNT, 50):
         try:
-            store.get_messages("T", 0, offset, 50, 1 << 20)
+            store.reads.get_messages("T", 0, offset, 50, 1 << 20)
         except UnitDamaged:
             filled.mend()
     assert filled.all_units() == filled.units
@@ -200,13 +207,13 @@ def test_what_the_log_lost_is_no_damage(filled: Filled) -> None:
     store = filled.open()
     store.commitlog.truncate(end)
     filled.kill()
-    store = filled.open(recover=False)
+    store = filled.open(recovers=False)
     recover_frames(store.commitlog)
-    store.log_recovered()
+    store.derived.log_recovered()
     queue = store.queues.queue("T", 0)
     assert queue is not None
     assert queue.max_offset == 31 * 26
-    assert store.dispatched_offset == store.commitlog.max_offset == end
+    assert store.derived.dispatched_offset == store.commitlog.max_offset == end
     assert queue.units(0, COUNT) == filled.units[0][: 31 * 26 * UNIT_SIZE_BYTES]
     store.close()
 
@@ -219,10 +226,10 @@ def test_a_damaged_frame_in_the_way_is_waited_for(filled: Filled) -> None:
         file.write(b"\xff\xff\xff")
     filled.path(1000).unlink()
     store = filled.open()
-    assert store.dispatched_offset == 0
+    assert store.derived.dispatched_offset == 0
     assert store.queues.queue("T", 0) is None
     for one in filled.frames:
-        store.dispatch_frame(one)
+        store.derived.dispatch_frame(one)
     assert filled.all_units() == filled.units
     store.close()
 
@@ -230,12 +237,12 @@ def test_a_damaged_frame_in_the_way_is_waited_for(filled: Filled) -> None:
 def test_what_stood_in_lost_segments_is_dispatched_when_they_are_back(filled: Filled) -> None:
     """Only the segment that was made ahead is left: the queues go on where they were, not there."""
     store = filled.open()
-    confirmed = store.dispatched_offset
+    confirmed = store.derived.dispatched_offset
     log = store.commitlog
     writer = FrameWriter(log, index=filled.frames[-1].index)
     writer.offsets = {("T", 0): COUNT}
     for _ in range(3):
-        store.dispatch_frame(
+        store.derived.dispatch_frame(
             writer.messages([record(body=b"." * 300, topic="T") for _ in range(30)])
         )
     units = filled.all_units()[0]
@@ -245,17 +252,17 @@ def test_what_stood_in_lost_segments_is_dispatched_when_they_are_back(filled: Fi
     shutil.rmtree(directory)
     directory.mkdir()
     (directory / f"{ahead:020d}").write_bytes(bytes(SEGMENT))
-    store = filled.open(recover=False)
+    store = filled.open(recovers=False)
     store.commitlog.restore_front(0)
     recovery = FrameRecovery(store.commitlog)
     assert recovery.run() is not None
     recovery.patch((*filled.frames, *writer.frames), True)
     recovery.cut()
     assert store.commitlog.max_offset == writer.frames[-1].end
-    store.log_recovered()
-    assert store.dispatched_offset == confirmed
+    store.derived.log_recovered()
+    assert store.derived.dispatched_offset == confirmed
     for frame in writer.frames:
-        store.dispatch_frame(frame)
+        store.derived.dispatch_frame(frame)
     assert filled.all_units()[0] == units
     store.close()
 
@@ -285,16 +292,16 @@ def test_a_bad_unit_is_never_served_and_mended(filled: Filled, kind: str, offset
     }[kind]
     filled.write(offset, bad)
     with pytest.raises(UnitDamaged) as caught:
-        store.get_messages("T", 0, offset, 10, 1 << 20)
+        store.reads.get_messages("T", 0, offset, 10, 1 << 20)
     assert caught.value.retriable
     with pytest.raises(UnitDamaged):
-        store.get_messages("T", 0, max(0, offset - 3), 10, 1 << 20)
-    elsewhere = store.get_messages("T", 0, offset + 10, 10, 1 << 20)
+        store.reads.get_messages("T", 0, max(0, offset - 3), 10, 1 << 20)
+    elsewhere = store.reads.get_messages("T", 0, offset + 10, 10, 1 << 20)
     assert elsewhere.message_count == 10, "the rest of the queue is served meanwhile"
     assert filled.mend() > 0
     assert filled.all_units() == filled.units
     assert store.repairs.rewritten == 1
-    result = store.get_messages("T", 0, offset, 10, 1 << 20)
+    result = store.reads.get_messages("T", 0, offset, 10, 1 << 20)
     assert result.status is GetStatus.FOUND
     store.close()
 
@@ -303,21 +310,21 @@ def test_a_lost_page_is_mended_whole_while_the_queue_grows(filled: Filled) -> No
     store = filled.open()
     filled.write(300, b"\0" * 190 * UNIT_SIZE_BYTES)
     with pytest.raises(UnitDamaged):
-        store.get_messages("T", 0, 350, 10, 1 << 20)
-    step = store.begin_queue_repair()
+        store.reads.get_messages("T", 0, 350, 10, 1 << 20)
+    step = begin(store)
     assert step is not None
     log = store.commitlog
     writer = FrameWriter(log, index=filled.frames[-1].index)
     writer.offsets = {("T", 0): COUNT}
-    store.dispatch_frame(writer.messages([record(body=b"new", topic="T")]))
+    store.derived.dispatch_frame(writer.messages([record(body=b"new", topic="T")]))
     step.run()
-    store.finish_queue_repair(step)
+    store.repairs.finish(step)
     filled.mend()
     assert filled.all_units()[0][: COUNT * UNIT_SIZE_BYTES] == filled.units[0]
     queue = store.queues.queue("T", 0)
     assert queue is not None
     assert queue.max_offset == COUNT + 1
-    assert store.get_messages("T", 0, COUNT, 1, 99).message_count == 1
+    assert store.reads.get_messages("T", 0, COUNT, 1, 99).message_count == 1
     store.close()
 
 
@@ -330,19 +337,19 @@ def test_a_damaged_frame_is_not_the_units_fault(filled: Filled) -> None:
         asked.append(at)
         return True
 
-    store.reads.frame_is_damaged = frame_is_damaged
     path = filled.root / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}"
     whole = path.read_bytes()
     with open(path, "r+b") as file:
         file.seek(position % SEGMENT + 20)
         file.write(b"\xff")
     with pytest.raises(UnitDamaged):
-        store.get_messages("T", 0, 700, 1, size)
+        store.reads.get_messages("T", 0, 700, 1, size)
+    assert begin(store, frame_is_damaged) is None
     assert asked == [position]
     assert len(store.repairs) == 0
     with open(path, "r+b") as file:
         file.write(whole)
-    assert store.get_messages("T", 0, 700, 1, size).message_count == 1
+    assert store.reads.get_messages("T", 0, 700, 1, size).message_count == 1
     store.close()
 
 
@@ -355,35 +362,30 @@ def test_bodies_are_checked_where_data_are_cold(tmp_path: Path, hot: bool) -> No
         file.seek(position % SEGMENT + 88)
         file.write(b"\xff")
     if hot:
-        assert store.get_messages("T", 0, 700, 1, size).message_count == 1
+        assert store.reads.get_messages("T", 0, 700, 1, size).message_count == 1
     else:
         with pytest.raises(UnitDamaged):
-            store.get_messages("T", 0, 700, 1, size)
+            store.reads.get_messages("T", 0, 700, 1, size)
     store.close()
 
 
 def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Filled) -> None:
     store = filled.open()
-    told: list[int] = []
+    told: list[int | None] = []
     position = filled.unit(700)[0]
     filled.write(700, bytes(UNIT_SIZE_BYTES))
     with pytest.raises(UnitDamaged):
-        store.get_messages("T", 0, 700, 1, 1 << 20)
+        store.reads.get_messages("T", 0, 700, 1, 1 << 20)
     path = filled.root / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}"
     with open(path, "r+b") as file:
         file.seek(position % SEGMENT)
         file.write(b"\xff")
 
-    def tell(at: int) -> bool:
-        told.append(at)
-        return True
-
-    store.reads.frame_is_damaged = tell
     for _ in range(2):
-        step = store.begin_queue_repair()
+        step = begin(store)
         assert step is not None
         step.run()
-        store.finish_queue_repair(step)
+        told.append(store.repairs.finish(step))
     assert told == [position, position]
     with open(path, "r+b") as file:
         file.seek(position % SEGMENT)
@@ -396,9 +398,9 @@ def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Fil
 def test_too_many_bad_units_are_found_again_later(filled: Filled) -> None:
     store = filled.open()
     for offset in range(WANTED_MAX + 5):
-        store.repairs.note("T", 0, offset)
+        store.repairs.note("T", 0, offset, 0)
     assert (len(store.repairs), store.repairs.dropped) == (WANTED_MAX, 5)
-    store.repairs.note("gone", 0, 1)
+    store.repairs.note("gone", 0, 1, 0)
     filled.mend()
     assert len(store.repairs) == 0
     assert store.repairs.rewritten == 0, "they were right after all"

@@ -12,11 +12,10 @@ from raftmq.store.record import encode_record
 from raftmq.store.recovery import (
     FrameHeader,
     FrameRecovery,
-    recover_frames,
+    FrameWalk,
     recover_records,
-    walk_frames,
 )
-from tests.store.make import PLAIN, FrameWriter, new_log, record, sync
+from tests.store.make import PLAIN, FrameWriter, new_log, record, recover_frames, sync
 
 SIZE = 2048
 
@@ -64,7 +63,7 @@ def test_everything_is_found_again(disk: OsDisk) -> None:
     again = recover_frames(log, log.max_offset)
     assert again == recovered
     middle = writer.frames[4]
-    walk = walk_frames(log, middle.position, writer.frames[8].position)
+    walk = FrameWalk(log, middle.position, writer.frames[8].position)
     assert [h.index for h in walk] == [5, 6, 7, 8]
     assert seen[3].payload_position == writer.frames[3].payload_position
 
@@ -132,7 +131,7 @@ def test_a_hole_above_the_hint_is_a_torn_tail(disk: OsDisk, victim: int, hole: b
     following.command(b"after")
     log.close()
     log = reopened(disk)
-    assert [h.term for h in walk_frames(log, 0)] == [1] * victim + [2]
+    assert [h.term for h in FrameWalk(log, 0)] == [1] * victim + [2]
 
 
 def test_a_lost_page_in_the_middle_of_a_segment(disk: OsDisk) -> None:
@@ -178,7 +177,7 @@ def test_frames_that_do_not_follow_each_other(disk: OsDisk) -> None:
         writer.command()
         stale = seal_frame(index, term, log.max_offset + shift, 0, FrameKind.NOOP, 0, b"")
         log.write(log.max_offset, stale.data)
-        walk = walk_frames(log, 0)
+        walk = FrameWalk(log, 0)
         assert [h.index for h in walk] == [1]
         assert walk.bad_position == writer.frames[0].end
         assert walk.reason
@@ -456,7 +455,7 @@ def test_another_frame_than_the_damaged_one_may_fit_before_the_blank_record(disk
     assert following.end == small.end
     recovery.cut()
     assert log.max_offset == small.end
-    assert [h.term for h in walk_frames(log, 0)] == [1] * first + [2]
+    assert [h.term for h in FrameWalk(log, 0)] == [1] * first + [2]
 
 
 def test_unproven_above_the_mark_is_cut_where_nothing_fits(disk: OsDisk) -> None:

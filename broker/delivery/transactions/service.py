@@ -44,7 +44,6 @@ from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
 from raftmq.store.errors import StoreError
-from raftmq.store.messagestore import GetStatus
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import (
     MessageRecord,
@@ -53,6 +52,7 @@ from raftmq.store.record import (
     offset_message_id,
     walk_records,
 )
+from raftmq.store.selection import GetStatus
 
 if TYPE_CHECKING:
     from raftmq.broker.broker import Broker
@@ -190,7 +190,7 @@ class Transactions:
         """Return some records from `offset` on; `on_gone(offset)` if earlier ones are deleted."""
         if offset >= self._broker.queue_end(topic, 0):
             return ()
-        found = self._store.get_messages(topic, 0, offset, TURN_MAX, TURN_BYTES)
+        found = self._store.reads.get_messages(topic, 0, offset, TURN_MAX, TURN_BYTES)
         if found.status is not GetStatus.FOUND:
             if found.next_offset > offset:
                 on_gone(found.next_offset)
@@ -293,7 +293,7 @@ class Transactions:
 
     def _record_at(self, position: int) -> MessageRecord:
         try:
-            data = self._store.message_at(position)
+            data = self._store.reads.message_at(position)
             if data is None:
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"no message at {position}")
             return decode_record(data)

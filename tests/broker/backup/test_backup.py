@@ -333,7 +333,7 @@ class Overtaking:
         self._reads += 1
         if self._reads == 3:
             self._broker.engine.delete_before(self._position)
-            self._broker.store.correct_min_offset()
+            self._broker.store.derived.correct_min_offset()
             assert self._broker.store.commitlog.min_offset == self._position
         return await self._source.read(position, min(size, SEGMENT // 4))
 

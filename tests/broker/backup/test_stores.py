@@ -422,7 +422,7 @@ def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, place, tmp_
     written(replica, 3, [], [batch(topic="U", count=3) for _ in range(20)])
     replica.flush()
     replica.log.trim(replica.store.commitlog.segments()[-2].start)
-    replica.store.correct_min_offset()
+    replica.store.derived.correct_min_offset()
     queues, tables, last = replica.queues(), replica.tables(), replica.log.last_index
     store.close(replica)
     assert queues["T", 1] == (48, 48, b"")  # of these messages none is left
@@ -474,7 +474,7 @@ def test_a_point_is_found_by_the_leaders_clock(store, place):
 def test_a_point_without_tables_cannot_be_restored_to(store, place):
     replica = store.open()
     replica.log.trim(replica.store.commitlog.segments()[-1].start)
-    replica.store.correct_min_offset()
+    replica.store.derived.correct_min_offset()
     store.close(replica)
     manifest = backup(store, place).manifest
     assert manifest.first_index < manifest.commit_index

@@ -116,7 +116,9 @@ async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group):
     for _ in range(5):
         await group.send(first, "Gone", queue=2)
     assert (await group.commit(first, "Gone", 2, 4)).code == 0
-    await until(lambda: len({b.store.dispatched_offset for b in group.brokers.values()}) == 1)
+    await until(
+        lambda: len({b.store.derived.dispatched_offset for b in group.brokers.values()}) == 1
+    )
     name = next(n for n in group.names if n != leader)
     await group.kill(name)
     preferring = {"op": "prefer", "memberId": leader}
@@ -127,7 +129,7 @@ async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group):
         assert await start_again(group, name) == 1
         back = group.brokers[name]
         keep_all(back)
-        await until(lambda: back.store.dispatched_offset > first.store.commitlog.min_offset)
+        await until(lambda: back.store.derived.dispatched_offset > first.store.commitlog.min_offset)
         await until(lambda: back.engine.status()["whole"])
         await until(lambda: first.engine.status()["peers"][name]["state"] == "replicate")
         sent = load.sent
@@ -135,7 +137,9 @@ async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group):
     assert back.engine.status()["installing"] is None
     assert back.engine.preferred == leader, "it came with the installation"
     await group.ask(first, RequestCode.CHANGE_MEMBERS, {"op": "prefer"})
-    await until(lambda: back.store.dispatched_offset == first.store.dispatched_offset)
+    await until(
+        lambda: back.store.derived.dispatched_offset == first.store.derived.dispatched_offset
+    )
     same_logs(first, back)
     want = [await pulled(group, first, "T"), await pulled(group, first, "Gone", 2)]
     assert want[1] == (5, 5, b"")

@@ -109,8 +109,8 @@ async def test_a_damaged_replica_comes_back_as_it_was(tmp_path, harm, end):
             for file in (root / "config").glob("*.json"):
                 damage(file, file.stat().st_size // 2)
         broker = await group.start(name)
-        end = (await group.leading()).store.dispatched_offset
-        await until(lambda: broker.store.dispatched_offset >= end)
+        end = (await group.leading()).store.derived.dispatched_offset
+        await until(lambda: broker.store.derived.dispatched_offset >= end)
         assert await bodies(group, broker, 60) == EXPECTED
         assert broker.state.offsets.to_json()["offsetTable"] == state["offsetTable"]
         await stored(group, b"060")
@@ -144,7 +144,9 @@ async def test_rot_under_a_running_broker_is_never_served_and_mended(tmp_path):
 async def test_tables_that_cannot_be_made_anew_are_a_reason_not_to_start(tmp_path):
     async with Group(tmp_path, **SETTINGS) as group:
         broker = await filled(group)
-        broker.store.expired_before = lambda now_ms, by_age: broker.store.commitlog.max_offset
+        broker.store.expiry.expired_before = lambda now_ms, by_age: (
+            broker.store.commitlog.max_offset
+        )
         for _ in range(2):
             await group.send(broker, "T", b"x")
             await broker.keeper.write_snapshot()

@@ -18,7 +18,6 @@ from raftmq.broker.sending.sendrequest import (
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codec import FrameReader, decode_command
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
-from raftmq.store.dispatch import index_payload
 from raftmq.store.frame import HEADER_SIZE_BYTES, parse_frame
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import (
@@ -28,6 +27,7 @@ from raftmq.store.record import (
     pack_host,
     walk_records,
 )
+from tests.store.make import index_payload
 
 STORE = ("127.0.0.1", 10911)
 BORN = ("10.0.0.7", 50_000)

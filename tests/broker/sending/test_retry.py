@@ -203,7 +203,7 @@ async def test_what_cannot_be_given_back(tmp_path):
         await group.create_topic(leader, "T")
         assert (await group.send(leader, "T", b"x")).code == 0
         await until(lambda: leader.queue_end("T", 0) == 1)
-        data = leader.store.get_messages("T", 0, 0, 1, 1000).buffers[0]
+        data = leader.store.reads.get_messages("T", 0, 0, 1, 1000).buffers[0]
         record = decode_record(data)
         unknown = await give_back(group, leader, record)
         assert unknown.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST

@@ -42,7 +42,7 @@ class Replica:
         self.application = BrokerApplication(
             self.state,
             Sends(),
-            self.store,
+            self.store.derived,
             log_index=lambda: self.log.index,
             on_units=lambda *_: None,
             on_topics=lambda _: None,
@@ -149,7 +149,7 @@ def donor():
     written(replica, 2, [commit_offsets([("T", "g", 0, 7)])], [records(6) for _ in range(6)])
     replica.flush()
     replica.log.trim(replica.store.commitlog.segments()[-3].start)
-    replica.store.correct_min_offset()
+    replica.store.derived.correct_min_offset()
     written(replica, 2, [commit_offsets([("T", "g", 0, 9)])], [records(2, topic="C")])
     assert replica.log.index.first_index > 5
     queues = replica.queues()
@@ -282,10 +282,10 @@ def test_nothing_is_captured_while_the_queues_do_not_know_where_they_begin(donor
     assert broker_side.capture(donor.state, donor.store) is not None
     ticket = donor.store.queues.begin_flush()
     donor.log.trim(donor.store.commitlog.segments()[-1].start)
-    donor.store.correct_min_offset()  # left for later
+    donor.store.derived.correct_min_offset()  # left for later
     assert broker_side.capture(donor.state, donor.store) is None
     donor.store.queues.finish_flush(ticket, synced=False)
-    donor.store.correct_min_offset()
+    donor.store.derived.correct_min_offset()
     captured = broker_side.capture(donor.state, donor.store)
     assert ("T", 0, donor.queues()["T", 0][0]) in captured.queues
     donor.store.queues.damaged["T", 0] = "says the test"

@@ -22,8 +22,7 @@ from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT
 from raftmq.store.indexfile import HEADER, IndexLimits
 from raftmq.store.record import encode_record
-from raftmq.store.recovery import recover_frames
-from tests.store.make import FrameWriter, record
+from tests.store.make import FrameWriter, record, recover_frames
 
 SEGMENT_BYTES = 16 << 10
 SEEDS = range(20)

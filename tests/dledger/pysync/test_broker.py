@@ -251,7 +251,7 @@ async def test_cut_off_frames_are_taken_back_and_come_again(group, caplog):
     engine._transport.on_messages(old_heartbeat(broker, end))
     assert engine.log_index.last_index == end
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 1
-    assert follower.store.dispatched_offset == engine.log_index.end_position
+    assert follower.store.derived.dispatched_offset == engine.log_index.end_position
     assert engine.frames_taken_back == before + behind
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.CRITICAL]
     assert any(
@@ -293,11 +293,11 @@ async def test_a_cut_waits_for_a_flush_under_way(group):
     await all_applied(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
     before = follower.engine.frames_taken_back
-    flush = follower.store.begin_flush()
+    flush = follower.store.flushes.begin()
     follower.engine._transport.on_messages(old_heartbeat(broker, end))
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 5
     flush.run()
-    follower.store.finish_flush(flush, synced=True)
+    follower.store.flushes.finish(flush, synced=True)
     await until(lambda: follower.engine.frames_taken_back >= before + 5)
     await all_applied(group)
     await until(lambda: follower.engine._roll_back_to is None)

@@ -27,10 +27,10 @@ from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk, OsDisk
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import Frame, FrameKind, seal_frame
-from raftmq.store.recovery import recover_frames
 from tests.dledger.pysync.conftest import MakeWorld, start
 from tests.dledger.pysync.worlds import StockWorld, sync_calls
 from tests.simulator.disk import SimCrash, SimDisk
+from tests.store.make import recover_frames
 
 # The package leaves its meta file to the collector after reading it.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

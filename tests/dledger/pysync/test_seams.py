@@ -24,7 +24,7 @@ from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 from raftmq.store.messagestore import MessageStore
-from tests.store.make import FrameWriter, record
+from tests.store.make import FrameWriter, record, recover
 
 SEGMENT_SIZE_BYTES = 1 << 20
 MORE_THAN_HALF_BYTES = SEGMENT_SIZE_BYTES // 2 + 1  # of a segment: two do not fit
@@ -234,30 +234,30 @@ def test_a_store_forgets_what_its_log_lost(tmp_path):
     writer = FrameWriter(store.commitlog)
     frames = [writer.messages([record(), record(queue_id=1)]) for _ in range(30)]
     for frame in frames:
-        store.dispatch_frame(frame)
+        store.derived.dispatch_frame(frame)
     store.flush()
     assert store.checkpoint.fields.confirm_offset == frames[-1].end
     end = frames[9].end
-    flush = store.begin_flush()
+    flush = store.flushes.begin()
     store.commitlog.truncate(end)
-    assert not store.cut_back(end)
+    assert not store.derived.cut_back(end)
     assert store.queues.queue("T", 0).max_offset == 30
     flush.run()
-    store.finish_flush(flush, synced=True)
+    store.flushes.finish(flush, synced=True)
     assert store.checkpoint.fields.confirm_offset > end
-    assert store.cut_back(end)
-    assert store.cut_back(end)  # nothing more to cut
-    assert store.dispatched_offset == store.checkpoint.fields.confirm_offset == end
+    assert store.derived.cut_back(end)
+    assert store.derived.cut_back(end)  # nothing more to cut
+    assert store.derived.dispatched_offset == store.checkpoint.fields.confirm_offset == end
     assert [store.queues.queue("T", n).max_offset for n in (0, 1)] == [10, 10]
     store.queues.close()  # a kill: nothing is flushed
     store.commitlog.close()
     store.checkpoint.close()
     store = open_store(tmp_path)
-    store.recover_frames()
-    assert store.dispatched_offset == end
+    recover(store)
+    assert store.derived.dispatched_offset == end
     writer = FrameWriter(store.commitlog, term=2, index=10)
     writer.offsets = {("T", 0): 10, ("T", 1): 10}
-    store.dispatch_frame(writer.messages([record(), record(queue_id=1)]))
+    store.derived.dispatch_frame(writer.messages([record(), record(queue_id=1)]))
     assert [store.queues.queue("T", n).max_offset for n in (0, 1)] == [11, 11]
     store.close()
 

@@ -68,7 +68,7 @@ async def end(group, broker, sent, decision, producers="pg", **changes):
 
 
 def records(broker, topic, queue=1):
-    found = broker.store.get_messages(topic, queue, 0, 1000, 1 << 22)
+    found = broker.store.reads.get_messages(topic, queue, 0, 1000, 1 << 22)
     data = b"".join(found.buffers)
     return [decode_record(data, at) for at, _ in walk_records(data)]
 

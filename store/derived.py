@@ -1,0 +1,147 @@
+"""The files derived from the CommitLog, which are its ConsumeQueues and its index, and how far they
+go.
+
+`dispatched_offset` is how far the ConsumeQueues go; only what lies below it is visible to readers.
+After a restart it is how far the last flush made them durable: the part of the log behind it must
+be dispatched again (units already there are skipped). If the ConsumeQueues are gone it is the log's
+beginning. The index follows later, in steps.
+
+In Raft mode committed frames come here through `dispatch_frame`, in log order. In classic mode
+store.classiclog hands over what it has written.
+
+One caller (the loop). `open`, `log_recovered`, `cut_back` and `index_all` block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.consumequeue import ConsumeQueueStore
+from raftmq.store.dispatch import Dispatcher
+from raftmq.store.frame import Frame, FrameKind
+from raftmq.store.messageindex import STEP_BYTES, KeyQuery, MessageIndex
+from raftmq.store.queuerepair import QueueRepairs, mend_queues
+
+Units = tuple[str, int, int, bytes]  # the fields of QueueUnits
+
+
+class DerivedFiles:
+    """ConsumeQueues and index of one CommitLog."""
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        checkpoint: Checkpoint,
+        queues: ConsumeQueueStore,
+        index: MessageIndex | None,
+        repairs: QueueRepairs,
+        delay_levels_ms: tuple[int, ...],
+    ) -> None:
+        self._commitlog = commitlog
+        self._checkpoint = checkpoint
+        self.queues = queues
+        self.index = index  # None: it is not kept
+        self._repairs = repairs
+        self.dispatcher = Dispatcher(delay_levels_ms)
+        self.dispatched_offset = 0
+        self.newest_ms = 0  # store time of the newest record dispatched
+
+    def open(self, confirmed: int, *, clean: bool) -> None:
+        """Open the files and keep what points below CommitLog offset `confirmed`; `clean`: the last
+        stop was. Raises OSError."""
+        fields = self._checkpoint.fields
+        self.newest_ms = fields.logics_timestamp_ms
+        self.queues.open(confirmed, clean=clean)
+        if self.index is not None:
+            self.index.open(confirmed, clean=clean, full_until_ms=fields.index_timestamp_ms)
+        if not self.queues.topics() and not self.queues.damaged:
+            confirmed = 0  # never written, or deleted: then they are made from the log again
+        # The log may begin before or after that once it is mended: see `log_recovered`.
+        self.dispatched_offset = confirmed
+
+    def log_recovered(self) -> None:
+        """Fit the queues to the recovered log, in Raft mode, before anything is dispatched: drop
+        units of lost frames, and rebuild damaged queues (that reads the whole log)."""
+        begin, end = self._commitlog.min_offset, self._commitlog.max_offset
+        if end < self.dispatched_offset:
+            self.cut_back(end)
+        self.queues.correct_min_offset(begin)
+        self.dispatched_offset = max(self.dispatched_offset, begin)  # not known before
+        if not mend_queues(self.queues, self._repairs, self.dispatcher, self.dispatched_offset):
+            self.dispatched_offset = begin
+
+    def dispatch_frame(self, frame: Frame, units: Sequence[Units] | None = None) -> Sequence[Units]:
+        """Make a committed frame's messages visible. Return the units by queue (topic, queue id,
+        first queue offset, units); `units` are the same, if the leader has computed them already.
+
+        A frame dispatched before is skipped (returns []). Raises DispatchError; OSError, after
+        which the same call may be repeated."""
+        if frame.end <= self.dispatched_offset:
+            return []
+        if frame.position != self.dispatched_offset:  # then it begins the next segment
+            following = self._commitlog.segment_end(self.dispatched_offset)
+            assert frame.position == following, (frame.position, self.dispatched_offset)
+        if frame.kind != FrameKind.MESSAGES:
+            units = []
+        elif units is None:
+            units = self.dispatcher.index_frame(frame)
+        self.append(units, frame.end, frame.timestamp_ms)
+        return units
+
+    def append(self, units: Sequence[Units], end: int, newest_ms: int) -> None:
+        """Append the units of a part of the log that ends at `end`. Raises OSError."""
+        append = self.queues.append
+        for topic, queue_id, first, packed in units:
+            append(topic, queue_id, first, packed)
+        self.dispatched_offset = end
+        self.newest_ms = newest_ms
+
+    def cut_back(self, offset: int) -> bool:
+        """Raft mode, for an engine that breaks Raft's promise: drop the units from `offset` on,
+        because the log lost dispatched frames and ends there now. They may be dispatched anew.
+
+        Returns False, having done nothing, while a flush is in flight. Blocking. Raises OSError."""
+        if self.queues.flushing:
+            return False
+        if offset < self.dispatched_offset:
+            fields = self._checkpoint.fields
+            if fields.confirm_offset > offset:  # first, or a kill leaves a hole in the queues
+                self._checkpoint.note(replace(fields, confirm_offset=offset))
+                self._checkpoint.sync()
+            self.queues.truncate_to_commitlog(offset)
+            if self.index is not None:
+                self.index.truncate(offset)
+            self.dispatched_offset = offset
+        return True
+
+    def correct_min_offset(self) -> None:
+        """Move the queues' min_offset up to the log's after segments were removed, and remove index
+        files wholly below it."""
+        self.queues.correct_min_offset(self._commitlog.min_offset)
+        if self.index is not None:
+            self.index.delete_before(self._commitlog.min_offset)
+
+    def index_step(self, budget_bytes: int = STEP_BYTES) -> int:
+        """Index about `budget_bytes` more of the dispatched part; return how many are left. Called
+        when there is time for it (store.messageindex). Raises OSError; then call again."""
+        return 0 if self.index is None else self.index.step(self.dispatched_offset, budget_bytes)
+
+    def index_all(self) -> None:
+        """Index everything dispatched. Blocking. Raises OSError."""
+        while self.index_step():
+            pass
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> KeyQuery:
+        """Find messages by key, as far as the index goes (MessageIndex.query). Raises OSError."""
+        if self.index is None:
+            return KeyQuery([], 0, 0)
+        return self.index.query(topic, key, max_count, begin_ms, end_ms)
+
+    def close(self) -> None:
+        """Close the files as they are."""
+        self.queues.close()
+        if self.index is not None:
+            self.index.close()

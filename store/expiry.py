@@ -1,0 +1,99 @@
+"""Tells how old the log's segments are, and which of them the retention policy deletes.
+
+store.retention decides; this looks up what it decides by: ages, disk usage and the hour.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.derived import DerivedFiles
+from raftmq.store.disk import Disk, DiskUsage
+from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, parse_header
+from raftmq.store.record import (
+    BLANK,
+    HEAD_SIZE_BYTES,
+    HEAD_WITH_HOSTS_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    store_timestamp_at,
+)
+from raftmq.store.retention import RetentionPolicy, SegmentAge, expired_before
+
+
+class Expiry:
+    """The ages of one log's segments. For one caller (the loop)."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        commitlog: CommitLog,
+        derived: DerivedFiles,
+        confirmed: Checkpoint | None,
+        policy: RetentionPolicy,
+    ) -> None:
+        """`confirmed`: in Raft mode nothing above its confirmPhyOffset expires."""
+        self._disk = disk
+        self._commitlog = commitlog
+        self._derived = derived
+        self._confirmed = confirmed
+        self._policy = policy
+
+    def expired_before(
+        self,
+        now_ms: int,
+        usage: DiskUsage | None = None,
+        hour: int | None = None,
+        by_age: bool = True,
+    ) -> int:
+        """Return the offset below which the configured policy deletes segments (store.retention).
+
+        `usage` is Disk.usage(), `hour` the local hour; both are looked up if not given. Without
+        `by_age` the time does not matter, only usage. Raises OSError."""
+        usage = self._disk.usage() if usage is None else usage
+        log, ages = self._commitlog, self._ages(now_ms)
+        if not ages:
+            return log.min_offset
+        limit = min(self._derived.dispatched_offset, log.durable_offset)
+        if self._confirmed is not None:
+            limit = min(limit, self._confirmed.fields.confirm_offset)
+        return expired_before(
+            ages,
+            self._policy,
+            now_ms=now_ms,
+            hour=time.localtime(now_ms / 1000).tm_hour if hour is None else hour,
+            disk_used_ratio=usage.used_ratio,
+            limit=limit,
+            by_age=by_age,
+        )
+
+    def _ages(self, now_ms: int) -> list[SegmentAge]:
+        """Return the ages of as many of the oldest segments as one pass may delete, and one more.
+        The next segment's first record bounds the age of this one's last."""
+        segments = self._commitlog.segments()[: self._policy.segments_at_once_max + 2]
+        ages: list[SegmentAge] = []
+        for segment, following in pairwise(segments):
+            stamp = self._first_time(following.start)
+            ages.append(SegmentAge(segment.start, segment.end, stamp if stamp >= 0 else now_ms))
+        if segments:
+            ages.append(SegmentAge(segments[-1].start, segments[-1].end, now_ms))
+        return ages
+
+    def log_start_time(self) -> int:
+        """Return the time in ms of the oldest frame or record in the log; -1 if it has none."""
+        times = (self._first_time(segment.start) for segment in self._commitlog.segments())
+        return next((stamp for stamp in times if stamp >= 0), -1)
+
+    def _first_time(self, segment_start: int) -> int:
+        head = self._commitlog.read(segment_start, HEAD_WITH_HOSTS_BYTES)
+        if len(head) < HEADER_SIZE_BYTES:
+            return -1
+        magic = BLANK.unpack_from(head)[1]
+        if magic == FRAME_MAGIC:
+            return parse_header(head)[5]
+        if magic in (MAGIC_V1, MAGIC_V2) and len(head) >= HEAD_SIZE_BYTES:
+            return store_timestamp_at(head, 0)
+        return -1

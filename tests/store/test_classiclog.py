@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+
+from raftmq.store.disk import OsDisk
+from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from raftmq.store.errors import Diverged, RecordTooLarge
+from raftmq.store.record import decode_record, encode_record, walk_records
+from tests.store.make import (
+    append_classic,
+    record,
+)
+from tests.store.stores import SEGMENT, bodies, classic_store, raft_store
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> OsDisk:
+    return OsDisk(str(tmp_path))
+
+
+def test_classic_append(disk: OsDisk) -> None:
+    store = classic_store(disk)
+    items = [record(body=b"%d" % n, queue_id=n % 2) for n in range(100)]
+    appended = append_classic(store, items[:60], now_ms=5000)
+    appended += append_classic(store, items[60:], now_ms=4000)  # the clock went back
+    assert [a.queue_offset for a in appended] == [n // 2 for n in range(100)]
+    assert {a.store_timestamp_ms for a in appended} == {5000}
+    for item, place in zip(items, appended, strict=True):
+        data = store.reads.message_at(place.physical_offset)
+        assert data is not None
+        assert len(data) == place.size_bytes
+        stored = decode_record(data)
+        assert (stored.body, stored.queue_offset) == (item.body, place.queue_offset)
+    assert bodies(store, 1) == [b"%d" % n for n in range(1, 100, 2)]
+    assert len(store.commitlog.segments()) > 2
+    assert append_classic(store, [], 1) == []
+
+
+def test_classic_transactions(disk: OsDisk) -> None:
+    store = classic_store(disk)
+    kinds = [0x4, 0, 0xC, 0x8, 0]
+    appended = append_classic(store, [record(sys_flag=k) for k in kinds], 1)
+    assert [a.queue_offset for a in appended] == [0, 0, 0, 1, 2]
+    assert store.reads.get_messages("T", 0, 0, 32, 9999).message_count == 3
+
+
+def test_classic_refuses_the_whole_batch(disk: OsDisk) -> None:
+    store = classic_store(disk)
+    with pytest.raises(RecordTooLarge):
+        append_classic(store, [record(), record(body=bytes(SEGMENT))], 1)
+    assert store.commitlog.max_offset == 0
+
+
+def test_raft_refuses_classic_appends(disk: OsDisk) -> None:
+    with pytest.raises(AssertionError):
+        append_classic(raft_store(disk), [record()], 1)
+
+
+def test_a_slave_copies_its_masters_log(tmp_path: Path) -> None:
+    master = classic_store(OsDisk(str(tmp_path / "master")))
+    slave = classic_store(OsDisk(str(tmp_path / "slave")))
+    assert slave.classic is not None
+    append_classic(master, [record(body=b"%d" % n) for n in range(60)], 1000)
+    first, second, *_ = master.commitlog.segments()
+    data = master.commitlog.read(first.start, SEGMENT)
+    walk = walk_records(data, 0)
+    count = sum(1 for _ in walk)
+    (units,) = slave.classic.copy(data[: walk.end], 1000)
+    assert (units[0], units[1], units[2], len(units[3])) == ("T", 0, 0, count * UNIT_SIZE_BYTES)
+    slave.classic.copy_blank(data[walk.end :])
+    assert slave.derived.dispatched_offset == slave.commitlog.max_offset == second.start
+    assert slave.derived.newest_ms == 1000
+    assert bodies(slave) == bodies(master)[:count]
+
+
+def test_records_that_do_not_continue_a_queue_are_not_copied(disk: OsDisk) -> None:
+    slave = classic_store(disk)
+    assert slave.classic is not None
+    append_classic(slave, [record()], 1000)
+    end = slave.commitlog.max_offset
+    with pytest.raises(Diverged):
+        slave.classic.copy(encode_record(record(queue_offset=5, physical_offset=end)), 1000)
+    assert slave.commitlog.max_offset == slave.derived.dispatched_offset == end

@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+
+from raftmq.store.disk import DiskUsage, OsDisk
+from raftmq.store.record import decode_record
+from raftmq.store.retention import HOUR_MS, RetentionPolicy
+from raftmq.store.selection import GetStatus
+from tests.store.make import (
+    recover,
+)
+from tests.store.stores import SEGMENT, fill, raft_store
+
+EMPTY = DiskUsage(0, 100)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> OsDisk:
+    return OsDisk(str(tmp_path))
+
+
+def test_retention(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = RetentionPolicy(reserved_hours=1, delete_when=frozenset({4}))
+    store = raft_store(disk, retention=policy)
+    assert store.expiry.expired_before(0, EMPTY, 4) == 0
+    fill(store, 40)
+    later = 100 * HOUR_MS
+    segments = store.commitlog.segments()
+    assert len(segments) > 3
+    assert store.expiry.expired_before(later, EMPTY, 4) == 0  # nothing is confirmed durable yet
+    store.flush()
+    assert store.expiry.expired_before(later, EMPTY, 3) == 0
+    assert store.expiry.expired_before(later, DiskUsage(90, 10), 3) == segments[-1].start
+    monkeypatch.setattr(OsDisk, "usage", lambda _: DiskUsage(90, 10))
+    assert store.expiry.expired_before(later) == segments[-1].start  # looks at disk and clock
+    young = HOUR_MS + 15_000  # frames 0..14 are older than an hour
+    offset = store.expiry.expired_before(young, EMPTY, 4)
+    assert 0 < offset < segments[-1].start
+    assert store.delete_before(offset) == offset // SEGMENT
+    result = store.reads.get_messages("T", 0, 0, 32, 9999)
+    assert result.status is GetStatus.OFFSET_TOO_SMALL
+    assert result.next_offset == result.min_offset > 0
+    found = store.reads.get_messages("T", 0, result.min_offset, 1, 9999)
+    assert found.status is GetStatus.FOUND
+    assert decode_record(found.buffers[0]).physical_offset >= offset
+    assert (
+        store.reads.earliest_store_time("T", 0)
+        == decode_record(found.buffers[0]).store_timestamp_ms
+    )
+    assert store.expiry.log_start_time() >= 1000
+    assert store.reads.message_at(60) is None
+    with pytest.raises(AssertionError):
+        store.delete_before(1 << 40)
+    store.close()
+    store = raft_store(disk)
+    recover(store)
+    queue = store.queues.queue("T", 0)
+    assert queue is not None
+    assert queue.min_offset == result.min_offset

@@ -6,11 +6,11 @@ as the right ones, and for a deviating store the first differing position is nam
 """
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -88,10 +88,10 @@ def _different_blocks(
     reach = {store.store: store.limit for store in limits.stores}
     return (
         spark.read.format("rocketmq_blocks")
-        .option("stores", json.dumps(dict(stores)))
-        .option("limits", json.dumps(reach))
-        .option("skipped", json.dumps(skipped))
-        .option("cuts", json.dumps(sorted(set(reach.values()))))
+        .option("stores", orjson.dumps(dict(stores)).decode())
+        .option("limits", orjson.dumps(reach).decode())
+        .option("skipped", orjson.dumps(skipped).decode())
+        .option("cuts", orjson.dumps(sorted(set(reach.values()))).decode())
         .load()
         .groupBy("block_start")
         .agg(F.collect_list(F.struct("store", "block_end", "digest")).alias("copies"))

@@ -16,11 +16,11 @@ stops. For rocketmq_blocks `limits`, `skipped` and `cuts`, JSON (see BlockReader
 `partitions` and `read` run in different processes, so readers hold plain data only.
 """
 
-import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -215,9 +215,9 @@ class BlockReader(_StoreReader):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
-        self.limits: dict[str, int] = json.loads(options["limits"])
-        self.skipped: dict[str, list[tuple[int, int]]] = json.loads(options["skipped"])
-        self.cuts: list[int] = json.loads(options["cuts"])
+        self.limits: dict[str, int] = orjson.loads(options["limits"])
+        self.skipped: dict[str, list[tuple[int, int]]] = orjson.loads(options["skipped"])
+        self.cuts: list[int] = orjson.loads(options["cuts"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SegmentRange):
@@ -303,7 +303,7 @@ def _plain(options: MutableMapping[str, str]) -> dict[str, str]:
 
 def _stores(options: Mapping[str, str]) -> dict[str, str]:
     if "stores" in options:
-        return {str(name): str(path) for name, path in json.loads(options["stores"]).items()}
+        return {str(name): str(path) for name, path in orjson.loads(options["stores"]).items()}
     if "path" in options:
         return {options["path"]: options["path"]}
     raise ValueError("give a store directory: load(path), or option stores")

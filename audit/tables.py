@@ -4,12 +4,12 @@ The logs are parsed and verified in one pass over the bytes; every check then re
 here holds messages on the driver.
 """
 
-import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -84,7 +84,7 @@ def stage(
         return _staged(spark, frame, scratch / name)
 
     def stores_staged() -> tuple[DataFrame, DataFrame, Limits, DataFrame]:
-        directories = json.dumps(dict(stores))
+        directories = orjson.dumps(dict(stores)).decode()
         reader = spark.read.option("stores", directories)
         items = staged(reader.format("rocketmq_log").load(), "items")
         units = staged(reader.format("rocketmq_queue").load(), "units")

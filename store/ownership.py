@@ -22,15 +22,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import socket
 import struct
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import orjson
 
 from raftmq.store.errors import StoreError
 
@@ -178,7 +179,7 @@ def _place_of(descriptor: int) -> Place:
 def _write_note(descriptor: int, owner: Owner, path: str) -> None:
     """Write who has the lock. The lock holds without the note, too: a full disk does not
     matter."""
-    note = APACHE_TEXT + b"\n" + json.dumps(asdict(owner)).encode() + b"\n"
+    note = APACHE_TEXT + b"\n" + orjson.dumps(owner) + b"\n"
     try:
         os.pwrite(descriptor, note, 0)
         os.ftruncate(descriptor, len(note))
@@ -208,7 +209,7 @@ def _locking_pid(descriptor: int) -> int:
 def _noted(text: bytes) -> Owner | None:
     """Return the owner that a note names; None if there is no note, or not one of ours."""
     try:
-        found = json.loads(text)
+        found = orjson.loads(text)
         return Owner(str(found["host"]), int(found["pid"]), str(found["what"]))
     except (ValueError, KeyError, TypeError):
         return None

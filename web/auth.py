@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+import orjson
 from msgspec import Meta
 
 from raftmq.web.loopback import is_loopback
@@ -128,8 +129,8 @@ def load_tokens(path: Path) -> dict[bytes, Caller]:
     """Read a tokens file into SHA-256 of a token → caller. Raises WebConfigError."""
     content = _read_secret(path, "httpTokensFile")
     try:
-        tokens = msgspec.json.decode(content, type=_TokenFile).tokens
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        tokens = msgspec.convert(orjson.loads(content), _TokenFile).tokens
+    except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
         raise WebConfigError(f"httpTokensFile={path}: {error}") from error
     callers = {_digest(t.token): Caller(t.name, ROLES[t.role]) for t in tokens}
     if len(callers) != len(tokens):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import orjson
 from msgspec import Meta
 
 from raftmq.web.problem import ApiProblem, invalid, malformed
@@ -68,10 +69,10 @@ def from_json(body: bytes, kind: type[T]) -> T:
     """Parse a body. Raises ApiProblem: 400 if it is not JSON, 422 if the JSON does not fit. 5.0 is
     an integer (JSON Schema, 6.1.1)."""
     try:
-        return msgspec.convert(_whole(msgspec.json.decode(body)), kind)
+        return msgspec.convert(_whole(orjson.loads(body)), kind)
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except orjson.JSONDecodeError as error:
         raise malformed(f"the body is not JSON: {error}") from error
 
 
@@ -86,7 +87,7 @@ def _whole(value: Any) -> Any:
 
 def to_json(value: Any) -> bytes:
     """Encode a View or a JSON value."""
-    return msgspec.json.encode(value)
+    return orjson.dumps(value, msgspec.to_builtins, orjson.OPT_NON_STR_KEYS)
 
 
 def _invalid(error: msgspec.ValidationError) -> ApiProblem:

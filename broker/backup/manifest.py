@@ -125,7 +125,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    value = orjson.loads(msgspec.json.encode(manifest))
+    value = msgspec.to_builtins(manifest)
     return orjson.dumps({**value, CHECKSUM_KEY: _checksum(value)}, option=orjson.OPT_INDENT_2)
 
 
@@ -154,14 +154,14 @@ def decode(data: bytes) -> Manifest:
 
 
 def encode_progress(parts: list[Part]) -> bytes:
-    return msgspec.json.encode(parts)
+    return orjson.dumps(parts, msgspec.to_builtins)
 
 
 def decode_progress(data: bytes) -> list[Part]:
     """Read progress.json; a torn file yields no parts, which are then copied again."""
     try:
-        return msgspec.json.decode(data, type=list[Part])
-    except (msgspec.DecodeError, msgspec.ValidationError):
+        return msgspec.convert(orjson.loads(data), list[Part])
+    except (orjson.JSONDecodeError, msgspec.ValidationError):
         return []
 
 

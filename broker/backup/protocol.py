@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import orjson
 
 OVERTAKEN = "[OVERTAKEN]"  # the bytes asked for are not in the log any more
 GONE = "[GONE]"  # the session is forgotten
@@ -30,9 +31,9 @@ class Facts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 def encode_facts(facts: Facts) -> bytes:
-    return msgspec.json.encode(facts)
+    return orjson.dumps(facts, msgspec.to_builtins)
 
 
 def decode_facts(data: bytes) -> Facts:
-    """Read facts. Raises msgspec.DecodeError, msgspec.ValidationError."""
-    return msgspec.json.decode(data, type=Facts)
+    """Read facts. Raises orjson.JSONDecodeError, msgspec.ValidationError."""
+    return msgspec.convert(orjson.loads(data), Facts)

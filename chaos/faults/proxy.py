@@ -23,7 +23,6 @@ dies leaves no cut behind. The answer to `set` comes when the rules hold.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import signal
 import sys
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import orjson
 import uvloop
 
 from raftmq.chaos.faults.flow import Pace
@@ -257,7 +257,7 @@ class Control:
         try:
             while line := await reader.readline():
                 answer = await self._answer(number, line)
-                writer.write(json.dumps(answer).encode() + b"\n")
+                writer.write(orjson.dumps(answer) + b"\n")
                 await writer.drain()
         except (ConnectionError, ValueError):  # gone, or an endless line
             pass
@@ -276,7 +276,7 @@ class Control:
     async def _answer(self, number: int, line: bytes) -> dict[str, Any]:
         name: Any = None
         try:
-            request = json.loads(line)
+            request = orjson.loads(line)
             name = request.get("id")
             return {"id": name, "ok": True, **await self._do(number, request)}
         except (OSError, ValueError) as error:
@@ -328,7 +328,7 @@ async def run(links: Sequence[Mapping[str, Any]], control: Path) -> None:
 def main(links: Path, control: Path) -> None:
     """Carry a cluster's traffic, and break it on request."""
     try:
-        uvloop.run(run(json.loads(links.read_bytes()), control))
+        uvloop.run(run(orjson.loads(links.read_bytes()), control))
     except OSError as error:
         sys.exit(f"proxy: {error}")
 

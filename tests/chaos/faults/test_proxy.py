@@ -413,7 +413,7 @@ async def test_limits_of_rules_connections_and_requests(
     [
         (b"{}", "not a request"),
         (b"[]", "not a request"),
-        (b"cut it", "Expecting value"),
+        (b"cut it", "expected a JSON value"),
         (b'{"do":"explode"}', "unknown request 'explode'"),
         (b'{"do":"set","owner":"1","rules":[{"link":"a>b","lose":1}]}', "lose"),
         (b'{"do":"set","owner":"1","rules":7}', "not a request"),

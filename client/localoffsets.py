@@ -32,7 +32,7 @@ INSTANCE_NAME = "DEFAULT"
 
 class OffsetStorage(Protocol):
     """Storage for a broadcasting consumer's offsets; users may pass their own. Both methods are
-    called in a thread, one call at a time. An OSError that `save` raises is logged, and saving is
+    called in a thread, one call at a time. An error that `save` raises is logged, and saving is
     tried again."""
 
     def load(self) -> Mapping[MessageQueue, int]: ...
@@ -136,8 +136,8 @@ class LocalOffsetStore:
             merged = {**saved, **dirty}
             try:
                 await in_thread_to_its_end(self._storage.save, merged)
-            except OSError as error:
-                logger.error("offsets_not_saved error=%s", error)
+            except Exception as error:  # a storage may be the user's own
+                logger.error("offsets_not_saved error=%r", error)
                 return {}
             saved.update(dirty)
         for queue, offset in dirty.items():

@@ -30,7 +30,8 @@ class TlsOptions:
     tls_server_key_password: str = option("tls", "tlsServerKeyPassword", "",
         "The key's password.", secret=True, also="tls.server.keyPassword")
     tls_server_need_client_auth: str = option("tls", "tlsServerNeedClientAuth", "none",
-        "Whether clients must show a certificate. One that is shown is checked in any case.",
+        "Whether clients show certificates: with `none` they are not asked for any, with `optional`"
+        " one that is shown is checked, with `require` each must show one.",
         choices=("none", "optional", "require"), also="tls.server.need.client.auth")
     tls_server_trust_cert_path: str = option("tls", "tlsServerTrustCertPath", "",
         "The CAs of clients' certificates.", also="tls.server.trustCertPath")

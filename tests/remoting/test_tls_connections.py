@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -182,12 +183,17 @@ async def test_whom_a_server_believes() -> None:
             client = world().client(ClientTls(world().ca.path, *own))
             assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             await client.close()
-        optional = ServerTls(world().cert, world().key, "", world().ca.path, ClientAuth.OPTIONAL)
-        policy = TlsPolicy(TlsMode.ENFORCING, Renewed(optional, "s"))
-        async with serving({1: echo}, tls=policy) as (_, address):
-            client = world().client()
-            assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
-            await client.close()
+        for need, stranger_passes in ((ClientAuth.OPTIONAL, False), (ClientAuth.NONE, True)):
+            settings = ServerTls(world().cert, world().key, "", world().ca.path, need)
+            policy = TlsPolicy(TlsMode.ENFORCING, Renewed(settings, "s"))
+            async with serving({1: echo}, tls=policy) as (_, address):
+                client = world().client()
+                assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
+                await client.close()
+                client = world().client(ClientTls(world().ca.path, *of_stranger))
+                with nullcontext() if stranger_passes else pytest.raises(RemotingError):
+                    await client.invoke(address, REQUEST(1), 60_000)
+                await client.close()
 
 
 @on_both_loops

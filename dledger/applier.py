@@ -64,13 +64,14 @@ class Applier:
         log: RaftLog,
         application: Application,
         proposals: Proposals,
+        applied_index: int,
         on_applied: Callable[[], None],
         on_failed: Callable[[Exception], None],
         batch_bytes_max: int = APPLY_BYTES_MAX,
     ) -> None:
-        """`on_applied` is called behind each batch; `on_failed` if a batch run from the loop
-        raises (`advance` itself raises to its caller)."""
-        self.applied_index = 0
+        """Applying starts behind `applied_index`. `on_applied` is called behind each batch;
+        `on_failed` if a batch run from the loop raises (`advance` itself raises to its caller)."""
+        self.applied_index = applied_index
         self._log = log
         self._application = application
         self._proposals = proposals
@@ -79,10 +80,6 @@ class Applier:
         self._batch_bytes_max = batch_bytes_max
         self._commit_index = 0
         self._later: asyncio.Handle | None = None
-
-    def start(self) -> None:
-        """Start behind the last frame that the application's state reflects."""
-        self.applied_index = self._application.applied_index
 
     def resume(self) -> None:
         """Continue after a damaged frame was mended, if it was the next one to apply."""

@@ -1,12 +1,12 @@
-"""Handing leadership over before a planned stop: who can take over, and when it is done.
+"""Handing leadership over: to a preferred leader, away from a full disk, before a planned stop.
 
-The leader goes on taking proposals until a follower is *able*: a recovered ("whole") voter,
-connected, heard a moment ago, and nearly caught up. So the time in which nobody takes proposals is
-that of one transfer (thesis 3.10: the last frames, a vote, a no-op) and no more. Afterwards the
-former leader stays until it knows who leads, has told its application so (the core may be ahead of
-what the disk lets the member do), and has applied what it had proposed itself, because its senders
-are owed that answer. Bounded: if nobody is able in time, or connected, it leaves without a
-successor.
+Before a stop the leader goes on taking proposals until a follower is *able*: a recovered ("whole")
+voter, connected, heard a moment ago, and nearly caught up. So the time in which nobody takes
+proposals is that of one transfer (thesis 3.10: the last frames, a vote, a no-op) and no more.
+Afterwards the former leader stays until it knows who leads, has told its application so (the core
+may be ahead of what the disk lets the member do), and has applied what it had proposed itself,
+because its senders are owed that answer. Bounded: if nobody is able in time, or connected, it
+leaves without a successor.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import RaftError
+from raftmq.dledger.installer import Installer
 from raftmq.dledger.messages import NodeId, Role
+from raftmq.dledger.preference import Preference, Seen
 from raftmq.dledger.progress import Progress
+from raftmq.dledger.pump import Pump
+from raftmq.dledger.relief import Relief
 
 log = logging.getLogger("raftmq.dledger.handover")
 
@@ -28,32 +32,92 @@ HEARD_HEARTBEATS = 3  # a follower silent for longer is frozen, or its link is
 POLL_S = 0.002  # a fraction of the transfer itself, for a moment at a process's end
 
 
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """One leader's hand-over. The callables query and drive its member."""
+@dataclass(slots=True, eq=False)
+class Succession:
+    """Decides who leads after one member, and hands leadership over."""
 
-    core: RaftCore
-    is_open: Callable[[NodeId], bool]  # whether the connection to this peer is
-    transfer: Callable[[NodeId], None]
-    applied_index: Callable[[], int]
-    told_leader: Callable[[], NodeId | None]  # who leads, as the application was told last
-    working: Callable[[], bool]  # neither failed nor stopped
-    now_ms: Callable[[], float]
-    core_ms: Callable[[], float]  # the time as the core is told it (attention.py)
+    pump: Pump
+    installer: Installer
+    preference: Preference
+    clock_ms: Callable[[], float]
+    relief: Relief = field(default_factory=Relief)
+    _leaving: bool = field(default=False, init=False)  # for a planned stop
 
-    async def run(self, timeout_ms: float) -> NodeId | None:
+    def transfer(self, target: NodeId) -> None:
+        """Begin to hand leadership to `target`. Raises NotLeader, UnknownTarget, Busy."""
+        self.pump.ask(self.pump.core.transfer, target, self.pump.core_ms())
+
+    # -- while this member works ----------------------------------------------------------------
+
+    def preferred(self) -> NodeId | None:
+        """Return the preferred leader if this leader should transfer to it now, else None."""
+        core = self.pump.core
+        preferred = core.configurations.current.preferred or ""
+        ready = core.role is Role.LEADER and self.pump.roles.serving
+        hindrance, at_hand = "", False
+        if ready and preferred not in ("", core.node_id):
+            hindrance, at_hand = hindrance_of(
+                preferred, core, self.pump.links.is_open, self.pump.core_ms()
+            )
+        seen = Seen(
+            core.node_id,
+            core.term,
+            core.leader,
+            preferred,
+            ready,
+            core.transfer_target is not None,
+            hindrance,
+            self._busy() if ready else "",
+            at_hand,
+        )
+        return self.preference.look(seen, self.clock_ms())
+
+    def with_room(self, full: bool) -> NodeId | None:
+        """Return the replica to which this leader should transfer because its own disk is `full`,
+        else None."""
+        core, is_open = self.pump.core, self.pump.links.is_open
+        roomy: list[NodeId] = []
+        able: list[Progress] = []
+        wanted = full and core.role is Role.LEADER and self.pump.roles.serving and not self._leaving
+        if wanted:
+            roomy = with_room(core, is_open)
+            able = [
+                progress
+                for progress in able_successors(core, is_open, self.pump.core_ms())
+                if progress.recovering is not None and progress.peer in roomy
+            ]
+            able.sort(key=lambda progress: (-progress.match_index, -progress.heard_ms))
+        transferring = core.transfer_target is not None
+        best = [progress.peer for progress in able]
+        return self.relief.look(wanted, transferring, roomy, best, self.clock_ms())
+
+    def _busy(self) -> str:
+        """Return what this leader is busy with that a successor would have to begin anew; "" if
+        nothing."""
+        core = self.pump.core
+        if core.configurations.index > core.commit_index or self.pump.proposer.change_waits:
+            return "the members are being changed"
+        refilled = self.installer.refilled()
+        if refilled:
+            return f"{', '.join(refilled)} is being refilled"
+        return f"{core.node_id} is leaving" if self._leaving else ""
+
+    # -- before a planned stop ------------------------------------------------------------------
+
+    async def hand_over(self, timeout_ms: float) -> NodeId | None:
         """Transfer leadership to the able follower that has most of the log (one with room on its
         disk first). Return the new leader; None if nobody took over, with the reason logged.
         Harmless on a replica that does not lead."""
-        core = self.core
+        core = self.pump.core
+        self._leaving = True
         if core.role is not Role.LEADER:
             return None
-        deadline_ms = self.now_ms() + timeout_ms
+        deadline_ms = self.clock_ms() + timeout_ms
         outcome = "nobody is within reach"
-        while core.role is Role.LEADER and self.working():
+        while core.role is Role.LEADER and self.pump.life.running:
             if not self._is_connected():
                 break
-            if self.now_ms() >= deadline_ms:
+            if self.clock_ms() >= deadline_ms:
                 outcome = "nobody took over in time"
                 break
             if core.transfer_target is None and not core.wants_noop:
@@ -70,20 +134,20 @@ class Handover:
     async def _is_through(self, last_index: int, deadline_ms: float) -> bool:
         """Wait until the new leader is known and this node's own frames are applied; return whether
         that happened in time."""
-        core = self.core
-        while self.working() and self._is_connected() and self.now_ms() < deadline_ms:
-            known = core.leader not in (None, core.node_id) and self.told_leader() == core.leader
-            if known and self.applied_index() >= last_index:
+        core, roles = self.pump.core, self.pump.roles
+        while self.pump.life.running and self._is_connected() and self.clock_ms() < deadline_ms:
+            known = core.leader not in (None, core.node_id) and roles.told_leader == core.leader
+            if known and self.pump.applier.applied_index >= last_index:
                 return True
             await asyncio.sleep(POLL_S)
         return False
 
     def _is_connected(self) -> bool:
-        return any(self.is_open(peer) for peer in self.core.peers)
+        return any(self.pump.links.is_open(peer) for peer in self.pump.core.peers)
 
     def _begin(self) -> None:
         """Start a transfer if a follower is able now."""
-        able = able_successors(self.core, self.is_open, self.core_ms())
+        able = able_successors(self.pump.core, self.pump.links.is_open, self.pump.core_ms())
         if not able:
             return
         best = max(able, key=lambda p: (not p.no_room, p.match_index, p.heard_ms)).peer

@@ -79,6 +79,8 @@ class Installer:
         config: MemberConfig,
         disk: Disk,
         raft_log: RaftLog,
+        core: RaftCore,
+        pool: Executor,
         clock_ms: Callable[[], float],
         source: InstallationSource | None,
         *,
@@ -91,6 +93,8 @@ class Installer:
         self._config = config
         self._disk = disk
         self._log = raft_log
+        self._core = core
+        self._pool = pool
         self._clock_ms = clock_ms
         self._source = source
         self._send = send
@@ -99,15 +103,9 @@ class Installer:
         first = 1 + secrets.randbelow(1 << 60)
         self._donor = Donor(config.node_id, config.install, first)
         self._receiver = Receiver(config.node_id, config.install)
-        self._pool: Executor | None = None
         self._work: asyncio.Future[None] | None = None
-        self._core: RaftCore
         self._leader_end = 0  # of the leader's log, as offers say
         self._installing = False
-
-    def start(self, core: RaftCore, pool: Executor) -> None:
-        self._core = core
-        self._pool = pool
 
     async def stop(self) -> None:
         """Wait for the work in flight in a thread."""

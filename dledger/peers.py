@@ -86,7 +86,7 @@ class PeerLinks:
         }
         self._retired: list[Dialer] = []
         self._removed: frozenset[NodeId] = frozenset()
-        self._started = False
+        self.started = False  # listens and dials
         self._server: Listening | None = None
         self._accepted: set[Accepted] = set()
         self._incoming: dict[NodeId, Accepted] = {}
@@ -101,7 +101,7 @@ class PeerLinks:
             self._address.port,
             self._listen_socket,
         )
-        self._started = True
+        self.started = True
         for dialer in self._dialers.values():
             dialer.start()
 
@@ -120,7 +120,7 @@ class PeerLinks:
         for peer, address in peers.items():
             if peer != self.node_id and peer not in self._dialers:
                 dialer = self._dialers[peer] = Dialer(self, address, self._rng)
-                if self._started and not self._stopping:
+                if self.started and not self._stopping:
                     dialer.start()
         for peer in self._removed & self._incoming.keys():
             self._incoming[peer].abort()

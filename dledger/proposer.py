@@ -16,6 +16,7 @@ from raftmq.dledger.configuration import Change, encode_configuration
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import Busy, NotLeader, RaftError
 from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import NodeId
 from raftmq.dledger.proposals import Proposals
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 
@@ -31,6 +32,7 @@ class Proposer:
         log: RaftLog,
         application: Application,
         proposals: Proposals,
+        clock_ms: Callable[[], float],
         wall_ms: Callable[[], int],
         frames_in_flight_max: int,
     ) -> None:
@@ -39,6 +41,7 @@ class Proposer:
         self._log = log
         self._application = application
         self._proposals = proposals
+        self._clock_ms = clock_ms
         self._wall_ms = wall_ms
         self._frames_in_flight_max = frames_in_flight_max
         self._command_last = False  # the last frame was a command
@@ -70,6 +73,20 @@ class Proposer:
             return False
         return True
 
+    @property
+    def waiting(self) -> int:
+        """Commands not yet proposed."""
+        return self._proposals.waiting
+
+    def submit(self, payload: bytes) -> asyncio.Future[int]:
+        """Queue a command; the future gives its frame's index once it is applied here. Raises Busy,
+        CommandTooLarge."""
+        return self._proposals.submit(payload, self._clock_ms())
+
+    def expire(self) -> None:
+        """Fail the commands that have waited for too long."""
+        self._proposals.expire(self._clock_ms())
+
     def ask_change(self, change: Change) -> asyncio.Future[int]:
         """Queue a change of members; the future gives its frame's index once it is applied here.
         Raises Busy while another one waits."""
@@ -83,7 +100,7 @@ class Proposer:
     def change_waits(self) -> bool:
         return self._change is not None
 
-    def propose_change(self, now_ms: float) -> bool:
+    def propose_change(self) -> bool:
         """Propose the change that waits, or refuse it; return False if none can be handled now. It
         must be performed before the next frame, as with `propose_next`."""
         if self._change is None or self._held is not None:
@@ -100,10 +117,20 @@ class Proposer:
             return True
         log.info("change node=%s change=%s frame=%r", core.node_id, change, frame)
         self._proposals.note(frame.index, frame.term)
-        self._proposals.expect(frame.index, frame.term, now_ms, future)
+        self._proposals.expect(frame.index, frame.term, self._clock_ms(), future)
         return True
 
-    def leadership_lost(self) -> None:
+    def leadership_lost(self, leader: NodeId | None) -> None:
+        """Fail what was never proposed; `leader` leads now. The rest waits for its outcome."""
+        self._drop()
+        self._proposals.leadership_lost(leader)
+
+    def close(self, reason: str) -> None:
+        """Fail everything: the member ends, and nothing more will be known."""
+        self._drop()
+        self._proposals.close(reason)
+
+    def _drop(self) -> None:
         """Drop the frame held back, which was never proposed (its outcome is found like that of the
         others), and fail the change that waits."""
         self._held = None

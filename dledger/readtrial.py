@@ -29,15 +29,17 @@ class ReadTrial:
     """Watches one member's reads. Remembers the read that failed for as long as the disk is
     unreadable."""
 
-    def __init__(self, raft_log: RaftLog, health: DiskHealth, alone: bool) -> None:
+    def __init__(self, core: RaftCore, raft_log: RaftLog, health: DiskHealth, alone: bool) -> None:
         """`alone`: the group has no other member."""
+        self._core = core
         self._log = raft_log
         self._health = health
         self._alone = alone
         self._again: Callable[[], object] = lambda: None
 
-    def failed(self, core: RaftCore, error: OSError, again: Callable[[], object]) -> None:
+    def failed(self, error: OSError, again: Callable[[], object]) -> None:
         """Make a leader step down because a read raised `error`; `again` repeats that read."""
+        core = self._core
         if self._alone or error.errno in SHORTAGES or core.role is not Role.LEADER:
             return
         if self._health.unreadable(f"reading the log failed: {error}"):
@@ -45,9 +47,10 @@ class ReadTrial:
             self._again = again
             core.disk_fails(self._health.reason)
 
-    def try_again(self, core: RaftCore) -> None:
+    def try_again(self) -> None:
         """If the disk is unreadable, repeat the failed read to see whether it still is. Blocks for
         as long as that read takes."""
+        core = self._core
         if not self._health.is_unreadable:
             return
         try:

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.health import DiskHealth
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.peers import PeerLinks
+from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import members_of, standing_in_group
 from raftmq.dledger.settings import MemberConfig
 
 
-def status_of(
-    group: str,
-    flush: str,
-    core: RaftCore,
-    log: RaftLog,
-    links: PeerLinks,
-    applied_index: int,
-    commands_waiting: int,
-    serving: bool,
-    failure: str | None,
-    recovering: str | None,
-    health: DiskHealth,
-    healing: dict[str, object],
-    now_ms: float,
-) -> dict[str, object]:
+def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> dict[str, object]:
     """Return the view of a member whose core runs.
 
     `durable_index` is proven by fdatasync, in ASYNC_FLUSH too. `whole` is False, and `recovering`
@@ -35,6 +20,8 @@ def status_of(
     `damaged`, `damaged_count`, `mended`, `scrub` (healer.py) and `installing`, `behind_bytes`
     (installer.py). `preferred`: the preferred leader, if any. `patience`: the election back-off,
     the factor on the configured election time-outs (patience.py)."""
+    core, log, links, health = pump.core, pump.log, pump.links, pump.disk.health
+    now_ms = pump.core_ms()
     peers: dict[str, dict[str, object]] = {}
     for peer in core.peers:
         progress = core.progress.get(peer)
@@ -54,26 +41,26 @@ def status_of(
         }
     return {
         "node_id": core.node_id,
-        "group": group,
+        "group": config.group,
         "role": core.role.value,
         "term": core.term,
         "leader": core.leader,
-        "leader_ready": serving,
+        "leader_ready": pump.roles.serving,
         "commit_index": core.commit_index,
-        "applied_index": applied_index,
+        "applied_index": pump.applier.applied_index,
         "first_index": log.index.first_index,
         "last_index": core.last_index,
         "durable_index": log.durable_index,
         "voted_for": core.voted_for,
         "patience": core.patience,
-        "flush": flush,
-        "failure": failure,
+        "flush": config.flush.value,
+        "failure": pump.life.failure,
         "whole": core.whole,
-        "recovering": recovering,
+        "recovering": pump.promises.recovering,
         "disk_state": health.state.value,
         "disk_reason": health.reason,
         **healing,
-        "commands_waiting": commands_waiting,
+        "commands_waiting": pump.proposer.waiting,
         "membership": standing_in_group(core),
         "configuration_index": core.configurations.index,
         "configuration_committed": core.configurations.index <= core.commit_index,

@@ -115,24 +115,22 @@ class RaftEngine(RaftMember):
     @property
     def all_know_group_ids(self) -> bool:
         """True if every member has told this process that its version has group ids."""
-        peers = self.core.peers if self._has_core else ()
-        return self._has_core and all(
-            self._links.version(peer) >= GROUP_ID_VERSION for peer in peers
-        )
+        peers = self.core.peers if self.has_core else ()
+        return self.has_core and all(self.links.version(peer) >= GROUP_ID_VERSION for peer in peers)
 
     @property
     def preferred(self) -> str | None:
         """The preferred leader, as this replica knows it; None: nobody, or not known yet."""
-        return self.core.configurations.current.preferred or None if self._has_core else None
+        return self.core.configurations.current.preferred or None if self.has_core else None
 
     @property
     def place(self) -> Place | None:
         """This replica's place; None while the log is being recovered. A removal counts once it is
         committed (until then this replica may be a member again), or when peers tell one that was
         away."""
-        if not self._has_core:
+        if not self.has_core:
             return None
-        if self.core.leader is None and self._links.told_removed:
+        if self.core.leader is None and self.links.told_removed:
             return Place("none", None, len(self.core.configurations.current.members))
         configurations = self.core.configurations
         current, node_id = configurations.current, self.config.node_id

@@ -104,7 +104,7 @@ class PySyncMember:
         )
         self._reads = Reads(self._confirm_read)
         self._applier = Applier(
-            self.log, application, self._proposals, self._on_applied, self._on_apply_failed
+            self.log, application, self._proposals, 0, self._on_applied, self._on_apply_failed
         )
         self._transport = LinkTransport(config, rng, self, listen_socket)
         self._running = False
@@ -142,7 +142,7 @@ class PySyncMember:
         await asyncio.to_thread(self.log.open)
         meta = MetaFile(self._disk, f"{config.directory}/pysyncobj.meta")
         self.journal = FrameJournal(self.log, meta, wall_ms=self._wall_ms, on_cut=self._on_cut)
-        self._applier.start()
+        self._applier.applied_index = self._application.applied_index
         conf = configuration(config, self._on_state)
         self.sync = Replica(config, conf, self.journal, self._transport)
         log.warning(

@@ -230,8 +230,8 @@ class Node:
 
     async def kill(self) -> None:
         """Without a word: what was written stays, no transfer, no last message."""
-        self.member._running = False
-        self.member._links.abort()
+        self.member.life.running = False
+        self.member.links.abort()
         await self.stop()
 
     def _on_fatal(self, reason: str) -> None:

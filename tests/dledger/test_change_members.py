@@ -91,11 +91,11 @@ async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
         gone = group.others(leader)[0]
         await group.until(lambda: gone.member.core.whole)
         with monkeypatch.context() as silence:
-            silence.setattr(gone.member._links, "send", lambda *_, **__: True)
+            silence.setattr(gone.member.links, "send", lambda *_, **__: True)
             await change(group, ChangeKind.REMOVE, gone.node_id)  # the other two commit it
             assert not gone.member.status()["configuration_committed"]
         await group.until(lambda: bool(gone.member.status()["configuration_committed"]))
-        await group.until(lambda: gone.member._links.told_removed)
+        await group.until(lambda: gone.member.links.told_removed)
 
 
 async def test_a_leader_that_is_removed_names_its_successor(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_a_moved_address_is_dialled(tmp_path: Path) -> None:
         await change(group, ChangeKind.MOVE, moved.node_id, address(again))
         await again.start()
         await group.until(lambda: again.app.applied_index == leader.app.applied_index)
-        assert leader.member._links.is_open(moved.node_id)
+        assert leader.member.links.is_open(moved.node_id)
 
 
 async def test_the_configuration_outlives_the_frame_that_held_it(tmp_path: Path) -> None:

@@ -286,16 +286,16 @@ async def test_no_message_that_can_be_said_ends_a_member(tmp_path: Path) -> None
         liar = Liar(rng, member.core, ("n1", "n2", "zz"))
         for number in range(REAL_MESSAGES):
             if number % 300 == 299:  # what they said is on the disk, and is read again
-                refused += member._links.refused
+                refused += member.links.refused
                 await node.stop()
                 await node.start()
                 member = node.member
                 liar.core = member.core
             for message in decoded(liar.any_message()):
-                member.on_messages([message])
+                member.inbox.on_messages([message])
                 assert member.failure is None, (seed, number, message)
             if number % 20 == 0:
-                await group.until(lambda saver=member._saver: not saver.busy)  # type: ignore[misc]
+                await group.until(lambda saver=member.parts.pump.saver: not saver.busy)  # type: ignore[misc]
         assert not node.fatal
         assert member.core.term <= TERM_MAX
         assert refused > 0

@@ -195,15 +195,15 @@ async def test_an_uncommitted_tail_is_cut_and_its_fate_told(tmp_path: Path) -> N
         await group.until(lambda: old.member.core.role is not Role.LEADER)
         assert not command.done()
         assert b"lost" not in old.app.fates
-        old.member._links.abort()
+        old.member.links.abort()
         for node in followers:
             await node.start()
         new = await group.leader(followers)
         await send_and_wait(group, new, b"new")
         payloads = new.app.payloads
         # The old leader dials again in a new life of its links.
-        await old.member._links.stop()
-        links = old.member._links
+        await old.member.links.stop()
+        links = old.member.links
         links._stopping = False
         for dialer in links._dialers.values():
             dialer.start()
@@ -218,7 +218,7 @@ async def test_an_uncommitted_tail_is_cut_and_its_fate_told(tmp_path: Path) -> N
 
 
 async def links_listen_again(node: Node) -> None:
-    links = node.member._links
+    links = node.member.links
     from raftmq.dledger.connections import Accepted
 
     links._server = await asyncio.get_running_loop().create_server(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.core import RaftCore
 from raftmq.dledger.health import DiskHealth, DiskState
 from raftmq.dledger.messages import Role
 from raftmq.store.errors import OffsetOutOfRange
@@ -103,13 +102,14 @@ async def test_reads_that_change_nothing(
         leader = await group.leader()
         node = leader if at_leader else group.others(leader)[0]
         calls: list[str] = []
-        real = node.member._read_trial.failed
+        trial = node.member.parts.pump.disk.trial
+        real = trial.failed
 
-        def failed(core: RaftCore, error: OSError, again: Callable[[], object]) -> None:
-            real(core, error, again)
+        def failed(error: OSError, again: Callable[[], object]) -> None:
+            real(error, again)
             calls.append("failed")
 
-        node.member._read_trial.failed = failed  # type: ignore[method-assign]
+        trial.failed = failed  # type: ignore[method-assign]
         node.member.read_failed(OSError(number, "says the test"), lambda: calls.append("again"))
         await group.until(lambda: bool(calls))
         assert calls == ["failed"]

@@ -109,7 +109,7 @@ def test_a_damaged_log_is_mended_before_it_takes_part(
             harm(node, frames[victim])
             await node.start()
             assert node.member.core.whole, "nothing was lost"
-            assert node.member._promises.recovering is None
+            assert node.member.recovering is None
             await (await group.leader()).member.propose_command(b"after")
             await group.all_applied()
             assert node.app.frames[: len(frames)] == frames
@@ -207,7 +207,7 @@ def test_what_a_later_leader_does_not_have_is_cut_and_no_promise_is_lost(tmp_pat
             header(node, own[1])
             await group.leader(group.others(node))  # of a higher term, without those
             await node.start()
-            assert node.member._promises.recovering is None
+            assert node.member.recovering is None
             # The frame before the damage was not the group's either; it is cut as always.
             await (await group.leader()).member.propose_command(b"after")
             await group.all_applied()
@@ -252,7 +252,7 @@ def test_damage_at_different_places_of_all_costs_nothing(tmp_path: Path) -> None
                     header(node, frames[place])
             async with asyncio.timeout(WAIT_S):
                 await asyncio.gather(*(node.start() for node in group.nodes))
-            assert all(n.member._promises.recovering is None for n in group.nodes)
+            assert all(n.member.recovering is None for n in group.nodes)
             await group.leader()
             await group.all_applied()
             for node in group.nodes:
@@ -276,7 +276,7 @@ def test_without_its_mark_a_log_may_have_been_longer(tmp_path: Path, harm: str) 
                 max((root / "commitlog").iterdir()).unlink()
             (root / "checkpoint").write_bytes(b"\xff" * 4096)
             await node.start()
-            assert node.member._promises.recovering is not None
+            assert node.member.recovering is not None
             await group.until(lambda: node.member.core.whole)
             await group.all_applied()
             assert node.app.frames[: len(frames)] == frames
@@ -325,7 +325,7 @@ def test_rot_of_a_running_node_is_found_by_the_scrubber_and_mended(
             scrub = node.member.status()["scrub"]
             assert isinstance(scrub, dict)
             assert scrub["found"] == 4
-            await group.until(lambda: not node.member._healer._syncing)
+            await group.until(lambda: not node.member.healer._syncing)
             assert_same_logs(group)
         assert not node.fatal
 

@@ -114,7 +114,7 @@ async def test_none_is_proposed_while_an_older_replica_is_there_and_then_by_who_
             await group.kill("n2")
             server = await asyncio.start_server(older, sock=group.listener("n2"))
             both = list(group.brokers.values())
-            await until(lambda: all(b.engine._links.version("n2") == 3 for b in both))
+            await until(lambda: all(b.engine.links.version("n2") == 3 for b in both))
             before.undo()
             first = await group.leading()
             assert not first.engine.all_know_group_ids

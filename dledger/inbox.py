@@ -1,0 +1,93 @@
+"""The inbox takes what a member's links report and hands it to whom it is for.
+
+While the log is recovered and mended, only repair and group ids are dealt with: this node neither
+votes nor acknowledges. From `open` on everything else reaches the core, and the pump performs what
+the core wants behind each read of a connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from raftmq.dledger.errors import MessageRefused
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.pump import Life, Pump
+from raftmq.dledger.wire import PeerMessage
+
+log = logging.getLogger("raftmq.dledger.member")
+
+Takers = Mapping[type, Callable[[Any], None]]  # by the type of the message
+
+
+class Inbox:
+    """Receives the events of one member's links (a LinkHandler)."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        life: Life,
+        takers: Takers,
+        *,
+        refuse: Callable[[NodeId, str], None],
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        """`takers` handle their messages from now on; `refuse(peer, reason)` is called for a
+        message that breaks Raft's rules, `fail` if handling one breaks an invariant."""
+        self._node_id = node_id
+        self._life = life
+        self._early = self._takers = dict(takers)
+        self._refuse = refuse
+        self._fail = fail
+        self._pump: Pump | None = None
+
+    def open(self, pump: Pump, takers: Takers) -> None:
+        """Begin to hand messages to the core, and to these `takers` too."""
+        self._pump = pump
+        self._takers = {**self._early, **takers}
+
+    def on_messages(self, messages: list[PeerMessage]) -> None:
+        pump = self._pump
+        if pump is None or not self._life.running:
+            if self._life.failure is None:
+                self._take_early(messages)
+            return
+        takers, step, now_ms = self._takers, pump.core.step, pump.core_ms()
+        try:
+            for message in messages:
+                take = takers.get(type(message))
+                if take is None:
+                    step(message, now_ms)  # type: ignore[arg-type]  # all others are the core's
+                else:
+                    take(message)
+        except MessageRefused as refused:
+            self._refuse(refused.sender, refused.reason)
+        except Exception as error:  # ring boundary: a broken promise stops the node
+            self._fail("a message broke an invariant", error)
+            return
+        pump.run()
+
+    def _take_early(self, messages: list[PeerMessage]) -> None:
+        try:
+            for message in messages:
+                take = self._early.get(type(message))
+                if take is not None:
+                    take(message)
+        except Exception as error:  # ring boundary: a broken promise stops the node
+            self._fail("a message broke an invariant", error)
+
+    def on_opened(self, peer: NodeId) -> None:
+        log.info("peer_opened node=%s peer=%s", self._node_id, peer)
+        pump = self._pump
+        if pump is not None:
+            pump.drive(pump.core.peer_opened, peer)
+
+    def on_closed(self, peer: NodeId) -> None:
+        log.info("peer_closed node=%s peer=%s", self._node_id, peer)
+        pump = self._pump
+        if pump is not None:
+            pump.drive(pump.core.peer_closed, peer, pump.core_ms())
+
+    def on_failed(self, error: BaseException) -> None:
+        self._fail("a peer link's task ended", error)

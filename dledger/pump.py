@@ -1,0 +1,304 @@
+"""The pump performs what a member's core wants: persist, then send, then acknowledge.
+
+`_perform` is the one place that defines that order. Everything that can make the core want
+something (a message, a tick, a connection, a finished fdatasync, a proposal) ends in `run`, which
+performs until nothing is left.
+
+Invariants: one Ready is performed at a time, and nothing further while its hard state is being
+saved. After `fail`, `silence` or `stop` nothing is performed any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ParamSpec
+
+from raftmq.dledger.applier import Applier
+from raftmq.dledger.attention import AttendedClock
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.diskwatch import DiskWatch
+from raftmq.dledger.errors import FrameDamaged, NotLeader
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import AppendOrder, NodeId, Outgoing, Ready, TimeoutNow
+from raftmq.dledger.peers import PeerLinks
+from raftmq.dledger.promises import Promises
+from raftmq.dledger.proposer import Proposer
+from raftmq.dledger.reads import Reads
+from raftmq.dledger.roles import Roles
+from raftmq.dledger.saver import HardStateSaver
+from raftmq.dledger.wire import encode_append, encode_message
+from raftmq.dledger.writer import FrameWriter
+
+log = logging.getLogger("raftmq.dledger.member")
+P = ParamSpec("P")
+
+HAND_OVER_MS = 20  # for a last message to reach the socket before the connections are cut
+FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
+
+
+@dataclass(slots=True)
+class Life:
+    """Whether a member works, and why it ended if it failed."""
+
+    running: bool = False  # the core runs
+    failure: str | None = None
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Pump:
+    """Drives one member's core, until it fails or stops. All methods run on the loop.
+
+    `on_fatal(reason)` is called at most once. `on_members` is called when another configuration
+    is in force, or the one in force is now committed."""
+
+    life: Life
+    core: RaftCore
+    core_ms: AttendedClock  # the time as the core is told it
+    log: RaftLog
+    writer: FrameWriter
+    promises: Promises
+    saver: HardStateSaver
+    disk: DiskWatch
+    links: PeerLinks
+    applier: Applier
+    proposer: Proposer
+    reads: Reads
+    roles: Roles
+    on_members: Callable[[], None]
+    on_fatal: Callable[[str], None]
+    _busy: bool = field(default=False, init=False)
+    _scheduled: bool = field(default=False, init=False)
+    _unfinished: Ready | None = field(default=None, init=False)  # its hard state is being saved
+    _commit_due: int = field(default=0, init=False)  # committed, to be applied; 0: nothing
+
+    # -- what makes the core want something ---------------------------------------------------
+
+    def drive(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call `act`, which changes the core, then perform what the core wants."""
+        if not self.life.running:
+            return
+        try:
+            act(*args, **kwargs)
+        except Exception as error:  # ring boundary: a broken promise stops the node
+            self.fail("an invariant is broken", error)
+            return
+        self.run()
+
+    def ask(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do what a client asks of the core. A failed assertion there stops the node, and is raised
+        to the caller, who would handle it as any error of a request. Raises NotLeader."""
+        if not self.life.running:
+            raise NotLeader(None)
+        try:
+            act(*args, **kwargs)
+        except AssertionError as error:
+            self.fail("an invariant is broken", error)
+            raise
+        self.run()
+
+    def request_cut(self, at_once: bool) -> None:
+        """Note that the application has something to propose (RaftMember.request_cut)."""
+        if not self.life.running:
+            return
+        self.proposer.cut_wanted = True
+        core = self.core
+        idle = core.last_index - core.commit_index < FRAMES_KEEP_BUSY
+        if at_once and idle and not self._busy:
+            self.run()
+        else:
+            self.run_soon()
+
+    def run_soon(self) -> None:
+        """Call `run` once, when the other callbacks of this turn of the loop have been called."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_scheduled)
+
+    def _run_scheduled(self) -> None:
+        self._scheduled = False
+        self.run()
+
+    def applied(self) -> None:
+        """Note that the applier has applied a batch."""
+        applied = self.applier.applied_index
+        self.reads.applied(applied)
+        self.roles.applied(applied)
+        self.run()
+
+    def write_held(self) -> None:
+        """Write the frames that a full disk had no room for, if there is room by now."""
+        if self.writer.retry():
+            self.disk.has_room()
+            self._commit_due = self.core.commit_index
+
+    # -- performing ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Perform what the core wants and propose what waits, until there is neither.
+
+        A call from within (by an application in a callback) leaves the work to the call that is
+        already running."""
+        life = self.life
+        if self._busy or not life.running:
+            return
+        self._busy = True
+        try:
+            core, saver, proposer = self.core, self.saver, self.proposer
+            ready = core.ready
+            while life.running and not saver.busy:
+                if self._unfinished is not None:
+                    unfinished, self._unfinished = self._unfinished, None
+                    self._finish(unfinished)
+                    continue
+                wanted = ready()
+                if wanted is not None:
+                    self._perform(wanted)
+                elif core.wants_noop:
+                    proposer.propose_noop()
+                elif proposer.propose_change():
+                    continue
+                elif self.roles.serving and proposer.propose_next():
+                    continue
+                elif self._commit_due:
+                    # Last, so that acknowledgements and the next frame are on their way to the
+                    # peers while this node's ConsumeQueues and answers are made.
+                    commit_index, self._commit_due = self._commit_due, 0
+                    self.applier.advance(min(commit_index, self.log.last_index))
+                else:
+                    break
+        except OSError as error:
+            self.fail("writing failed", error, disk=True)
+        except Exception as error:  # ring boundary: a broken promise stops the node
+            self.fail("an invariant is broken", error)
+        finally:
+            self._busy = False
+
+    def _perform(self, ready: Ready) -> None:
+        """Persist, then send, then acknowledge, in the order that `messages.Ready` defines."""
+        if ready.truncate_from is not None:
+            log.warning("log_truncated node=%s from=%s", self.core.node_id, ready.truncate_from)
+            self.writer.truncate(ready.truncate_from)
+        if ready.append:
+            full = self.writer.append(ready.append)
+            if full is not None:
+                self.disk.full(full)
+        if ready.hard_state is not None:
+            self._unfinished = ready
+            self.saver.save(ready.hard_state, self._saved)
+        else:
+            self._finish(ready)
+
+    def _saved(self, error: BaseException | None) -> None:
+        """Go on with `_finish`, now that term and vote are durable; fail if they could not be
+        saved."""
+        if not self.life.running:
+            return
+        if error is not None:
+            self.fail("saving term and vote failed", error, disk=True)
+            return
+        if self.core.whole and self.promises.recovering is not None:
+            log.warning("whole node=%s term=%s", self.core.node_id, self.core.term)
+            self.promises.recovering = None
+        self.run()
+
+    def _finish(self, ready: Ready) -> None:
+        """Do the part of `_perform` that comes after term and vote are durable."""
+        if ready.messages:
+            self._send(ready.messages)
+        if ready.append:
+            # Behind the sending, so that the peers' disks work while ours does. Nothing of this
+            # is acknowledged before the core is told that it is durable.
+            self.disk.written()
+        if ready.configuration_changed:  # after the last message to a removed replica
+            self.on_members()
+        if ready.commit_index is not None:
+            self._commit_due = ready.commit_index  # applied by `run`
+        for token, index in ready.reads:
+            self.reads.confirmed(token, index, self.applier.applied_index)
+        for token in ready.failed_reads:
+            self.reads.failed(token, self.core.leader)
+        if ready.role is not None:
+            self.roles.changed(ready.role, self.core.commit_index, self.applier.applied_index)
+
+    def _send(self, messages: tuple[Outgoing, ...]) -> None:
+        """Send in one write per peer; frames separately, since only they may be dropped."""
+        control: dict[NodeId, list[bytes]] = {}
+        frames: dict[NodeId, list[bytes]] = {}
+        for message in messages:
+            if isinstance(message, AppendOrder):
+                m = message
+                if m.last_index > self.log.last_index:
+                    continue  # no room for it here (writer.py); as if it had been lost
+                try:
+                    sent = self.log.frames(m.first_index, m.last_index)
+                except FrameDamaged as damage:
+                    self.disk.trial.check(damage.index, self.read_failed)
+                    continue  # the same: it is sent again, by then it may be mended
+                buffers = encode_append(m.term, m.prev_index, m.prev_term, m.commit_index, sent)
+                frames.setdefault(m.to, []).extend(buffers)
+            else:
+                control.setdefault(message.to, []).extend(encode_message(message))
+        for peer, buffers in control.items():
+            self.links.send(peer, buffers, droppable=False)
+        for peer, buffers in frames.items():
+            self.links.send(peer, buffers, droppable=True)
+
+    def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
+        """Note that a read for a consumer or peer failed; `again` repeats it (readtrial.py)."""
+        # Later: the caller may be at work for the pump.
+        asyncio.get_running_loop().call_soon(self.drive, self.disk.trial.failed, error, again)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def fail(self, reason: str, error: BaseException, disk: bool = False) -> None:
+        """End the member: it cannot keep Raft's promises any more, and sends nothing more. But if
+        only its `disk` fails, a leader's last message asks a follower to take over."""
+        life = self.life
+        if life.failure is not None:
+            return
+        failure = life.failure = f"{reason}: {error!r}"
+        if disk:
+            self.disk.health.failed(failure)
+        log.critical("member_failed node=%s", self.core.node_id, exc_info=error)
+        self._end()
+        try:
+            self.core.step_down(failure)
+            if disk and self._say_last_word():
+                asyncio.get_running_loop().call_later(HAND_OVER_MS / 1000, self.links.abort)
+            else:
+                self.links.abort()  # the peers notice at once and elect another leader
+            self.roles.end(self.core.term, failure)
+        finally:  # whatever state the rest is in, nobody may be left waiting
+            self._close(failure)
+            self.on_fatal(failure)
+
+    def silence(self, reason: str) -> None:
+        """Stop sending and receiving for good: an installation takes the place of this log."""
+        self.life.failure = reason
+        self._end()
+        self.links.abort()
+        self._close(reason)
+
+    def stop(self) -> None:
+        """Perform nothing more: the node stops."""
+        self._end()
+        self._close("the node stops")
+
+    def _end(self) -> None:
+        self.life.running = self.roles.serving = False
+        self.applier.stop()
+
+    def _close(self, reason: str) -> None:
+        self.proposer.close(reason)
+        self.reads.close()
+
+    def _say_last_word(self) -> bool:
+        """Send a deposed leader's TimeoutNow to its successor, and nothing else: all other messages
+        promise what this disk cannot keep any more. Return whether there was one."""
+        ready = self.core.ready()
+        orders = [m for m in ready.messages if isinstance(m, TimeoutNow)] if ready else []
+        self._send(tuple(orders))
+        return bool(orders)

@@ -1,0 +1,101 @@
+"""Who gets what comes from the peers, before the core runs and while it does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from raftmq.dledger.errors import MessageRefused
+from raftmq.dledger.inbox import Inbox
+from raftmq.dledger.pump import Life
+
+
+class Repair:
+    pass
+
+
+class Install:
+    pass
+
+
+class Vote:
+    pass
+
+
+class World:
+    """An inbox, and what happened because of it."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+        self.life = Life()
+        note = self.seen.append
+        self.inbox = Inbox(
+            "n0",
+            self.life,
+            {Repair: lambda _: note("repair")},
+            refuse=lambda peer, reason: note(("refuse", peer)),
+            fail=lambda reason, error: note(("fail", reason)),
+        )
+
+    def open(self, step: object) -> None:
+        core = SimpleNamespace(step=step, peer_opened="opened", peer_closed="closed")
+        pump = SimpleNamespace(
+            core=core,
+            core_ms=lambda: 5.0,
+            run=lambda: self.seen.append("run"),
+            drive=lambda *call: self.seen.append(call),
+        )
+        self.inbox.open(cast(Any, pump), {Install: lambda _: self.seen.append("install")})
+        self.life.running = True
+
+    def receive(self, *messages: object) -> list[object]:
+        self.seen.clear()
+        self.inbox.on_messages(cast(Any, list(messages)))
+        return list(self.seen)
+
+
+def test_only_repair_is_dealt_with_before_the_core_runs() -> None:
+    world = World()
+    assert world.receive(Vote(), Repair(), Install()) == ["repair"]
+    world.life.failure = "over"
+    assert world.receive(Repair()) == []
+
+
+def test_all_else_reaches_the_core_and_the_pump_runs_behind_it() -> None:
+    world = World()
+    world.open(lambda message, now_ms: world.seen.append((type(message), now_ms)))
+    assert world.receive(Vote(), Repair(), Install(), Vote()) == [
+        (Vote, 5.0),
+        "repair",
+        "install",
+        (Vote, 5.0),
+        "run",
+    ]
+    world.life.running = False  # it stops
+    assert world.receive(Vote(), Repair(), Install()) == ["repair"]
+
+
+def test_a_message_that_breaks_the_rules_costs_its_sender_the_connection() -> None:
+    world = World()
+
+    def step(message: object, now_ms: float) -> None:
+        raise MessageRefused("n1", "because")
+
+    world.open(step)
+    assert world.receive(Vote(), Vote()) == [("refuse", "n1"), "run"]
+
+
+def test_a_broken_invariant_ends_the_member() -> None:
+    world = World()
+    world.open(lambda message, now_ms: 1 // 0)
+    assert world.receive(Vote()) == [("fail", "a message broke an invariant")]
+
+
+def test_the_core_hears_of_links_once_it_runs() -> None:
+    world = World()
+    world.inbox.on_opened("n1")
+    assert world.seen == []
+    world.open(None)
+    world.inbox.on_opened("n1")
+    world.inbox.on_closed("n1")
+    assert world.seen == [("opened", "n1"), ("closed", "n1", 5.0)]

@@ -1,0 +1,224 @@
+"""The order of a pump's effects, with parts that only note what they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from raftmq.dledger.errors import NotLeader
+from raftmq.dledger.messages import AppendOrder, HardState, Ready, Role, RoleEvent, TimeoutNow
+from raftmq.dledger.pump import Life, Pump
+from tests.dledger.group import make_log
+
+FRAMES = tuple(make_log([1, 1]))
+EVENT = RoleEvent(Role.LEADER, 1, "n0", False, "")
+ORDER = AppendOrder("n1", 1, 0, 0, 1, 2, 1)
+TRANSFER = TimeoutNow("n0", "n2", 1)
+
+
+class World:
+    """A pump whose core wants what is put into `wanted`; `trace` is what was done."""
+
+    def __init__(self) -> None:
+        self.trace: list[Any] = []
+        self.wanted: list[Ready] = []
+        self.then: Callable[[BaseException | None], None] | None = None
+        self.write_error: OSError | None = None
+        note = self.note
+        core = SimpleNamespace(
+            node_id="n0",
+            ready=lambda: self.wanted.pop(0) if self.wanted else None,
+            wants_noop=False,
+            whole=True,
+            leader="n0",
+            term=1,
+            commit_index=2,
+            last_index=2,
+            step_down=note("step down"),
+        )
+        log = SimpleNamespace(last_index=2, frames=lambda first, last: FRAMES[first - 1 : last])
+        self.saver = SimpleNamespace(busy=False, save=self.save)
+        self.applier = SimpleNamespace(
+            applied_index=1, advance=note("apply"), stop=note("stop applying")
+        )
+        self.pump = Pump(
+            life=Life(running=True),
+            core=cast(Any, core),
+            core_ms=cast(Any, None),
+            log=cast(Any, log),
+            writer=cast(Any, SimpleNamespace(append=self.append, truncate=note("truncate"))),
+            promises=cast(Any, SimpleNamespace(recovering=None)),
+            saver=cast(Any, self.saver),
+            disk=cast(
+                Any,
+                SimpleNamespace(
+                    written=note("sync"),
+                    full=note("full"),
+                    health=SimpleNamespace(failed=note("disk failed")),
+                ),
+            ),
+            links=cast(Any, SimpleNamespace(send=self.send, abort=note("abort"))),
+            applier=cast(Any, self.applier),
+            proposer=cast(
+                Any,
+                SimpleNamespace(
+                    cut_wanted=False,
+                    propose_change=lambda: False,
+                    propose_next=lambda: False,
+                    close=note("close proposals"),
+                ),
+            ),
+            reads=cast(
+                Any,
+                SimpleNamespace(
+                    confirmed=note("read"), failed=note("no read"), close=note("close reads")
+                ),
+            ),
+            roles=cast(
+                Any, SimpleNamespace(serving=False, changed=note("role"), end=note("role ends"))
+            ),
+            on_members=note("members"),
+            on_fatal=note("fatal"),
+        )
+
+    def note(self, what: str) -> Callable[..., None]:
+        return lambda *about, **_: self.trace.append((what, *about) if about else what)
+
+    def append(self, frames: object) -> None:
+        if self.write_error is not None:
+            raise self.write_error
+        self.trace.append("append")
+
+    def save(self, state: HardState, then: Callable[[BaseException | None], None]) -> None:
+        self.trace.append(("save", state.term))
+        self.saver.busy, self.then = True, then
+
+    def saved(self, error: BaseException | None = None) -> None:
+        assert self.then is not None
+        self.saver.busy, then = False, self.then
+        then(error)
+
+    def send(self, peer: str, buffers: object, droppable: bool) -> None:
+        self.trace.append(("send", peer, "frames" if droppable else "control"))
+
+
+NOTHING = Ready(
+    truncate_from=None,
+    append=(),
+    hard_state=None,
+    messages=(),
+    commit_index=None,
+    reads=(),
+    failed_reads=(),
+    role=None,
+)
+EVERYTHING = Ready(
+    hard_state=HardState(1, "n0"),
+    truncate_from=1,
+    append=FRAMES,
+    messages=(ORDER, TRANSFER),
+    commit_index=2,
+    reads=((7, 2),),
+    failed_reads=(8,),
+    role=EVENT,
+    configuration_changed=True,
+)
+PERSISTED = [("truncate", 1), "append", ("save", 1)]
+SENT = [("send", "n2", "control"), ("send", "n1", "frames")]
+ACKNOWLEDGED = ["sync", "members", ("read", 7, 2, 1), ("no read", 8, "n0"), ("role", EVENT, 2, 1)]
+
+
+def test_it_persists_then_sends_then_acknowledges_and_applies_last() -> None:
+    world = World()
+    world.wanted = [EVERYTHING, replace(NOTHING, messages=(TRANSFER,))]
+    world.pump.run()
+    assert world.trace == PERSISTED  # nothing further while term and vote are being saved
+    world.pump.run()
+    assert world.trace == PERSISTED
+    world.saved()
+    more = [("send", "n2", "control"), ("apply", 2)]
+    assert world.trace == PERSISTED + SENT + ACKNOWLEDGED + more
+
+
+def test_nothing_is_sent_when_term_and_vote_could_not_be_saved() -> None:
+    world = World()
+    world.wanted = [EVERYTHING]
+    world.pump.run()
+    world.saved(OSError("broken"))
+    failure = world.pump.life.failure
+    assert failure is not None and failure.startswith("saving term and vote failed")
+    assert world.trace == [
+        *PERSISTED,
+        ("disk failed", failure),
+        "stop applying",
+        ("step down", failure),
+        "abort",
+        ("role ends", 1, failure),
+        ("close proposals", failure),
+        "close reads",
+        ("fatal", failure),
+    ]
+    world.wanted = [EVERYTHING]
+    world.pump.run()
+    assert world.wanted == [EVERYTHING]
+
+
+def test_a_failed_write_ends_the_member_and_what_was_ordered_with_it_is_not_sent() -> None:
+    world = World()
+    world.write_error = OSError("broken")
+    world.wanted = [EVERYTHING]
+    world.pump.run()
+    assert not world.pump.life.running
+    assert not [what for what in world.trace if what[0] in ("send", "save")]
+    assert world.trace[-1] == ("fatal", world.pump.life.failure)
+
+
+def test_a_broken_invariant_is_told_to_the_client_who_met_it_and_ends_the_member() -> None:
+    world = World()
+
+    def breaks() -> None:
+        raise AssertionError("broken")
+
+    try:
+        world.pump.ask(breaks)
+    except AssertionError:
+        pass
+    else:
+        raise AssertionError("it was not told")
+    assert world.pump.life.failure is not None
+    try:
+        world.pump.ask(breaks)
+    except NotLeader:
+        return
+    raise AssertionError("it went on")
+
+
+def test_a_call_from_within_leaves_the_work_to_the_pump_that_runs() -> None:
+    world = World()
+    world.wanted = [replace(NOTHING, role=EVENT), replace(NOTHING, messages=(TRANSFER,))]
+    depth: list[int] = []
+
+    def changed(*_: object) -> None:
+        world.pump.run()
+        depth.append(len(world.wanted))
+
+    world.pump.roles.changed = changed  # type: ignore[assignment, method-assign]
+    world.pump.run()
+    assert depth == [1]
+    assert world.trace == [("send", "n2", "control")]
+
+
+def test_a_silenced_member_sends_nothing_and_its_disk_is_not_blamed() -> None:
+    world = World()
+    world.pump.silence("an installation")
+    assert world.trace == [
+        "stop applying",
+        "abort",
+        ("close proposals", "an installation"),
+        "close reads",
+    ]
+    world.pump.fail("late", OSError())
+    assert len(world.trace) == 4
+    assert world.pump.life.failure == "an installation"

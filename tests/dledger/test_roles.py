@@ -1,0 +1,51 @@
+"""When the application is told which role its member has."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.dledger.roles import Roles
+
+LEADS = RoleEvent(Role.LEADER, 2, "n0", True, "")
+FOLLOWS = RoleEvent(Role.FOLLOWER, 3, "n1", False, "")
+
+
+def made() -> tuple[Roles, list[object], SimpleNamespace]:
+    """Roles, what was told to whom, and the proposer."""
+    told: list[object] = []
+    application = SimpleNamespace(role_changed=told.append)
+    proposer = SimpleNamespace(
+        cut_wanted=False, leadership_lost=lambda leader: told.append(("lost", leader))
+    )
+    return Roles("n0", cast(Any, application), cast(Any, proposer)), told, proposer
+
+
+def test_a_leader_is_told_so_once_everything_committed_is_applied() -> None:
+    roles, told, proposer = made()
+    roles.changed(LEADS, commit_index=7, applied_index=5)
+    roles.applied(6)
+    assert (told, roles.serving, proposer.cut_wanted) == ([], False, False)
+    roles.applied(7)
+    assert (told, roles.serving, proposer.cut_wanted) == ([LEADS], True, True)
+    roles.applied(8)
+    assert told == [LEADS]
+
+
+def test_an_event_that_waits_is_void_when_the_next_one_comes() -> None:
+    roles, told, _ = made()
+    roles.changed(LEADS, commit_index=7, applied_index=5)
+    roles.changed(FOLLOWS, commit_index=7, applied_index=5)
+    roles.applied(7)
+    assert told == [("lost", "n1"), FOLLOWS]
+    assert roles.told_leader == "n1"
+    assert not roles.serving
+
+
+def test_lost_leadership_fails_what_waits_before_the_application_hears_of_it() -> None:
+    roles, told, _ = made()
+    roles.changed(LEADS, commit_index=7, applied_index=7)
+    roles.changed(FOLLOWS, commit_index=7, applied_index=7)
+    roles.changed(FOLLOWS, commit_index=7, applied_index=7)
+    assert told == [LEADS, ("lost", "n1"), FOLLOWS, FOLLOWS]

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raftmq.chaos.checks.verdict import (
-    BookChecker,
     Check,
     Handlers,
     Offenders,
@@ -65,6 +64,10 @@ class DelayBook:
         self.drains: dict[str, int] = {}
         self.deliveries = 0
         self.clocks_moved = False
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.found) or self.deliveries > 0
 
     def handlers(self) -> Handlers:
         return {
@@ -125,90 +128,61 @@ class DelayBook:
         )
 
 
-class DelayChecker(BookChecker[DelayBook]):
-    """The base of the checks of delayed messages."""
-
-    new_book = DelayBook
-
-
-class DelayedEarly(DelayChecker):
-    """The check for delayed messages that came early."""
-
-    name = "delayed but early"
-
-    def result(self) -> Check:
-        book = self.book
-        known = sum(1 for entry in book.found.values() if entry.waits_ms)
-        detail = f"{book.deliveries} deliveries, {known} waiting times, {book.tolerance_ms} ms off"
-        found = Offenders()
-        found.count, found.examples = book.early.count, list(book.early.examples)
-        for words in self._by_brokers():
-            found.add(words)
-        check = found.check(self.name, detail, book.deliveries)
-        if check.verdict is Verdict.FAIL and book.clocks_moved:
-            words = f"{detail}; clocks were moved, so this is not decided"
-            return Check(self.name, Verdict.UNKNOWN, check.count, words, check.examples)
-        return check
-
-    def _by_brokers(self) -> Iterator[str]:
-        for name, entry in self.book.found.items():
-            if not entry.waits_ms or not entry.places:
-                continue
-            waited_ms = min(entry.places.values()) - entry.waits_ms
-            if waited_ms < entry.delay_ms - self.book.tolerance_ms:
-                yield f"{name} waited {waited_ms} ms by the brokers' clocks, not {entry.delay_ms}"
+def delayed_early(book: DelayBook, name: str) -> Check:
+    """Find delayed messages that came early."""
+    known = sum(1 for entry in book.found.values() if entry.waits_ms)
+    detail = f"{book.deliveries} deliveries, {known} waiting times, {book.tolerance_ms} ms off"
+    check = book.early.and_more(_by_brokers(book)).check(name, detail, book.deliveries)
+    if check.verdict is Verdict.FAIL and book.clocks_moved:
+        words = f"{detail}; clocks were moved, so this is not decided"
+        return Check(name, Verdict.UNKNOWN, check.count, words, check.examples)
+    return check
 
 
-class DelayedLost(DelayChecker):
-    """The check for delayed messages that were lost."""
-
-    name = "delayed and lost"
-
-    def result(self) -> Check:
-        book = self.book
-        acked = [(name, e) for name, e in book.found.items() if e.outcome is Outcome.OK]
-        missing = [(name, e) for name, e in acked if not e.places]
-        lost = [
-            f"{name} was acknowledged, and due {entry.delay_ms} ms later"
-            for name, entry in missing
-            if entry.acked_ns <= book.drains.get(entry.topic, -1)
-        ]
-        return judge_lost(self.name, lost, len(missing), len(acked), f"{len(acked)} acknowledged")
+def _by_brokers(book: DelayBook) -> Iterator[str]:
+    for name, entry in book.found.items():
+        if not entry.waits_ms or not entry.places:
+            continue
+        waited_ms = min(entry.places.values()) - entry.waits_ms
+        if waited_ms < entry.delay_ms - book.tolerance_ms:
+            yield f"{name} waited {waited_ms} ms by the brokers' clocks, not {entry.delay_ms}"
 
 
-class DelayedCopies(DelayChecker):
-    """The check for delayed messages stored more than once, or delivered but not sent."""
-
-    name = "delayed and stored more than once"
-
-    def result(self) -> Check:
-        found = Offenders()
-        found.count, found.examples = self.book.strangers.count, list(self.book.strangers.examples)
-        for words in self._wrong():
-            found.add(words)
-        retried = sum(1 for e in self.book.found.values() if 1 < len(e.places) <= e.attempts)
-        detail = f"{self.book.deliveries} deliveries; {retried} twice by a client's own retry"
-        return found.check(self.name, detail, self.book.deliveries)
-
-    def _wrong(self) -> Iterator[str]:
-        for name, entry in self.book.found.items():
-            if entry.outcome is not Outcome.OPEN and len(entry.places) > max(1, entry.attempts):
-                places = ", ".join(map(at, sorted(entry.places)))
-                yield f"{name} lies at {places} after {entry.attempts} attempt(s)"
+def delayed_lost(book: DelayBook, name: str) -> Check:
+    """Find delayed messages that were lost."""
+    acked = [(name, e) for name, e in book.found.items() if e.outcome is Outcome.OK]
+    missing = [(name, e) for name, e in acked if not e.places]
+    lost = [
+        f"{name} was acknowledged, and due {entry.delay_ms} ms later"
+        for name, entry in missing
+        if entry.acked_ns <= book.drains.get(entry.topic, -1)
+    ]
+    return judge_lost(name, lost, len(missing), len(acked), f"{len(acked)} acknowledged")
 
 
-class DelayedLate(DelayChecker):
+def delayed_copies(book: DelayBook, name: str) -> Check:
+    """Find delayed messages stored more than once, or delivered but not sent."""
+    found = book.strangers.and_more(_delayed_copies_wrong(book))
+    retried = sum(1 for e in book.found.values() if 1 < len(e.places) <= e.attempts)
+    detail = f"{book.deliveries} deliveries; {retried} twice by a client's own retry"
+    return found.check(name, detail, book.deliveries)
+
+
+def _delayed_copies_wrong(book: DelayBook) -> Iterator[str]:
+    for name, entry in book.found.items():
+        if entry.outcome is not Outcome.OPEN and len(entry.places) > max(1, entry.attempts):
+            places = ", ".join(map(at, sorted(entry.places)))
+            yield f"{name} lies at {places} after {entry.attempts} attempt(s)"
+
+
+def delayed_late(book: DelayBook, name: str) -> Check:
     """Measures how late delayed messages were. Allowed."""
-
-    name = "lateness of delayed messages"
-
-    def result(self) -> Check:
-        late = self.book.lateness_ms()
-        if not late:
-            return Check(self.name, Verdict.PASS, 0, "no waiting time is known")
-        shares = " ".join(
-            f"p{share:g} {late[min(len(late) - 1, int(len(late) * share / 100))]}"
-            for share in (50, 90, 99, 99.9)
-        )
-        detail = f"ms, by the brokers' clocks: {shares} max {late[-1]} (allowed)"
-        return Check(self.name, Verdict.PASS, sum(1 for ms in late if ms > 1000), detail)
+    late = book.lateness_ms()
+    if not late:
+        return Check(name, Verdict.PASS, 0, "no waiting time is known")
+    shares = " ".join(
+        f"p{share:g} {late[min(len(late) - 1, int(len(late) * share / 100))]}"
+        for share in (50, 90, 99, 99.9)
+    )
+    detail = f"ms, by the brokers' clocks: {shares} max {late[-1]} (allowed)"
+    return Check(name, Verdict.PASS, sum(1 for ms in late if ms > 1000), detail)

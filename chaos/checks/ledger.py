@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from raftmq.chaos.checks.counts import OffsetCounts
-from raftmq.chaos.checks.verdict import at
-from raftmq.chaos.history.events import Consume, Drain, HistoryError, Outcome, Position, Send
+from raftmq.chaos.checks.verdict import Handlers, at
+from raftmq.chaos.history.events import Consume, Drain, HistoryError, Kind, Outcome, Position, Send
 
 MARK_EVERY_NS = 50_000_000  # resolution at which a queue's consumption progress is remembered
 
@@ -145,6 +145,18 @@ class Ledger:
         self.vague = 0  # decided as unknown
         self.vague_delivered = 0
         self.open_delivered = 0
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.entries) or self.deliveries > 0
+
+    def handlers(self) -> Handlers:
+        return {
+            Kind.SEND_INVOKED: self.invoked,
+            Kind.SEND_DECIDED: self.decided,
+            Kind.CONSUMED: self.consumed,
+            Kind.DRAINED: self.drained,
+        }
 
     def queue(self, broker: str, topic: str, queue: int) -> Queue:
         key = (broker, topic, queue)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders, Verdict, at
+from raftmq.chaos.checks.verdict import Check, Handlers, Offenders, Verdict, at
 from raftmq.chaos.history.events import Kind
 from raftmq.chaos.history.later import Worked
 
@@ -22,98 +22,82 @@ LONG_MS = 30_000  # a queue that stands still for longer is counted
 
 @dataclass(slots=True)
 class _Queue:
+    next: int  # everything before this offset is done; the topic may have existed before
     latest_ns: int = -1  # when work on it last ended
     worker: str = ""  # the consumer that did that
-    next: int = -1  # everything before this offset is done; -1: unknown
+    last_ns: int = -1  # when the work recorded last ended
+    last_worker: str = ""
 
 
-class _WorkChecker(Checker):
+class WorkBook:
+    """The state that all checks of work under queue locks share; a suite feeds it once."""
+
     def __init__(self) -> None:
         self._queues: dict[tuple[str, str, str, int], _Queue] = {}
-        self._wrong = Offenders()
         self._pieces = 0
-
-    def handlers(self) -> Handlers:
-        return {Kind.WORKED: self._worked}
+        self._together = Offenders()
+        self._skipped = Offenders()
+        self._still_ms: list[float] = []
 
     @property
     def applies(self) -> bool:
         return self._pieces > 0
 
-    def result(self) -> Check:
-        detail = f"{self._pieces} pieces of work on {len(self._queues)} queues"
-        return self._wrong.check(self.name, detail, self._pieces)
+    def handlers(self) -> Handlers:
+        return {Kind.WORKED: self._worked}
 
     def _worked(self, work: Worked) -> None:
         self._pieces += 1
         key = (work.group, work.broker, work.topic, work.queue)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = _Queue()
-        self._judge(queue, work)
+            queue = self._queues[key] = _Queue(next=work.first)
+        self._look_for_others(queue, work)
+        self._look_for_gaps(queue, work)
 
-    def _judge(self, queue: _Queue, work: Worked) -> None:
-        raise NotImplementedError
-
-
-class TwoAtOnce(_WorkChecker):
-    """The check that no two consumers work on one queue at the same time."""
-
-    name = "two consumers in one queue"
-
-    def _judge(self, queue: _Queue, work: Worked) -> None:
+    def _look_for_others(self, queue: _Queue, work: Worked) -> None:
         # Records come in the order in which work ended, so only the piece that ended last can
         # overlap.
         if work.began_ns < queue.latest_ns:
             shared_ms = (queue.latest_ns - work.began_ns) / 1_000_000
-            self._wrong.add(
+            self._together.add(
                 f"{_where(work)}: {work.process} began {shared_ms:.1f} ms before {queue.worker} "
                 "had ended"
             )
+        if queue.last_worker and queue.last_worker != work.process:
+            self._still_ms.append((work.began_ns - queue.last_ns) / 1_000_000)
+        queue.last_ns, queue.last_worker = work.t_ns, work.process
         if work.t_ns >= queue.latest_ns:
             queue.latest_ns, queue.worker = work.t_ns, work.process
 
-
-class Skipped(_WorkChecker):
-    """The check that nothing is worked on before everything in front of it is done."""
-
-    name = "skipped in an orderly queue"
-
-    def _judge(self, queue: _Queue, work: Worked) -> None:
-        if queue.next < 0:
-            queue.next = (
-                work.first
-            )  # the topic may have existed before; the checks of messages see more
+    def _look_for_gaps(self, queue: _Queue, work: Worked) -> None:
         if work.first > queue.next:
-            self._wrong.add(f"{_where(work)}: {work.process} began, {queue.next} is not done")
+            self._skipped.add(f"{_where(work)}: {work.process} began, {queue.next} is not done")
         if work.done:
             queue.next = max(queue.next, work.last + 1)
 
+    def two_at_once(self, name: str) -> Check:
+        """Find two consumers that worked on one queue at the same time."""
+        return self._together.check(name, self._seen(), self._pieces)
 
-class StoodStill(_WorkChecker):
-    """Measures how long queues that went to another consumer stood still. Allowed.
+    def skipped(self, name: str) -> Check:
+        """Find work that began before everything in front of it was done."""
+        return self._skipped.check(name, self._seen(), self._pieces)
 
-    The lock of a consumer that left without unlocking expires; that takes a minute or more.
-    """
+    def _seen(self) -> str:
+        return f"{self._pieces} pieces of work on {len(self._queues)} queues"
 
-    name = "orderly queues standing still"
+    def stood_still(self, name: str) -> Check:
+        """Measure how long queues that went to another consumer stood still. Allowed.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._still_ms: list[float] = []
-
-    def _judge(self, queue: _Queue, work: Worked) -> None:
-        if queue.worker and queue.worker != work.process:
-            self._still_ms.append((work.began_ns - queue.latest_ns) / 1_000_000)
-        queue.latest_ns, queue.worker = work.t_ns, work.process
-
-    def result(self) -> Check:
+        The lock of a consumer that left without unlocking expires; that takes a minute or more.
+        """
         still = sorted(self._still_ms)
         detail = "no queue went to another consumer"
         if still:
             middle, last = still[len(still) // 2], still[-1]
             detail = f"{len(still)} hand-overs: p50 {middle:,.0f} ms, max {last:,.0f} ms (allowed)"
-        return Check(self.name, Verdict.PASS, sum(ms > LONG_MS for ms in still), detail)
+        return Check(name, Verdict.PASS, sum(ms > LONG_MS for ms in still), detail)
 
 
 def _where(work: Worked) -> str:

@@ -24,214 +24,140 @@ from raftmq.chaos.checks.ledger import Entry, Ledger
 from raftmq.chaos.checks.verdict import (
     EXAMPLES_MAX,
     Check,
-    Checker,
-    Handlers,
     LostMessage,
     Verdict,
     at,
     judge,
 )
-from raftmq.chaos.history.events import Kind, Outcome, Send
+from raftmq.chaos.history.events import Outcome, Send
 
 SETTLE_NS = 5_000_000_000  # a message may be in a consumer's hands while a later one is recorded
 
 
-class MessageChecker(Checker):
-    """The base of all checks of messages: they share a ledger, which a suite feeds once."""
-
-    essential = True
-
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        """Without a ledger it keeps its own, which `feed` feeds."""
-        self.ledger = ledger or Ledger()
-        self._own = ledger is None
-
-    def handlers(self) -> Handlers:
-        return ledger_handlers(self.ledger) if self._own else {}
-
-    @property
-    def applies(self) -> bool:
-        return bool(self.ledger.entries) or self.ledger.deliveries > 0
-
-
-def ledger_handlers(ledger: Ledger) -> Handlers:
-    """Return the handlers that feed a ledger."""
-    return {
-        Kind.SEND_INVOKED: ledger.invoked,
-        Kind.SEND_DECIDED: ledger.decided,
-        Kind.CONSUMED: ledger.consumed,
-        Kind.DRAINED: ledger.drained,
-    }
+def lost(ledger: Ledger, settle_ns: int) -> Iterator[LostMessage]:
+    """Yield every lost message, by queue and offset."""
+    settled_ns = ledger.now_ns - settle_ns
+    for _, queue in sorted(ledger.queues.items()):
+        if not queue.outstanding:
+            continue
+        passed = queue.passed_at(settled_ns)
+        drained_ns = ledger.drains.get(queue.topic, -1)
+        for send in sorted(queue.outstanding.values(), key=lambda send: send.offset):
+            by_drain = send.done_ns <= drained_ns
+            if by_drain or (send.offset <= passed and send.done_ns <= settled_ns):
+                yield LostMessage(
+                    send.op,
+                    send.id,
+                    send.topic,
+                    send.broker,
+                    send.queue,
+                    send.offset,
+                    send.key,
+                    send.done_ns,
+                    by_drain,
+                )
 
 
-class Lost(MessageChecker):
-    """The check for messages acknowledged and lost."""
-
-    name = "acknowledged but lost"
-
-    def __init__(self, ledger: Ledger | None = None, settle_ns: int = SETTLE_NS) -> None:
-        super().__init__(ledger)
-        self._settle_ns = settle_ns
-
-    def lost(self) -> Iterator[LostMessage]:
-        """Yield every lost message, by queue and offset."""
-        ledger = self.ledger
-        settled_ns = ledger.now_ns - self._settle_ns
-        for _, queue in sorted(ledger.queues.items()):
-            if not queue.outstanding:
-                continue
-            passed = queue.passed_at(settled_ns)
-            drained_ns = ledger.drains.get(queue.topic, -1)
-            for send in sorted(queue.outstanding.values(), key=lambda send: send.offset):
-                by_drain = send.done_ns <= drained_ns
-                if by_drain or (send.offset <= passed and send.done_ns <= settled_ns):
-                    yield LostMessage(
-                        send.op,
-                        send.id,
-                        send.topic,
-                        send.broker,
-                        send.queue,
-                        send.offset,
-                        send.key,
-                        send.done_ns,
-                        by_drain,
-                    )
-
-    def result(self) -> Check:
-        acknowledged = self.ledger.acknowledged
-        lost = tuple(self.lost())
-        detail = f"{acknowledged} acknowledged, {len(lost)} of them lost"
-        if lost:
-            examples = tuple(
-                f"{message.id} at {at(message.position)}, acknowledged"
-                for message in lost[:EXAMPLES_MAX]
-            )
-            return Check(self.name, Verdict.FAIL, len(lost), detail, examples, lost)
-        waiting = sum(len(queue.outstanding) for queue in self.ledger.queues.values())
-        if acknowledged == 0 or waiting:
-            detail += f"; {waiting} not consumed yet and no complete drain to say why"
-            return Check(self.name, Verdict.UNKNOWN, waiting, detail)
-        return Check(self.name, Verdict.PASS, 0, detail)
-
-
-class Phantoms(MessageChecker):
-    """The check for messages consumed that were never sent, or whose send certainly failed."""
-
-    name = "phantoms"
-
-    def result(self) -> Check:
-        words = (f"{name} {why}" for name, why in self.ledger.phantoms.items())
-        seen = self.ledger.named_deliveries
-        return judge(self.name, words, f"{seen} deliveries with their ids", seen)
-
-
-class TwiceAcknowledged(MessageChecker):
-    """The check for two messages acknowledged at one position: one has overwritten the other."""
-
-    name = "two messages acknowledged at one position"
-
-    def result(self) -> Check:
-        clashes = self.ledger.twice_acked
-        words = (f"{at(place)} was given to {one} and to {other}" for place, one, other in clashes)
-        count = self.ledger.acknowledged
-        return judge(self.name, words, f"{count} acknowledged positions", count)
-
-
-class Positions(MessageChecker):
-    """The check for one message per queue offset, and acknowledged messages at their place."""
-
-    name = "queue positions"
-
-    def result(self) -> Check:
-        count = sum(len(queue.holder) for queue in self.ledger.queues.values())
-        return judge(self.name, self._wrong(), f"{count} positions", count)
-
-    def _wrong(self) -> Iterator[str]:
-        for place, one, other in self.ledger.clashes:
-            yield f"{at(place)} holds both {one} and {other}"
-        for name, entry in self.ledger.misplaced.items():
-            if not entry.promised or entry.at_ack or not entry.deliveries:
-                continue
-            assert entry.queue is not None
-            # A retried message may lie in both places, the other copy being consumed already.
-            drained = entry.queue.topic in self.ledger.drains
-            if entry.attempts < 2 or drained or entry.queue.highest >= entry.offset:
-                place = entry.queue.place(entry.offset)
-                where = ", ".join(at(other) for other in entry.copies() if other != place)
-                yield f"{name} was acknowledged at {at(place)} but lies at {where}"
-
-
-class BrokerDuplicates(MessageChecker):
-    """The check for messages stored more often than the client tried: brokers' doing."""
-
-    name = "duplicates made by brokers"
-
-    def result(self) -> Check:
-        words = (
-            f"{name} stored at {', '.join(map(at, entry.seen()))} after {entry.attempts} attempt(s)"
-            for name, entry in self.ledger.multiple.items()
-            if decided(entry) and len(entry.seen()) > max(1, entry.attempts)
+def acknowledged_and_lost(ledger: Ledger, name: str, *, settle_ns: int = SETTLE_NS) -> Check:
+    """Find messages acknowledged and lost."""
+    acknowledged = ledger.acknowledged
+    found = tuple(lost(ledger, settle_ns))
+    detail = f"{acknowledged} acknowledged, {len(found)} of them lost"
+    if found:
+        examples = tuple(
+            f"{message.id} at {at(message.position)}, acknowledged"
+            for message in found[:EXAMPLES_MAX]
         )
-        count = len(self.ledger.entries)
-        return judge(self.name, words, f"{count} messages", count)
+        return Check(name, Verdict.FAIL, len(found), detail, examples, found)
+    waiting = sum(len(queue.outstanding) for queue in ledger.queues.values())
+    if acknowledged == 0 or waiting:
+        detail += f"; {waiting} not consumed yet and no complete drain to say why"
+        return Check(name, Verdict.UNKNOWN, waiting, detail)
+    return Check(name, Verdict.PASS, 0, detail)
 
 
-class RetryDuplicates(MessageChecker):
+def phantoms(ledger: Ledger, name: str) -> Check:
+    """Find messages consumed that were never sent, or whose send certainly failed."""
+    words = (f"{name} {why}" for name, why in ledger.phantoms.items())
+    seen = ledger.named_deliveries
+    return judge(name, words, f"{seen} deliveries with their ids", seen)
+
+
+def twice_acknowledged(ledger: Ledger, name: str) -> Check:
+    """Find two messages acknowledged at one position: one has overwritten the other."""
+    clashes = ledger.twice_acked
+    words = (f"{at(place)} was given to {one} and to {other}" for place, one, other in clashes)
+    count = ledger.acknowledged
+    return judge(name, words, f"{count} acknowledged positions", count)
+
+
+def positions(ledger: Ledger, name: str) -> Check:
+    """Find one message per queue offset, and acknowledged messages at their place."""
+    count = sum(len(queue.holder) for queue in ledger.queues.values())
+    return judge(name, _positions_wrong(ledger), f"{count} positions", count)
+
+
+def _positions_wrong(ledger: Ledger) -> Iterator[str]:
+    for place, one, other in ledger.clashes:
+        yield f"{at(place)} holds both {one} and {other}"
+    for name, entry in ledger.misplaced.items():
+        if not entry.promised or entry.at_ack or not entry.deliveries:
+            continue
+        assert entry.queue is not None
+        # A retried message may lie in both places, the other copy being consumed already.
+        drained = entry.queue.topic in ledger.drains
+        if entry.attempts < 2 or drained or entry.queue.highest >= entry.offset:
+            place = entry.queue.place(entry.offset)
+            where = ", ".join(at(other) for other in entry.copies() if other != place)
+            yield f"{name} was acknowledged at {at(place)} but lies at {where}"
+
+
+def broker_duplicates(ledger: Ledger, name: str) -> Check:
+    """Find messages stored more often than the client tried: brokers' doing."""
+    words = (
+        f"{name} stored at {', '.join(map(at, entry.seen()))} after {entry.attempts} attempt(s)"
+        for name, entry in ledger.multiple.items()
+        if decided(entry) and len(entry.seen()) > max(1, entry.attempts)
+    )
+    count = len(ledger.entries)
+    return judge(name, words, f"{count} messages", count)
+
+
+def retry_duplicates(ledger: Ledger, name: str) -> Check:
     """Counts messages stored again by the client's own retry. Allowed."""
-
-    name = "duplicates by client retry"
-
-    def result(self) -> Check:
-        extra = 0
-        for entry in self.ledger.multiple.values():
-            copies = len(entry.seen())
-            if decided(entry) and 1 < copies <= entry.attempts:
-                extra += copies - 1
-        detail = "extra copies that a client's own retry stored (allowed)"
-        return Check(self.name, Verdict.PASS, extra, detail)
+    extra = 0
+    for entry in ledger.multiple.values():
+        copies = len(entry.seen())
+        if decided(entry) and 1 < copies <= entry.attempts:
+            extra += copies - 1
+    detail = "extra copies that a client's own retry stored (allowed)"
+    return Check(name, Verdict.PASS, extra, detail)
 
 
-class UnknownDelivered(MessageChecker):
+def unknown_delivered(ledger: Ledger, name: str) -> Check:
     """Counts sends of unknown outcome that turned out to be stored. Allowed."""
-
-    name = "unknown but delivered"
-
-    def result(self) -> Check:
-        ledger = self.ledger
-        detail = f"of {ledger.vague + ledger.open} sends without a known outcome (allowed)"
-        count = ledger.vague_delivered + ledger.open_delivered
-        return Check(self.name, Verdict.PASS, count, detail)
+    detail = f"of {ledger.vague + ledger.open} sends without a known outcome (allowed)"
+    count = ledger.vague_delivered + ledger.open_delivered
+    return Check(name, Verdict.PASS, count, detail)
 
 
-class StoredWithLess(MessageChecker):
+def stored_with_less(ledger: Ledger, name: str) -> Check:
     """Counts messages not flushed or on no slave, and their losses. Nothing was promised."""
-
-    name = "stored with less than promised"
-    essential = False
-
-    @property
-    def applies(self) -> bool:
-        return self.ledger.weakly_acknowledged > 0
-
-    def result(self) -> Check:
-        gone = sum(1 for send in self.ledger.weak.values() if self._is_lost(send))
-        detail = f"not answered SEND_OK; {gone} of them lost (allowed)"
-        return Check(self.name, Verdict.PASS, self.ledger.weakly_acknowledged, detail)
-
-    def _is_lost(self, send: Send) -> bool:
-        queue = self.ledger.queue(send.broker, send.topic, send.queue)
-        drained_ns = self.ledger.drains.get(send.topic, -1)
-        return send.done_ns <= drained_ns or send.offset <= queue.highest
+    gone = sum(1 for send in ledger.weak.values() if _is_lost(ledger, send))
+    detail = f"not answered SEND_OK; {gone} of them lost (allowed)"
+    return Check(name, Verdict.PASS, ledger.weakly_acknowledged, detail)
 
 
-class Redeliveries(MessageChecker):
+def _is_lost(ledger: Ledger, send: Send) -> bool:
+    queue = ledger.queue(send.broker, send.topic, send.queue)
+    drained_ns = ledger.drains.get(send.topic, -1)
+    return send.done_ns <= drained_ns or send.offset <= queue.highest
+
+
+def redeliveries(ledger: Ledger, name: str) -> Check:
     """Counts positions handed out more than once. Allowed (at least once)."""
-
-    name = "redeliveries"
-
-    def result(self) -> Check:
-        detail = "deliveries of a position that had been consumed before (allowed)"
-        return Check(self.name, Verdict.PASS, self.ledger.redeliveries, detail)
+    detail = "deliveries of a position that had been consumed before (allowed)"
+    return Check(name, Verdict.PASS, ledger.redeliveries, detail)
 
 
 def decided(entry: Entry) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from raftmq.chaos.checks.prefix import PrefixMax
-from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders
+from raftmq.chaos.checks.verdict import Check, Handlers, Offenders
 from raftmq.chaos.history.events import Kind, MetaRead, MetaWrite, Outcome
 
 
@@ -20,10 +20,8 @@ class _Object:
     written: int = 0  # highest version that anybody tried to write
 
 
-class MetadataBack(Checker):
+class MetadataBack:
     """The check for topics and groups read back older than acknowledged, or never written."""
-
-    name = "metadata going back"
 
     def __init__(self) -> None:
         self._objects: dict[tuple[str, str, str], _Object] = {}  # broker, what, name
@@ -42,9 +40,9 @@ class MetadataBack(Checker):
     def applies(self) -> bool:
         return bool(self._objects)
 
-    def result(self) -> Check:
+    def result(self, name: str) -> Check:
         detail = f"{len(self._objects)} objects, {self._writes} acknowledged, {self._reads} read"
-        return self._wrong.check(self.name, detail, min(self._reads, self._writes))
+        return self._wrong.check(name, detail, min(self._reads, self._writes))
 
     def _object(self, event: MetaWrite | MetaRead) -> _Object:
         key = (event.broker, event.what, event.name)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raftmq.chaos.checks.prefix import PrefixMax
-from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders
+from raftmq.chaos.checks.verdict import Check, Handlers, Offenders
 from raftmq.chaos.history.events import Commit, Consume, Kind, Membership
 
 UNANSWERED_MAX = 64  # commits per queue that may still take effect; older ones are dropped
@@ -48,10 +48,8 @@ class _Start:
     floors: Mapping[QueueKey, tuple[int, int]]
 
 
-class OffsetsBack(Checker):
+class OffsetsBack:
     """The check for consumer offsets that went back."""
-
-    name = "consumer offsets going back"
 
     def __init__(self) -> None:
         self._registers: dict[tuple[str, QueueKey], _Register] = {}  # (group, queue)
@@ -75,11 +73,11 @@ class OffsetsBack(Checker):
     def applies(self) -> bool:
         return self._seen > 0
 
-    def result(self) -> Check:
+    def result(self, name: str) -> Check:
         detail = f"{len(self._registers)} queues, {self._seen} commits and fetches"
         if self._taken_over:
             detail += f"; {self._taken_over} lower commits by a consumer that had just taken over"
-        return self._wrong.check(self.name, detail, self._seen)
+        return self._wrong.check(name, detail, self._seen)
 
     def _register(self, event: Commit) -> _Register:
         key = (event.group, (event.broker, event.topic, event.queue))

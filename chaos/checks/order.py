@@ -7,60 +7,30 @@
 - order as consumed: where consumers promise order, the first delivery of an acknowledged message
   comes before that of any later one of its key.
 
-Messages that were not answered SEND_OK are not judged here. Memory: one object a key.
+Messages that were not answered SEND_OK are not judged here. What looks into the ledger has to be
+fed after it. Memory: one object a key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from raftmq.chaos.checks.ledger import Entry, Ledger
-from raftmq.chaos.checks.messages import MessageChecker
 from raftmq.chaos.checks.prefix import PrefixMax
 from raftmq.chaos.checks.verdict import Check, Handlers, Offenders, at
 from raftmq.chaos.history.events import Consume, Kind, Position, Send
 
 
-class OrderChecker(MessageChecker):
-    """A check of messages with handlers of its own, which are called after the ledger's."""
+class OrderPerQueue:
+    """Finds whether acknowledged offsets of a queue rise with real time."""
 
-    essential = False
-
-    def handlers(self) -> Handlers:
-        joined = dict(super().handlers())
-        for kind, then in self.own().items():
-            joined[kind] = in_turn(joined[kind], then) if kind in joined else then
-        return joined
-
-    def own(self) -> Handlers:
-        """Return the handlers besides the ledger's."""
-        raise NotImplementedError
-
-
-def in_turn(first: Callable[[Any], None], then: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a handler that calls both, one after the other."""
-
-    def both(event: Any) -> None:
-        first(event)
-        then(event)
-
-    return both
-
-
-class OrderPerQueue(OrderChecker):
-    """The check that acknowledged offsets of a queue rise with real time."""
-
-    name = "order per queue"
-
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        super().__init__(ledger)
+    def __init__(self) -> None:
         self._tops: dict[tuple[str, str, int], PrefixMax] = {}
         self._wrong = Offenders()
         self._compared = 0
 
-    def own(self) -> Handlers:
+    def handlers(self) -> Handlers:
         return {Kind.SEND_DECIDED: self._decided}
 
     @property
@@ -83,10 +53,10 @@ class OrderPerQueue(OrderChecker):
                 )
         top.note(send.done_ns, send.offset)
 
-    def result(self) -> Check:
+    def result(self, name: str) -> Check:
         detail = f"{len(self._tops)} queues, {self._compared} sends after another was acknowledged"
         # Without two sends one after the other nothing could be out of order.
-        return self._wrong.check(self.name, detail, len(self._tops))
+        return self._wrong.check(name, detail, len(self._tops))
 
 
 @dataclass(slots=True)
@@ -98,19 +68,17 @@ class _Key:
     last_invoked_ns: int = 0
 
 
-class OrderPerKey(OrderChecker):
-    """The check of each order key: one queue, first copies in the order of sending."""
+class OrderPerKey:
+    """Finds order keys in several queues, or first copies not in the order of sending."""
 
-    name = "order per key"
-
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        super().__init__(ledger)
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._keys: dict[tuple[str, str], _Key] = {}
         self._suspects: dict[str, Entry] = {}  # id → the later message of a wrong pair
         self._overlaps = Offenders()
         self._compared = 0
 
-    def own(self) -> Handlers:
+    def handlers(self) -> Handlers:
         return {Kind.SEND_DECIDED: self._decided}
 
     @property
@@ -125,7 +93,7 @@ class OrderPerKey(OrderChecker):
             key = self._keys[send.topic, send.order] = _Key()
         if not send.promised:
             return
-        entry = self.ledger.entries[send.id]
+        entry = self._ledger.entries[send.id]
         last = key.last
         if last is not None:
             self._compared += 1
@@ -146,17 +114,13 @@ class OrderPerKey(OrderChecker):
                     self._suspects[send.id] = entry
         key.last, key.last_done_ns, key.last_invoked_ns = entry, send.done_ns, send.invoked_ns
 
-    def result(self) -> Check:
+    def result(self, name: str) -> Check:
         detail = f"{len(self._keys)} keys, {self._compared} neighbours"
-        found = Offenders()
-        found.count, found.examples = self._overlaps.count, list(self._overlaps.examples)
-        for words in self._wrong():
-            found.add(words)
-        return found.check(self.name, detail, len(self._keys))
+        return self._overlaps.and_more(self._wrong()).check(name, detail, len(self._keys))
 
     def _wrong(self) -> Iterator[str]:
         # A copy found later may become the first one, so pairs with copies are compared again.
-        for entry in (self._suspects | self.ledger.multiple).values():
+        for entry in (self._suspects | self._ledger.multiple).values():
             before = entry.before
             if before is None or not out_of_order(entry):
                 continue
@@ -177,19 +141,17 @@ def queue_of(place: Position) -> tuple[str, str, int]:
     return place[:3]
 
 
-class OrderConsumed(OrderChecker):
-    """The check that ordered consumers see each key's messages in the order of sending."""
+class OrderConsumed:
+    """Finds whether ordered consumers see each key's messages in the order of sending."""
 
-    name = "order as consumed"
-
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        super().__init__(ledger)
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._highest: dict[tuple[str, str], int] = {}  # (topic, order key) → seq delivered
         self._late: dict[str, str] = {}  # not decided yet, delivered late: id → words
         self._wrong = Offenders()
         self._seen = 0
 
-    def own(self) -> Handlers:
+    def handlers(self) -> Handlers:
         return {Kind.CONSUMED: self._consumed, Kind.SEND_DECIDED: self._decided}
 
     @property
@@ -199,7 +161,7 @@ class OrderConsumed(OrderChecker):
     def _consumed(self, batch: Consume) -> None:
         if not batch.orderly:
             return
-        entries, highest = self.ledger.entries, self._highest
+        entries, highest = self._ledger.entries, self._highest
         for name in batch.ids:
             entry = entries.get(name)
             if entry is None or not entry.order or entry.deliveries != 1:
@@ -222,6 +184,6 @@ class OrderConsumed(OrderChecker):
             if words is not None and send.promised:
                 self._wrong.add(words)
 
-    def result(self) -> Check:
+    def result(self, name: str) -> Check:
         detail = f"{len(self._highest)} keys, {self._seen} ordered deliveries"
-        return self._wrong.check(self.name, detail, self._seen)
+        return self._wrong.check(name, detail, self._seen)

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from raftmq.chaos.checks.verdict import Check, Checker, Handlers, Offenders
+from raftmq.chaos.checks.verdict import Check, Handlers, Offenders
 from raftmq.chaos.history.events import Fault, Kind, Leader, LogLine, Logs, Replicas
 
 DISK_TROUBLE = r"OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
@@ -21,14 +21,12 @@ EXPECTED_LINES: Mapping[str, Sequence[str]] = {
 }
 
 
-class TwoLeaders(Checker):
+class TwoLeaders:
     """The check of election safety as seen from outside: at most one leader per term and group
     (Raft 5.2).
 
     Only terms above 0 count: classic masters have none.
     """
-
-    name = "two leaders in one term"
 
     def __init__(self) -> None:
         self._terms: dict[tuple[str, int], set[str]] = defaultdict(set)
@@ -44,19 +42,17 @@ class TwoLeaders(Checker):
         if leader.term > 0:
             self._terms[leader.group, leader.term].add(leader.node)
 
-    def result(self) -> Check:
+    def result(self, name: str) -> Check:
         wrong = Offenders()
         for (group, term), nodes in sorted(self._terms.items()):
             if len(nodes) > 1:
                 where = f"{group} " if group else ""
                 wrong.add(f"{where}term {term}: {', '.join(sorted(nodes))}")
-        return wrong.check(self.name, f"{len(self._terms)} terms seen", len(self._terms))
+        return wrong.check(name, f"{len(self._terms)} terms seen", len(self._terms))
 
 
-class ReplicasDiffer(Checker):
+class ReplicasDiffer:
     """The check that replicas of a group hold the same bytes up to what all have committed."""
-
-    name = "replicas differ"
 
     def __init__(self) -> None:
         self._last: dict[str, Replicas] = {}  # group → its last comparison
@@ -71,7 +67,7 @@ class ReplicasDiffer(Checker):
     def _compared(self, replicas: Replicas) -> None:
         self._last[replicas.group] = replicas
 
-    def result(self) -> Check:
+    def result(self, name: str) -> Check:
         wrong = Offenders()
         decided = 0
         complaints = []
@@ -85,7 +81,7 @@ class ReplicasDiffer(Checker):
                 wrong.add(words)
         size = sum(found.end - found.begin for found in self._last.values())
         detail = "; ".join([f"{len(self._last)} groups, {size:,} bytes each", *complaints])
-        return wrong.check(self.name, detail, 0 if complaints else decided)
+        return wrong.check(name, detail, 0 if complaints else decided)
 
 
 def differences(found: Replicas) -> list[str]:
@@ -107,10 +103,8 @@ def differences(found: Replicas) -> list[str]:
     return words
 
 
-class BadLogLines(Checker):
+class BadLogLines:
     """The check for assertion failures, tracebacks and broken invariants in the nodes' logs."""
-
-    name = "failures in server logs"
 
     def __init__(self, expected: Mapping[str, Sequence[str]] = EXPECTED_LINES) -> None:
         self._expected = [
@@ -137,7 +131,7 @@ class BadLogLines(Checker):
     def _logs(self, logs: Logs) -> None:
         self._searched = sum(logs.lines.values())
 
-    def result(self) -> Check:
+    def result(self, name: str) -> Check:
         wrong = Offenders()
         excused = 0
         for line in self._lines:
@@ -148,7 +142,7 @@ class BadLogLines(Checker):
         detail = f"{self._searched:,} lines searched"
         if excused:
             detail += f", {excused} excused by the faults that were injected"
-        return wrong.check(self.name, detail, self._searched)
+        return wrong.check(name, detail, self._searched)
 
     def _is_expected(self, line: LogLine) -> bool:
         return any(

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from raftmq.chaos.checks.verdict import (
-    BookChecker,
     Check,
     Handlers,
     Offenders,
@@ -59,6 +58,10 @@ class RetryBook:
         self.drains: dict[str, int] = {}
         self.deliveries = 0
         self.given_back = 0
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.found) or self.deliveries > 0
 
     def handlers(self) -> Handlers:
         return {
@@ -131,78 +134,60 @@ def came_again(entry: Retried, back: GivenBack) -> bool:
     return any(entry.again.get(times) for times in range(back.times + 1, back.seen + 2))
 
 
-class RetryChecker(BookChecker[RetryBook]):
-    """The base of the checks of retries."""
-
-    new_book = RetryBook
-
-
-class RetriesLost(RetryChecker):
-    """The check for messages lost, at first or after they were given back."""
-
-    name = "given back and lost"
-
-    def result(self) -> Check:
-        book = self.book
-        acked = sum(1 for entry in book.found.values() if entry.outcome is Outcome.OK)
-        dead = sum(1 for entry in book.found.values() if entry.dead)
-        missing = list(self._missing())
-        lost = [words for words, known_ns, drained_ns in missing if known_ns <= drained_ns]
-        detail = (
-            f"{acked} acknowledged, {book.given_back} times given back, {dead} dead letters in the "
-            "end"
-        )
-        return judge_lost(self.name, lost, len(missing), acked, detail)
-
-    def _missing(self) -> Iterator[tuple[str, int, int]]:
-        """Yield what is missing: words, due since when, when its topic was drained."""
-        for name, entry in self.book.found.items():
-            drained_ns = self.book.drains.get(entry.topic, -1)
-            if entry.outcome is Outcome.OK and not entry.accepted and not entry.dead:
-                seen = "given back" if entry.began else "never delivered"
-                yield (
-                    f"{name}: neither consumed nor a dead letter ({seen})",
-                    entry.acked_ns,
-                    drained_ns,
-                )
-            for back in entry.backs:
-                if back.outcome is Outcome.OK and not came_again(entry, back):
-                    what = "it is no dead letter" if back.dead else "it did not come again"
-                    yield f"{name}: given back at time {back.times}, {what}", back.t_ns, drained_ns
+def retries_lost(book: RetryBook, name: str) -> Check:
+    """Find messages lost, at first or after they were given back."""
+    acked = sum(1 for entry in book.found.values() if entry.outcome is Outcome.OK)
+    dead = sum(1 for entry in book.found.values() if entry.dead)
+    missing = list(_missing(book))
+    lost = [words for words, known_ns, drained_ns in missing if known_ns <= drained_ns]
+    detail = (
+        f"{acked} acknowledged, {book.given_back} times given back, {dead} dead letters in the end"
+    )
+    return judge_lost(name, lost, len(missing), acked, detail)
 
 
-class RetriesOutOfTurn(RetryChecker):
-    """The check for retries that nobody had given back so often."""
+def _missing(book: RetryBook) -> Iterator[tuple[str, int, int]]:
+    """Yield what is missing: words, due since when, when its topic was drained."""
+    for name, entry in book.found.items():
+        drained_ns = book.drains.get(entry.topic, -1)
+        if entry.outcome is Outcome.OK and not entry.accepted and not entry.dead:
+            seen = "given back" if entry.began else "never delivered"
+            yield (
+                f"{name}: neither consumed nor a dead letter ({seen})",
+                entry.acked_ns,
+                drained_ns,
+            )
+        for back in entry.backs:
+            if back.outcome is Outcome.OK and not came_again(entry, back):
+                what = "it is no dead letter" if back.dead else "it did not come again"
+                yield f"{name}: given back at time {back.times}, {what}", back.t_ns, drained_ns
 
-    name = "retries out of turn"
 
-    def result(self) -> Check:
-        detail = f"{self.book.deliveries} deliveries"
-        return self.book.out_of_turn.check(self.name, detail, self.book.deliveries)
+def retries_out_of_turn(book: RetryBook, name: str) -> Check:
+    """Find retries that nobody had given back so often."""
+    detail = f"{book.deliveries} deliveries"
+    return book.out_of_turn.check(name, detail, book.deliveries)
 
 
-class RetryCopies(RetryChecker):
-    """The check for retries stored more than once."""
+def retry_copies(book: RetryBook, name: str) -> Check:
+    """Find retries stored more than once."""
+    detail = f"{book.given_back} times given back"
+    return judge(name, _retry_copies_wrong(book), detail, book.deliveries)
 
-    name = "retries stored more than once"
 
-    def result(self) -> Check:
-        detail = f"{self.book.given_back} times given back"
-        return judge(self.name, self._wrong(), detail, self.book.deliveries)
-
-    def _wrong(self) -> Iterator[str]:
-        for name, entry in self.book.found.items():
-            if len(entry.began) > len(entry.backs) or entry.outcome is Outcome.OPEN:
-                continue  # the number of attempts is not known
-            if len(entry.first) > max(1, entry.attempts):
-                yield f"{name} lies at {_places(entry.first)} after {entry.attempts} attempt(s)"
-            for times, places in entry.again.items():
-                tries = sum(b.tries for b in entry.backs if b.times < times <= b.seen + 1)
-                if len(places) > max(1, tries):
-                    yield f"{name} time {times} lies at {_places(places)} after {tries} request(s)"
-            tries = sum(back.tries for back in entry.backs if back.dead)
-            if len(entry.dead) > max(1, tries):
-                yield f"{name} is a dead letter at {_places(entry.dead)} after {tries} request(s)"
+def _retry_copies_wrong(book: RetryBook) -> Iterator[str]:
+    for name, entry in book.found.items():
+        if len(entry.began) > len(entry.backs) or entry.outcome is Outcome.OPEN:
+            continue  # the number of attempts is not known
+        if len(entry.first) > max(1, entry.attempts):
+            yield f"{name} lies at {_places(entry.first)} after {entry.attempts} attempt(s)"
+        for times, places in entry.again.items():
+            tries = sum(b.tries for b in entry.backs if b.times < times <= b.seen + 1)
+            if len(places) > max(1, tries):
+                yield f"{name} time {times} lies at {_places(places)} after {tries} request(s)"
+        tries = sum(back.tries for back in entry.backs if back.dead)
+        if len(entry.dead) > max(1, tries):
+            yield f"{name} is a dead letter at {_places(entry.dead)} after {tries} request(s)"
 
 
 def _places(places: set[Position]) -> str:

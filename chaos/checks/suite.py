@@ -5,57 +5,34 @@
         suite.feed(record)
     suite.results(); suite.lost()
 
-Every record is turned into an event once; the checks of messages share one ledger. Memory grows
-with the number of messages (chaos.checks.ledger says how much), not with that of records.
+Every record is turned into an event once; checks share their books, those of messages one ledger.
+Memory grows with the number of messages (chaos.checks.ledger says how much), not of records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from raftmq.chaos.checks.delayed import (
-    DelayBook,
-    DelayedCopies,
-    DelayedEarly,
-    DelayedLate,
-    DelayedLost,
-)
+from raftmq.chaos.checks import delayed, messages, retries, transactions
 from raftmq.chaos.checks.ledger import Ledger
-from raftmq.chaos.checks.locks import Skipped, StoodStill, TwoAtOnce
-from raftmq.chaos.checks.messages import (
-    SETTLE_NS,
-    BrokerDuplicates,
-    Lost,
-    Phantoms,
-    Positions,
-    Redeliveries,
-    RetryDuplicates,
-    StoredWithLess,
-    TwiceAcknowledged,
-    UnknownDelivered,
-    ledger_handlers,
-)
+from raftmq.chaos.checks.locks import WorkBook
+from raftmq.chaos.checks.messages import SETTLE_NS
 from raftmq.chaos.checks.metadata import MetadataBack
 from raftmq.chaos.checks.offsets import OffsetsBack
 from raftmq.chaos.checks.order import OrderConsumed, OrderPerKey, OrderPerQueue
-from raftmq.chaos.checks.replicas import (
-    EXPECTED_LINES,
-    BadLogLines,
-    ReplicasDiffer,
-    TwoLeaders,
-)
-from raftmq.chaos.checks.retries import RetriesLost, RetriesOutOfTurn, RetryBook, RetryCopies
-from raftmq.chaos.checks.transactions import (
-    CommittedLost,
-    HalvesAtEnd,
-    TransactionBook,
-    TransactionCopies,
-    WithoutCommit,
-)
-from raftmq.chaos.checks.verdict import Check, Checker, Handlers, LostMessage, Verdict, merge
+from raftmq.chaos.checks.replicas import EXPECTED_LINES, BadLogLines, ReplicasDiffer, TwoLeaders
+from raftmq.chaos.checks.verdict import Book, Check, Checker, LostMessage, Verdict, merge
 from raftmq.chaos.history.assembly import Assembler, Record
 from raftmq.chaos.history.events import History, HistoryError, Kind
+
+# Checks that a scenario's statement names.
+LOST = "acknowledged but lost"
+MADE_BY_BROKERS = "duplicates made by brokers"
+BY_CLIENT_RETRY = "duplicates by client retry"
+OFFSETS_BACK = "consumer offsets going back"
+METADATA_BACK = "metadata going back"
 
 
 class Suite:
@@ -73,60 +50,21 @@ class Suite:
         expected_lines: Mapping[str, Sequence[str]] = EXPECTED_LINES,
     ) -> None:
         self.ledger = Ledger()
-        ledger = self.ledger
-        self._lost = Lost(ledger, settle_ns)
-        transactions, delays, retries = TransactionBook(), DelayBook(), RetryBook()
-        self.checkers: tuple[Checker, ...] = (
-            self._lost,
-            Phantoms(ledger),
-            TwiceAcknowledged(ledger),
-            Positions(ledger),
-            BrokerDuplicates(ledger),
-            OrderPerQueue(ledger),
-            OrderPerKey(ledger),
-            OrderConsumed(ledger),
-            TwoAtOnce(),
-            Skipped(),
-            CommittedLost(transactions),
-            WithoutCommit(transactions),
-            TransactionCopies(transactions),
-            HalvesAtEnd(transactions),
-            DelayedLost(delays),
-            DelayedEarly(delays),
-            DelayedCopies(delays),
-            RetriesLost(retries),
-            RetriesOutOfTurn(retries),
-            RetryCopies(retries),
-            OffsetsBack(),
-            MetadataBack(),
-            TwoLeaders(),
-            ReplicasDiffer(),
-            BadLogLines(expected_lines),
-            RetryDuplicates(ledger),
-            UnknownDelivered(ledger),
-            StoredWithLess(ledger),
-            Redeliveries(ledger),
-            DelayedLate(delays),
-            StoodStill(),
-        )
+        self._settle_ns = settle_ns
+        posted = transactions.TransactionBook(), delayed.DelayBook(), retries.RetryBook()
+        self._posted: tuple[Book, ...] = posted
+        self.checkers = all_checkers(self.ledger, *posted, settle_ns, expected_lines)
         unknown = set(expected) - set(self.names())
         if unknown:
             raise ValueError(f"there is no check called {', '.join(sorted(unknown))}")
         self._expected = frozenset(expected)
         self._assembler = Assembler()
         self._table: list[tuple[Any, ...]] = [()] * len(Kind)
-        shared = (transactions, delays, retries)
-        for handlers in (
-            ledger_handlers(ledger),
-            *(book.handlers() for book in shared),
-            *(checker.handlers() for checker in self.checkers),
-        ):
-            self._listen(handlers)
+        # Each book once, the ledger first: others look into it.
+        for book in dict.fromkeys(checker.book for checker in self.checkers):
+            for kind, handler in book.handlers().items():
+                self._table[kind] = (*self._table[kind], handler)
         self.records = 0
-
-    def _listen(self, handlers: Handlers) -> None:
-        for kind, handler in handlers.items():
-            self._table[kind] = (*self._table[kind], handler)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all checks, in the order of `results`."""
@@ -159,11 +97,7 @@ class Suite:
         The essential checks are left out if messages were promised only as transactions, delayed
         messages or retries.
         """
-        elsewhere = any(
-            checker.applies
-            for checker in self.checkers
-            if isinstance(checker, CommittedLost | DelayedLost | RetriesLost)
-        )
+        elsewhere = any(book.applies for book in self._posted)
         return tuple(
             checker.result()
             for checker in self.checkers
@@ -178,7 +112,70 @@ class Suite:
 
     def lost(self) -> tuple[LostMessage, ...]:
         """Return every acknowledged and lost message, by queue and offset."""
-        return tuple(self._lost.lost())
+        return tuple(messages.lost(self.ledger, self._settle_ns))
+
+
+def all_checkers(
+    ledger: Ledger,
+    transaction_book: transactions.TransactionBook,
+    delay_book: delayed.DelayBook,
+    retry_book: retries.RetryBook,
+    settle_ns: int,
+    expected_lines: Mapping[str, Sequence[str]],
+) -> tuple[Checker[Any], ...]:
+    """Return every check there is, in the order of a report."""
+    work = WorkBook()
+    lost = partial(messages.acknowledged_and_lost, settle_ns=settle_ns)
+    return (
+        Checker(LOST, ledger, lost, essential=True),
+        Checker("phantoms", ledger, messages.phantoms, essential=True),
+        Checker(
+            "two messages acknowledged at one position",
+            ledger,
+            messages.twice_acknowledged,
+            essential=True,
+        ),
+        Checker("queue positions", ledger, messages.positions, essential=True),
+        Checker(MADE_BY_BROKERS, ledger, messages.broker_duplicates, essential=True),
+        Checker("order per queue", OrderPerQueue(), OrderPerQueue.result),
+        Checker("order per key", OrderPerKey(ledger), OrderPerKey.result),
+        Checker("order as consumed", OrderConsumed(ledger), OrderConsumed.result),
+        Checker("two consumers in one queue", work, WorkBook.two_at_once),
+        Checker("skipped in an orderly queue", work, WorkBook.skipped),
+        Checker("committed but lost", transaction_book, transactions.committed_lost),
+        Checker("delivered without a commit", transaction_book, transactions.without_commit),
+        Checker(
+            "transactions stored more than once", transaction_book, transactions.transaction_copies
+        ),
+        Checker(
+            "half messages at the end",
+            transaction_book,
+            transactions.halves_at_end,
+            only_if=lambda book: book.scanned,
+        ),
+        Checker("delayed and lost", delay_book, delayed.delayed_lost),
+        Checker("delayed but early", delay_book, delayed.delayed_early),
+        Checker("delayed and stored more than once", delay_book, delayed.delayed_copies),
+        Checker("given back and lost", retry_book, retries.retries_lost),
+        Checker("retries out of turn", retry_book, retries.retries_out_of_turn),
+        Checker("retries stored more than once", retry_book, retries.retry_copies),
+        Checker(OFFSETS_BACK, OffsetsBack(), OffsetsBack.result),
+        Checker(METADATA_BACK, MetadataBack(), MetadataBack.result),
+        Checker("two leaders in one term", TwoLeaders(), TwoLeaders.result),
+        Checker("replicas differ", ReplicasDiffer(), ReplicasDiffer.result),
+        Checker("failures in server logs", BadLogLines(expected_lines), BadLogLines.result),
+        Checker(BY_CLIENT_RETRY, ledger, messages.retry_duplicates, essential=True),
+        Checker("unknown but delivered", ledger, messages.unknown_delivered, essential=True),
+        Checker(
+            "stored with less than promised",
+            ledger,
+            messages.stored_with_less,
+            only_if=lambda book: book.weakly_acknowledged > 0,
+        ),
+        Checker("redeliveries", ledger, messages.redeliveries, essential=True),
+        Checker("lateness of delayed messages", delay_book, delayed.delayed_late),
+        Checker("orderly queues standing still", work, WorkBook.stood_still),
+    )
 
 
 def check_all(history: History, settle_ns: int = SETTLE_NS) -> tuple[Check, ...]:

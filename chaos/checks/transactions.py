@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raftmq.chaos.checks.verdict import (
-    BookChecker,
     Check,
     Handlers,
     Offenders,
@@ -57,6 +56,10 @@ class TransactionBook:
         self.scanned = False
         self.drains: dict[str, int] = {}
         self.deliveries = 0
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.found) or self.deliveries > 0
 
     def handlers(self) -> Handlers:
         return {
@@ -115,81 +118,54 @@ class TransactionBook:
             self.drains[drain.topic] = drain.t_ns
 
 
-class TransactionChecker(BookChecker[TransactionBook]):
-    """The base of the checks of transactions."""
-
-    new_book = TransactionBook
-
-
-class CommittedLost(TransactionChecker):
-    """The check for transactions committed and lost."""
-
-    name = "committed but lost"
-
-    def result(self) -> Check:
-        book = self.book
-        committed = [(name, t) for name, t in book.found.items() if t.commit_ns]
-        missing = [(name, t) for name, t in committed if not t.places]
-        lost = [
-            f"{name}: commit was said{' and confirmed' if entry.confirmed else ''}"
-            for name, entry in missing
-            if entry.commit_ns <= book.drains.get(entry.topic, -1)
-        ]
-        detail = f"{len(committed)} committed of {len(book.found)} transactions"
-        return judge_lost(self.name, lost, len(missing), len(committed), detail)
+def committed_lost(book: TransactionBook, name: str) -> Check:
+    """Find transactions committed and lost."""
+    committed = [(name, t) for name, t in book.found.items() if t.commit_ns]
+    missing = [(name, t) for name, t in committed if not t.places]
+    lost = [
+        f"{name}: commit was said{' and confirmed' if entry.confirmed else ''}"
+        for name, entry in missing
+        if entry.commit_ns <= book.drains.get(entry.topic, -1)
+    ]
+    detail = f"{len(committed)} committed of {len(book.found)} transactions"
+    return judge_lost(name, lost, len(missing), len(committed), detail)
 
 
-class WithoutCommit(TransactionChecker):
-    """The check for transactions delivered without a commit."""
-
-    name = "delivered without a commit"
-
-    def result(self) -> Check:
-        silent = sum(1 for entry in self.book.found.values() if not entry.commit_ns)
-        detail = f"{self.book.deliveries} deliveries; {silent} transactions without a commit"
-        return self.book.too_early.check(self.name, detail, self.book.deliveries)
+def without_commit(book: TransactionBook, name: str) -> Check:
+    """Find transactions delivered without a commit."""
+    silent = sum(1 for entry in book.found.values() if not entry.commit_ns)
+    detail = f"{book.deliveries} deliveries; {silent} transactions without a commit"
+    return book.too_early.check(name, detail, book.deliveries)
 
 
-class TransactionCopies(TransactionChecker):
-    """The check for transactions stored more than once."""
-
-    name = "transactions stored more than once"
-
-    def result(self) -> Check:
-        detail = f"{sum(1 for t in self.book.found.values() if t.places)} transactions delivered"
-        return judge(self.name, self._wrong(), detail, self.book.deliveries)
-
-    def _wrong(self) -> Iterator[str]:
-        for name, entry in self.book.found.items():
-            if entry.half is not Outcome.OPEN and len(entry.places) > max(1, entry.attempts):
-                places = ", ".join(map(at, sorted(entry.places)))
-                yield f"{name} lies at {places} after {entry.attempts} attempt(s)"
+def transaction_copies(book: TransactionBook, name: str) -> Check:
+    """Find transactions stored more than once."""
+    detail = f"{sum(1 for t in book.found.values() if t.places)} transactions delivered"
+    return judge(name, _transaction_copies_wrong(book), detail, book.deliveries)
 
 
-class HalvesAtEnd(TransactionChecker):
-    """The check for half messages at the end. Left out unless the broker's topics were read."""
+def _transaction_copies_wrong(book: TransactionBook) -> Iterator[str]:
+    for name, entry in book.found.items():
+        if entry.half is not Outcome.OPEN and len(entry.places) > max(1, entry.attempts):
+            places = ", ".join(map(at, sorted(entry.places)))
+            yield f"{name} lies at {places} after {entry.attempts} attempt(s)"
 
-    name = "half messages at the end"
 
-    @property
-    def applies(self) -> bool:
-        return self.book.scanned
+def halves_at_end(book: TransactionBook, name: str) -> Check:
+    """Find wrong half messages at the end, where the broker's own topics were read."""
+    kept = sum(1 for name in book.open_at_end if name in book.found)
+    detail = f"{len(book.found)} transactions, {kept} half messages left open"
+    return judge(name, _halves_at_end_wrong(book), detail, len(book.found) if book.scanned else 0)
 
-    def result(self) -> Check:
-        book = self.book
-        kept = sum(1 for name in book.open_at_end if name in book.found)
-        detail = f"{len(book.found)} transactions, {kept} half messages left open"
-        return judge(self.name, self._wrong(), detail, len(book.found) if book.scanned else 0)
 
-    def _wrong(self) -> Iterator[str]:
-        book = self.book
-        for name in sorted(book.open_at_end):
-            entry = book.found.get(name)
-            if entry is None:
-                yield f"{name} is open: nobody sent it"
-            elif entry.decided:
-                yield f"{name} is open although it was decided"
-        for name, entry in book.found.items():
-            undecided = entry.half is Outcome.OK and not entry.decided
-            if undecided and name not in book.open_at_end and not entry.places:
-                yield f"{name} was acknowledged, not decided, and its half message is gone"
+def _halves_at_end_wrong(book: TransactionBook) -> Iterator[str]:
+    for name in sorted(book.open_at_end):
+        entry = book.found.get(name)
+        if entry is None:
+            yield f"{name} is open: nobody sent it"
+        elif entry.decided:
+            yield f"{name} is open although it was decided"
+    for name, entry in book.found.items():
+        undecided = entry.half is Outcome.OK and not entry.decided
+        if undecided and name not in book.open_at_end and not entry.places:
+            yield f"{name} was acknowledged, not decided, and its half message is gone"

@@ -1,4 +1,4 @@
-"""The answer of a check, and the interface of every checker. Pure.
+"""The answer of a check, and what a check is made of. Pure.
 
 Verdicts merge as Jepsen's do: a failure beats not knowing, not knowing beats a pass. A check that
 had nothing to look at says UNKNOWN rather than pass: a harness that never fails proves nothing.
@@ -6,11 +6,10 @@ had nothing to look at says UNKNOWN rather than pass: a harness that never fails
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from raftmq.chaos.history.events import Kind, Position
 
@@ -65,34 +64,41 @@ def merge(checks: Iterable[Check]) -> Verdict:
     return Verdict.PASS if found else Verdict.UNKNOWN
 
 
-class Checker(ABC):
-    """One check, fed with events as they happen; `result` may be called at any time.
-
-    `handlers` says which events it takes. An `essential` check is made of every history; the others
-    only where the history has something for them (`applies`), or where they were expected.
-    """
-
-    name: str
-    essential = False
-
-    def feed(self, kind: Kind, event: Any) -> None:
-        """Take one more event."""
-        handler = self.handlers().get(kind)
-        if handler is not None:
-            handler(event)
-
-    @abstractmethod
-    def handlers(self) -> Handlers:
-        """Return the function to call for each kind of event."""
+class Book(Protocol):
+    """The state that checks are judged by, fed with events as they happen; asked at any time."""
 
     @property
-    @abstractmethod
     def applies(self) -> bool:
         """True if the history had something to look at."""
 
-    @abstractmethod
+    def handlers(self) -> Handlers:
+        """Return the function to call for each kind of event."""
+
+
+B = TypeVar("B", bound=Book)
+
+
+@dataclass(frozen=True, slots=True)
+class Checker(Generic[B]):
+    """One check: its name, the book that it looks at, and the function that judges the book.
+
+    Several checks may share a book. An `essential` check is made of every history; the others only
+    where the history has something for them (`applies`), or where they were expected.
+    """
+
+    name: str
+    book: B
+    judge: Callable[[B, str], Check]
+    essential: bool = False
+    only_if: Callable[[B], bool] | None = None  # in place of the book's own word
+
+    @property
+    def applies(self) -> bool:
+        return self.only_if(self.book) if self.only_if else self.book.applies
+
     def result(self) -> Check:
         """Return the answer as of now."""
+        return self.judge(self.book, self.name)
 
 
 class Offenders:
@@ -107,6 +113,14 @@ class Offenders:
         if len(self.examples) < EXAMPLES_MAX:
             self.examples.append(words)
 
+    def and_more(self, words: Iterable[str]) -> Offenders:
+        """Return these and those that are found only now."""
+        more = Offenders()
+        more.count, more.examples = self.count, list(self.examples)
+        for each in words:
+            more.add(each)
+        return more
+
     def check(self, name: str, detail: str, evidence: int) -> Check:
         """Return FAIL with offenders, else PASS with `evidence`, UNKNOWN without."""
         if self.count:
@@ -116,10 +130,7 @@ class Offenders:
 
 def judge(name: str, offenders: Iterator[str], detail: str, evidence: int) -> Check:
     """Return Offenders.check for offenders that are found only now."""
-    found = Offenders()
-    for words in offenders:
-        found.add(words)
-    return found.check(name, detail, evidence)
+    return Offenders().and_more(offenders).check(name, detail, evidence)
 
 
 def at(place: Position) -> str:
@@ -127,37 +138,6 @@ def at(place: Position) -> str:
     broker, topic, queue, offset = place
     where = f"{topic}-{queue}@{offset}"
     return f"{broker}:{where}" if broker else where
-
-
-class Book(Protocol):
-    """The state that several checkers of one workload share, fed once."""
-
-    deliveries: int
-
-    @property
-    def found(self) -> Sized: ...
-
-    def handlers(self) -> Handlers: ...
-
-
-B = TypeVar("B", bound=Book)
-
-
-class BookChecker(Checker, Generic[B]):
-    """A checker of a book: a shared one that is fed elsewhere, or one of its own."""
-
-    new_book: ClassVar[Callable[[], Any]]  # of the subclass
-
-    def __init__(self, book: B | None = None) -> None:
-        self.book: B = book or type(self).new_book()
-        self._own = book is None
-
-    def handlers(self) -> Handlers:
-        return self.book.handlers() if self._own else {}
-
-    @property
-    def applies(self) -> bool:
-        return bool(self.book.found) or self.book.deliveries > 0
 
 
 def judge_lost(name: str, lost: Sequence[str], open_count: int, wanted: int, detail: str) -> Check:

@@ -10,10 +10,14 @@ from typing import Any
 
 import orjson
 
-from raftmq.chaos.checks.messages import BrokerDuplicates, Lost, RetryDuplicates
-from raftmq.chaos.checks.metadata import MetadataBack
-from raftmq.chaos.checks.offsets import OffsetsBack
-from raftmq.chaos.checks.suite import suite_of
+from raftmq.chaos.checks.suite import (
+    BY_CLIENT_RETRY,
+    LOST,
+    MADE_BY_BROKERS,
+    METADATA_BACK,
+    OFFSETS_BACK,
+    suite_of,
+)
 from raftmq.chaos.checks.verdict import Check, LostMessage, Verdict, merge
 from raftmq.chaos.history.events import History
 from raftmq.chaos.history.files import read_history
@@ -25,10 +29,10 @@ from raftmq.chaos.report.recovery import Recovery, inflicted, recoveries, summar
 WHOLE = "whole again after each fault"
 # Keys of verdict["counts"] → the checks whose offenders they count.
 COUNTED = {
-    "lost": (Lost.name,),
-    "duplicates": (BrokerDuplicates.name, RetryDuplicates.name),
-    "offsets_back": (OffsetsBack.name,),
-    "metadata_back": (MetadataBack.name,),
+    "lost": (LOST,),
+    "duplicates": (MADE_BY_BROKERS, BY_CLIENT_RETRY),
+    "offsets_back": (OFFSETS_BACK,),
+    "metadata_back": (METADATA_BACK,),
 }
 
 

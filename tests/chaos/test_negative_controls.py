@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.chaos.checks.messages import Lost
+from raftmq.chaos.checks.suite import LOST
 from raftmq.chaos.checks.verdict import Verdict
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.run.judge import RunResult
@@ -70,7 +70,7 @@ async def inflict(
 
 
 def lost_check(result: RunResult) -> Verdict:
-    return next(check.verdict for check in result.checks if check.name == Lost.name)
+    return next(check.verdict for check in result.checks if check.name == LOST)
 
 
 @pytest.mark.parametrize("scenario", [MASTER_LOST, POWER_CUT])

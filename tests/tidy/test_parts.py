@@ -103,5 +103,6 @@ def test_stubs_are_found(tmp_path):
 
 
 def test_comments_docstrings_and_blank_lines_are_no_code():
-    text = '"""Says\nsomething."""\n\n# why\ndef f():  # how\n    """Return\n    x."""\n    return """\ny"""\n'
-    assert lines_of_code(text) == {5, 8, 9}
+    says = '"""Says\nsomething."""\n\n# why\n'
+    does = 'def f():  # how\n    """Return\n    x."""\n    return """\ny"""\n'
+    assert lines_of_code(says + does) == {5, 8, 9}

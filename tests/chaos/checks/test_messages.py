@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from raftmq.chaos.checks.counts import DENSE_GAP_MAX, TIMES_MAX, OffsetCounts
-from raftmq.chaos.checks.messages import Lost, Phantoms
+from raftmq.chaos.checks.ledger import Ledger
+from raftmq.chaos.checks.messages import acknowledged_and_lost, phantoms
 from raftmq.chaos.checks.order import OrderPerQueue
 from raftmq.chaos.checks.suite import check_all
-from raftmq.chaos.checks.verdict import EXAMPLES_MAX, Verdict, merge
+from raftmq.chaos.checks.verdict import EXAMPLES_MAX, Checker, Verdict, merge
 from raftmq.chaos.history.assembly import Assembler
 from raftmq.chaos.history.events import HistoryError
 from tests.chaos.builder import HistoryBuilder, clean
@@ -340,13 +342,20 @@ def test_an_id_sent_twice_proves_nothing() -> None:
         suite_of(plant.records)
 
 
-@pytest.mark.parametrize("checker", [Lost, Phantoms, OrderPerQueue])
-def test_a_checker_works_alone(checker: type) -> None:
-    alone = checker()
-    assembler = Assembler()
+@pytest.mark.parametrize(
+    "alone",
+    [
+        Checker("lost", Ledger(), acknowledged_and_lost),
+        Checker("phantoms", Ledger(), phantoms),
+        Checker("order per queue", OrderPerQueue(), OrderPerQueue.result),
+    ],
+    ids=lambda checker: checker.name,
+)
+def test_a_checker_works_alone(alone: Checker[Any]) -> None:
+    assembler, handlers = Assembler(), alone.book.handlers()
     for record in clean().records:
-        if event := assembler.take(record):
-            alone.feed(*event)
+        if (event := assembler.take(record)) and event[0] in handlers:
+            handlers[event[0]](event[1])
     assert alone.result().verdict is Verdict.PASS
     assert alone.applies
 

@@ -74,10 +74,6 @@ class Limits:
         return max(store.agreed for store in self.stores)
 
     @property
-    def claimed_commit(self) -> int:
-        return max(store.commit for store in self.stores)
-
-    @property
     def begin(self) -> int:
         """The smallest log position that any store still has."""
         return min(store.begin for store in self.stores)

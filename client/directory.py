@@ -139,12 +139,9 @@ class Directory:
         """Start `refresh` unless one runs; its failure is logged."""
         self._start("topic " + topic, lambda: self._fetch_route(topic))
 
-    async def refresh_groups(self) -> None:
-        """Ask for the replicas of all groups now (request 106, one answer for every topic)."""
-        await self._shared("groups", self._fetch_groups)
-
     def refresh_groups_soon(self) -> None:
-        """Start `refresh_groups` unless one runs; its failure is logged."""
+        """Ask for the replicas of all groups (request 106, one answer for every topic), unless that
+        runs already; its failure is logged."""
         self._start("groups", self._fetch_groups)
 
     def changed(self, groups: set[str], topics: set[str], everything: bool) -> None:

@@ -31,7 +31,6 @@ __all__ = [
     "UnsupportedCompression",
 ]
 
-CODE_SEND_FAILED = -1004
 CODE_TIMEOUT = -1006
 CODE_NO_ROUTE = -1005
 CODE_IN_FLIGHT_LIMIT = -1007

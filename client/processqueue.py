@@ -97,10 +97,6 @@ class ProcessQueue:
         )
 
     @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
-
-    @property
     def taken_count(self) -> int:
         """Count the batches that hold back the commit, with finished ones after an unfinished."""
         return len(self._taken)

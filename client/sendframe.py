@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 import orjson
 
@@ -175,12 +174,6 @@ def outgoing_batch(
     # counts: a UNIQ_KEY here would replace those of all items.
     json = orjson.dumps(properties_text({"WAIT": wait}))
     return OutgoingSend(SEND_BATCH_MESSAGE, body, ",".join(unique_keys), json, 0, 0, born_ms)
-
-
-def parse_answer(header: bytes) -> tuple[int, int, dict[str, Any]]:
-    """Decode a JSON response header into (opaque, code, header). Raises ValueError, KeyError."""
-    decoded = orjson.loads(header)
-    return decoded["opaque"], decoded["code"], decoded
 
 
 def encoded_properties(message: Message, unique_key: str) -> str:

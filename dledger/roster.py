@@ -8,7 +8,6 @@ replica only, see standing.py), and retention keeps its frame until that is dura
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 
@@ -21,8 +20,6 @@ from raftmq.dledger.messages import NodeId
 from raftmq.dledger.peers import PeerAddress, PeerLinks
 from raftmq.dledger.settings import MemberConfig
 from raftmq.store.disk import Disk
-
-log = logging.getLogger("raftmq.dledger.roster")
 
 
 class Roster:

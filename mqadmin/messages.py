@@ -30,7 +30,6 @@ from raftmq.remoting.codes import ResponseCode
 PRODUCER_GROUP = "TOOLS_PRODUCER"
 PRINTED_MAX = 10_000  # messages kept for one answer of printMsg and consumeMessage
 PULL_COUNT = 32
-BODY_SHOWN_MAX = 400  # characters in a table; --json shows all
 
 
 # ---- one message

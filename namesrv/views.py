@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from raftmq.namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
+from raftmq.namesrv.routes import BrokerGroup, RouteTable
 
 
 def route_body(table: RouteTable, topic: str, order_config: str | None) -> bytes | None:
@@ -122,8 +122,3 @@ def _broker_data(group: BrokerGroup) -> dict[str, Any]:
 
 def _addresses(group: BrokerGroup) -> dict[str, str]:
     return {str(number): group.addresses[number] for number in sorted(group.addresses)}
-
-
-def leader_address(group: BrokerGroup) -> str:
-    """Return the address that takes writes, "" if there is none."""
-    return group.addresses.get(LEADER_ID, "")

@@ -28,10 +28,9 @@ class Arrived(Protocol):
 
 
 class Turns:
-    """The turns of one server's loop. `put_off` counts arrivals that waited for another turn."""
+    """The turns of one server's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, turn_s: float = TURN_S) -> None:
-        self.put_off = 0
         self._loop = loop
         self._turn_s = turn_s
         self._left_s = 0.0
@@ -51,7 +50,6 @@ class Turns:
 
     def wait(self, connection: Arrived) -> None:
         """Have `take_turn` called in a later turn."""
-        self.put_off += 1
         if not self._waiting:
             self._loop.call_soon(self._run)
         self._waiting.append(connection)

@@ -17,7 +17,6 @@ from raftmq.remoting import names
 
 PERM_READ = 4
 PERM_WRITE = 2
-PERM_INHERIT = 1
 
 DEFAULT_TOPIC = "TBW102"  # the template of auto-created topics
 RETRY_PREFIX = names.RETRY_PREFIX

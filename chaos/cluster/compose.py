@@ -27,7 +27,6 @@ from raftmq.chaos.cluster.topology import RAFT, Shape
 
 LABEL = "raftmq.kind"
 PROJECT_LABEL = "com.docker.compose.project"
-SERVICE_LABEL = "com.docker.compose.service"
 DATA = "/var/lib/raftmq"  # where a broker's volume is, in its container
 STATES = {"running": "running", "paused": "stopped"}  # all others: dead
 

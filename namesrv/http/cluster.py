@@ -8,7 +8,6 @@ so a hundred open pages cost the brokers as much as one. A broker that does not 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -20,8 +19,6 @@ from raftmq.namesrv.http.nodes import Nodes, NodeSilent
 from raftmq.namesrv.http.streams import Event, Streams
 from raftmq.namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
 from raftmq.web.events import GAP, EventHub
-
-LOG = logging.getLogger("raftmq.namesrv.http")
 
 LOOK_PERIOD_S = 1.0  # a new broker is followed at the latest after this time
 EVENTS_KEPT = 400  # per group, for its failovers

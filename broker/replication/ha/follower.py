@@ -75,10 +75,6 @@ class Follower:
             self._known = True
         await self.comparison.verify()
 
-    @property
-    def master_known(self) -> bool:
-        return bool(self._client.address())
-
 
 def last_record_of(commitlog: CommitLog) -> int | None:
     """Return where the last record of a classic log begins; None for an empty one. Blocking: reads

@@ -118,11 +118,6 @@ class HaSlave:
     def connected(self) -> bool:
         return self._link is not None
 
-    @property
-    def last_read_ms(self) -> int:
-        """When the master was last heard of, by `clock_ms`; 0 without a link."""
-        return self._link.read_ms if self._link is not None else 0
-
     async def _keep(self) -> None:
         wait_ms = RECONNECT_MS
         try:

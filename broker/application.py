@@ -38,11 +38,6 @@ class Dispatch(Protocol):
         nothing if the frame was dispatched before. Must be given every frame, of whatever kind."""
         ...
 
-    def cut_back(self, offset: int) -> bool:
-        """Drop the index of the log from `offset` on, which the log has lost. Returns False if that
-        is not possible now: ask again."""
-        ...
-
     def log_recovered(self) -> None:
         """Make the ConsumeQueues follow the log, which is recovered and of which nothing is
         dispatched yet. Blocking."""
@@ -184,15 +179,6 @@ class BrokerApplication:
 
     def truncated(self, from_index: int) -> None:
         self._sends.truncated(from_index)
-
-    def roll_back(self, position: int) -> bool:
-        """Forget messages from `position` on: the engine lost applied frames and the log now ends
-        there (see dledger.pysync). The tables keep the effects of the lost commands. Returns False
-        if that is not possible now: ask again."""
-        if not self._store.cut_back(position):
-            return False
-        self.applied_position = min(self.applied_position, position)
-        return True
 
     def role_changed(self, event: RoleEvent) -> None:
         self._on_role(event)

@@ -374,7 +374,7 @@ class Broker:
         engine = make_engine(
             self.config,
             self.disk,
-            self.store.commitlog,
+            self.store,
             application,
             clock_ms=self.clock_ms,
             wall_ms=self.wall_ms,

@@ -13,9 +13,10 @@ import random
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from raftmq.broker.config import BrokerConfig
+from raftmq.dledger.applier import Application
 from raftmq.dledger.flusher import FlushMode
 from raftmq.dledger.gate import Gate, GuardedNetwork
 from raftmq.dledger.index import LogIndex
@@ -24,15 +25,11 @@ from raftmq.dledger.member import RaftMember
 from raftmq.dledger.network import Network
 from raftmq.dledger.peers import LinkConfig, PeerAddress
 from raftmq.dledger.preference import PreferenceLimits
-from raftmq.dledger.pysync.application import RevocableApplication
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.state import CoreConfig
 from raftmq.dledger.wire import GROUP_ID_VERSION
-from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk
-
-if TYPE_CHECKING:
-    from raftmq.dledger.pysync.member import PySyncMember
+from raftmq.store.messagestore import MessageStore
 
 TLS_CONNECT_TIMEOUT_MS = 3_000  # to dial a replica: TLS takes two round trips more
 
@@ -143,8 +140,8 @@ class RaftEngine(RaftMember):
 def make_engine(
     config: BrokerConfig,
     disk: Disk,
-    commitlog: CommitLog,
-    application: RevocableApplication,
+    store: MessageStore,
+    application: Application,
     *,
     clock_ms: Callable[[], float],
     wall_ms: Callable[[], int],
@@ -175,17 +172,32 @@ def make_engine(
         preference=PreferenceLimits(steady_ms=config.preferred_leader_after_ms),
         join=config.raft_join,
     )
-    return _engine_class(config)(
+    if config.engine == "dledger":
+        return RaftEngine(
+            member,
+            disk,
+            store.commitlog,
+            application,
+            rng=random.Random(),
+            clock_ms=clock_ms,
+            wall_ms=wall_ms,
+            on_fatal=on_fatal,
+            listen_socket=listen_socket,
+            source=source,
+        )
+    from raftmq.broker.replication.pysync.member import PySyncMember  # only its brokers load it
+
+    return PySyncMember(
         member,
         disk,
-        commitlog,
+        store.commitlog,
         application,
+        cut_back=store.derived.cut_back,
         rng=random.Random(),
         clock_ms=clock_ms,
         wall_ms=wall_ms,
         on_fatal=on_fatal,
         listen_socket=listen_socket,
-        source=source,
     )
 
 
@@ -194,11 +206,3 @@ def _links(config: BrokerConfig, network: Network | None, gate: Gate | None) -> 
     if network is not None:
         base = replace(base, connect_timeout_ms=TLS_CONNECT_TIMEOUT_MS, network=network)
     return base if gate is None else replace(base, network=GuardedNetwork(base.network, gate))
-
-
-def _engine_class(config: BrokerConfig) -> type[RaftEngine] | type[PySyncMember]:
-    if config.engine == "dledger":
-        return RaftEngine
-    from raftmq.dledger.pysync.member import PySyncMember  # here: only its brokers load pysyncobj
-
-    return PySyncMember

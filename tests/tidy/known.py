@@ -175,8 +175,6 @@ LATE_ATTRIBUTES: set[str] = {
     "chaos/faults/process.py::Transfer.to",
     # dledger
     "dledger/membership.py::Membership.peers",
-    "dledger/pysync/member.py::PySyncMember.journal",
-    "dledger/pysync/member.py::PySyncMember.sync",
     "dledger/state.py::CoreState._configuration_due",
     "dledger/state.py::CoreState._out_append",
     "dledger/state.py::CoreState._out_commit",

@@ -10,9 +10,9 @@ Where it differs from RaftMember:
 - read_barrier: SyncObj has none. A replica that believes it leads waits until the frames it knows
   as committed are applied, and answers. Nothing proves that it still leads, and SyncObj lets a
   deposed leader believe so for 30 seconds: such reads are stale then;
-- delete_before: does nothing (dledger.pysync.journal), so the log grows until the disk is full;
-- applied frames that SyncObj truncates are rolled back in the application, as far as that can be
-  done, and logged as `applied_frames_truncated`.
+- delete_before: does nothing (journal.py), so the log grows until the disk is full;
+- applied frames that SyncObj truncates are taken back: the index of the log is cut back, the
+  tables keep the effects of the lost commands. That is logged as `applied_frames_truncated`.
 
 SyncObj's exceptions are logged, and it goes on, as its own tick thread does; more than
 FAILURES_MAX failed ticks in a row end the member. Exceptions of our journal, disk or application
@@ -30,19 +30,17 @@ from collections.abc import Callable
 from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
 
-from raftmq.dledger.applier import Applier
+from raftmq.broker.replication.pysync.journal import FrameJournal, JournalError
+from raftmq.broker.replication.pysync.meta import MetaFile
+from raftmq.broker.replication.pysync.replica import Replica, configuration
+from raftmq.broker.replication.pysync.status import status_of
+from raftmq.broker.replication.pysync.transport import LinkTransport
+from raftmq.dledger.applier import Application, Applier
 from raftmq.dledger.errors import Busy, NotLeader, RaftError, UnknownTarget
 from raftmq.dledger.index import LogIndex
-from raftmq.dledger.installer import InstallationSource
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import NodeId, Role, RoleEvent
 from raftmq.dledger.proposals import Proposals
-from raftmq.dledger.pysync.application import RevocableApplication
-from raftmq.dledger.pysync.journal import FrameJournal, JournalError
-from raftmq.dledger.pysync.meta import MetaFile
-from raftmq.dledger.pysync.replica import Replica, configuration
-from raftmq.dledger.pysync.status import status_of
-from raftmq.dledger.pysync.transport import LinkTransport
 from raftmq.dledger.reads import Reads
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.state import Random
@@ -51,7 +49,7 @@ from raftmq.store.disk import Disk
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 
-log = logging.getLogger("raftmq.dledger.pysync")
+log = logging.getLogger("raftmq.broker.replication.pysync")
 
 TICK_MS = 10  # < a seventh of a heartbeat, as RaftMember's
 HOUSEKEEPING_MS = 500
@@ -76,17 +74,18 @@ class PySyncMember:
         config: MemberConfig,
         disk: Disk,
         commitlog: CommitLog,
-        application: RevocableApplication,
+        application: Application,
         *,
+        cut_back: Callable[[int], bool],
         rng: Random,
         clock_ms: Callable[[], float],
         wall_ms: Callable[[], int],
         on_fatal: Callable[[str], None],
         listen_socket: socket.socket | None = None,
-        source: InstallationSource | None = None,
     ) -> None:
         """Parameters as RaftMember's. `rng` only spreads the dialling: SyncObj has its own
-        randomness. `source` is not used: SyncObj does not say which follower is stranded."""
+        randomness. `cut_back(position)` drops the index of the log from `position` on, which
+        SyncObj has truncated; it returns False if that is not possible now."""
         self.config = config
         self.failure: str | None = None
         self.log = RaftLog(commitlog, None, config.log_cache_bytes_max)
@@ -94,6 +93,7 @@ class PySyncMember:
         self._disk = disk
         self._commitlog = commitlog
         self._application = application
+        self._cut_back = cut_back
         self._clock_ms = clock_ms
         self._wall_ms = wall_ms
         self._on_fatal = on_fatal
@@ -107,6 +107,7 @@ class PySyncMember:
             self.log, application, self._proposals, 0, self._on_applied, self._on_apply_failed
         )
         self._transport = LinkTransport(config, rng, self, listen_socket)
+        self._sync: Replica | None = None  # once the log is recovered
         self._running = False
         self._pumping = False
         self._pump_scheduled = False
@@ -114,13 +115,19 @@ class PySyncMember:
         self._command_last = False  # the last frame was a command
         self._state = Role.FOLLOWER  # as SyncObj says
         self._told = RoleEvent(Role.FOLLOWER, 0, None, False, "start")
-        self._roll_back_to: int | None = None  # the application still has frames from there on
+        self._cut_due: int | None = None  # the index still has frames from there on
         self._failures = 0  # ticks in a row
         self._timer: asyncio.TimerHandle | None = None
         self._housekeeping_due_ms = 0.0
         self._role_waiters: list[asyncio.Future[None]] = []
 
     recovering: str | None = None  # SyncObj knows no such thing
+
+    @property
+    def sync(self) -> Replica:
+        """The SyncObj. Not to be asked for before the log is recovered."""
+        assert self._sync is not None, "the log is not recovered yet"
+        return self._sync
 
     @property
     def refilled(self) -> list[NodeId]:
@@ -141,10 +148,10 @@ class PySyncMember:
             raise ForeignLog(f"{config.directory}/hardstate: this store is engine=dledger's")
         await asyncio.to_thread(self.log.open)
         meta = MetaFile(self._disk, f"{config.directory}/pysyncobj.meta")
-        self.journal = FrameJournal(self.log, meta, wall_ms=self._wall_ms, on_cut=self._on_cut)
+        journal = FrameJournal(self.log, meta, wall_ms=self._wall_ms, on_cut=self._on_cut)
         self._applier.applied_index = self._application.applied_index
         conf = configuration(config, self._on_state)
-        self.sync = Replica(config, conf, self.journal, self._transport)
+        self._sync = Replica(config, conf, journal, self._transport)
         log.warning(
             "never_flushed node=%s flushDiskType=%s: has no effect, SyncObj never calls fsync",
             config.node_id,
@@ -292,7 +299,7 @@ class PySyncMember:
         self._state = state
 
     def _on_cut(self, from_index: int) -> None:
-        """Note that the journal was truncated: frames already applied have to be rolled back."""
+        """Note that the journal was truncated: frames already applied have to be taken back."""
         applied = self._applier.applied_index
         if from_index > applied:
             return
@@ -308,8 +315,8 @@ class PySyncMember:
         self._applier.stop()
         self._applier.applied_index = from_index - 1
         position = self.log.index.end_position
-        before = self._roll_back_to
-        self._roll_back_to = position if before is None else min(before, position)
+        before = self._cut_due
+        self._cut_due = position if before is None else min(before, position)
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
@@ -360,7 +367,7 @@ class PySyncMember:
 
     def _propose_next(self) -> bool:
         """Put one more frame into SyncObj's queue; the next tick writes and sends it."""
-        if not self._told.leader_ready or self.journal.held is not None:
+        if not self._told.leader_ready or self.sync.journal.held is not None:
             return False
         in_flight = self.log.last_index - self.sync.raftCommitIndex
         if in_flight >= self.config.frames_in_flight_max:
@@ -369,7 +376,7 @@ class PySyncMember:
         if frame is None:
             return False
         self._proposals.note(frame.index, frame.term)
-        self.journal.held = frame
+        self.sync.journal.held = frame
         self.sync.frame()
         return True
 
@@ -396,10 +403,10 @@ class PySyncMember:
     def _apply(self) -> None:
         """Apply the frames that SyncObj has applied. Its commit index may be ahead of its log
         (after a crash), and its applied index ahead of both (after a truncation)."""
-        if self._roll_back_to is not None:
-            if not self._application.roll_back(self._roll_back_to):
+        if self._cut_due is not None:
+            if not self._cut_back(self._cut_due):
                 return  # a flush is under way; the next tick asks again
-            self._roll_back_to = None
+            self._cut_due = None
         sync = self.sync
         limit = min(sync.raftCommitIndex, sync.raftLastApplied, self.log.last_index)
         if limit > self._applier.applied_index:
@@ -426,7 +433,7 @@ class PySyncMember:
         node = sync._getLeader()
         leader = None if node is None else node.id
         applied = self._applier.applied_index
-        ready = state is Role.LEADER and applied >= self.journal.opening_index
+        ready = state is Role.LEADER and applied >= sync.journal.opening_index
         if (state, term, leader, ready) == (told.role, told.term, told.leader, told.leader_ready):
             return
         event = RoleEvent(state, term, leader, ready, "SyncObj says so")
@@ -440,7 +447,9 @@ class PySyncMember:
             ready,
         )
         if told.role is Role.LEADER and (state is not Role.LEADER or term != told.term):
-            self.journal.held = None  # never proposed; its fate is found like that of the others
+            self.sync.journal.held = (
+                None  # never proposed; its fate is found like that of the others
+            )
             self._proposals.leadership_lost(leader)
         for waiter in self._role_waiters:
             if not waiter.done():

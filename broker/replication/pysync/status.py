@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from raftmq.broker.replication.pysync.replica import Replica
 from raftmq.dledger.messages import RoleEvent
 from raftmq.dledger.peers import PeerLinks
-from raftmq.dledger.pysync.replica import Replica
 from raftmq.dledger.settings import MemberConfig
 
 

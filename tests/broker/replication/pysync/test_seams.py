@@ -9,13 +9,13 @@ import pytest
 from pysyncobj.pickle import dumps
 
 from raftmq.broker.config import build_config, parse_properties
+from raftmq.broker.replication.pysync.journal import READ_BYTES_MAX, FrameJournal, JournalError
+from raftmq.broker.replication.pysync.meta import Meta, MetaFile
+from raftmq.broker.replication.pysync.replica import configuration
+from raftmq.broker.replication.pysync.transport import MESSAGE_SIZE_BYTES_MAX, PickleReader
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import Role
 from raftmq.dledger.peers import PeerAddress
-from raftmq.dledger.pysync.journal import READ_BYTES_MAX, FrameJournal, JournalError
-from raftmq.dledger.pysync.meta import Meta, MetaFile
-from raftmq.dledger.pysync.replica import configuration
-from raftmq.dledger.pysync.transport import MESSAGE_SIZE_BYTES_MAX, PickleReader
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.state import CoreConfig
 from raftmq.dledger.wire import WireError

@@ -13,16 +13,16 @@ import pytest
 
 from raftmq.broker.broker import Broker
 from raftmq.broker.replication.engine import RaftEngine
+from raftmq.broker.replication.pysync.member import FAILURES_MAX, ForeignLog, PySyncMember
 from raftmq.broker.replication.roles import most_advanced
 from raftmq.dledger.errors import Busy, NotLeader, UnknownTarget
-from raftmq.dledger.pysync.member import FAILURES_MAX, ForeignLog, PySyncMember
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.disk import OsDisk
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group, until
-from tests.dledger.pysync.links import SlowGroup
+from tests.broker.replication.pysync.links import SlowGroup
 from tests.loopclock import LoopClock
 
 TOPIC = "T"
@@ -300,7 +300,7 @@ async def test_a_cut_waits_for_a_flush_under_way(group):
     follower.store.flushes.finish(flush, synced=True)
     await until(lambda: follower.engine.frames_taken_back >= before + 5)
     await all_applied(group)
-    await until(lambda: follower.engine._roll_back_to is None)
+    await until(lambda: follower.engine._cut_due is None)
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 5
     assert await bodies(group, follower) == {b"m%d" % n for n in range(5)}
 
@@ -333,7 +333,7 @@ async def test_an_entry_that_does_not_fit_ends_the_node(group):
     follower = next(b for n, b in group.brokers.items() if n != name)
     await all_applied(group)
     index = broker.engine.log_index
-    last = broker.engine.journal[index.last_index - 1]
+    last = broker.engine.sync.journal[index.last_index - 1]
     message = old_heartbeat(broker, index.last_index)[0][1]
     message["entries"] = [(last[0], index.last_index + 1, last[2])]
     follower.engine._transport.on_messages([(name, message)])

@@ -25,8 +25,8 @@ from typing import overload
 
 from pysyncobj.journal import Journal
 
+from raftmq.broker.replication.pysync.meta import Meta, MetaFile
 from raftmq.dledger.log import RaftLog
-from raftmq.dledger.pysync.meta import Meta, MetaFile
 from raftmq.store.frame import Frame, FrameError, FrameKind, parse_frame, seal_frame
 
 REGULAR = 0  # pysyncobj's command types, the first byte of a command

@@ -14,12 +14,12 @@ from typing import Any
 from pysyncobj import SyncObj, SyncObjConf, replicated
 from pysyncobj.node import Node
 
+from raftmq.broker.replication.pysync.journal import FrameJournal
+from raftmq.broker.replication.pysync.transport import LinkTransport
 from raftmq.dledger.messages import Role
-from raftmq.dledger.pysync.journal import FrameJournal
-from raftmq.dledger.pysync.transport import LinkTransport
 from raftmq.dledger.settings import MemberConfig
 
-NEVER = 1 << 62  # entries, or seconds: compaction is off, see dledger.pysync.journal
+NEVER = 1 << 62  # entries, or seconds: compaction is off, see journal.py
 ROLES = (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)  # by SyncObj's number of a state
 PERIODS_PER_TIMEOUT = 3.5  # SyncObj wants more than three
 
@@ -44,7 +44,7 @@ def configuration(config: MemberConfig, on_role: Callable[[Role], None]) -> Any:
 
 
 class Replica(SyncObj):  # type: ignore[misc]  # the package has no types
-    """One replica's SyncObj. Its replicated state is empty, as dledger.pysync.journal explains."""
+    """One replica's SyncObj. Its replicated state is empty, as journal.py explains."""
 
     def __init__(
         self, config: MemberConfig, conf: Any, journal: FrameJournal, transport: LinkTransport

@@ -14,7 +14,7 @@ import orjson
 
 from raftmq.store.disk import Disk
 
-log = logging.getLogger("raftmq.dledger.pysync")
+log = logging.getLogger("raftmq.broker.replication.pysync")
 
 
 @dataclass(frozen=True, slots=True)

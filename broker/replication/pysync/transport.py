@@ -34,7 +34,7 @@ from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.state import Random
 from raftmq.dledger.wire import WireError
 
-log = logging.getLogger("raftmq.dledger.pysync")
+log = logging.getLogger("raftmq.broker.replication.pysync")
 
 # Two entries of the largest size, each twice: pysyncobj's pickles write most bytes as two.
 MESSAGE_SIZE_BYTES_MAX = 80 << 20

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 DIRECTORY = Path(__file__).parents[2] / "fixtures" / "recorded"
-CLIENTS = ("go", "node")
+CLIENTS = ("java53", "go", "node")
 
 Answer = tuple[int, bytes]  # the connection's number, a frame
 

@@ -144,7 +144,7 @@ async def _run(
     milestones = Milestones()
     async with AsyncExitStack() as stack:
         async with Admin(namesrv) as admin:
-            await admin.create_topic(TOPIC, QUEUES)
+            await admin.topic.create(TOPIC, QUEUES)
         names = ["consumer-0", "consumer-1"]
         await join_group(stack, namesrv, watched, names, consumption, JOIN_TIMEOUT_S)
         observer = await stack.enter_async_context(Observer(cluster, history, (watched,)))

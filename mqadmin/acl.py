@@ -106,7 +106,7 @@ async def _brokers(admin: Admin, arguments: Arguments) -> list[str]:
         raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
     if address:
         return [address]
-    return [replica.address for replica in replicas(await admin.cluster_info(), cluster)]
+    return [replica.address for replica in replicas(await admin.cluster.info(), cluster)]
 
 
 KEY = Flag("a", "accessKey", "The account's access key.", required=True)

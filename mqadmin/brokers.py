@@ -40,7 +40,7 @@ MEMBER_OPS = {
 
 async def cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     rows = []
-    for replica in replicas(await admin.cluster_info(), arguments.text("clusterName")):
+    for replica in replicas(await admin.cluster.info(), arguments.text("clusterName")):
         info = await _runtime(admin, replica.address)
         row = _place(replica)
         row |= _totals(info) if arguments.on("moreStats") else _load(info)
@@ -95,7 +95,7 @@ def _totals(info: dict[str, str]) -> dict[str, Any]:
 async def _runtime(admin: Admin, address: str) -> dict[str, str]:
     """Return a broker's figures (28); a broker that does not answer gets a line, too."""
     try:
-        return await admin.broker_runtime_info(address)
+        return await admin.broker.runtime_info(address)
     except ClientError as error:
         return {"error": f"no answer: {error.message}"}
 
@@ -110,12 +110,12 @@ async def broker_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     if not address and not cluster:
         raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
     found = await readable(admin, address, cluster)
-    infos = [(a, await admin.broker_runtime_info(a)) for a in found]
+    infos = [(a, await admin.broker.runtime_info(a)) for a in found]
     return [Fields(dict(sorted(info.items())), "" if len(found) == 1 else a) for a, info in infos]
 
 
 async def broker_consume_stats(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    found = await admin.broker_consume_stats(
+    found = await admin.broker.consume_stats(
         arguments.text("brokerAddr"),
         ordered=bool(arguments.boolean("order")),
         timeout_ms=arguments.integer("timeoutMillis") or 50_000,
@@ -146,7 +146,7 @@ async def get_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     if not address and not cluster:
         raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
     found = await readable(admin, address, cluster)
-    configs = [(a, await admin.broker_config(a)) for a in found]
+    configs = [(a, await admin.broker.config(a)) for a in found]
     return [Fields(dict(sorted(c.items())), "" if len(found) == 1 else a) for a, c in configs]
 
 
@@ -154,10 +154,10 @@ async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     key, value = arguments.text("key"), arguments.text("value")
     addresses = await writable(admin, arguments)
     if arguments.boolean("updateAllBroker") and not arguments.text("brokerAddr"):
-        everybody = replicas(await admin.cluster_info(), arguments.text("clusterName"))
+        everybody = replicas(await admin.cluster.info(), arguments.text("clusterName"))
         addresses = [replica.address for replica in everybody]
     for address in addresses:
-        await admin.update_broker_config(address, key, value)
+        await admin.broker.update_config(address, key, value)
     return [
         Done(f"{key}={value} at {', '.join(addresses)}", {"key": key, "brokers": list(addresses)})
     ]
@@ -166,14 +166,14 @@ async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 async def clean_queues(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     addresses = await readable(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
     for address in addresses:
-        await admin.clean_expired_queues(address)
+        await admin.broker.clean_expired_queues(address)
     return [Done(f"expired ConsumeQueues cleaned at {', '.join(addresses)}")]
 
 
 async def delete_log(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     addresses = await readable(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
     for address in addresses:
-        await admin.delete_expired_log(address)
+        await admin.broker.delete_expired_log(address)
     return [Done(f"expired CommitLog files deleted at {', '.join(addresses)}")]
 
 
@@ -182,7 +182,7 @@ async def delete_log(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     rows = []
-    for replica in replicas(await admin.cluster_info(), arguments.text("clusterName")):
+    for replica in replicas(await admin.cluster.info(), arguments.text("clusterName")):
         if arguments.text("brokerName") not in ("", replica.broker_name):
             continue
         info = await _runtime(admin, replica.address)
@@ -213,10 +213,10 @@ async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     found = [r for r in await leaders(admin) if r.broker_name == name]
     if not found:
         raise CommandError(f"the name server knows no broker group {name!r}")
-    target = await admin.transfer_leadership(found[0].address, arguments.text("target"))
+    target = await admin.broker.transfer_leadership(found[0].address, arguments.text("target"))
     deadline = time.monotonic() + TRANSFER_WAIT_S
     while time.monotonic() < deadline:
-        for replica in replicas(await admin.cluster_info()):
+        for replica in replicas(await admin.cluster.info()):
             if replica.broker_name != name or replica.broker_id != LEADER_ID:
                 continue  # wait until name servers, and so clients, know it, too
             info = await _runtime(admin, replica.address)
@@ -239,10 +239,10 @@ async def members(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             raise CommandError(f"the name server knows no broker group {name!r}")
         leader = found[0].address
         if op == "list":
-            return [Table([_member(row) for row in await admin.members(leader)])]
+            return [Table([_member(row) for row in await admin.broker.members(leader)])]
         node_id, where = arguments.text("memberId"), arguments.text("memberAddress")
         try:
-            rows = await admin.change_members(leader, MEMBER_OPS[op], node_id, where)
+            rows = await admin.broker.change_members(leader, MEMBER_OPS[op], node_id, where)
         except BrokerRefused as error:  # a learner may not have caught up yet
             if error.outcome_unknown or time.monotonic() >= deadline:
                 raise

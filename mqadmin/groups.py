@@ -23,7 +23,7 @@ from raftmq.mqadmin.command import (
     Table,
     show_time,
 )
-from raftmq.mqadmin.targets import BROKER, CLUSTER, known_leaders, writable
+from raftmq.mqadmin.targets import BROKER, CLUSTER, writable
 from raftmq.mqadmin.topics import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.fastjson import MessageQueue as WireQueue
@@ -62,7 +62,7 @@ async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         bean["attributes"] = _attributes(arguments.text("attributes"))
     addresses = await writable(admin, arguments)
     for address in addresses:
-        await admin.put_group(address, bean)
+        await admin.group.put(address, bean)
     return [Done(f"group {name} is as wanted at {', '.join(addresses)}", {"group": name})]
 
 
@@ -81,13 +81,13 @@ async def delete_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     name = arguments.text("groupName")
     addresses = await writable(admin, arguments)
     for address in addresses:
-        await admin.delete_group(address, name, offsets=bool(arguments.boolean("removeOffset")))
+        await admin.group.delete(address, name, offsets=bool(arguments.boolean("removeOffset")))
         if arguments.text("clusterName"):
             for prefix in (RETRY_PREFIX, DLQ_PREFIX):
-                await admin.delete_topic(address, prefix + name)
+                await admin.topic.delete(address, prefix + name)
     if arguments.text("clusterName"):
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
-            await admin.forget_topic(prefix + name, arguments.text("clusterName"))
+            await admin.name_server.forget_topic(prefix + name, arguments.text("clusterName"))
     return [Done(f"group {name} deleted at {', '.join(addresses)}", {"group": name})]
 
 
@@ -99,7 +99,7 @@ async def progress(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     if group:
         return await _progress_of(admin, arguments, group)
     rows = []
-    for topic in sorted(await admin.topics()):
+    for topic in sorted(await admin.cluster.topics()):
         if topic.startswith(RETRY_PREFIX):
             rows.append(await _summary(admin, topic.removeprefix(RETRY_PREFIX)))
     columns = ("group", "count", "version", "type", "model", "tps", "diff")
@@ -117,7 +117,7 @@ async def _summary(admin: Admin, group: str) -> dict[str, Any]:
         "model": connection.get("messageModel", ""),
     }
     try:
-        stats = await admin.consume_stats(group)
+        stats = await admin.group.stats(group)
     except ClientError as error:
         return row | {"tps": None, "diff": error.message}
     diff = sum(part.behind for part in stats.queues.values())
@@ -125,7 +125,7 @@ async def _summary(admin: Admin, group: str) -> dict[str, Any]:
 
 
 async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequence[Part]:
-    stats = await admin.consume_stats(group, arguments.text("topicName"))
+    stats = await admin.group.stats(group, arguments.text("topicName"))
     clients: Mapping[MessageQueue, str] = {}
     with_clients = bool(arguments.boolean("showClientIP"))
     if with_clients:
@@ -158,10 +158,10 @@ async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequen
 async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
     """Return queue → address of the client that has it now."""
     found = {}
-    for address in (await known_leaders(admin)).values():
+    for address in (await admin.cluster.leaders()).values():
         connection = await _connection_at(admin, address, group)
         for member in connection.get("connectionSet") or []:
-            info = await admin.running_info(address, group, str(member["clientId"]))
+            info = await admin.group.running_info(address, group, str(member["clientId"]))
             for queue in info.get("mqTable") or {}:
                 if isinstance(queue, WireQueue):
                     found[MessageQueue(queue.topic, queue.broker_name, queue.queue_id)] = str(
@@ -176,7 +176,7 @@ async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
 async def _connection_at(admin: Admin, address: str, group: str) -> dict[str, Any]:
     """Return the group's connections at one broker (203); empty if there are none."""
     try:
-        return await admin.consumer_connection(address, group)
+        return await admin.group.connection(address, group)
     except BrokerRefused as error:
         if error.code not in ABSENT:
             raise
@@ -186,7 +186,7 @@ async def _connection_at(admin: Admin, address: str, group: str) -> dict[str, An
 async def _connection(admin: Admin, group: str, address: str = "") -> dict[str, Any]:
     """Return the group's connections (203) at the first broker that knows any; empty if none
     does."""
-    for candidate in [address] if address else (await known_leaders(admin)).values():
+    for candidate in [address] if address else (await admin.cluster.leaders()).values():
         connection = await _connection_at(admin, candidate, group)
         if connection:
             return connection
@@ -232,9 +232,9 @@ def _members(connection: Mapping[str, Any]) -> list[dict[str, Any]]:
 async def producer_connection(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     group, topic = arguments.text("producerGroup"), arguments.text("topic")
     rows: dict[str, dict[str, Any]] = {}
-    for address in (await admin.leaders_of(topic)).values():
+    for address in (await admin.cluster.leaders_of(topic)).values():
         try:
-            connection = await admin.producer_connection(address, group)
+            connection = await admin.broker.producer_connection(address, group)
         except BrokerRefused as error:
             if error.code not in ABSENT:
                 raise
@@ -249,7 +249,7 @@ async def consumer_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     group, wanted = arguments.text("consumerGroup"), arguments.text("clientId")
     address = arguments.text("brokerAddr")
     stack = arguments.on("jstack")
-    addresses = [address] if address else list((await known_leaders(admin)).values())
+    addresses = [address] if address else list((await admin.cluster.leaders()).values())
     infos: dict[str, dict[str, Any]] = {}
     members: dict[str, dict[str, Any]] = {}
     for candidate in addresses:
@@ -258,7 +258,7 @@ async def consumer_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             client_id = str(row["clientId"])
             if wanted in ("", client_id) and client_id not in infos:
                 members[client_id] = row
-                infos[client_id] = await admin.running_info(
+                infos[client_id] = await admin.group.running_info(
                     candidate, group, client_id, stack=stack
                 )
     if not infos:

@@ -52,7 +52,7 @@ async def by_id(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 async def by_unique_key(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     topic, key = arguments.text("topic"), arguments.text("msgId")
-    found = await admin.query_message(topic, key, 32, unique_key=True)
+    found = await admin.message.query(topic, key, 32, unique_key=True)
     if not found:
         raise CommandError(f"no message {key} in topic {topic}")
     if arguments.on("showAll"):
@@ -63,12 +63,12 @@ async def by_unique_key(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 async def _look_up(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
     """Find a message by its offset message id, which names the broker, or by the producer's id."""
     try:
-        message = await admin.view_message(msg_id)
+        message = await admin.message.view(msg_id)
         if message.topic == topic:
             return message
     except ClientError:  # a UNIQ_KEY has the same form, but names no broker that answers
         pass
-    found = await admin.query_message(topic, msg_id, 32, unique_key=True)
+    found = await admin.message.query(topic, msg_id, 32, unique_key=True)
     return found[0] if found else None
 
 
@@ -83,9 +83,9 @@ async def _told(admin: Admin, arguments: Arguments, message: MessageExt) -> list
 async def _consume_directly(
     admin: Admin, message: MessageExt, group: str, client_id: str
 ) -> Fields:
-    for address in (await admin.leaders_of(message.topic)).values():
+    for address in (await admin.cluster.leaders_of(message.topic)).values():
         try:
-            result = await admin.consume_directly(
+            result = await admin.group.consume_directly(
                 address, group, client_id, message.offset_msg_id, message.broker_name
             )
         except BrokerRefused as error:
@@ -109,16 +109,16 @@ async def _resend(admin: Admin, message: MessageExt) -> Fields:
 async def _tracks(admin: Admin, message: MessageExt) -> Fields:
     """Return whether each group that consumes the topic has consumed the message."""
     tracks: dict[str, str] = {}
-    leaders = await admin.leaders_of(message.topic)
+    leaders = await admin.cluster.leaders_of(message.topic)
     for address in leaders.values():
-        for group in await admin.groups_of_topic(address, message.topic):
+        for group in await admin.topic.groups(address, message.topic):
             if group not in tracks:
                 tracks[group] = await _track(admin, group, message)
     return Fields(tracks, "consumers")
 
 
 async def _track(admin: Admin, group: str, message: MessageExt) -> str:
-    stats = await admin.consume_stats(group, message.topic)
+    stats = await admin.group.stats(group, message.topic)
     for queue, at in stats.queues.items():
         if queue.queue_id == message.queue_id and message.broker_name in ("", queue.broker_name):
             return "CONSUMED" if at.consumer_offset > message.queue_offset else "NOT_CONSUME_YET"
@@ -127,7 +127,7 @@ async def _track(admin: Admin, group: str, message: MessageExt) -> str:
 
 async def by_key(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     begin, end = arguments.integer("beginTimestamp"), arguments.integer("endTimestamp")
-    found = await admin.query_message(
+    found = await admin.message.query(
         arguments.text("topic"),
         arguments.text("msgKey"),
         arguments.integer("maxNum") or 64,
@@ -145,7 +145,7 @@ async def by_offset(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     queue_id, offset = arguments.integer("queueId"), arguments.integer("offset")
     assert queue_id is not None and offset is not None  # required
     queue = MessageQueue(arguments.text("topic"), arguments.text("brokerName"), queue_id)
-    found, _ = await admin.pull(queue, offset, 1)
+    found, _ = await admin.message.pull(queue, offset, 1)
     if not found or found[0].queue_offset != offset:
         raise CommandError(f"there is no message at offset {offset} of {_named(queue)}")
     return [Fields(_whole(found[0], arguments.text("bodyFormat")))]
@@ -157,11 +157,11 @@ async def queue_units(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     assert queue_id is not None and index is not None  # required
     address = arguments.text("broker")
     if not address:
-        leaders = await admin.leaders_of(topic)
+        leaders = await admin.cluster.leaders_of(topic)
         if not leaders:
             raise CommandError(f"nobody leads a broker group that has topic {topic}")
         address = next(iter(leaders.values()))
-    body = await admin.consume_queue(
+    body = await admin.message.consume_queue(
         address, topic, queue_id, index, count or 10, arguments.text("consumer")
     )
     rows = [
@@ -186,7 +186,7 @@ async def queue_units(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 async def print_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     topic = arguments.text("topic")
-    queues = (await admin.route(topic)).read_queues(topic)
+    queues = (await admin.cluster.route(topic)).read_queues(topic)
     with_body = arguments.boolean("printBody") is not False
     expression = arguments.text("subExpression") or "*"
     rows: list[dict[str, Any]] = []
@@ -206,7 +206,7 @@ async def consume(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         raise CommandError("-o OFFSET needs -i QUEUE, and -i QUEUE needs -b BROKER", usage=True)
     queues = [
         queue
-        for queue in (await admin.route(topic)).read_queues(topic)
+        for queue in (await admin.cluster.route(topic)).read_queues(topic)
         if name in ("", queue.broker_name) and queue_id in (None, queue.queue_id)
     ]
     if not queues:
@@ -227,12 +227,12 @@ async def _span(admin: Admin, queue: MessageQueue, arguments: Arguments) -> tupl
     begin_ms = arguments.integer("beginTimestamp")
     end_ms = arguments.integer("endTimestamp")
     if begin_ms is None:
-        begin = await admin.min_offset(queue)
+        begin = await admin.offset.min(queue)
     else:
-        begin = await admin.search_offset(queue, begin_ms)
+        begin = await admin.offset.search(queue, begin_ms)
     if end_ms is None:
-        return begin, await admin.max_offset(queue)
-    return begin, await admin.search_offset(queue, end_ms)
+        return begin, await admin.offset.max(queue)
+    return begin, await admin.offset.search(queue, end_ms)
 
 
 async def _messages(
@@ -241,7 +241,7 @@ async def _messages(
     wanted = {tag.strip() for tag in expression.split("||")} - {"*", ""}
     offset = begin
     while offset < end:
-        found, following = await admin.pull(queue, offset, PULL_COUNT, expression)
+        found, following = await admin.message.pull(queue, offset, PULL_COUNT, expression)
         for message in found:
             # Brokers compare only the tag's hash.
             if message.queue_offset < end and (not wanted or message.tags in wanted):

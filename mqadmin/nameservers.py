@@ -10,25 +10,25 @@ from raftmq.mqadmin.command import Arguments, Command, Done, Fields, Flag, Part,
 
 
 async def get_config(admin: Admin, _: Arguments) -> Sequence[Part]:
-    configs = await admin.name_server_configs()
+    configs = await admin.name_server.configs()
     return [Fields(dict(sorted(c.items())), address) for address, c in configs.items()]
 
 
 async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     key, value = arguments.text("key"), arguments.text("value")
-    await admin.update_name_server_configs(key, value)
+    await admin.name_server.update_configs(key, value)
     return [Done(f"{key}={value} at {', '.join(admin.name_servers)}", {"key": key})]
 
 
 async def put_kv(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     namespace, key = arguments.text("namespace"), arguments.text("key")
-    await admin.put_kv(namespace, key, arguments.text("value"))
+    await admin.name_server.put_kv(namespace, key, arguments.text("value"))
     return [Done(f"{namespace} {key} is set at {', '.join(admin.name_servers)}", {"key": key})]
 
 
 async def delete_kv(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     namespace, key = arguments.text("namespace"), arguments.text("key")
-    await admin.delete_kv(namespace, key)
+    await admin.name_server.delete_kv(namespace, key)
     return [Done(f"{namespace} {key} is gone at {', '.join(admin.name_servers)}", {"key": key})]
 
 
@@ -41,7 +41,7 @@ async def add(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def _set_writable(admin: Admin, arguments: Arguments, writable: bool) -> Sequence[Part]:
-    counts = await admin.set_write_perm(arguments.text("brokerName"), writable)
+    counts = await admin.name_server.set_write_perm(arguments.text("brokerName"), writable)
     return [Table([{"nameServer": a, "topicsChanged": count} for a, count in counts.items()])]
 
 

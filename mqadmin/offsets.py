@@ -35,7 +35,7 @@ async def _move(
 ) -> Sequence[Part]:
     group, topic = arguments.text("group"), arguments.text("topic")
     force = arguments.boolean("force")
-    leaders = await admin.leaders_of(topic)
+    leaders = await admin.cluster.leaders_of(topic)
     address = arguments.text("broker")
     if address:
         leaders = {name: a for name, a in leaders.items() if address in (name, a)}
@@ -44,7 +44,7 @@ async def _move(
     moved: dict[MessageQueue, int] = {}
     for name, leader in leaders.items():
         try:
-            moved |= await admin.reset_offset(
+            moved |= await admin.offset.reset(
                 leader,
                 group,
                 topic,
@@ -75,17 +75,17 @@ async def _commit(
 ) -> dict[MessageQueue, int]:
     """Commit the offsets in one broker for a group without consumers; return them."""
     moved = {}
-    for queue in (await admin.route(topic)).read_queues(topic):
+    for queue in (await admin.cluster.route(topic)).read_queues(topic):
         if queue.broker_name != broker_name or queue_id not in (-1, queue.queue_id):
             continue
         if offset is None:
             to_end = timestamp_ms == TO_END
             found = await (
-                admin.max_offset(queue) if to_end else admin.search_offset(queue, timestamp_ms)
+                admin.offset.max(queue) if to_end else admin.offset.search(queue, timestamp_ms)
             )
         else:
             found = offset
-        await admin.update_consumer_offset(group, queue, found)
+        await admin.offset.commit(group, queue, found)
         moved[queue] = found
     return moved
 
@@ -93,11 +93,11 @@ async def _commit(
 async def clone(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     source, target = arguments.text("srcGroup"), arguments.text("destGroup")
     topic = arguments.text("topic")
-    stats = await admin.consume_stats(source, topic)
+    stats = await admin.group.stats(source, topic)
     if not stats.queues:
         raise CommandError(f"group {source} has committed nothing in topic {topic}")
-    for address in (await admin.leaders_of(topic)).values():
-        await admin.clone_offsets(address, source, target, topic)
+    for address in (await admin.cluster.leaders_of(topic)).values():
+        await admin.offset.clone(address, source, target, topic)
     values = {"from": source, "to": target, "topic": topic}
     return [Done(f"group {target} has the offsets of {source} in {topic}", values)]
 

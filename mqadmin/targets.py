@@ -40,7 +40,7 @@ def replicas(info: ClusterInfo, cluster: str = "") -> list[Replica]:
 async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
     """Return the leader of each broker group. Raises CommandError if a group has none, because the
     command would be carried out only in part."""
-    everybody = replicas(await admin.cluster_info(), cluster)
+    everybody = replicas(await admin.cluster.info(), cluster)
     found = [replica for replica in everybody if replica.broker_id == LEADER_ID]
     headless = {r.broker_name for r in everybody} - {r.broker_name for r in found}
     if headless:
@@ -64,13 +64,4 @@ async def readable(admin: Admin, address: str, cluster: str) -> Sequence[str]:
     """Return the addresses to read from: `-b`, or all of a cluster, or all."""
     if address:
         return [address]
-    return [replica.address for replica in replicas(await admin.cluster_info(), cluster)]
-
-
-async def known_leaders(admin: Admin) -> dict[str, str]:
-    """Return broker name → leader's address, for groups that have a leader."""
-    return {
-        r.broker_name: r.address
-        for r in replicas(await admin.cluster_info())
-        if r.broker_id == LEADER_ID
-    }
+    return [replica.address for replica in replicas(await admin.cluster.info(), cluster)]

@@ -33,7 +33,7 @@ ROUTED_BY = Flag("c", "cluster", "Without effect here: routes are asked for by t
 
 
 async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    topics = sorted(await admin.topics())
+    topics = sorted(await admin.cluster.topics())
     if not arguments.on("clusterModel"):
         return [Table([{"topic": topic} for topic in topics], columns=("topic",))]
     rows = []
@@ -41,13 +41,13 @@ async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             continue
         try:
-            route = await admin.route(topic)
+            route = await admin.cluster.route(topic)
         except NoRoute:  # deleted meanwhile, or a name that the name server adds itself
             continue
         groups: set[str] = set()
         for broker in route.brokers:
             if broker.leader:
-                groups |= set(await admin.groups_of_topic(broker.leader, topic))
+                groups |= set(await admin.topic.groups(broker.leader, topic))
         for cluster in sorted({broker.cluster for broker in route.brokers}):
             rows += [
                 {"cluster": cluster, "topic": topic, "group": group}
@@ -57,7 +57,7 @@ async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def topic_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    found = await admin.topic_offsets(arguments.text("topic"))
+    found = await admin.topic.offsets(arguments.text("topic"))
     rows = [
         {
             "broker": queue.broker_name,
@@ -72,7 +72,7 @@ async def topic_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def topic_route(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    route = await admin.route(arguments.text("topic"))
+    route = await admin.cluster.route(arguments.text("topic"))
     brokers = {broker.broker_name: broker for broker in route.brokers}
     queues: list[dict[str, Any]] = []
     for data in sorted(route.queues, key=lambda q: q.broker_name):
@@ -97,7 +97,7 @@ async def topic_route(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def topic_cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    route = await admin.route(arguments.text("topic"))
+    route = await admin.cluster.route(arguments.text("topic"))
     clusters = sorted({broker.cluster for broker in route.brokers})
     return [Table([{"cluster": cluster} for cluster in clusters])]
 
@@ -120,12 +120,12 @@ async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     )
     addresses = await writable(admin, arguments)
     for address in addresses:
-        await admin.put_topic(address, header)
+        await admin.topic.put(address, header)
     if order and arguments.text("clusterName"):
         # Clients of order topics read from here which queues to keep to.
         names = sorted(r.broker_name for r in await leaders(admin, arguments.text("clusterName")))
         config = ";".join(f"{name}:{header.write_queue_count}" for name in names)
-        await admin.put_kv(ORDER_NAMESPACE, topic, config)
+        await admin.name_server.put_kv(ORDER_NAMESPACE, topic, config)
     values = {"topic": topic, "brokers": addresses, "readQueues": header.read_queue_count}
     values |= {"writeQueues": header.write_queue_count, "perm": header.perm, "order": order}
     return [Done(f"topic {topic} is as wanted at {', '.join(addresses)}", values)]
@@ -137,7 +137,7 @@ async def update_perm(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     addresses = await writable(admin, arguments)
     changed = []
     for address in addresses:
-        bean = await admin.topic_config(address, topic)
+        bean = await admin.topic.config(address, topic)
         before = int(bean.get("perm", 6))
         header = TopicHeader(
             topic,
@@ -148,7 +148,7 @@ async def update_perm(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             int(bean.get("topicSysFlag") or 0),
             bool(bean.get("order", False)),
         )
-        await admin.put_topic(address, header)
+        await admin.topic.put(address, header)
         changed.append({"address": address, "from": before, "to": perm})
     return [Table(changed)]
 
@@ -157,9 +157,9 @@ async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     topic, cluster = arguments.text("topic"), arguments.text("clusterName")
     addresses = [replica.address for replica in await leaders(admin, cluster)]
     for address in addresses:
-        await admin.delete_topic(address, topic)
-    await admin.forget_topic(topic, cluster)
-    await admin.delete_kv(ORDER_NAMESPACE, topic)
+        await admin.topic.delete(address, topic)
+    await admin.name_server.forget_topic(topic, cluster)
+    await admin.name_server.delete_kv(ORDER_NAMESPACE, topic)
     values = {"topic": topic, "brokers": addresses}
     return [Done(f"topic {topic} deleted from cluster {cluster}", values)]
 
@@ -170,19 +170,19 @@ async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 async def stats_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     only, active = arguments.text("topic"), arguments.on("activeTopic")
     rows = []
-    for topic in sorted(await admin.topics()):
+    for topic in sorted(await admin.cluster.topics()):
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or only not in ("", topic):
             continue
         try:
-            addresses = await admin.leaders_of(topic)
+            addresses = await admin.cluster.leaders_of(topic)
         except NoRoute:
             continue
         came, came_day, groups = 0.0, 0, set[str]()
         for address in addresses.values():
-            stats = await admin.broker_stats(address, "TOPIC_PUT_NUMS", topic)
+            stats = await admin.broker.stats(address, "TOPIC_PUT_NUMS", topic)
             if stats is not None:
                 came, came_day = came + stats.minute.tps, came_day + stats.day.total
-            groups |= set(await admin.groups_of_topic(address, topic))
+            groups |= set(await admin.topic.groups(address, topic))
         for group in sorted(groups) or [""]:
             row = {"topic": topic, "group": group, "inTps": came, "in24h": came_day}
             row |= await _taken(admin, list(addresses.values()), topic, group)
@@ -198,13 +198,13 @@ async def _taken(admin: Admin, addresses: Sequence[str], topic: str, group: str)
         return {"behind": None, "outTps": None, "out24h": None}
     behind: int | None = None
     try:
-        stats = await admin.consume_stats(group, topic)
+        stats = await admin.group.stats(group, topic)
         behind = sum(progress.behind for progress in stats.queues.values())
     except BrokerRefused:  # the group was deleted, but not its offsets
         pass
     tps, day = 0.0, 0
     for address in addresses:
-        found = await admin.broker_stats(address, "GROUP_GET_NUMS", f"{topic}@{group}")
+        found = await admin.broker.stats(address, "GROUP_GET_NUMS", f"{topic}@{group}")
         if found is not None:
             tps, day = tps + found.minute.tps, day + found.day.total
     return {"behind": behind, "outTps": tps, "out24h": day}

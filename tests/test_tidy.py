@@ -121,7 +121,7 @@ CORE = [
     "web/problem.py",
     "web/schema.py",
     "web/versions.py",
-    "client/adminbodies.py",
+    "client/admin/bodies.py",
     "client/allocation.py",
     "client/batch.py",
     "client/compression.py",

@@ -19,7 +19,7 @@ TIMEOUT_MS = 10_000
 async def saturate(namesrv: str, seconds: float, in_flight: int = IN_FLIGHT) -> float:
     """Return acknowledged 128-byte sends a second, `in_flight` at once. Raises ClientError."""
     async with Admin(namesrv, instance_config=signing()) as admin:
-        await admin.create_topic(TOPIC, QUEUES)
+        await admin.topic.create(TOPIC, QUEUES)
     async with Producer("chaos-calm", namesrv, instance_config=signing()) as producer:
         return await _Loop(producer, seconds).run(in_flight)
 

@@ -143,9 +143,9 @@ async def group_lag(admin: Admin, group: str, queues: Sequence[MessageQueue]) ->
 
     async def of(queue: MessageQueue) -> int:
         async with at_once:
-            end = await admin.max_offset(queue)
+            end = await admin.offset.max(queue)
             # A queue may end before what was committed: a broker that lost its log's end.
-            return max(0, end - (await admin.consumer_offset(group, queue) or 0))
+            return max(0, end - (await admin.offset.committed(group, queue) or 0))
 
     try:
         return sum(await asyncio.gather(*(of(queue) for queue in queues)))

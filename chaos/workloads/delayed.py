@@ -47,9 +47,9 @@ class DelayedWorkload(PostedWorkload):
 
     async def _prepare(self, admin: Admin) -> None:
         """Find out which levels the brokers have."""
-        for broker in (await admin.cluster_info()).brokers.values():
+        for broker in (await admin.cluster.info()).brokers.values():
             for address in broker.addresses.values():
-                text = (await admin.broker_config(address))["messageDelayLevel"]
+                text = (await admin.broker.config(address))["messageDelayLevel"]
                 self.levels = {
                     level: ms for level, ms in delay_levels(text).items() if ms <= DELAY_MS_MAX
                 }

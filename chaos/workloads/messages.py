@@ -94,7 +94,7 @@ class MessagesWorkload:
         """Create the topic in every broker group."""
         self._env = env
         async with Admin(env.namesrv, instance_config=signing()) as admin:
-            await admin.create_topic(self.config.topic, self.config.queues)
+            await admin.topic.create(self.config.topic, self.config.queues)
             self.queues = await all_queues(
                 admin, self.config.topic, self.config.queues, env.join_timeout_s
             )
@@ -209,7 +209,7 @@ class GroupWorkload(MessagesWorkload):
         history, group = self.env.history, self.config.group
         invoked_ns = time.monotonic_ns()
         try:
-            offset = await self.admin.consumer_offset(group, queue)
+            offset = await self.admin.offset.committed(group, queue)
         except ClientError:
             return  # no answer: nothing is known, so nothing is recorded
         history.event(
@@ -243,10 +243,10 @@ async def all_queues(
     A name server learns of a new topic from each group's own registration, one after the other.
     """
     deadline = time.monotonic() + timeout_s
-    groups = (await admin.cluster_info()).brokers
+    groups = (await admin.cluster.info()).brokers
     while True:
         try:
-            found = tuple(sorted((await admin.route(topic)).write_queues(topic)))
+            found = tuple(sorted((await admin.cluster.route(topic)).write_queues(topic)))
             if len(found) >= queues * len(groups) or time.monotonic() > deadline:
                 return found
         except ClientError:

@@ -79,7 +79,7 @@ class MetadataWorkload:
         """Find out which broker groups there are; the load itself creates the objects."""
         self._env = env
         async with Admin(env.namesrv, instance_config=signing()) as admin:
-            brokers = (await admin.cluster_info()).brokers
+            brokers = (await admin.cluster.info()).brokers
         self._objects = [
             MetaObject(broker, what, f"{PREFIX}-{what}-{number}")
             for broker in sorted(brokers)

@@ -220,7 +220,7 @@ class PostedWorkload(ABC):
         self._env = env
         config = self.config
         async with Admin(env.namesrv, instance_config=signing()) as admin:
-            await admin.create_topic(config.topic, config.queues)
+            await admin.topic.create(config.topic, config.queues)
             self.queues = await all_queues(admin, config.topic, config.queues, env.join_timeout_s)
             await self._prepare(admin)
 

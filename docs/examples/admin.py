@@ -10,14 +10,14 @@ NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 
 async def main() -> None:
     async with Admin(NAMESRV) as admin, Producer("desk", NAMESRV) as producer:
-        await admin.create_topic("Invoices", queues=2)
+        await admin.topic.create("Invoices", queues=2)
         queue = MessageQueue("Invoices", "broker-a", 0)
         sent = await producer.send(Message("Invoices", b"7.50", keys="i-1"), queue=queue)
 
-        print("ends at", await admin.max_offset(queue))
-        found = await admin.view_message(sent.offset_msg_id)
+        print("ends at", await admin.offset.max(queue))
+        found = await admin.message.view(sent.offset_msg_id)
         print("found", found.body, found.keys)
-        for name, group in (await admin.cluster_info()).brokers.items():
+        for name, group in (await admin.cluster.info()).brokers.items():
             print(name, "has", len(group.addresses), "brokers")
 
 

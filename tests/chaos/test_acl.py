@@ -57,7 +57,7 @@ async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch):
         cluster.start(leader.name)
         await wait_whole(cluster, PATIENCE_S)
         async with Admin(state.namesrv, instance_config=signing()) as admin:
-            ends = await admin.topic_offsets("T")
+            ends = await admin.topic.offsets("T")
             assert sum(one.max_offset for one in ends.values()) >= 20
         for module, address in (
             ("raftmq.broker.health", leader.address),

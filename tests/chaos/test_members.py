@@ -42,7 +42,7 @@ async def keep_sending(producer: Producer, sent: dict[bytes, SendResult], lane: 
 
 async def shown(admin: Admin) -> dict[int, str]:
     """What the name server shows: brokerId to address."""
-    return dict((await admin.cluster_info()).brokers["broker-a"].addresses)
+    return dict((await admin.cluster.info()).brokers["broker-a"].addresses)
 
 
 async def has_all(admin: Admin, node: Node, sent: dict[bytes, SendResult]) -> None:
@@ -51,7 +51,7 @@ async def has_all(admin: Admin, node: Node, sent: dict[bytes, SendResult]) -> No
         _, offset = decode_offset_message_id(result.offset_msg_id)
         while True:
             try:
-                assert (await admin.view_message_at(node.address, offset)).body == body
+                assert (await admin.message.view_at(node.address, offset)).body == body
                 break
             except ClientError:  # a follower is behind for a moment
                 await asyncio.sleep(0.05)
@@ -90,7 +90,7 @@ async def test_a_dead_broker_is_replaced_under_load(tmp_path: Path) -> None:
                 wanted = {0: leader.address, 1 + kept.broker_id: kept.address, 4: new.address}
                 while await shown(admin) != wanted:  # noqa: ASYNC110 (another process's table)
                     await asyncio.sleep(0.05)
-                rows = {row["node_id"]: row for row in await admin.members(leader.address)}
+                rows = {row["node_id"]: row for row in await admin.broker.members(leader.address)}
                 assert {row["role"] for row in rows.values()} == {"voter"}
                 assert set(rows) == {node.name for node in now}
                 for node in now:

@@ -18,30 +18,30 @@ from tests.client.fakes import FakeCluster, queue
 
 async def test_cluster_topics_and_route() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Admin(cluster.namesrv) as admin:
-        info = await admin.cluster_info()
+        info = await admin.cluster.info()
         assert info.clusters == {"c": ("g0",)}
         assert info.brokers["g0"].leader == cluster.brokers["g0"][0].address
         assert len(info.brokers["g0"].addresses) == 3
-        assert await admin.topics() == ("T",)
-        assert len((await admin.route("T")).write_queues("T")) == 4
+        assert await admin.cluster.topics() == ("T",)
+        assert len((await admin.cluster.route("T")).write_queues("T")) == 4
         with pytest.raises(NoRoute):
-            await admin.route("missing")
+            await admin.cluster.route("missing")
 
 
 async def test_offsets() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
         cluster.logs["g0"].append("T", 0, b"x")
-        assert await admin.max_offset(queue(0)) == 1
-        assert await admin.min_offset(queue(0)) == 0
-        assert await admin.consumer_offset("g", queue(0)) is None
-        await admin.update_consumer_offset("g", queue(0), 1)
-        assert await admin.consumer_offset("g", queue(0)) == 1
+        assert await admin.offset.max(queue(0)) == 1
+        assert await admin.offset.min(queue(0)) == 0
+        assert await admin.offset.committed("g", queue(0)) is None
+        await admin.offset.commit("g", queue(0), 1)
+        assert await admin.offset.committed("g", queue(0)) == 1
 
 
 async def test_topic_is_created_at_the_leader_wherever_it_is() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Admin(cluster.namesrv) as admin:
         cluster.lead("g0", 2, tell_route=False)
-        await admin.create_topic("new", 6)
+        await admin.topic.create("new", 6)
         request = cluster.brokers["g0"][2].requests[-1]
         assert request.code == RequestCode.UPDATE_AND_CREATE_TOPIC
         assert (request.ext or {})["readQueueNums"] == "6"
@@ -51,21 +51,43 @@ async def test_message_by_id_and_runtime_info() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
         address = cluster.brokers["g0"][0].address
         _, position = cluster.logs["g0"].append("T", 0, b"look", "TAGS\x01A\x02")
-        found = await admin.view_message_at(address, position)
+        found = await admin.message.view_at(address, position)
         assert found.body == b"look" and found.tags == "A"
         with pytest.raises(BrokerRefused):
-            await admin.view_message_at(address, 999)
+            await admin.message.view_at(address, 999)
         with pytest.raises(BrokerRefused):
-            await admin.view_message("nonsense")
-        assert (await admin.broker_runtime_info(address))["raftRole"] == "leader"
-        assert await admin.consumers("nobody", address) == ()
+            await admin.message.view("nonsense")
+        assert (await admin.broker.runtime_info(address))["raftRole"] == "leader"
+        assert await admin.group.consumers("nobody", address) == ()
 
 
 async def test_unreachable_servers_are_said_so() -> None:
     async with Admin("127.0.0.1:1") as admin:
         with pytest.raises(NameServerUnreachable):
-            await admin.cluster_info()
+            await admin.cluster.info()
         with pytest.raises(BrokerUnreachable):
             await admin.invoke("127.0.0.1:1", 28)
     with pytest.raises(ClientClosed):
         await admin.invoke("127.0.0.1:1", 28)
+
+
+async def test_the_names_of_0_1_are_those_of_the_parts() -> None:
+    admin = Admin("127.0.0.1:1")
+    assert admin.create_topic == admin.topic.create
+    assert admin.max_offset == admin.offset.max
+    assert admin.ask_name_servers == admin.name_server.ask
+    assert admin.name_server_configs == admin.name_server.configs
+
+
+async def test_name_servers_are_all_asked() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
+        assert admin.name_servers == admin.name_server.addresses == (cluster.namesrv,)
+        with pytest.raises(BrokerRefused):
+            await admin.name_server.ask(9999)
+
+
+async def test_leaders_by_topic_and_of_all_groups() -> None:
+    async with FakeCluster({"g0": 3}) as cluster, Admin(cluster.namesrv) as admin:
+        address = cluster.brokers["g0"][0].address
+        assert await admin.cluster.leaders() == {"g0": address}
+        assert await admin.cluster.leaders_of("T") == {"g0": address}

@@ -44,7 +44,7 @@ class Processes:
                 if process.returncode is not None:
                     continue
                 try:
-                    info = await admin.broker_runtime_info(address)
+                    info = await admin.broker.runtime_info(address)
                 except (BrokerUnreachable, ClientError):
                     continue
                 if info.get("raftRole", "").lower() == "leader":

@@ -85,12 +85,12 @@ async def probe() -> None:
     print("ready", flush=True)
     at = {}
     async with Admin(NAMESRV) as admin:
-        await until(admin.cluster_info)
+        await until(admin.cluster.info)
         at["name_server_s"] = time.monotonic()
 
         async def both_groups() -> None:
-            assert len((await admin.cluster_info()).brokers) == 2
-            await admin.create_topic(TOPIC)
+            assert len((await admin.cluster.info()).brokers) == 2
+            await admin.topic.create(TOPIC)
 
         await until(both_groups)
         at["topic_s"] = time.monotonic()

@@ -69,16 +69,16 @@ async def main() -> None:
 async def _everything(world: World, web: Mapping[str, int], secure: int) -> None:
     async with Admin(world.namesrv) as admin:
         await _until_ready(admin)
-        await admin.create_topic(TOPIC, 4)
+        await admin.topic.create(TOPIC, 4)
         await asyncio.sleep(2)  # until name servers have heard of it
         await _clients(world.namesrv)
-        leader = (await admin.leaders_of(TOPIC))["raft3"]
+        leader = (await admin.cluster.leaders_of(TOPIC))["raft3"]
         await _tools(admin, leader)
         await _binary(leader)
         for name in world.nodes:
             await asyncio.to_thread(_browse, web[name])
         await asyncio.to_thread(_greet, secure, world.ca)
-        await admin.transfer_leadership(leader)  # brings votes
+        await admin.broker.transfer_leadership(leader)  # brings votes
         await asyncio.sleep(3)
 
 
@@ -86,7 +86,7 @@ async def _until_ready(admin: Admin) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(ClientError, RemotingError):
-                brokers = (await admin.cluster_info()).brokers.values()
+                brokers = (await admin.cluster.info()).brokers.values()
                 if len(brokers) == len(GROUPS) and all(b.leader for b in brokers):
                     return
             await asyncio.sleep(0.2)
@@ -148,22 +148,24 @@ async def _clients(namesrv: str) -> None:
 
 async def _tools(admin: Admin, leader: str) -> None:
     queue = MessageQueue(TOPIC, "raft3", 0)
-    messages, _ = await admin.pull(queue, 0)
+    messages, _ = await admin.message.pull(queue, 0)
     calls = [
-        admin.topics(), admin.topic_configs(leader), admin.topic_config(leader, TOPIC),
-        admin.max_offset(queue), admin.min_offset(queue), admin.search_offset(queue, 1),
-        admin.consumer_offset(GROUP, queue), admin.update_consumer_offset(GROUP, queue, 1),
-        admin.view_message(messages[0].offset_msg_id), admin.query_message(TOPIC, "k1"),
-        admin.consumers(GROUP, leader), admin.put_kv("fuzz", "k", "v"),
-        admin.delete_kv("fuzz", "k"),
-        admin.groups(leader), admin.put_group(leader, {"groupName": "fuzz5", "retryMaxTimes": 3}),
-        admin.delete_group(leader, "fuzz5"), admin.topic_offsets(TOPIC), admin.consume_stats(GROUP),
-        admin.broker_consume_stats(leader), admin.groups_of_topic(leader, TOPIC),
-        admin.broker_stats(leader, "TOPIC_PUT_NUMS", TOPIC), admin.members(leader),
-        admin.consumer_connection(leader, GROUP), admin.producer_connection(leader, GROUP),
-        admin.reset_offset(leader, GROUP, TOPIC, 0), admin.broker_config(leader),
-        admin.clone_offsets(leader, GROUP, "fuzz2", TOPIC), admin.name_server_configs(),
-        admin.consume_queue(leader, TOPIC, 0, 0, 10), admin.clean_expired_queues(leader),
+        admin.cluster.topics(), admin.topic.configs(leader), admin.topic.config(leader, TOPIC),
+        admin.offset.max(queue), admin.offset.min(queue), admin.offset.search(queue, 1),
+        admin.offset.committed(GROUP, queue), admin.offset.commit(GROUP, queue, 1),
+        admin.message.view(messages[0].offset_msg_id), admin.message.query(TOPIC, "k1"),
+        admin.group.consumers(GROUP, leader), admin.name_server.put_kv("fuzz", "k", "v"),
+        admin.name_server.delete_kv("fuzz", "k"),
+        admin.group.configs(leader),
+        admin.group.put(leader, {"groupName": "fuzz5", "retryMaxTimes": 3}),
+        admin.group.delete(leader, "fuzz5"), admin.topic.offsets(TOPIC), admin.group.stats(GROUP),
+        admin.broker.consume_stats(leader), admin.topic.groups(leader, TOPIC),
+        admin.broker.stats(leader, "TOPIC_PUT_NUMS", TOPIC), admin.broker.members(leader),
+        admin.group.connection(leader, GROUP), admin.broker.producer_connection(leader, GROUP),
+        admin.offset.reset(leader, GROUP, TOPIC, 0), admin.broker.config(leader),
+        admin.offset.clone(leader, GROUP, "fuzz2", TOPIC), admin.name_server.configs(),
+        admin.message.consume_queue(leader, TOPIC, 0, 0, 10),
+        admin.broker.clean_expired_queues(leader),
     ]  # fmt: skip
     for call in calls:
         with contextlib.suppress(ClientError):  # some ask for what is not there: a request, too

@@ -102,7 +102,9 @@ def wait_template(namesrv: str, *names: str) -> None:
 
 
 async def leaders_of_template(admin: Admin) -> dict[str, str]:
-    return await admin.leaders_of("TBW102") if "TBW102" in await admin.topics() else {}
+    return (
+        await admin.cluster.leaders_of("TBW102") if "TBW102" in await admin.cluster.topics() else {}
+    )
 
 
 def summary(outcomes: list[Outcome], kills: int) -> dict[str, Any]:

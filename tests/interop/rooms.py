@@ -129,7 +129,7 @@ class Rooms:
         """The node that the name server has for the group's leader."""
         deadline = time.monotonic() + patience_s
         while True:
-            info = ask(self.namesrv, lambda admin: admin.cluster_info())
+            info = ask(self.namesrv, lambda admin: admin.cluster.info())
             found = info.brokers.get(group)
             node = self._addresses.get((found and found.leader) or "", "")
             if node and node != other_than:
@@ -257,7 +257,7 @@ class Sharing:
         topic, group = self.run.topic, self.run.group
 
         async def work(admin: Admin) -> tuple[str, ...]:
-            return await admin.consumers(group, await leader_of(admin, topic, EAST))
+            return await admin.group.consumers(group, await leader_of(admin, topic, EAST))
 
         ids = ask(self.run.target.namesrv, work)
         known = {

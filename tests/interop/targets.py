@@ -17,7 +17,7 @@ from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.cluster.whole import wait_whole
 from raftmq.client import Admin, ClientError, MessageQueue, NoRoute
-from raftmq.client.adminbodies import TopicOffset
+from raftmq.client.admin.bodies import TopicOffset
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from tests.interop.apache import ApacheBroker
 
@@ -67,15 +67,15 @@ def make_topic(namesrv: str, topic: str, queues: int) -> None:
     """Return when the name server, too, knows it."""
 
     async def work(admin: Admin) -> None:
-        await admin.create_topic(topic, queues)
-        await admin.route(topic)
+        await admin.topic.create(topic, queues)
+        await admin.cluster.route(topic)
 
     ask(namesrv, work)
 
 
 async def leader_of(admin: Admin, topic: str, broker: str) -> str:
     """Its address. Raises NoRoute while nobody leads."""
-    found = (await admin.leaders_of(topic)).get(broker)
+    found = (await admin.cluster.leaders_of(topic)).get(broker)
     if found is None:
         raise NoRoute(topic, f"nobody leads {broker}")
     return found
@@ -83,8 +83,8 @@ async def leader_of(admin: Admin, topic: str, broker: str) -> str:
 
 async def _offsets(admin: Admin, topic: str) -> dict[MessageQueue, TopicOffset]:
     """Of all its queues. Raises NoRoute while somewhere nobody leads: queues would be missing."""
-    wanted = {broker.broker_name for broker in (await admin.route(topic)).brokers}
-    found = await admin.topic_offsets(topic)
+    wanted = {broker.broker_name for broker in (await admin.cluster.route(topic)).brokers}
+    found = await admin.topic.offsets(topic)
     if not wanted or {queue.broker_name for queue in found} != wanted:
         raise NoRoute(topic, f"not all of {sorted(wanted)} have a leader")
     return found
@@ -93,7 +93,7 @@ async def _offsets(admin: Admin, topic: str) -> dict[MessageQueue, TopicOffset]:
 async def _committed(admin: Admin, group: str, topic: str) -> Offsets:
     found = {}
     for queue in await _offsets(admin, topic):
-        offset = await admin.consumer_offset(group, queue)
+        offset = await admin.offset.committed(group, queue)
         if offset is not None:
             found[queue] = offset
     return found
@@ -160,7 +160,7 @@ class RaftGroup:
             if leader is None or leader.name == killed:
                 return False
             async with Admin(self.namesrv) as admin:
-                brokers = (await admin.cluster_info()).brokers
+                brokers = (await admin.cluster.info()).brokers
             found = brokers.get(self.broker)
             return found is not None and found.leader == leader.address
         except (ClusterError, ClientError):  # whoever was too busy is asked again

@@ -356,12 +356,12 @@ async def test_a_tool_that_has_the_key_changes_routes_of_signed_brokers(server):
         config = InstanceConfig(registration_key=key)
         async with Admin(server.address, instance_config=config) as admin:
             if taken:
-                assert await admin.set_write_perm("g", False) == {server.address: 1}
+                assert await admin.name_server.set_write_perm("g", False) == {server.address: 1}
                 assert server.table.queues("T")["g"].perm == 4
-                assert await admin.set_write_perm("g", True) == {server.address: 1}
+                assert await admin.name_server.set_write_perm("g", True) == {server.address: 1}
             else:
                 with pytest.raises(BrokerRefused, match="SIGN"):
-                    await admin.set_write_perm("g", False)
+                    await admin.name_server.set_write_perm("g", False)
             assert server.table.queues("T")["g"].perm == 6
     await own.stop()
 

@@ -190,14 +190,14 @@ async def test_the_client_asks_every_group_of_the_topic(tmp_path):
                 queue = MessageQueue("T", "ab"[number % 2], 0)
                 message = Message("T", b"m%d" % number, keys=f"order extra-{number}")
                 sent.append(await producer.send(message, timeout_ms=60_000, queue=queue))
-            found = await admin.query_message("T", "order")
+            found = await admin.message.query("T", "order")
             assert sorted(m.body for m in found) == [b"m%d" % n for n in range(6)]
             assert {m.broker_name for m in found} == {"a", "b"}
             times = [m.store_timestamp_ms for m in found]
             assert times == sorted(times)
-            assert len(await admin.query_message("T", "order", max_num=2)) == 2
-            assert await admin.query_message("T", "order", 32, times[-1] + 1) == []
-            assert len(await admin.query_message("T", "order", 32, 0, times[0])) >= 1
-            (last,) = await admin.query_message("T", sent[-1].msg_id, unique_key=True)
+            assert len(await admin.message.query("T", "order", max_num=2)) == 2
+            assert await admin.message.query("T", "order", 32, times[-1] + 1) == []
+            assert len(await admin.message.query("T", "order", 32, 0, times[0])) >= 1
+            (last,) = await admin.message.query("T", sent[-1].msg_id, unique_key=True)
             assert last.body == b"m5"
-            assert await admin.query_message("T", "orde") == []
+            assert await admin.message.query("T", "orde") == []

@@ -80,7 +80,7 @@ async def registered(root, count):
 
             async def shown():
                 try:
-                    found = (await admin.cluster_info()).brokers.get(GROUP)
+                    found = (await admin.cluster.info()).brokers.get(GROUP)
                 except NameServerUnreachable:  # not within a second: it is asked again
                     return None
                 return dict(found.addresses) if found else {}

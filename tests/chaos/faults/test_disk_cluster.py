@@ -61,7 +61,7 @@ class Town:
         await self._producer.start()
         self.admin = Admin(state.namesrv)
         await self.admin.start()
-        await self.admin.create_topic(TOPIC, 4)
+        await self.admin.topic.create(TOPIC, 4)
         return self
 
     async def __aexit__(
@@ -217,7 +217,7 @@ async def test_a_lying_fsync_and_a_power_cut_lose_what_was_acknowledged(tmp_path
         for node in town.cluster.state().brokers:
             assert town.lost(node.name) == town.acknowledged - honest, node.name
         counts = [
-            await town.admin.max_offset(MessageQueue(TOPIC, "broker-a", queue))
+            await town.admin.offset.max(MessageQueue(TOPIC, "broker-a", queue))
             for queue in range(4)
         ]
         assert sum(counts) == len(honest) < len(town.acknowledged)

@@ -124,7 +124,7 @@ async def test_an_isolated_leader_is_replaced_and_follows_after_the_heal(scene: 
     async with AsyncExitStack() as stack:
         namesrv = scene.cluster.state().namesrv
         admin = await stack.enter_async_context(Admin(namesrv))
-        await admin.create_topic("T", 8)
+        await admin.topic.create("T", 8)
         producer = await stack.enter_async_context(Producer("links", namesrv))
         await producer.send(Message("T", b"before"), timeout_ms=SEND_MS)
         fault, old = await scene.inject("cut-node", "leader")
@@ -172,7 +172,7 @@ async def test_answers_lost_are_unknown_outcomes_of_what_was_done(scene: Scene) 
     async with AsyncExitStack() as stack:
         namesrv = scene.cluster.state().namesrv
         admin = await stack.enter_async_context(Admin(namesrv))
-        await admin.create_topic("Answers", 8)
+        await admin.topic.create("Answers", 8)
         producer = await stack.enter_async_context(Producer("answers", namesrv))
         queue = MessageQueue("Answers", "broker-a", 0)
         await producer.send(Message("Answers", b"heard"), timeout_ms=SEND_MS, queue=queue)

@@ -90,7 +90,7 @@ def left_over(name: str) -> list[str]:
 
 async def torment(cluster: Cluster, state: ClusterState, context: Context) -> None:
     async with Admin(state.namesrv) as admin, Producer("wires", state.namesrv) as producer:
-        await admin.create_topic("T", 8)
+        await admin.topic.create("T", 8)
         await producer.send(Message("T", b"before"), timeout_ms=120_000)
         for number, kind in enumerate(("wire-cut-node", "wire-one-way-out", "wire-halves")):
             fault = make(Planned(number, 0, 1, kind, "leader", 0.0), context)

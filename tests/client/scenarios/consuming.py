@@ -350,8 +350,8 @@ async def resets(cluster: Cluster) -> None:
         seen.messages.clear()
         await send_all(cluster, topic, [b"found"])  # there is a leader
         await seen.has([b"found"])
-        (address,) = (await admin.leaders_of(topic)).values()
-        moved = await admin.reset_offset(address, consumer.group, topic, 0)
+        (address,) = (await admin.cluster.leaders_of(topic)).values()
+        moved = await admin.offset.reset(address, consumer.group, topic, 0)
         assert {offset for queue, offset in moved.items() if queue.topic == topic} == {0}
         await seen.has(bodies)
 
@@ -383,11 +383,11 @@ async def a_lite_consumer_is_asked(cluster: Cluster) -> None:
         await cluster.fail_over()
         await send_all(cluster, topic, [b"found"])  # there is a leader
         await all_of({b"found"})
-        (address,) = (await admin.leaders_of(topic)).values()
+        (address,) = (await admin.cluster.leaders_of(topic)).values()
         async with asyncio.timeout(PATIENCE_S):
-            while consumer.client_id not in await admin.consumers(group, address):  # noqa: ASYNC110
+            while consumer.client_id not in await admin.group.consumers(group, address):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # a leader that was restarted hears of it again
-        info = await admin.running_info(address, group, consumer.client_id)
+        info = await admin.group.running_info(address, group, consumer.client_id)
         assert info["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_ACTIVELY"
         places = {queue.queue_id: state["commitOffset"] for queue, state in info["mqTable"].items()}
         assert sorted(places) == [0, 1, 2, 3] and sum(places.values()) == 13
@@ -396,7 +396,7 @@ async def a_lite_consumer_is_asked(cluster: Cluster) -> None:
         table = loads_object(told.body)["consumerTable"][consumer.client_id]
         assert {queue.queue_id: offset for queue, offset in table.items()} == places
         got.clear()
-        await admin.reset_offset(address, group, topic, 0)
+        await admin.offset.reset(address, group, topic, 0)
         await all_of(bodies)
 
 

@@ -39,7 +39,7 @@ async def topic_of(cluster: Cluster, queue_count: int = 4) -> str:
     """A new topic that clients can route to."""
     topic = fresh("T")
     async with Admin(cluster.namesrv) as admin:
-        await admin.create_topic(topic, queue_count)
+        await admin.topic.create(topic, queue_count)
     return topic
 
 
@@ -156,5 +156,5 @@ class ApacheCluster:
     async def _registered(self, wanted: bool) -> None:
         """The name server lists it, or has seen that it is gone."""
         async with Admin(self.namesrv) as admin, asyncio.timeout(PATIENCE_S):
-            while wanted is not ("apache" in (await admin.cluster_info()).brokers):  # noqa: ASYNC110
+            while wanted is not ("apache" in (await admin.cluster.info()).brokers):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

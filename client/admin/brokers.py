@@ -1,0 +1,101 @@
+"""One broker: its configuration, figures, upkeep, and its Raft group's members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raftmq.client.admin.bodies import (
+    BrokerStats,
+    ConsumeStats,
+    broker_consume_stats,
+    broker_stats,
+    properties,
+)
+from raftmq.client.admin.requests import Requests, successful
+from raftmq.remoting import fields
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import loads_object
+
+MEMBERS_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
+UPKEEP_TIMEOUT_MS = 10_000
+
+
+class BrokerAdmin:
+    """Requests to one broker process, by its address."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    async def runtime_info(self, address: str) -> dict[str, str]:
+        """Return a replica's own figures (28)."""
+        body = await self._requests.json(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return {str(key): str(value) for key, value in (body.get("table") or {}).items()}
+
+    async def config(self, address: str) -> dict[str, str]:
+        """Return the configuration (26)."""
+        response = await self._requests.ask(address, RequestCode.GET_BROKER_CONFIG)
+        return properties(response.body.decode())
+
+    async def update_config(self, address: str, key: str, value: str) -> None:
+        """Set one key of the configuration (25)."""
+        body = f"{key}={value}\n".encode()
+        await self._requests.ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
+
+    async def stats(self, address: str, name: str, key: str) -> BrokerStats | None:
+        """Return one of the broker's statistics (315); None if the broker does not have it."""
+        ext = {"statsName": name, "statsKey": key}
+        response = await self._requests.invoke(address, RequestCode.VIEW_BROKER_STATS_DATA, ext)
+        if response.code == ResponseCode.SYSTEM_ERROR:  # what brokers say for "none"
+            return None
+        return broker_stats(loads_object(successful(response, address).body))
+
+    async def consume_stats(
+        self, address: str, *, ordered: bool = False, timeout_ms: int = 50_000
+    ) -> dict[str, list[ConsumeStats]]:
+        """Return the progress of the broker's groups (317), by group."""
+        ext = {"isOrder": fields.from_boolean(ordered)}
+        code = RequestCode.GET_BROKER_CONSUME_STATS
+        return broker_consume_stats(await self._requests.json(address, code, ext, timeout_ms))
+
+    async def producer_connection(self, address: str, group: str) -> dict[str, Any]:
+        """Return Apache's ProducerConnection bean (204)."""
+        code = RequestCode.GET_PRODUCER_CONNECTION_LIST
+        return await self._requests.json(address, code, {"producerGroup": group})
+
+    async def clean_expired_queues(self, address: str) -> None:
+        """Have the queues drop what the log no longer holds (306)."""
+        code = RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE
+        await self._requests.ask(address, code, timeout_ms=UPKEEP_TIMEOUT_MS)
+
+    async def delete_expired_log(self, address: str) -> None:
+        """Have the broker run now the retention that it runs at `deleteWhen` (329)."""
+        code = RequestCode.DELETE_EXPIRED_COMMITLOG
+        await self._requests.ask(address, code, timeout_ms=UPKEEP_TIMEOUT_MS)
+
+    async def transfer_leadership(self, address: str, target: str = "") -> str:
+        """Start a leadership transfer (30001, ours) to `target`, or, if "", to the replica with
+        the longest log. Returns the target."""
+        ext = {"target": target} if target else {}
+        response = await self._requests.ask(address, RequestCode.TRANSFER_LEADERSHIP, ext)
+        return (response.ext or {}).get("target", "")
+
+    async def members(self, address: str) -> list[dict[str, Any]]:
+        """Return the members of the broker's Raft group as it knows them (30002, ours): node_id,
+        address, role (voter, learner), broker_id, preferred; from a leader also match, lag and
+        whole (recovered)."""
+        body = await self._requests.json(address, RequestCode.CHANGE_MEMBERS, {"op": "list"})
+        return list(body.get("members") or ())
+
+    async def change_members(
+        self, address: str, op: str, member_id: str, member_address: str = ""
+    ) -> list[dict[str, Any]]:
+        """Change the Raft group's members (30002), asking the leader at `address`. `op` is
+        add-learner, promote, remove, move, or prefer (as leader; "": nobody); add-learner and move
+        take `member_address` (host:port of its Raft listener). Returns the members once the change
+        is committed."""
+        ext = {"op": op, "memberId": member_id}
+        if member_address:
+            ext["memberAddress"] = member_address
+        code = RequestCode.CHANGE_MEMBERS
+        body = await self._requests.json(address, code, ext, MEMBERS_TIMEOUT_MS)
+        return list(body.get("members") or ())

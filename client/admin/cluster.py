@@ -1,0 +1,66 @@
+"""Who is there, as the name servers know it: routes, broker groups, leaders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raftmq.client.admin.requests import successful
+from raftmq.client.instance import ClientInstance
+from raftmq.client.route import BrokerData, TopicRouteData, parse_broker
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import loads_object
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """Broker groups by name, and the group names of each cluster."""
+
+    brokers: Mapping[str, BrokerData]
+    clusters: Mapping[str, tuple[str, ...]]
+
+
+class ClusterAdmin:
+    """What any one name server answers."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        self._instance = instance
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """Ask a name server for the topic's route and return it."""
+        return await self._instance.directory.refresh(topic)
+
+    async def info(self) -> ClusterInfo:
+        """Return all broker groups with their replicas (106)."""
+        body = await self._body(RequestCode.GET_BROKER_CLUSTER_INFO)
+        brokers = {
+            name: parse_broker({"brokerName": name, **data})
+            for name, data in (body.get("brokerAddrTable") or {}).items()
+        }
+        clusters = {
+            name: tuple(names) for name, names in (body.get("clusterAddrTable") or {}).items()
+        }
+        return ClusterInfo(brokers, clusters)
+
+    async def topics(self) -> tuple[str, ...]:
+        """Return every topic the name server knows (206)."""
+        body = await self._body(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return tuple(body.get("topicList") or ())
+
+    async def leaders_of(self, topic: str) -> dict[str, str]:
+        """Return broker name → leader's address, for the broker groups that have the topic."""
+        return _leaders({b.broker_name: b for b in (await self.route(topic)).brokers})
+
+    async def leaders(self) -> dict[str, str]:
+        """Return broker name → leader's address, for every broker group that has a leader."""
+        return _leaders((await self.info()).brokers)
+
+    async def _body(self, code: RequestCode) -> dict[str, Any]:
+        response = await self._instance.name_servers.invoke(RemotingCommand.request(code, None))
+        return loads_object(successful(response, "name server").body)
+
+
+def _leaders(brokers: Mapping[str, BrokerData]) -> dict[str, str]:
+    return {name: data.leader for name, data in sorted(brokers.items()) if data.leader}

@@ -1,0 +1,94 @@
+"""Consumer groups: their settings, progress and members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raftmq.client.admin.bodies import ConsumeStats, consume_stats, merged
+from raftmq.client.admin.cluster import ClusterAdmin
+from raftmq.client.admin.requests import Requests, successful
+from raftmq.client.errors import NoRoute
+from raftmq.client.message import RETRY_PREFIX
+from raftmq.remoting import fields
+from raftmq.remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import dumps, loads_object
+
+CLIENT_TIMEOUT_MS = 10_000  # of requests that a broker passes on to a client
+
+
+class GroupAdmin:
+    """Consumer groups of one broker; `stats` asks every broker of a topic."""
+
+    def __init__(self, requests: Requests, cluster: ClusterAdmin) -> None:
+        self._requests = requests
+        self._cluster = cluster
+
+    async def configs(self, address: str) -> dict[str, dict[str, Any]]:
+        """Return Apache's SubscriptionGroupConfig beans by group name (201)."""
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        return await self._requests.beans(address, code, "subscriptionGroupTable")
+
+    async def put(self, address: str, bean: Mapping[str, Any]) -> None:
+        """Create or change a subscription group (200)."""
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await self._requests.ask(address, code, None, dumps(dict(bean)))
+
+    async def delete(self, address: str, group: str, *, offsets: bool = False) -> None:
+        """Delete a subscription group (207), with its offsets if `offsets`."""
+        wanted = fields.from_boolean(offsets)
+        ext = {"groupName": group, "cleanOffset": wanted, "removeOffset": wanted}
+        await self._requests.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
+
+    async def stats(self, group: str, topic: str = "") -> ConsumeStats:
+        """Return the group's progress (208) in `topic`, or in all topics. Asks all brokers of
+        `topic`, or of the group's retry topic. Raises BrokerRefused (26) if no broker knows the
+        group."""
+        try:
+            leaders = await self._cluster.leaders_of(topic or RETRY_PREFIX + group)
+        except NoRoute:
+            if topic:
+                raise
+            leaders = await self._cluster.leaders()  # no retry topic, or no such group
+        ext = {"consumerGroup": group} | ({"topic": topic} if topic else {})
+        code = RequestCode.GET_CONSUME_STATS
+        return merged(
+            [
+                consume_stats(await self._requests.json(address, code, ext))
+                for address in leaders.values()
+            ]
+        )
+
+    async def consumers(self, group: str, address: str) -> tuple[str, ...]:
+        """Return the client ids of a group that one broker knows (38); empty if there are none."""
+        response = await self._requests.invoke(
+            address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
+        )
+        if response.code == ResponseCode.SYSTEM_ERROR:  # what brokers say for "none"
+            return ()
+        body = loads_object(successful(response, address).body)
+        return tuple(str(item) for item in body.get("consumerIdList") or ())
+
+    async def connection(self, address: str, group: str) -> dict[str, Any]:
+        """Return Apache's ConsumerConnection bean (203). Raises BrokerRefused (206) if no consumer
+        of the group is connected."""
+        code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+        return await self._requests.json(address, code, {"consumerGroup": group})
+
+    async def running_info(
+        self, address: str, group: str, client_id: str, *, stack: bool = False
+    ) -> dict[str, Any]:
+        """Return a consumer's report on itself (307), through a broker it is connected to."""
+        ext = RunningInfoHeader(group, client_id, stack).to_ext()
+        code = RequestCode.GET_CONSUMER_RUNNING_INFO
+        return await self._requests.json(address, code, ext, CLIENT_TIMEOUT_MS)
+
+    async def consume_directly(
+        self, address: str, group: str, client_id: str, msg_id: str, broker_name: str = ""
+    ) -> dict[str, Any]:
+        """Have a consumer consume one stored message (309). Returns Apache's
+        ConsumeMessageDirectlyResult."""
+        ext = ConsumeDirectlyHeader(group, client_id, msg_id, broker_name or None).to_ext()
+        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+        return await self._requests.json(address, code, ext, CLIENT_TIMEOUT_MS)

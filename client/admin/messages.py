@@ -1,0 +1,115 @@
+"""Stored messages: found by id, by key and by offset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raftmq.client.admin.requests import Requests, successful
+from raftmq.client.decode import decode_messages
+from raftmq.client.errors import BrokerRefused
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import MessageExt, MessageQueue
+from raftmq.remoting.address import format_address
+from raftmq.remoting.admin_headers import QueryMessageHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import PULL_SUBSCRIPTION, PullHeader, PullResponseHeader
+from raftmq.store.record import decode_offset_message_id
+
+TIME_MS_MAX = (1 << 63) - 1  # a query without an end time
+NOTHING = (
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+
+
+class MessageAdmin:
+    """Stored messages. Nothing here commits an offset."""
+
+    def __init__(self, instance: ClientInstance, requests: Requests) -> None:
+        self._instance = instance
+        self._requests = requests
+
+    async def view(self, offset_msg_id: str, broker_name: str = "") -> MessageExt:
+        """Return the message with that offset message id, from the broker that stored it (33)."""
+        try:
+            (host, port), position = decode_offset_message_id(offset_msg_id)
+        except ValueError as error:
+            raise BrokerRefused(ResponseCode.INVALID_PARAMETER, str(error), "") from error
+        return await self.view_at(format_address(host, port), position, broker_name)
+
+    async def view_at(
+        self, address: str, commit_log_offset: int, broker_name: str = ""
+    ) -> MessageExt:
+        """Return the record at a CommitLog offset of one replica (33)."""
+        ext = {"offset": str(commit_log_offset)}
+        response = await self._requests.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, ext)
+        messages = decode_messages(response.body, broker_name)
+        if len(messages) != 1:
+            raise BrokerRefused(response.code, f"{len(messages)} records in the answer", address)
+        return messages[0]
+
+    async def query(
+        self,
+        topic: str,
+        key: str,
+        max_num: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MS_MAX,
+        *,
+        unique_key: bool = False,
+    ) -> list[MessageExt]:
+        """Find messages by UNIQ_KEY or by one of their KEYS, stored between two times (12). Asks
+        every broker group of the topic; returns the newest `max_num`, oldest first.
+
+        `unique_key`: the key is a UNIQ_KEY, for which brokers have a separate limit. Raises if
+        one group cannot be asked, because its messages would be missing from the result."""
+        ext = QueryMessageHeader(topic, key, max_num, begin_ms, end_ms, unique_key).to_ext()
+        route = await self._instance.directory.route(topic)
+        found: list[MessageExt] = []
+        for name in sorted(broker.broker_name for broker in route.brokers):
+            response = await self._instance.invoke_leader(
+                name, lambda: RemotingCommand.request(RequestCode.QUERY_MESSAGE, dict(ext))
+            )
+            if response.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            body = successful(response, name).body
+            # Brokers other than ours compare only the key's hash.
+            found += [m for m in decode_messages(body, name) if _has_key(m, topic, key)]
+        found.sort(key=lambda m: (m.store_timestamp_ms, m.broker_name, m.commit_log_offset))
+        return found[-max_num:] if max_num > 0 else []
+
+    async def pull(
+        self, queue: MessageQueue, offset: int, count: int = 32, expression: str = "*"
+    ) -> tuple[list[MessageExt], int]:
+        """Return messages of a queue from `offset` on (11), and the offset to continue at, which
+        is the same one if there is nothing more."""
+        header = PullHeader(
+            "TOOLS_CONSUMER", queue.topic, queue.queue_id, offset, count, PULL_SUBSCRIPTION,
+            0, 0, expression, 0, "TAG", None, queue.broker_name,
+        )  # fmt: skip
+        await self._instance.directory.route(queue.topic)
+        response = await self._instance.invoke_leader(
+            queue.broker_name,
+            lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext()),
+        )
+        messages = []
+        if response.code not in NOTHING:
+            body = successful(response, queue.broker_name).body
+            messages = decode_messages(body, queue.broker_name)
+        return messages, PullResponseHeader.parse(response.ext).next_offset
+
+    async def consume_queue(
+        self, address: str, topic: str, queue_id: int, index: int, count: int, group: str = ""
+    ) -> dict[str, Any]:
+        """Return entries of a ConsumeQueue as Apache's QueryConsumeQueueResponseBody (321)."""
+        numbers = {"queueId": str(queue_id), "index": str(index), "count": str(count)}
+        ext = {"topic": topic, **numbers} | ({"consumerGroup": group} if group else {})
+        return await self._requests.json(address, RequestCode.QUERY_CONSUME_QUEUE, ext)
+
+
+def _has_key(message: MessageExt, topic: str, key: str) -> bool:
+    return message.topic == topic and (
+        message.msg_id == key or key in (message.keys or "").split(" ")
+    )

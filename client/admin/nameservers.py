@@ -1,0 +1,89 @@
+"""The name servers' own state. Every name server is asked: they do not talk to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raftmq.client.admin.bodies import properties
+from raftmq.client.admin.requests import successful
+from raftmq.client.errors import NameServerUnreachable
+from raftmq.client.instance import ClientInstance
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.signedregistration import ask_signer
+
+TIMEOUT_MS = 3_000
+# Requests that change a signed broker's routes: name servers accept them signed with the same key.
+SIGNED_CODES = (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
+
+
+class NameServerAdmin:
+    """Requests to every name server."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        self._instance = instance
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(sorted(self._instance.name_servers.addresses))
+
+    async def ask(
+        self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> dict[str, RemotingCommand]:
+        """Send one request to every name server; return address → answer. Raises if one does not
+        answer or refuses; those asked before it have carried out the request."""
+        answers = {}
+        for address in self.addresses:
+            command = RemotingCommand.request(code, dict(ext) if ext else None, body)
+            try:
+                response = await self._ask_one(address, command)
+            except RemotingError as error:
+                raise NameServerUnreachable(f"name server {address}: {error}") from error
+            answers[address] = successful(response, address)
+        return answers
+
+    async def put_kv(self, namespace: str, key: str, value: str) -> None:
+        """Set a key of a namespace (100)."""
+        ext = {"namespace": namespace, "key": key, "value": value}
+        await self.ask(RequestCode.PUT_KV_CONFIG, ext)
+
+    async def delete_kv(self, namespace: str, key: str) -> None:
+        """Delete a key of a namespace (102)."""
+        await self.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": namespace, "key": key})
+
+    async def forget_topic(self, topic: str, cluster: str = "") -> None:
+        """Delete a topic (216)."""
+        ext = {"topic": topic} | ({"clusterName": cluster} if cluster else {})
+        await self.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext)
+
+    async def set_write_perm(self, broker_name: str, writable: bool) -> dict[str, int]:
+        """Set whether routes offer a broker's queues for writing (205, 327). Returns, by name
+        server, how many topics changed."""
+        code = RequestCode.WIPE_WRITE_PERM_OF_BROKER
+        name = "wipeTopicCount"
+        if writable:
+            code, name = RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount"
+        answers = await self.ask(code, {"brokerName": broker_name})
+        return {address: int((a.ext or {}).get(name, "0")) for address, a in answers.items()}
+
+    async def configs(self) -> dict[str, dict[str, str]]:
+        """Return each name server's configuration, by address (319)."""
+        answers = await self.ask(RequestCode.GET_NAMESRV_CONFIG)
+        return {a: properties(r.body.decode()) for a, r in answers.items()}
+
+    async def update_configs(self, key: str, value: str) -> None:
+        """Set one configuration key (318)."""
+        await self.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=f"{key}={value}\n".encode())
+
+    async def _ask_one(self, address: str, command: RemotingCommand) -> RemotingCommand:
+        """Send a request, signed if its code calls for it and there is a key. Raises
+        RemotingError."""
+        remoting, key = self._instance.remoting, self._instance.config.registration_key
+        if key and command.code in SIGNED_CODES:
+            connection = await remoting.connect(address)
+            signer = await ask_signer(connection, key, TIMEOUT_MS)
+            if signer is not None:
+                signer.sign(command)
+            return await connection.invoke(command, TIMEOUT_MS)
+        return await remoting.invoke(address, command, TIMEOUT_MS)

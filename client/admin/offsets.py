@@ -1,0 +1,72 @@
+"""Offsets: what queues hold, what groups have committed, and moving groups."""
+
+from __future__ import annotations
+
+from raftmq.client.admin.bodies import queue_offsets
+from raftmq.client.admin.requests import Requests
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import MessageQueue
+from raftmq.client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
+from raftmq.remoting.admin_headers import ResetOffsetHeader
+from raftmq.remoting.codes import RequestCode
+
+TO_END = -1  # as a reset's timestamp: after the last message
+
+
+class OffsetAdmin:
+    """Offsets of queues, asked from their leaders, and of groups."""
+
+    def __init__(self, instance: ClientInstance, requests: Requests) -> None:
+        self._instance = instance
+        self._requests = requests
+
+    async def max(self, queue: MessageQueue) -> int:
+        """Return the offset that the queue's next message will get (30)."""
+        await self._instance.directory.route(queue.topic)
+        return await max_offset(self._instance, queue)
+
+    async def min(self, queue: MessageQueue) -> int:
+        """Return the oldest offset the queue still holds (31)."""
+        await self._instance.directory.route(queue.topic)
+        return await min_offset(self._instance, queue)
+
+    async def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the first offset stored at or after `timestamp_ms` (29)."""
+        await self._instance.directory.route(queue.topic)
+        return await offset_for(self._instance, queue, timestamp_ms)
+
+    async def committed(self, group: str, queue: MessageQueue) -> int | None:
+        """Return the offset the group has committed (14); None if it has committed nothing."""
+        await self._instance.directory.route(queue.topic)
+        return await OffsetStore(group, self._instance).committed(queue)
+
+    async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Commit an offset for a group (15) and wait for the broker's confirmation. A running
+        consumer may overwrite it."""
+        await self._instance.directory.route(queue.topic)
+        await OffsetStore(group, self._instance).write(queue, offset)
+
+    async def reset(
+        self,
+        address: str,
+        group: str,
+        topic: str,
+        timestamp_ms: int = TO_END,
+        *,
+        force: bool = True,
+        queue_id: int = -1,
+        offset: int = -1,
+    ) -> dict[MessageQueue, int]:
+        """Reset the group's offsets (222) to what was stored at `timestamp_ms`, or TO_END, in every
+        queue of this broker; or in `queue_id` to `offset`. Running consumers follow. Without
+        `force` offsets only move back. Returns the new offset of each queue."""
+        ext = ResetOffsetHeader(topic, group, timestamp_ms, force, queue_id, offset).to_ext()
+        if offset < 0:
+            del ext["offset"]
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        return queue_offsets((await self._requests.json(address, code, ext)).get("offsetTable"))
+
+    async def clone(self, address: str, source: str, target: str, topic: str) -> None:
+        """Give group `target` the offsets that `source` committed in the topic (314)."""
+        ext = {"srcGroup": source, "destGroup": target, "topic": topic, "offline": "false"}
+        await self._requests.ask(address, RequestCode.CLONE_GROUP_OFFSET, ext)

@@ -1,0 +1,69 @@
+"""Sends an administrator's requests to one address, and raises what their answers refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raftmq.client.errors import BrokerRefused, BrokerUnreachable
+from raftmq.client.instance import ClientInstance
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import loads_object
+
+
+class Requests:
+    """The requests of one admin client. Times in milliseconds."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        self._instance = instance
+
+    async def invoke(
+        self,
+        address: str,
+        code: int,
+        ext: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        timeout_ms: int = 3000,
+    ) -> RemotingCommand:
+        """Send one request to one address and return the response, whatever its code. Raises
+        BrokerUnreachable."""
+        command = RemotingCommand.request(code, dict(ext) if ext else None, body)
+        try:
+            return await self._instance.remoting.invoke(address, command, timeout_ms)
+        except RemotingError as error:
+            raise BrokerUnreachable(f"{address}: {error}", error.outcome_unknown) from error
+
+    async def ask(
+        self,
+        address: str,
+        code: int,
+        ext: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        timeout_ms: int = 3000,
+    ) -> RemotingCommand:
+        """Do as `invoke`, but raise BrokerRefused for any answer except SUCCESS."""
+        return successful(await self.invoke(address, code, ext, body, timeout_ms), address)
+
+    async def json(
+        self,
+        address: str,
+        code: int,
+        ext: Mapping[str, str] | None = None,
+        timeout_ms: int = 3000,
+    ) -> dict[str, Any]:
+        """Do as `ask`, and return the JSON object in the answer's body. Raises BodyError."""
+        return loads_object((await self.ask(address, code, ext, b"", timeout_ms)).body)
+
+    async def beans(self, address: str, code: int, table: str) -> dict[str, dict[str, Any]]:
+        """Return the beans, by name, that stand in the answer's body under `table`."""
+        found = (await self.json(address, code)).get(table) or {}
+        return {str(name): dict(bean) for name, bean in found.items()}
+
+
+def successful(response: RemotingCommand, who: str) -> RemotingCommand:
+    """Return the response if its code is SUCCESS. Raises BrokerRefused."""
+    if response.code != ResponseCode.SUCCESS:
+        raise BrokerRefused(response.code, response.remark or "", who)
+    return response

@@ -1,0 +1,86 @@
+"""Topics: created, changed, deleted, examined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raftmq.client.admin.bodies import TopicOffset, topic_offsets
+from raftmq.client.admin.cluster import ClusterAdmin
+from raftmq.client.admin.requests import Requests, successful
+from raftmq.client.errors import BrokerUnreachable
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import MessageQueue
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+
+PERM_READ_WRITE = 6
+
+
+class TopicAdmin:
+    """Topics of a cluster, or, by a broker's address, of one broker."""
+
+    def __init__(self, instance: ClientInstance, requests: Requests, cluster: ClusterAdmin) -> None:
+        self._instance = instance
+        self._requests = requests
+        self._cluster = cluster
+
+    async def create(
+        self,
+        topic: str,
+        queues: int = 8,
+        *,
+        write_queues: int | None = None,
+        perm: int = PERM_READ_WRITE,
+        broker_name: str | None = None,
+    ) -> None:
+        """Create or change the topic (17) on one broker group, or on every one."""
+        names = [broker_name] if broker_name else list(await self._learn_groups())
+        if not names:
+            raise BrokerUnreachable("the name server knows no broker group")
+        header = TopicHeader(topic, queues, queues if write_queues is None else write_queues, perm)
+        code = RequestCode.UPDATE_AND_CREATE_TOPIC
+        for name in names:
+            response = await self._instance.invoke_leader(
+                name, lambda: RemotingCommand.request(code, header.to_ext()), leader_only=True
+            )
+            successful(response, name)
+
+    async def configs(self, address: str) -> dict[str, dict[str, Any]]:
+        """Return Apache's TopicConfig beans by topic name (21)."""
+        code = RequestCode.GET_ALL_TOPIC_CONFIG
+        return await self._requests.beans(address, code, "topicConfigTable")
+
+    async def config(self, address: str, topic: str) -> dict[str, Any]:
+        """Return the topic's TopicConfig bean (351)."""
+        return await self._requests.json(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+
+    async def put(self, address: str, header: TopicHeader) -> None:
+        """Create or change a topic on one broker (17)."""
+        await self._requests.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+
+    async def delete(self, address: str, topic: str) -> None:
+        """Delete a topic on one broker (215); `name_server.forget_topic` removes it from name
+        servers."""
+        await self._requests.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+
+    async def offsets(self, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """Return the topic's offsets by queue (202), from all brokers that have the topic."""
+        found: dict[MessageQueue, TopicOffset] = {}
+        code, ext = RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}
+        for address in (await self._cluster.leaders_of(topic)).values():
+            found |= topic_offsets(await self._requests.json(address, code, ext))
+        return found
+
+    async def groups(self, address: str, topic: str) -> tuple[str, ...]:
+        """Return the groups that consume the topic, or did so once (300)."""
+        code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+        body = await self._requests.json(address, code, {"topic": topic})
+        return tuple(sorted(str(group) for group in body.get("groupList") or ()))
+
+    async def _learn_groups(self) -> tuple[str, ...]:
+        """Return the names of all broker groups, and put their replicas into the directory."""
+        info = await self._cluster.info()
+        for name, broker in info.brokers.items():
+            self._instance.directory.learn(name, dict(broker.addresses))
+        return tuple(info.brokers)

@@ -208,6 +208,7 @@ def planted(root: Path = ROOT) -> list[str]:
     methods: set[str] = set()
     attributes: set[str] = set()
     for tree in trees.values():
+        second_names = _second_names(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 for method in _methods(node):
@@ -219,7 +220,8 @@ def planted(root: Path = ROOT) -> list[str]:
                     if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
                 }
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                attributes.add(node.attr)
+                if node not in second_names:
+                    attributes.add(node.attr)
     found = []
     for path, tree in trees.items():
         functions = {node.name for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)}
@@ -233,6 +235,17 @@ def planted(root: Path = ROOT) -> list[str]:
                     if isinstance(target, ast.Attribute) and ast.unparse(target.value) != "self"
                 ]
     return found
+
+
+def _second_names(tree: ast.AST) -> set[ast.expr]:
+    """Return where an object gets what a part has, under the same name: `self.ask = asker.ask`."""
+    return {
+        target
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and target.attr == node.value.attr
+    }
 
 
 def _is_function(value: ast.expr, of_file: set[str], methods: set[str]) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 import orjson
 
 from raftmq.namesrv import views
-from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.kv import ORDER_TOPIC_CONFIG, KvConfig
 from raftmq.namesrv.proofs import Proofs
 from raftmq.namesrv.routes import (
@@ -31,8 +30,6 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Connection, Handler
 from raftmq.remoting.fields import boolean_or, from_boolean, text, text_or
 from raftmq.remoting.registration import (
-    TOPICS_MAX,
-    UNPACKED_BYTES_MAX,
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
@@ -66,24 +63,25 @@ class NameServerProcessor:
         kv: KvConfig,
         now_ms: Callable[[], int],
         save_kv: Callable[[bytes], Awaitable[None]],
-        settings: Settings | None = None,
-        proofs: Proofs | None = None,
-        unpacking: Unpacking | None = None,
+        settings: Settings,
+        proofs: Proofs,
+        unpacking: Unpacking,
+        watchers: RouteWatchers[Connection],
         *,
-        admins_only: bool = False,
-        topics_max: int = TOPICS_MAX,
+        admins_only: bool,
+        topics_max: int,
     ) -> None:
         """`admins_only`: requests for changes were checked for an admin's signature."""
         self.table = table
         self.kv = kv
         self._now_ms = now_ms
         self._save_kv = save_kv
-        self._settings = settings or Settings(NameServerConfig(), {})
-        self.proofs = proofs or Proofs()
-        self.unpacking = unpacking or Unpacking(UNPACKED_BYTES_MAX)
+        self._settings = settings
+        self.proofs = proofs
+        self.unpacking = unpacking
         self._admins_only = admins_only
         self._topics_max = topics_max
-        self.watchers: RouteWatchers[Connection] = RouteWatchers()
+        self._watchers = watchers
         self._topic_list = b""  # encoded, of version:
         self._topic_list_version = -1
 
@@ -234,7 +232,7 @@ class NameServerProcessor:
         return _answer(request, ext={} if known else {"needFull": "true"})
 
     def channel_closed(self, connection: Connection, reason: str) -> None:
-        self.watchers.closed(connection)
+        self._watchers.closed(connection)
         self.proofs.closed(connection)
         log_gone(self.table.channel_closed(connection, self._now_ms()), f"channel {reason}")
 
@@ -244,7 +242,7 @@ class NameServerProcessor:
         topic = text(request.ext, "topic")
         body = views.route_body(self.table, topic, self.kv.get(ORDER_TOPIC_CONFIG, topic))
         if boolean_or(request.ext, "watchRoutes", False):
-            self.watchers.asked(connection, topic, self.table.queues(topic) or ())
+            self._watchers.asked(connection, topic, self.table.queues(topic) or ())
         if body is None:
             remark = f"No topic route info in name server for the topic: {topic}\n{FAQ}"
             return _answer(request, ResponseCode.TOPIC_NOT_EXIST, remark)

@@ -16,6 +16,7 @@ from raftmq.namesrv.processor import LOG, NameServerProcessor, log_gone, route_c
 from raftmq.namesrv.proofs import Proofs
 from raftmq.namesrv.routes import RouteTable
 from raftmq.namesrv.settings import Settings
+from raftmq.namesrv.watchers import RouteWatchers
 from raftmq.ops.memory import Trimmer
 from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.connection import Connection, ConnectionLimits
@@ -42,6 +43,9 @@ class NameServer:
         self.table = RouteTable(config.limits, signed_only=config.registrations_must_be_signed)
         self.unpacking = Unpacking(config.decompressed_bytes_max)
         self.metrics = NameServerMetrics(self.table, self.unpacking)
+        self._watchers: RouteWatchers[Connection] = RouteWatchers()
+        self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))
+        self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
         self._kv_lock = asyncio.Lock()  # one writer of the file at a time, in order
         self.access = Access(config)
@@ -80,12 +84,10 @@ class NameServer:
             settings,
             Proofs(keys),
             self.unpacking,
+            self._watchers,
             admins_only=self.access.enabled,
             topics_max=max(TOPICS_MAX, self._config.topics_max),
         )
-        self._watchers = processor.watchers
-        self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))
-        self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))
         self._server = RemotingServer(
             self.metrics.counted(self.access.guarding(processor.handlers())),
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),

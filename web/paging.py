@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class PageQuery(Input, frozen=True):
-    """Query parameters of a list; lists with more of them have subclasses."""
+    """Query parameters of a list."""
 
     limit: Limit = LIMIT_DEFAULT
     cursor: Cursor = ""

@@ -41,7 +41,7 @@ class NodeSilent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A broker's answer. `headers` have names in lower case."""
+    """A broker's answer. `headers` may be asked for in any case."""
 
     status: int
     body: bytes
@@ -134,7 +134,7 @@ class Nodes:
                 why = self._token.withheld(url, http_address)
                 if why and response.status == 401:
                     data = orjson.dumps({"detail": f"it is not shown the cluster's token: {why}"})
-                return Answer(response.status, data, _lower(response.headers))
+                return Answer(response.status, data, response.headers)
         except aiohttp.ClientConnectorError as error:
             raise NodeSilent(f"no connection: {_plain(error)}", sent=False) from error
         except aiohttp.ConnectionTimeoutError as error:
@@ -188,10 +188,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
             raise aiohttp.ClientPayloadError(f"it answers more than {ANSWER_BYTES_MAX} bytes")
         parts.append(part)
     return b"".join(parts)
-
-
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
 
 
 def _plain(error: aiohttp.ClientConnectorError) -> str:

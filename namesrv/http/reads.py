@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -20,7 +19,15 @@ from raftmq.namesrv.http.cluster import ClusterView, Item
 from raftmq.namesrv.http.groups import Leaders
 from raftmq.namesrv.http.nodes import NodeSilent
 from raftmq.web.operation import Call, Operation, Reply
-from raftmq.web.paging import LIMIT_DEFAULT, Limit, PageQuery, decode_cursor, encode_cursor
+from raftmq.web.paging import (
+    LIMIT_DEFAULT,
+    Cursor,
+    Limit,
+    PageQuery,
+    decode_cursor,
+    encode_cursor,
+    page,
+)
 from raftmq.web.problem import ApiProblem, invalid, not_found, unavailable
 from raftmq.web.schema import Count, Input, TimeMs
 
@@ -67,9 +74,11 @@ class OneGroup(Input, frozen=True):
     group: OptionalName = ""
 
 
-class SearchPage(PageQuery, frozen=True):
+class SearchPage(Input, frozen=True):
     """`q`: names that contain it, in any case. `group`: a broker group's only."""
 
+    limit: Limit = LIMIT_DEFAULT
+    cursor: Cursor = ""
     q: OptionalName = ""
     group: OptionalName = ""
 
@@ -154,7 +163,7 @@ class Reads:
 
     async def groups(self, call: Call) -> Item:
         seen = await self._cluster.look()
-        return _page(seen["groups"], lambda group: group["name"], call.query)
+        return page(seen["groups"], lambda group: str(group["name"]), dict, call.query)
 
     async def group(self, call: Call) -> Item:
         name = call.parameters.group
@@ -386,14 +395,6 @@ class Reads:
 def _items(value: Any) -> list[Item]:
     """Return the items of a page or of a plain list."""
     return list(value["items"]) if isinstance(value, dict) and "items" in value else list(value)
-
-
-def _page(items: Iterable[Item], key: Any, query: PageQuery) -> Item:
-    after = decode_cursor(query.cursor) if query.cursor else ""
-    chosen = heapq.nsmallest(query.limit + 1, (i for i in items if key(i) > after), key=key)
-    shown = chosen[: query.limit]
-    more = len(chosen) > len(shown)
-    return {"items": shown, "next": encode_cursor(key(shown[-1])) if more else None}
 
 
 def _none(what: str, errors: list[dict[str, str]]) -> ApiProblem:

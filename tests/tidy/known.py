@@ -120,7 +120,6 @@ INHERITORS: set[str] = {
     "dledger/standing.py::Standing(CoreState)",
     # namesrv
     "namesrv/config.py::NameServerConfig(TlsOptions)",
-    "namesrv/http/reads.py::SearchPage(PageQuery)",
     # ops
     "ops/tlsoptions.py::PeerTlsOptions(TlsOptions)",
     # remoting
@@ -188,8 +187,6 @@ LATE_ATTRIBUTES: set[str] = {
     "dledger/state.py::CoreState.term",
     "dledger/state.py::CoreState.voted_for",
     "dledger/state.py::CoreState.voters",
-    # namesrv
-    "namesrv/server.py::NameServer._watchers",
     # store
     "store/flush.py::GroupFlusher._loop",
 }

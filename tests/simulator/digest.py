@@ -21,6 +21,7 @@ from raftmq.dledger.core import RaftCore
 from raftmq.dledger.messages import Ready
 from raftmq.dledger.wire import PeerMessage, encode_message
 from raftmq.store.frame import Frame
+from tests.simulator.checks import CheckFailed
 from tests.simulator.refill import RefillWorld
 from tests.simulator.starved import Restless, Slow, StarvedWorld
 from tests.simulator.world import World
@@ -43,7 +44,7 @@ def starved(seed: int, core_class: type[RaftCore]) -> World:
 
 
 def digest_of(make: Make, seed: int) -> bytes:
-    """Play one seed and return its digest. Raises what the world raises."""
+    """Play one seed and return its digest."""
     digest = hashlib.sha256()
 
     class RecordedCore(RaftCore):
@@ -68,8 +69,11 @@ def digest_of(make: Make, seed: int) -> bytes:
         send(message)
 
     with patch.object(world, "at", recorded_at), patch.object(world, "send", recorded_send):
-        numbers = world.run()
-    digest.update(repr(tuple(numbers.values())).encode())
+        try:
+            numbers = tuple(world.run().values())
+        except CheckFailed:
+            numbers = ()  # up to there versions can be compared all the same
+    digest.update(repr(numbers).encode())
     for node in world.nodes.values():
         digest.update(repr((node.name, node.disk.operations)).encode())
         for durable in (False, True):

@@ -29,9 +29,21 @@ A failed assertion means that Raft's promises are broken: the node must stop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
+from raftmq.dledger.ballot import Ballot
+from raftmq.dledger.configuration import Change, Configuration, Configurations
+from raftmq.dledger.corelog import CoreLog
+from raftmq.dledger.election import Candidacy
+from raftmq.dledger.electiontimer import ElectionTimer
+from raftmq.dledger.errors import MessageRefused, NotLeader
 from raftmq.dledger.following import Following
+from raftmq.dledger.index import LogIndex
 from raftmq.dledger.leading import Leading
+from raftmq.dledger.membership import Membership
 from raftmq.dledger.messages import (
+    TERM_MAX,
     AppendRequest,
     AppendResponse,
     HardState,
@@ -41,22 +53,82 @@ from raftmq.dledger.messages import (
     NodeId,
     Ready,
     Role,
+    RoleEvent,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
+from raftmq.dledger.outbox import Outbox
 from raftmq.dledger.progress import Progress
-from raftmq.dledger.state import NEVER_MS
+from raftmq.dledger.quorum import Outcome
+from raftmq.dledger.state import NEVER_MS, CoreConfig, Random
+from raftmq.store.frame import Frame
 
 
-class RaftCore(Leading, Following):
-    """One replica. Attributes for reading: `node_id`, `configurations`, `voters`, `is_voter`,
-    `peers` (it sends to these), `config`, `role`, `term`, `voted_for`, `whole`, `incarnation`,
-    `unfit`, `has_room` (the shell sets it), `leader`, `leader_ready`, `commit_index`,
-    `durable_index`, `last_index`, `wants_noop`, `can_propose`, `transfer_target`, `patience`,
-    `next_deadline_ms`. Times are milliseconds of one clock that never goes back (attention.py)."""
+class RaftCore:
+    """One replica: its role, and the parts that hold all else. `unfit`: why it must not lead (its
+    disk); `has_room`: on its disk, set by the shell; if not, it leads only if nobody else can.
+    Times are milliseconds of one clock that never goes back (attention.py).
 
-    __slots__ = ()
+    Invariants: there is one leader a term; `_leading` is there exactly in the role LEADER, and
+    `_candidacy` exactly in the roles PRE_CANDIDATE and CANDIDATE."""
+
+    __slots__ = (
+        "_ballot",
+        "_candidacy",
+        "_following",
+        "_leading",
+        "_log",
+        "_membership",
+        "_missed_term",
+        "_now_ms",
+        "_outbox",
+        "_takes_frames",
+        "_timer",
+        "config",
+        "has_room",
+        "leader",
+        "node_id",
+        "role",
+        "unfit",
+    )
+    following_class: ClassVar[type[Following]] = Following
+    leading_class: ClassVar[type[Leading]] = Leading
+    membership_class: ClassVar[type[Membership]] = Membership
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        configurations: Configurations,
+        config: CoreConfig,
+        log_index: LogIndex,
+        hard_state: HardState,
+        rng: Random,
+        now_ms: float,
+        commit_index: int = 0,
+        *,
+        incarnation: int,
+        segment_end: Callable[[int], int] | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.config = config
+        self.role = Role.FOLLOWER
+        self.leader: NodeId | None = None
+        self.unfit: str | None = None
+        self.has_room = True
+        self._takes_frames = True
+        self._now_ms = now_ms
+        self._outbox = outbox = Outbox(log_index.last_index)
+        self._ballot = ballot = Ballot(hard_state, incarnation, log_index.last_term, outbox)
+        self._log = log = CoreLog(log_index, commit_index, outbox)
+        self._membership = self.membership_class(node_id, configurations, log.commit_index, outbox)
+        self._timer = ElectionTimer(config, rng, now_ms)
+        self._following = self.following_class(
+            node_id, ballot, log, self._membership, outbox, segment_end
+        )
+        self._candidacy: Candidacy | None = None
+        self._missed_term = 0  # of the own candidacy that ended without its votes; 0: none
+        self._leading: Leading | None = None
 
     # -- in ---------------------------------------------------------------------------------
 
@@ -71,32 +143,38 @@ class RaftCore(Leading, Following):
         its term was acted on."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
-        if message.to != self.node_id or message.sender == self.node_id:
+        sender = message.sender
+        if message.to != self.node_id or sender == self.node_id:
             return
-        if self._closed:
-            self._closed.discard(message.sender)  # a peer that sends is connected
-        if self._given_up and message.sender in self._given_up:
-            self._speaks_after_all()
+        timer = self._timer
+        if timer.closed or timer.given_up:
+            timer.heard(sender, self._now_ms)
         kind = type(message)
-        if kind is TimeoutNow and message.sender not in self.peers:
+        if kind is TimeoutNow and sender not in self._membership.peers:
             return
-        if message.term > self.term and kind is not VoteRequest:
+        if message.term > self._ballot.term and kind is not VoteRequest:
             # A request of a higher term comes from that term's leader. (A vote request must
-            # prove itself first: election.py.)
+            # prove itself first.)
             leads = kind is AppendRequest or kind is Heartbeat or kind is TimeoutNow
-            if self.role is Role.LEADER and self.transfer_target is None:
-                self._patience.mistaken()  # deposed, and lives
-            self._become_follower(
-                message.term, message.sender if leads else None, f"{message.sender} is ahead"
-            )
-        if isinstance(message, AppendResponse):
-            self._on_append_response(message)
+            if self._leading is not None and self._leading.transfer.target is None:
+                timer.patience.mistaken()  # deposed, and lives
+            self._become_follower(message.term, sender if leads else None, f"{sender} is ahead")
+        if isinstance(message, AppendResponse | HeartbeatResponse):
+            if self._leading is not None and message.request_term == self._ballot.term:
+                self._take_answer(self._leading, message)
         elif isinstance(message, AppendRequest):
-            self._on_append_request(message)
-        elif isinstance(message, HeartbeatResponse):
-            self._on_heartbeat_response(message)
+            if message.term < self._ballot.term:
+                self._following.answer_append(message)
+            else:
+                self._accept_leader(sender)
+                if self._takes_frames:  # else as if it had been lost
+                    self._following.take_append(message)
         elif isinstance(message, Heartbeat):
-            self._on_heartbeat(message)
+            if message.term < self._ballot.term:
+                self._following.answer_heartbeat(message)
+            else:
+                self._accept_leader(sender)
+                self._following.take_heartbeat(message, self.has_room)
         elif isinstance(message, VoteRequest):
             self._on_vote_request(message)
         elif isinstance(message, VoteResponse):
@@ -104,12 +182,23 @@ class RaftCore(Leading, Following):
         else:
             self._on_timeout_now(message)
 
+    def _take_answer(self, leading: Leading, answer: AppendResponse | HeartbeatResponse) -> None:
+        if isinstance(answer, AppendResponse):
+            leading.take_append_response(answer, self._now_ms)
+        else:
+            self._end_if(leading.take_heartbeat_response(answer, self._now_ms))
+
+    def _end_if(self, reason: str) -> None:
+        """End the leadership, if there is a reason to."""
+        if reason:
+            self._become_follower(self._ballot.term, None, reason)
+
     def tick(self, now_ms: float) -> None:
         """Do what is due at `now_ms`. Useful at `next_deadline_ms`, harmless at any time."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
-        if self.role is Role.LEADER:
-            self._tick_leader()
+        if self._leading is not None:
+            self._end_if(self._leading.tick(self._now_ms))
         else:
             self._tick_election()
 
@@ -118,49 +207,47 @@ class RaftCore(Leading, Following):
 
         Only frames that were handed out for writing and not truncated since count.
         """
-        index = min(index, self._handed_index)
-        if index <= self.durable_index:
+        if not self._log.durable(index):
             return
-        self.durable_index = index
-        if self.role is Role.LEADER:
-            if index > self.commit_index:
-                self._advance_commit()
-            if self._provisional or not self.whole:
-                self._certify()
+        if self._leading is not None:
+            self._end_if(self._leading.durable())
         else:
-            self._follower_durable()
+            self._following.durable(self.leader)
 
     def peer_closed(self, peer: NodeId, now_ms: float) -> None:
         """Note that the connection with `peer` closed. If it was the leader, ask for PreVotes
         after a short random delay: two followers that see the same close must not split the
         vote."""
         self._now_ms = max(self._now_ms, now_ms)
-        if peer not in self.peers:
+        if peer not in self._membership.peers:
             return
-        self._closed.add(peer)
-        self._given_up.discard(peer)
-        if self.role is Role.LEADER:
-            self._leader_peer_closed(peer)
+        self._timer.peer_closed(peer)
+        if self._leading is not None:
+            self._leading.peer_closed(peer, self._now_ms)
         elif self.role is Role.FOLLOWER and peer == self.leader:
-            soon = self._now_ms + self._close_jitter()
-            self._election_due_ms = min(self._election_due_ms, soon)
+            self._timer.leader_closed(self._now_ms)
         elif self.role is Role.CANDIDATE:
             self._count_votes()
 
     def peer_opened(self, peer: NodeId) -> None:
         """Note that the connection with `peer` is open (again)."""
-        self._closed.discard(peer)
-        if self.role is Role.LEADER and peer in self._progress:
-            self._leader_peer_opened(peer)
+        self._timer.closed.discard(peer)
+        if self._leading is not None:
+            self._leading.peer_opened(peer)
 
     def step_down(self, reason: str) -> None:
-        """Stop leading, because the shell cannot do a leader's work (its disk fails or stalls).
+        """Stop leading, because the shell cannot do a leader's work (its disk fails or stalls), or
+        because this replica was removed.
 
         The follower that has acknowledged most is asked to take over at once. Nothing happens
         on a replica that does not lead.
         """
-        if self.role is Role.LEADER:
-            self._step_down(reason)
+        if self._leading is not None:
+            successor = self._leading.successor()
+            self._become_follower(self._ballot.term, None, reason)
+            self._timer.stepped_down()
+            if successor is not None:
+                self._outbox.send(TimeoutNow(self.node_id, successor, self._ballot.term))
 
     def disk_fails(self, reason: str, takes_frames: bool = True) -> None:
         """Neither lead nor try to until `disk_works`: the disk does not keep up, or is full.
@@ -169,10 +256,10 @@ class RaftCore(Leading, Following):
         answered, and the leader later sends again what is missing."""
         self.unfit = reason
         self._takes_frames = takes_frames
-        if self.role is Role.LEADER:
-            self._step_down(reason)
+        if self._leading is not None:
+            self.step_down(reason)
         elif self.role is not Role.FOLLOWER:
-            self._become_follower(self.term, None, reason)
+            self._become_follower(self._ballot.term, None, reason)
 
     def disk_works(self) -> None:
         """Note that the disk works again."""
@@ -182,87 +269,370 @@ class RaftCore(Leading, Following):
     def trim(self, first_index: int) -> None:
         """Note that retention deleted the log's beginning: `first_index` (at most commit_index + 1)
         is its first frame now."""
-        assert first_index <= self.commit_index + 1, (first_index, self.commit_index)
         self._log.trim(first_index)
 
+    # -- a leader's work --------------------------------------------------------------------
+
+    def _lead(self) -> Leading:
+        if self._leading is None:
+            raise NotLeader(self.leader)
+        return self._leading
+
+    def propose(self, frame: Frame) -> None:
+        """Append the leader's next frame (index `last_index + 1`, term `term`).
+
+        Raises NotLeader, or Busy at the limit of uncommitted bytes and while leadership is
+        being handed over; nothing has happened then. The first frame of a term is its no-op,
+        which no limit stops.
+        """
+        self._lead().propose(frame, self._now_ms)
+
+    def read_index(self, token: int) -> None:
+        """Ask to confirm that this replica still leads. The answer comes in `Ready.reads` as
+        (token, index), or in `Ready.failed_reads` when leadership goes first.
+
+        Raises NotLeader, or Busy when too many reads wait.
+        """
+        self._lead().read_index(token)
+
+    def transfer(self, target: NodeId, now_ms: float) -> None:
+        """Hand leadership to `target` once it has every frame; proposals wait meanwhile.
+
+        Given up after `transfer_ms`, or when the target's connection closes: a RoleEvent says
+        so and proposals are taken again. Raises NotLeader, UnknownTarget, or Busy while
+        another transfer is under way.
+        """
+        self._now_ms = max(self._now_ms, now_ms)
+        self._lead().hand_to(target, self._now_ms)
+
+    def configuration_after(self, change: Change) -> Configuration:
+        """Return the configuration to put into a CONFIGURATION frame to make this change; it must
+        be proposed at once. Raises NotLeader, Busy, ChangeRefused."""
+        return self._lead().configuration_after(change, self._now_ms)
+
+    # -- changes of role --------------------------------------------------------------------
+
+    def _tell_role(self, reason: str) -> None:
+        """Report the role, which is not the leader's: a leadership reports its own."""
+        self._outbox.tell_role(RoleEvent(self.role, self._ballot.term, self.leader, False, reason))
+
+    def _enter_term(self, term: int) -> None:
+        self._ballot.enter(term)
+        self._following.enter_term()
+
+    def _become_follower(self, term: int, leader: NodeId | None, reason: str) -> None:
+        """Follow `leader`, or nobody yet, in `term`. Leaves whatever role was held."""
+        current = self._ballot.term
+        assert term >= current, (term, current)
+        changed = (self.role, current, self.leader) != (Role.FOLLOWER, term, leader)
+        if self._leading is not None:
+            self._leading.end()
+            self._leading = None
+        if term > current:
+            self._enter_term(term)
+        self.role = Role.FOLLOWER
+        self.leader = leader
+        self._candidacy = None
+        self._timer.reset(self._now_ms)
+        if changed:
+            self._tell_role(reason)
+
+    def _accept_leader(self, sender: NodeId) -> None:
+        """Follow `sender`, which leads the current term. Raises MessageRefused if another replica
+        leads it (Raft 5.2: there is only one)."""
+        term = self._ballot.term
+        if self.leader not in (None, sender):
+            raise MessageRefused(sender, f"leads term {term}, as {self.leader} does")
+        assert self._leading is None, (self.node_id, sender, term)
+        self._timer.leader_heard(self._now_ms)
+        if self.leader == sender and self.role is Role.FOLLOWER:
+            self._timer.reset(self._now_ms)
+        else:
+            self._become_follower(term, sender, f"{sender} leads")
+
+    def _start_pre_vote(self, reason: str) -> None:
+        """Ask whether an election would be won, before disturbing anybody with a higher term."""
+        assert self._leading is None
+        if self.role is Role.FOLLOWER:
+            self._timer.give_up(() if self.leader is None else (self.leader,), self._now_ms)
+        elif self.role is Role.CANDIDATE:
+            self._missed_term = self._ballot.term
+        if self.role is not Role.PRE_CANDIDATE:
+            self.role = Role.PRE_CANDIDATE
+            self.leader = None
+            self._tell_role(reason)
+        self._campaign(pre_vote=True)
+
+    def _start_election(self, reason: str, transfer: bool = False) -> None:
+        """Enter a new term, vote for this replica, and ask all other voters (Raft 5.2)."""
+        assert self._leading is None
+        self._enter_term(self._ballot.term + 1)
+        self.role = Role.CANDIDATE
+        self.leader = None
+        self._tell_role(reason)
+        self._ballot.vote_for(self.node_id, self._ballot.incarnation)
+        self._campaign(pre_vote=False, transfer=transfer)
+
+    def _campaign(self, pre_vote: bool, transfer: bool = False) -> None:
+        self._candidacy = Candidacy(
+            self.node_id, self._ballot, self._membership.voters, pre_vote, transfer, self._now_ms
+        )
+        self._timer.reset(self._now_ms)
+        self._ask_for_votes(self._candidacy)
+        self._count_votes()
+
+    def _ask_for_votes(self, candidacy: Candidacy) -> None:
+        peers, incarnation = self._membership.peers, self._ballot.incarnation
+        for request in candidacy.requests(peers, self._log.index, incarnation):
+            self._outbox.send(request)
+        candidacy.due_ms = self._now_ms + self.config.heartbeat_ms
+
+    def _count_votes(self) -> None:
+        candidacy = self._candidacy
+        assert candidacy is not None
+        if candidacy.pre_vote:
+            if candidacy.tally.outcome() is Outcome.WON:
+                self._start_election("a majority would vote for this replica")
+            return
+        outcome = candidacy.tally.outcome(self._timer.closed)
+        if outcome is Outcome.WON:
+            self._become_leader(candidacy)
+        elif outcome is Outcome.LOST:
+            self._become_follower(self._ballot.term, None, "the election is lost")
+            self._timer.lost_election(candidacy.began_ms, self._now_ms)
+
+    def _become_leader(self, candidacy: Candidacy) -> None:
+        assert self.role is Role.CANDIDATE, self.role
+        self.role = Role.LEADER
+        self.leader = self.node_id
+        self._candidacy = None
+        self._leading = self.leading_class(
+            self.node_id,
+            self.config,
+            candidacy.tally,
+            self._ballot,
+            self._log,
+            self._membership,
+            self._timer,
+            self._outbox,
+        )
+        self._leading.begin(self._now_ms)
+
+    # -- elections --------------------------------------------------------------------------
+
+    @property
+    def _may_campaign(self) -> bool:
+        return self._ballot.term < TERM_MAX and self._membership.may_campaign(self._ballot.whole)
+
+    def _hears_leader(self) -> bool:
+        return self._leading is not None or self._timer.hears(self.leader, self._now_ms)
+
+    def _tick_election(self) -> None:
+        now_ms, timer, candidacy = self._now_ms, self._timer, self._candidacy
+        if now_ms < timer.due_ms:
+            if candidacy is not None and now_ms >= candidacy.due_ms:
+                self._ask_for_votes(candidacy)
+        elif not self._may_campaign:
+            timer.reset(now_ms)
+            if self.leader is not None and not self._hears_leader():
+                self._become_follower(self._ballot.term, None, "no leader is heard")
+        elif self.unfit is not None:
+            timer.reset(now_ms)
+        elif self.has_room or not timer.stands_back(now_ms):
+            closed = self.leader is not None and self.leader in timer.closed
+            self._start_pre_vote(
+                "the leader's connection closed" if closed else "no leader is heard"
+            )
+
+    def _on_vote_response(self, response: VoteResponse) -> None:
+        if not response.request_incarnation:
+            self._on_no_room(response)
+            return
+        candidacy = self._candidacy
+        if candidacy is None or not candidacy.is_answered_by(response):
+            if not response.pre_vote and 0 < self._missed_term == response.request_term:
+                self._missed_term = 0
+                self._timer.patience.mistaken()  # the vote was on its way
+        elif response.request_incarnation == self._ballot.incarnation:
+            candidacy.tally.record(response.sender, response.granted, response.recovering)
+            self._count_votes()
+
+    def _on_no_room(self, response: VoteResponse) -> None:
+        if response.request_term == self._ballot.term:
+            progress = self.progress.get(response.sender)
+            if progress is not None:
+                progress.no_room_told = True
+
+    def _on_timeout_now(self, order: TimeoutNow) -> None:
+        """Start an election because the leader hands over (thesis 3.10); without PreVote, since
+        the leader itself asks for it."""
+        may_lead = self._leading is None and self.unfit is None and self._may_campaign
+        if order.term == self._ballot.term and may_lead:
+            self._start_election(f"{order.sender} hands leadership over", transfer=True)
+
+    def _on_vote_request(self, request: VoteRequest) -> None:
+        if request.pre_vote:
+            self._on_pre_vote_request(request)
+            return
+        ballot, sender = self._ballot, request.sender
+        if request.term > ballot.term:
+            transfer = request.transfer and sender in self._membership.peers
+            if self._hears_leader() and not transfer:
+                # Thesis 4.2.3: a live leader is not deposed by somebody who does not hear it, nor
+                # by a stranger: leadership goes to no replica that its voters have not heard of.
+                self._answer_vote(request, False)
+                return
+            if self.leader is not None and not transfer:
+                self._timer.give_up((self.leader,), self._now_ms)
+            self._become_follower(request.term, None, f"{sender} asks for votes")
+        granted = (
+            request.term == ballot.term
+            and self.leader is None
+            and ballot.is_free_for(sender, request.incarnation)
+            and self._log.is_matched_by(request.last_term, request.last_index)
+        )
+        if granted:
+            ballot.vote_for(sender, request.incarnation)
+            self._become_follower(ballot.term, None, f"voted for {sender}")
+        self._answer_vote(request, granted)
+
+    def _on_pre_vote_request(self, request: VoteRequest) -> None:
+        granted = (
+            request.term > self._ballot.term
+            and not self._hears_leader()
+            and self._log.is_matched_by(request.last_term, request.last_index)
+        )
+        if granted and self.role is Role.FOLLOWER:
+            self._timer.yield_once(self._now_ms)
+        self._answer_vote(request, granted)
+
+    def _answer_vote(self, request: VoteRequest, granted: bool) -> None:
+        self._outbox.send(
+            VoteResponse(
+                self.node_id,
+                request.sender,
+                self._ballot.term,
+                request.term,
+                request.pre_vote,
+                granted,
+                request.incarnation,
+                self._ballot.recovering,
+            )
+        )
+
     # -- out --------------------------------------------------------------------------------
+
+    def ready(self) -> Ready | None:
+        """Return what the shell must do now; None if nothing. Each is handed out once."""
+        outbox = self._outbox
+        if not outbox.dirty:
+            return None
+        if self._leading is not None:
+            self._leading.send_due(self._now_ms)
+            if not self._membership.is_voter and not self._membership.pending_index:
+                self.step_down("removed from the group")
+        return outbox.take()
+
+    @property
+    def next_deadline_ms(self) -> float:
+        """The time at which `tick` has something to do, if nothing happens before."""
+        if self._leading is not None:
+            return self._leading.next_deadline_ms
+        if self._candidacy is None:
+            return self._timer.due_ms
+        return min(self._timer.due_ms, self._candidacy.due_ms)
+
+    @property
+    def term(self) -> int:
+        return self._ballot.term
+
+    @property
+    def voted_for(self) -> NodeId | None:
+        return self._ballot.voted_for
+
+    @property
+    def whole(self) -> bool:
+        """False while this replica may have forgotten promises (standing.py)."""
+        return self._ballot.whole
+
+    @property
+    def incarnation(self) -> int:
+        return self._ballot.incarnation
+
+    @property
+    def commit_index(self) -> int:
+        return self._log.commit_index
+
+    @property
+    def durable_index(self) -> int:
+        return self._log.durable_index
 
     @property
     def last_index(self) -> int:
         """The last frame accepted, written or not."""
-        return self._log.last_index
+        return self._log.index.last_index
+
+    @property
+    def configurations(self) -> Configurations:
+        return self._membership.configurations
+
+    @property
+    def voters(self) -> frozenset[NodeId]:
+        return self._membership.voters
+
+    @property
+    def is_voter(self) -> bool:
+        return self._membership.is_voter
+
+    @property
+    def peers(self) -> tuple[NodeId, ...]:
+        """The nodes that this replica sends to."""
+        return self._membership.peers
+
+    @property
+    def leader_ready(self) -> bool:
+        """True if this replica leads, and its term's no-op is committed."""
+        return self._leading is not None and self._leading.ready
+
+    @property
+    def wants_noop(self) -> bool:
+        return self._leading is not None and self._leading.wants_noop
+
+    @property
+    def can_propose(self) -> bool:
+        """True if `propose` would take a frame of ordinary size now."""
+        return self._leading is not None and self._leading.can_propose
+
+    @property
+    def transfer_target(self) -> NodeId | None:
+        return None if self._leading is None else self._leading.transfer.target
 
     @property
     def progress(self) -> dict[NodeId, Progress]:
         """The leader's view of each follower (read only); empty on other replicas."""
-        return self._progress
+        return {} if self._leading is None else self._leading.progress
+
+    @property
+    def round(self) -> int:
+        """The leader's last heartbeat round; 0 on other replicas."""
+        return 0 if self._leading is None else self._leading.round
 
     @property
     def patience(self) -> int:
         """The election back-off: the factor on the configured election time-outs (patience.py)."""
-        return self._patience.factor
+        return self._timer.patience.factor
+
+    def lag_bytes(self, progress: Progress) -> int:
+        """Return how many bytes of the log a follower lacks."""
+        return self._log.lag_bytes(progress.match_index)
 
     def silent_ms(self, peer: NodeId, now_ms: float | None = None) -> float | None:
         """Return how many milliseconds ago `peer` was heard; None if this replica does not keep
         count: a leader does for its followers, a follower for its leader. Without `now_ms`: as of
         the time that the core was told last."""
         now_ms = self._now_ms if now_ms is None else now_ms
-        if peer in self._progress:
-            return max(0.0, now_ms - self._progress[peer].heard_ms)
-        known = peer == self.leader and self._leader_contact_ms > NEVER_MS
-        return max(0.0, now_ms - self._leader_contact_ms) if known else None
-
-    @property
-    def next_deadline_ms(self) -> float:
-        """The time at which `tick` has something to do, if nothing happens before."""
-        if self.role is not Role.LEADER:
-            if self._tally is None:
-                return self._election_due_ms
-            return min(self._election_due_ms, self._campaign_due_ms)
-        # The quorum is checked at each heartbeat.
-        due_ms = min(self._heartbeat_due_ms, self._pace.due_ms)
-        if self.transfer_target is not None:
-            due_ms = min(due_ms, self._transfer_due_ms)
-        return due_ms
-
-    def ready(self) -> Ready | None:
-        """Return what the shell must do now; None if nothing. Each is handed out once."""
-        if not self._dirty:
-            return None
-        if self.role is Role.LEADER:
-            if self._reads:
-                self._start_read_round()
-            if self._appends_due:
-                self._order_appends()
-            if not self.is_voter and not self._configuration_due:
-                self._step_down("removed from the group")
-        if not self._has_output():
-            self._dirty = False
-            return None
-        ready = Ready(
-            self._out_truncate,
-            tuple(self._out_append),
-            HardState(self.term, self.voted_for, self.whole) if self._out_hard_state else None,
-            tuple(self._out_messages),
-            self.commit_index if self._out_commit else None,
-            tuple(self._out_reads),
-            tuple(self._out_reads_failed),
-            None if self._out_role_reason is None else self._role_event(self._out_role_reason),
-            self._out_configuration,
-        )
-        self._handed_index = self._log.last_index
-        self._clear_out()
-        return ready
-
-    def _has_output(self) -> bool:
-        return bool(
-            self._out_messages
-            or self._out_append
-            or self._out_commit
-            or self._out_configuration
-            or self._out_hard_state
-            or self._out_truncate is not None
-            or self._out_reads
-            or self._out_reads_failed
-            or self._out_role_reason is not None
-        )
+        if peer in self.progress:
+            return max(0.0, now_ms - self.progress[peer].heard_ms)
+        contact_ms = self._timer.contact_ms
+        known = peer == self.leader and contact_ms > NEVER_MS
+        return max(0.0, now_ms - contact_ms) if known else None

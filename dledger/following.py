@@ -11,50 +11,68 @@ that are not contiguous. An honest leader sends none of these.
 
 from __future__ import annotations
 
-from raftmq.dledger.configuration import ConfigurationError, check_proposed, decode_configuration
+from collections.abc import Callable
+
+from raftmq.dledger.ballot import Ballot
+from raftmq.dledger.configuration import ConfigurationError, check_proposed
+from raftmq.dledger.corelog import CoreLog
 from raftmq.dledger.errors import MessageRefused
+from raftmq.dledger.membership import Membership
 from raftmq.dledger.messages import (
     AppendRequest,
     AppendResponse,
     Heartbeat,
     HeartbeatResponse,
     NodeId,
-    Role,
     VoteResponse,
 )
-from raftmq.dledger.standing import Standing
+from raftmq.dledger.outbox import Outbox
 from raftmq.store.frame import Frame, FrameKind
 from raftmq.store.record import BLANK_SIZE_BYTES
 
 
-class Following(Standing):
-    """The follower's half of replication."""
+class Following:
+    """The follower's half of replication. Its caller has checked that a request's sender leads the
+    request's term, and calls `enter_term` before anything of a new term."""
 
-    __slots__ = ()
+    __slots__ = (
+        "_ack_due",
+        "_ballot",
+        "_log",
+        "_membership",
+        "_node_id",
+        "_outbox",
+        "_segment_end",
+        "_verified_index",
+    )
 
-    def _accept_leader(self, sender: NodeId) -> None:
-        """Follow `sender`, which leads the current term. Raises MessageRefused if another replica
-        leads it (Raft 5.2: there is only one)."""
-        if self.leader not in (None, sender):
-            raise MessageRefused(sender, f"leads term {self.term}, as {self.leader} does")
-        assert self.role is not Role.LEADER, (self.node_id, sender, self.term)
-        if self._patience.tried:
-            self._patience.heard(self._now_ms, self._now_ms - self._leader_contact_ms)
-        if self.leader == sender and self.role is Role.FOLLOWER:
-            self._reset_election_timer()
-        else:
-            self._become_follower(self.term, sender, f"{sender} leads")
-        self._leader_contact_ms = self._now_ms
+    def __init__(
+        self,
+        node_id: NodeId,
+        ballot: Ballot,
+        log: CoreLog,
+        membership: Membership,
+        outbox: Outbox,
+        segment_end: Callable[[int], int] | None,
+    ) -> None:
+        self._node_id = node_id
+        self._ballot = ballot
+        self._log = log
+        self._membership = membership
+        self._outbox = outbox
+        self._segment_end = segment_end
+        self._verified_index = 0  # equals this term's leader up to here
+        self._ack_due = False  # verified frames wait for `durable` to be acknowledged
+
+    def enter_term(self) -> None:
+        """Note that the term is a new one: nothing is known to match its leader."""
+        self._verified_index = 0
+        self._ack_due = False
 
     # -- appends ----------------------------------------------------------------------------
 
-    def _on_append_request(self, request: AppendRequest) -> None:
-        if request.term < self.term:
-            self._answer_append(request, False, 0, 0, 0)
-            return
-        self._accept_leader(request.sender)
-        if not self._takes_frames:
-            return  # as if it had been lost
+    def take_append(self, request: AppendRequest) -> None:
+        """Append what the current term's leader sends, or refuse it. Raises MessageRefused."""
         if not self._fits(request):
             self._refuse_append(request)
             return
@@ -64,36 +82,38 @@ class Following(Standing):
         verified = request.prev_index + len(request.frames)
         if verified > self._verified_index:
             self._verified_index = verified
-        commit_index = min(request.commit_index, self._verified_index)
-        if commit_index > self.commit_index:
-            self._set_commit(commit_index)
-        if self.durable_index >= verified:
+        self._commit(min(request.commit_index, self._verified_index))
+        if self._log.durable_index >= verified:
             # Nothing to wait for: say at once what is proven, or a repeated request whose
             # acknowledgement was lost would never be answered.
-            self._acknowledge(request.prev_index)
+            self._acknowledge(request.sender, request.prev_index)
         else:
-            self._durable_ack_due = True
+            self._ack_due = True
+
+    def _commit(self, index: int) -> None:
+        if index > self._log.commit_index:
+            self._log.commit(index)
+            if self._membership.commit(index):
+                self._membership.speak_with_all()
 
     def _fits(self, request: AppendRequest) -> bool:
         """Return whether the frame before the request's first one is here (Raft 5.3). Raises
         MessageRefused if it contradicts a committed one."""
-        prev_index = request.prev_index
-        if prev_index <= self.commit_index:
+        log, prev_index = self._log.index, request.prev_index
+        if prev_index <= self._log.commit_index:
             # Committed frames are the leader's, by leader completeness (Raft 5.4.3).
-            if prev_index >= self._log.first_index - 1:
-                own = self._log.term_at(prev_index)
+            if prev_index >= log.first_index - 1:
+                own = log.term_at(prev_index)
                 if own != request.prev_term:
                     what = f"frame {prev_index} of term {request.prev_term}, committed with {own}"
                     raise MessageRefused(request.sender, what)
             return True
-        if prev_index > self._log.last_index:
-            return False
-        return self._log.term_at(prev_index) == request.prev_term
+        return prev_index <= log.last_index and log.term_at(prev_index) == request.prev_term
 
     def _check_frames(self, request: AppendRequest) -> None:
         """Check that these frames can follow each other and the part of this log that they leave in
         place. Raises MessageRefused; nothing has changed then."""
-        log, index, term = self._log, request.prev_index, request.prev_term
+        log, index, term = self._log.index, request.prev_index, request.prev_term
         end = -1  # where the frame before the next one ends, from the first new one on
         for frame in request.frames:
             index += 1
@@ -106,7 +126,7 @@ class Following(Standing):
             if end < 0:
                 if index <= log.last_index and log.term_at(index) == term:
                     continue
-                if index <= max(self.commit_index, self._verified_index):
+                if index <= max(self._log.commit_index, self._verified_index):
                     what = f"{frame!r} in the place of {index}@{log.term_at(index)}"
                     raise MessageRefused(request.sender, what)
                 end = log.end_of(index - 1)
@@ -135,112 +155,118 @@ class Following(Standing):
 
     def _take_frames(self, request: AppendRequest) -> None:
         """Skip the frames already here, truncate at a conflict, append the new ones."""
-        log = self._log
+        log, membership = self._log, self._membership
+        known = log.index
         index = request.prev_index
         for frame in request.frames:
             index += 1
-            if index < log.first_index:
+            if index < known.first_index:
                 continue  # committed, and taken by retention since
-            if index <= log.last_index:
-                if log.term_at(index) == frame.term:
+            if index <= known.last_index:
+                if known.term_at(index) == frame.term:
                     continue
-                self._truncate(index)
+                assert index > self._verified_index, (index, self._verified_index)
+                log.truncate(index)
+                membership.truncate(index, log.commit_index)
             log.append(frame)
-            self._out_append.append(frame)
-            self._dirty = True
             if frame.kind == FrameKind.CONFIGURATION:
-                self._adopt(index, decode_configuration(frame.payload))
+                membership.append(frame, log.commit_index)
 
     def _refuse_append(self, request: AppendRequest) -> None:
-        log = self._log
+        log = self._log.index
         at = log.last_at_most(request.prev_index - 1, request.prev_term)
-        at = max(at, self.commit_index)
-        self._answer_append(request, False, 0, at + 1, log.term_at(at))
+        at = max(at, self._log.commit_index)
+        self.answer_append(request, at + 1, log.term_at(at))
 
-    def _answer_append(
+    def answer_append(
+        self, request: AppendRequest, conflict_index: int = 0, conflict_term: int = 0
+    ) -> None:
+        """Answer a request that does not fit, or is of an earlier term."""
+        self._respond(
+            request.sender,
+            request.term,
+            False,
+            0,
+            request.prev_index,
+            conflict_index,
+            conflict_term,
+        )
+
+    def _acknowledge(self, leader: NodeId, prev_index: int) -> None:
+        """Tell the leader what is proven to match and durable; the rest stays due."""
+        match_index = min(self._log.durable_index, self._verified_index)
+        assert match_index <= self._log.index.last_index, (match_index, self._log.index)
+        self._ack_due = match_index < self._verified_index
+        self._respond(leader, self._ballot.term, True, match_index, prev_index, 0, 0)
+
+    def _respond(
         self,
-        request: AppendRequest,
+        to: NodeId,
+        request_term: int,
         success: bool,
         match_index: int,
+        prev_index: int,
         conflict_index: int,
         conflict_term: int,
     ) -> None:
-        self._send(
+        ballot = self._ballot
+        self._outbox.send(
             AppendResponse(
-                self.node_id,
-                request.sender,
-                self.term,
-                request.term,
+                self._node_id,
+                to,
+                ballot.term,
+                request_term,
                 success,
                 match_index,
-                request.prev_index,
+                prev_index,
                 conflict_index,
                 conflict_term,
-                self._log.last_index,
-                not self.whole,
+                self._log.index.last_index,
+                not ballot.whole,
             )
         )
 
-    def _acknowledge(self, prev_index: int) -> None:
-        """Tell the leader what is proven to match and durable; the rest stays due."""
-        assert self.leader is not None
-        match_index = min(self.durable_index, self._verified_index)
-        assert match_index <= self._log.last_index, (match_index, self._log)
-        self._durable_ack_due = match_index < self._verified_index
-        self._send(
-            AppendResponse(
-                self.node_id,
-                self.leader,
-                self.term,
-                self.term,
-                True,
-                match_index,
-                prev_index,
-                0,
-                0,
-                self._log.last_index,
-                not self.whole,
-            )
-        )
-
-    def _follower_durable(self) -> None:
+    def durable(self, leader: NodeId | None) -> None:
         """Send the acknowledgement that waited for more frames to be durable."""
-        if self._durable_ack_due and self.leader is not None:
-            self._acknowledge(self._verified_index)
+        if self._ack_due and leader is not None:
+            self._acknowledge(leader, self._verified_index)
 
     # -- heartbeats -------------------------------------------------------------------------
+
+    def take_heartbeat(self, heartbeat: Heartbeat, has_room: bool) -> None:
+        """Follow the current term's leader; `has_room`: whether this replica's disk does."""
+        # The leader sends at most what it knows to match here. But one that recovers may
+        # hold less, or other frames, than what the leader was told before.
+        limit = self._log.index.last_index if self._ballot.whole else self._verified_index
+        self._commit(min(heartbeat.commit_index, limit))
+        if not self._ballot.whole and heartbeat.certified == self._ballot.incarnation:
+            self._ballot.become_whole(heartbeat.sender)
+            if self._verified_index:
+                self._acknowledge(heartbeat.sender, self._verified_index)  # now it counts
+        if not has_room:
+            self._tell_no_room(heartbeat.sender)
+        self.answer_heartbeat(heartbeat, self._verified_index)
+
+    def answer_heartbeat(self, heartbeat: Heartbeat, verified_index: int = 0) -> None:
+        """Answer a heartbeat; one of an earlier term without `verified_index`."""
+        durable_index = self._log.durable_index
+        self._outbox.send(
+            HeartbeatResponse(
+                self._node_id,
+                heartbeat.sender,
+                self._ballot.term,
+                heartbeat.term,
+                heartbeat.round,
+                durable_index,
+                verified_index,
+                min(durable_index, verified_index),
+                self._ballot.recovering,
+            )
+        )
 
     def _tell_no_room(self, leader: NodeId) -> None:
         """Tell the leader, ahead of a heartbeat response, that this replica's disk is short of
         room. The message is a refused PreVote that answers no candidate: every version can read
         it, and a version that gives it no meaning drops it."""
-        self._send(VoteResponse(self.node_id, leader, self.term, self.term, True, False))
-
-    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        current = heartbeat.term == self.term
-        if current:
-            self._accept_leader(heartbeat.sender)
-            # The leader sends at most what it knows to match here. But one that recovers may
-            # hold less, or other frames, than what the leader was told before.
-            limit = self._log.last_index if self.whole else self._verified_index
-            commit_index = min(heartbeat.commit_index, limit)
-            if commit_index > self.commit_index:
-                self._set_commit(commit_index)
-            if self._take_certificate(heartbeat.certified) and self._verified_index:
-                self._acknowledge(self._verified_index)  # now it counts
-        verified_index = self._verified_index if current else 0
-        if current and not self.has_room:
-            self._tell_no_room(heartbeat.sender)
-        self._send(
-            HeartbeatResponse(
-                self.node_id,
-                heartbeat.sender,
-                self.term,
-                heartbeat.term,
-                heartbeat.round,
-                self.durable_index,
-                verified_index,
-                min(self.durable_index, verified_index),
-                self._recovering,
-            )
-        )
+        term = self._ballot.term
+        self._outbox.send(VoteResponse(self._node_id, leader, term, term, True, False))

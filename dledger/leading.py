@@ -1,16 +1,23 @@
 """The leader's behaviour: Raft 5.3 and 5.4.2, ReadIndex (thesis 6.4), transfer (3.10). Pure.
 
-The leader writes and sends at the same time; its own copy counts, like every other, only once
-it is durable. Frames of an earlier term are committed by committing one of its own term (Raft
-5.4.2, figure 8): the no-op that opens the term. Limits: bytes and messages in flight per peer,
-bytes uncommitted, reads waiting, bytes a second for followers that are far behind (pace.py).
+A `Leading` lives as long as one leadership: whatever it knows of followers, reads and a transfer
+goes with it. The leader writes and sends at the same time; its own copy counts, like every other,
+only once it is durable. Frames of an earlier term are committed by committing one of its own term
+(Raft 5.4.2, figure 8): the no-op that opens the term. Limits: bytes and messages in flight per
+peer, bytes uncommitted, reads waiting, bytes a second for followers that are far behind (pace.py).
+
+Where a method returns a reason, the leader cannot go on, and its caller ends the leadership.
 """
 
 from __future__ import annotations
 
-from raftmq.dledger.configuration import decode_configuration
-from raftmq.dledger.election import Election
-from raftmq.dledger.errors import Busy, MessageRefused, NotLeader, UnknownTarget
+from typing import ClassVar
+
+from raftmq.dledger.ballot import Ballot
+from raftmq.dledger.configuration import Change, ChangeKind, Configuration
+from raftmq.dledger.corelog import CoreLog
+from raftmq.dledger.electiontimer import ElectionTimer
+from raftmq.dledger.errors import Busy, ChangeRefused, MessageRefused, UnknownTarget
 from raftmq.dledger.membership import Membership
 from raftmq.dledger.messages import (
     AppendOrder,
@@ -19,35 +26,106 @@ from raftmq.dledger.messages import (
     HeartbeatResponse,
     NodeId,
     Role,
+    RoleEvent,
     TimeoutNow,
 )
-from raftmq.dledger.pace import NEVER_DUE_MS
+from raftmq.dledger.outbox import Outbox
+from raftmq.dledger.pace import NEVER_DUE_MS, CatchUpPace
 from raftmq.dledger.progress import PROBE, STRANDED, Progress
-from raftmq.dledger.quorum import reached_by_majority
-from raftmq.dledger.state import ReadBatch
+from raftmq.dledger.quorum import Tally, majority
+from raftmq.dledger.readindex import ReadIndex
+from raftmq.dledger.standing import Recovery
+from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.tracker import Tracker
+from raftmq.dledger.transfer import Transfer
 from raftmq.store.frame import Frame, FrameKind
 
 
-class Leading(Election, Membership):
-    """The leader's half of replication, reads and transfer."""
+class Leading:
+    """One leadership. `ready`: its no-op is committed. `wants_noop`: a no-op must be proposed
+    next. `round`: the last heartbeat round."""
 
-    __slots__ = ()
+    __slots__ = (
+        "_appends_due",
+        "_ballot",
+        "_config",
+        "_first_index",
+        "_heartbeat_due_ms",
+        "_log",
+        "_membership",
+        "_node_id",
+        "_outbox",
+        "_pace",
+        "_reads",
+        "_recovery",
+        "_timer",
+        "_tracker",
+        "progress",
+        "ready",
+        "round",
+        "transfer",
+        "wants_noop",
+    )
+    recovery_class: ClassVar[type[Recovery]] = Recovery
 
-    def _become_leader(self) -> None:
-        assert self.role is Role.CANDIDATE, self.role
-        assert self._tally is not None
-        self._provisional = not self._tally.by_majority
-        self._electors = self._tally.granted
-        self.role = Role.LEADER
-        self.leader = self.node_id
-        self.leader_ready = False
-        self._tally = None
-        self._own_first_index = self._log.last_index + 1
+    def __init__(
+        self,
+        node_id: NodeId,
+        config: CoreConfig,
+        tally: Tally,
+        ballot: Ballot,
+        log: CoreLog,
+        membership: Membership,
+        timer: ElectionTimer,
+        outbox: Outbox,
+    ) -> None:
+        """`tally`: the votes that elected it."""
+        self._node_id = node_id
+        self._config = config
+        self._ballot = ballot
+        self._log = log
+        self._membership = membership
+        self._timer = timer
+        self._outbox = outbox
+        self._tracker = tracker = Tracker(node_id, config)
+        self.progress = tracker.progress
+        self._recovery = self.recovery_class(node_id, tally, ballot, log, membership, tracker)
+        self._pace = CatchUpPace(config.catch_up_bytes_per_s)
+        self._reads = ReadIndex(config.reads_waiting_max)
+        self.transfer = Transfer(config.transfer_ms)
+        self._first_index = log.index.last_index + 1  # only from there on acks commit
+        self.ready = False
         self.wants_noop = True
-        self._round = 0
-        self._configure_leader()
-        self._role_changed("elected")
-        self._send_heartbeats()
+        self.round = 0
+        self._appends_due = False
+        self._heartbeat_due_ms = 0.0
+
+    def begin(self, now_ms: float) -> None:
+        """Assert leadership."""
+        self.configure(now_ms)
+        self._tell_role("elected")
+        self._send_heartbeats(now_ms)
+
+    def end(self) -> None:
+        """Fail what waits for this leadership, which is over."""
+        self._outbox.failed_reads.extend(self._reads.fail())
+
+    def _tell_role(self, reason: str) -> None:
+        term, leader = self._ballot.term, self._node_id
+        self._outbox.tell_role(RoleEvent(Role.LEADER, term, leader, self.ready, reason))
+
+    def configure(self, now_ms: float) -> None:
+        """Follow the configuration in force."""
+        membership, last_index = self._membership, self._log.index.last_index
+        new = self._tracker.configure(
+            membership.configurations.current, max(self._first_index, last_index), now_ms
+        )
+        if self._first_index <= last_index:  # else `begin` sends it
+            for progress in new:
+                self._send_heartbeat(progress)
+        membership.speak_with(self.progress)
+        target = self.transfer.target
+        assert target is None or target in membership.voters, target
 
     # -- proposals --------------------------------------------------------------------------
 
@@ -55,61 +133,84 @@ class Leading(Election, Membership):
     def can_propose(self) -> bool:
         """True if `propose` would take a frame of ordinary size now."""
         return (
-            self.role is Role.LEADER
-            and self.transfer_target is None
+            self.transfer.target is None
             and not self.wants_noop
-            and self.is_voter
-            and self._log.end_position - self._commit_end < self.config.uncommitted_bytes_max
+            and self._membership.is_voter
+            and self._log.uncommitted_bytes < self._config.uncommitted_bytes_max
         )
 
-    def propose(self, frame: Frame) -> None:
-        """Append the leader's next frame (index `last_index + 1`, term `term`).
-
-        Raises NotLeader, or Busy at the limit of uncommitted bytes and while leadership is
-        being handed over; nothing has happened then. The first frame of a term is its no-op,
-        which no limit stops.
-        """
-        if self.role is not Role.LEADER:
-            raise NotLeader(self.leader)
+    def propose(self, frame: Frame, now_ms: float) -> None:
+        """Append the leader's next frame. Raises Busy; nothing has happened then."""
         log = self._log
         if self.wants_noop:
             assert frame.kind == FrameKind.NOOP, frame
         else:
-            if self.transfer_target is not None:
-                raise Busy(f"leadership is being handed to {self.transfer_target}")
-            if not self.is_voter:
+            self.transfer.check_none()
+            if not self._membership.is_voter:
                 raise Busy("this leader is leaving the group")
             # One frame may always be in flight, or a frame above the limit could never be sent.
-            waiting_bytes = log.end_position - self._commit_end
+            waiting_bytes = log.uncommitted_bytes
             if (
-                waiting_bytes + len(frame.data) > self.config.uncommitted_bytes_max
-                and log.last_index > self.commit_index
+                waiting_bytes + len(frame.data) > self._config.uncommitted_bytes_max
+                and log.index.last_index > log.commit_index
             ):
                 raise Busy(f"{waiting_bytes} bytes are not committed yet")
-        assert frame.term == self.term, (frame, self.term)
+        assert frame.term == self._ballot.term, (frame, self._ballot.term)
         log.append(frame)
         self.wants_noop = False
-        self._out_append.append(frame)
         self._appends_due = True
-        self._dirty = True
         if frame.kind == FrameKind.CONFIGURATION:
-            self._adopt(frame.index, decode_configuration(frame.payload))
+            if self._membership.append(frame, log.commit_index):
+                self.configure(now_ms)
 
-    def _order_appends(self) -> None:
-        """Fill every follower's append window with frames of the log."""
-        self._appends_due = False
-        for progress in self._progress.values():
-            while progress.next_index <= self._log.last_index and progress.may_send():
-                if not self._order_append(progress):
-                    break
+    def configuration_after(self, change: Change, now_ms: float) -> Configuration:
+        """Return the configuration to propose for `change`. Raises Busy, ChangeRefused."""
+        self.transfer.check_none()
+        if not self.ready or self.wants_noop:
+            raise ChangeRefused(f"no frame of term {self._ballot.term} is committed yet")
+        after = self._membership.after(change)
+        if change.kind is ChangeKind.PROMOTE:
+            self._check_learner(self.progress[change.node_id], now_ms)
+        voters = after.voters
+        good = int(self._node_id in voters and self._ballot.whole)
+        good += self._tracker.good(voters, now_ms)
+        needed = majority(len(voters))
+        if good < needed:
+            raise ChangeRefused(
+                f"{good} of {len(voters)} voters would be whole and answer, {needed} are needed"
+            )
+        return after
 
-    def _order_append(self, progress: Progress) -> bool:
-        log = self._log
+    def _check_learner(self, progress: Progress, now_ms: float) -> None:
+        if not self._tracker.answers(progress, now_ms):
+            raise ChangeRefused(f"{progress.peer} does not answer")
+        if progress.recovering or progress.recovering is None:
+            raise ChangeRefused(f"{progress.peer} is recovering")
+        lag_bytes = self._log.lag_bytes(progress.match_index)
+        if lag_bytes > self._config.learner_lag_bytes_max:
+            raise ChangeRefused(f"{progress.peer} lacks {lag_bytes} bytes of the log still")
+
+    # -- appends ----------------------------------------------------------------------------
+
+    def send_due(self, now_ms: float) -> None:
+        """Start a read round and send frames, if that is due; called once for each Ready."""
+        if self._reads:
+            self._start_read_round(now_ms)
+        if self._appends_due:
+            self._appends_due = False
+            last_index = self._log.index.last_index
+            for progress in self.progress.values():
+                while progress.next_index <= last_index and progress.may_send():
+                    if not self._order_append(progress, now_ms):
+                        break
+
+    def _order_append(self, progress: Progress, now_ms: float) -> bool:
+        """Send frames into a follower's append window. Return False if none may be sent now."""
+        config, commit_index, log = self._config, self._log.commit_index, self._log.index
         first = progress.next_index
         if first < log.first_index:
             progress.strand()
             return False
-        config = self.config
         bytes_max = config.append_bytes_max
         if progress.inflight:
             bytes_max = min(bytes_max, progress.window_bytes())
@@ -119,25 +220,27 @@ class Leading(Election, Membership):
             far = end_position - position > config.inflight_bytes_max
             last = log.last_within(first, bytes_max)
             end_position = log.end_of(last)
-            if far and last <= self.commit_index:  # pace.py
-                if not self._pace.may_send(self._now_ms):
+            if far and last <= commit_index:  # pace.py
+                if not self._pace.may_send(now_ms):
                     return False
                 self._pace.sent(end_position - position)
-        prev_index = first - 1
-        own = prev_index >= self._own_first_index  # nearly always: spares a search
-        prev_term = self.term if own else log.term_at(prev_index)
-        self._out_messages.append(
-            AppendOrder(
-                progress.peer, self.term, prev_index, prev_term, first, last, self.commit_index
-            )
+        prev_index, term = first - 1, self._ballot.term
+        own = prev_index >= self._first_index  # nearly always: spares a search
+        prev_term = term if own else log.term_at(prev_index)
+        self._outbox.messages.append(
+            AppendOrder(progress.peer, term, prev_index, prev_term, first, last, commit_index)
         )
-        progress.sent(last, end_position - position, self._now_ms)
+        progress.sent(last, end_position - position, now_ms)
         return True
 
-    def _on_append_response(self, response: AppendResponse) -> None:
-        if self.role is not Role.LEADER or response.request_term != self.term:
-            return  # an answer to an earlier leadership
-        progress = self._progress.get(response.sender)
+    def _want_appends(self, progress: Progress) -> None:
+        """Send the follower what it lacks, with the next Ready."""
+        if progress.next_index <= self._log.index.last_index:
+            self._appends_due = self._outbox.dirty = True
+
+    def take_append_response(self, response: AppendResponse, now_ms: float) -> None:
+        """Take a follower's answer in this term. Raises MessageRefused."""
+        progress = self.progress.get(response.sender)
         if progress is None:
             return  # no member of this group
         if response.success:
@@ -145,127 +248,174 @@ class Leading(Election, Membership):
         elif response.conflict_index > response.prev_index:
             what = f"refuses frames behind {response.prev_index} for {response.conflict_index}"
             raise MessageRefused(response.sender, what)
-        progress.heard_ms = self._now_ms
+        progress.heard_ms = now_ms
         if response.success:
             if progress.believes(response.recovering):
-                self._take_match(progress, response.match_index)
+                self._take_match(progress, response.match_index, now_ms)
                 if not response.recovering:
-                    if progress.recovering:
-                        self._speaks_as_whole(progress)
+                    if progress.recovering:  # it has taken its certificate
+                        progress.recovering = progress.certified = 0
                     self._count_whole(progress, response.match_index)
-                if response.recovering or self._provisional:
-                    self._hurry(progress, response.match_index)
+                if response.recovering or self._recovery.provisional:
+                    if self._recovery.is_pressing(progress, response.match_index):
+                        self._send_heartbeat(progress)
         elif progress.rejected(response.prev_index):
             self._back_off(progress, response)
 
     def _check_match(self, progress: Progress, match_index: int) -> None:
         """Check that the follower acknowledges only frames that this log has. Raises
         MessageRefused."""
-        if match_index > self._log.last_index:
-            what = f"acknowledges frame {match_index} of a log that ends at {self._log.last_index}"
+        last_index = self._log.index.last_index
+        if match_index > last_index:
+            what = f"acknowledges frame {match_index} of a log that ends at {last_index}"
             raise MessageRefused(progress.peer, what)
 
-    def _take_match(self, progress: Progress, match_index: int) -> None:
-        log = self._log
-        assert match_index <= log.last_index, (progress, match_index, log)
-        news = progress.acknowledged(match_index, self._now_ms)
-        if news:
-            progress.match_round = self._round
-            if self.transfer_target == progress.peer:
+    def _take_match(self, progress: Progress, match_index: int, now_ms: float) -> None:
+        last_index = self._log.index.last_index
+        assert match_index <= last_index, (progress, match_index, self._log.index)
+        if progress.acknowledged(match_index, now_ms):
+            progress.match_round = self.round
+            if self.transfer.target == progress.peer:
                 self._hand_over_if_caught_up()
-        if progress.next_index <= log.last_index:
-            self._appends_due = True
-            self._dirty = True
+        if progress.next_index <= last_index:
+            self._appends_due = self._outbox.dirty = True
 
     def _back_off(self, progress: Progress, response: AppendResponse) -> None:
         """Probe from the last frame here that may equal the follower's: Raft 5.3, faster, because
         both sides skip whole terms."""
         assert response.conflict_index <= response.prev_index, response
-        at = self._log.last_at_most(response.conflict_index - 1, response.conflict_term)
+        log = self._log.index
+        at = log.last_at_most(response.conflict_index - 1, response.conflict_term)
         progress.probe_from(max(progress.match_index, at) + 1)
-        self._appends_due = True
-        self._dirty = True
+        self._appends_due = self._outbox.dirty = True
+
+    # -- commit -----------------------------------------------------------------------------
+
+    def durable(self) -> str:
+        """Count this replica's own frames, more of which are durable now. Return a reason to end,
+        or ""."""
+        if self._log.durable_index > self._log.commit_index:
+            self._advance_commit()
+        return self._certify() if self._recovery.provisional or not self._ballot.whole else ""
+
+    def _count_whole(self, progress: Progress, match_index: int) -> None:
+        """Count a whole follower's acknowledgement up to `match_index` for commit."""
+        if match_index > progress.whole_index:
+            progress.whole_index = match_index
+            if match_index > self._log.commit_index:
+                self._advance_commit()
 
     def _advance_commit(self) -> None:
         """Commit what a majority has made durable, by frames of the leader's own term only (Raft
-        5.4.2). A copy counts only if its replica is whole."""
-        reached = [progress.whole_index for progress in self._voting]
-        if self.is_voter:
-            reached.append(self.durable_index if self.whole else 0)
-        candidate = reached_by_majority(reached)
-        if candidate > self.commit_index and candidate >= self._own_first_index:
-            self._set_commit(candidate)
-            if not self.leader_ready:
-                self.leader_ready = True
-                self._role_changed("the term's no-op is committed")
-                self._release_unready_reads()
+        5.4.2)."""
+        log, membership = self._log, self._membership
+        own = log.durable_index if self._ballot.whole else 0
+        candidate = self._tracker.committed(own if membership.is_voter else None)
+        if candidate > log.commit_index and candidate >= self._first_index:
+            log.commit(candidate)
+            membership.commit(candidate)
+            if not self.ready:
+                self.ready = True
+                self._tell_role("the term's no-op is committed")
+                self._reads.release(self.round + 1, candidate)
+
+    def _certify(self) -> str:
+        """Bring recovery forward (standing.py). Return a reason to end, or ""."""
+        forgetful = self._recovery.forgetful()
+        if forgetful is not None:
+            return f"{forgetful} may not know its vote"
+        counts, followers = self._recovery.certify()
+        for progress in followers:
+            self._send_heartbeat(progress)
+        if counts:
+            self._advance_commit()
+        return ""
 
     # -- heartbeats, quorum check -----------------------------------------------------------
 
-    def _send_heartbeats(self) -> None:
+    def _send_heartbeats(self, now_ms: float) -> None:
         """Send a heartbeat round to everybody: it asserts leadership, carries commit progress, and
         confirms reads."""
-        self._round += 1
-        self._heartbeat_due_ms = self._now_ms + self.config.heartbeat_ms
-        for progress in self._progress.values():
+        self.round += 1
+        self._heartbeat_due_ms = now_ms + self._config.heartbeat_ms
+        for progress in self.progress.values():
             self._send_heartbeat(progress)
 
     def _send_heartbeat(self, progress: Progress) -> None:
-        commit_index = min(self.commit_index, progress.match_index)
-        self._send(
+        self._outbox.send(
             Heartbeat(
-                self.node_id,
+                self._node_id,
                 progress.peer,
-                self.term,
-                commit_index,
-                self._round,
+                self._ballot.term,
+                min(self._log.commit_index, progress.match_index),
+                self.round,
                 progress.certified,
             )
         )
 
-    def _on_heartbeat_response(self, response: HeartbeatResponse) -> None:
-        if self.role is not Role.LEADER or response.request_term != self.term:
-            return
-        progress = self._progress.get(response.sender)
+    def take_heartbeat_response(self, response: HeartbeatResponse, now_ms: float) -> str:
+        """Take a follower's answer in this term. Return a reason to end, or "". Raises
+        MessageRefused."""
+        progress = self.progress.get(response.sender)
         if progress is None:
-            return
+            return ""
         self._check_match(progress, response.match_index)
-        if response.round > self._round:
+        if response.round > self.round:
             raise MessageRefused(response.sender, f"answers round {response.round}, not begun yet")
-        progress.heard_ms = self._now_ms
+        progress.heard_ms = now_ms
         progress.no_room, progress.no_room_told = progress.no_room_told, False
         if response.round >= progress.round:
-            self._note_standing(progress, response)
-            if self.role is not Role.LEADER:
-                return
+            reason = self._note_standing(progress, response)
+            if reason:
+                return reason
         if not progress.believes(bool(response.recovering)):
-            return  # from before it lost its memory
+            return ""  # from before it lost its memory
         if response.match_index > progress.match_index or (
             progress.paused and response.match_index >= progress.probe_last
         ):
-            self._take_match(progress, response.match_index)  # its acknowledgement got lost
+            self._take_match(progress, response.match_index, now_ms)  # its answer got lost
         if response.round > progress.round:
-            progress.round = response.round
-            if not response.recovering:
-                progress.whole_round = response.round
-            if self._reads:
-                self._confirm_reads()
-            has = response.match_index if response.recovering else response.last_index
-            if response.round > progress.match_round and has < progress.match_index:
-                # This round was sent after it had acknowledged more: its disk lost frames (a
-                # reordered answer of an earlier round proves nothing).
-                progress.regressed(min(response.last_index, self._log.last_index))
-        if progress.state is STRANDED and response.last_index >= self._log.first_index - 1:
+            self._note_round(progress, response)
+        log = self._log.index
+        if progress.state is STRANDED and response.last_index >= log.first_index - 1:
             self._try_stranded(progress, response.last_index)
-        if progress.stalled(self._now_ms, response.verified_index):
-            progress.back_off_resend(self.config.resend_ms_max)
-            known = min(response.verified_index, self._log.last_index)
+        if progress.stalled(now_ms, response.verified_index):
+            progress.back_off_resend(self._config.resend_ms_max)
+            known = min(response.verified_index, log.last_index)
             progress.probe_from(max(progress.match_index, known) + 1)
-        if self.transfer_target == progress.peer:
+        if self.transfer.target == progress.peer:
             self._hand_over_if_caught_up()  # again: the first TimeoutNow may be lost
-        if progress.next_index <= self._log.last_index:
-            self._appends_due = True
-            self._dirty = True
+        self._want_appends(progress)
+        return ""
+
+    def _note_standing(self, progress: Progress, response: HeartbeatResponse) -> str:
+        """Note the standing that a follower's newest heartbeat response reports. Return a reason
+        to end, or ""."""
+        recovering = response.recovering
+        if recovering and recovering != progress.recovering:
+            if self._recovery.meet(progress, recovering, response.last_index):
+                self.wants_noop = True
+            self._want_appends(progress)
+        if not recovering:
+            progress.recovering = progress.certified = 0
+            self._count_whole(progress, response.match_index)
+        progress.reported_index = response.match_index
+        if recovering or self._recovery.provisional or not self._ballot.whole:
+            return self._certify()
+        return ""
+
+    def _note_round(self, progress: Progress, response: HeartbeatResponse) -> None:
+        """Note the answer to a round that the follower had not answered yet."""
+        progress.round = response.round
+        if not response.recovering:
+            progress.whole_round = response.round
+        if self._reads:
+            self._confirm_reads()
+        has = response.match_index if response.recovering else response.last_index
+        if response.round > progress.match_round and has < progress.match_index:
+            # This round was sent after it had acknowledged more: its disk lost frames (a
+            # reordered answer of an earlier round proves nothing).
+            progress.regressed(min(response.last_index, self._log.index.last_index))
 
     def _try_stranded(self, progress: Progress, last_index: int) -> None:
         """Probe a stranded follower whose log is now long enough to meet ours. If its frames are
@@ -274,166 +424,119 @@ class Leading(Election, Membership):
         if progress.tried_last == last_index:
             return
         progress.tried_last = last_index
-        log = self._log  # with a frame to send, so that there is an answer
+        log = self._log.index  # with a frame to send, so that there is an answer
         start = max(min(last_index + 1, log.last_index), log.first_index)
         progress.probe_from(max(progress.match_index + 1, start))
 
-    def _tick_leader(self) -> None:
-        now_ms = self._now_ms
-        if self.transfer_target is not None and now_ms >= self._transfer_due_ms:
+    @property
+    def next_deadline_ms(self) -> float:
+        # The quorum is checked at each heartbeat.
+        return min(self._heartbeat_due_ms, self._pace.due_ms, self.transfer.due_ms)
+
+    def tick(self, now_ms: float) -> str:
+        """Do what is due. Return a reason to end, or ""."""
+        if now_ms >= self.transfer.due_ms:
             self._abort_transfer("time-out")
-        quorum_due_ms = self._quorum_due_ms()
+        # CheckQuorum: when a majority has not been heard for a whole election time-out.
+        own = now_ms if self._membership.is_voter else None
+        longest_ms = self._timer.longest_ms
+        quorum_due_ms = self._tracker.heard_ms(own) + longest_ms
         if now_ms >= quorum_due_ms:
-            self._give_up([progress.peer for progress in self._voting])
-            self._become_follower(self.term, None, "no majority answers")
-            return
+            self._timer.give_up([progress.peer for progress in self._tracker.voting], now_ms)
+            return "no majority answers"
         if now_ms >= self._pace.due_ms:
             self._pace.due_ms = NEVER_DUE_MS
-            self._appends_due = True
-            self._dirty = True
+            self._appends_due = self._outbox.dirty = True
         if now_ms >= self._heartbeat_due_ms:
-            if self._cannot_go_on():
-                self._become_follower(self.term, None, "too few replicas are whole")
-                return
-            if self._patience.tried:
-                self._patience.heard(now_ms, now_ms - quorum_due_ms + self._patience_ms)
-            self._send_heartbeats()
-            self._let_go()
+            if self._recovery.is_stuck(now_ms - self._config.election_ms_max):
+                return "too few replicas are whole"
+            if self._timer.patience.tried:
+                self._timer.patience.heard(now_ms, now_ms - quorum_due_ms + longest_ms)
+            self._send_heartbeats(now_ms)
+            self._let_go(now_ms)
+        return ""
 
-    def _quorum_due_ms(self) -> float:
-        """Return when this leader must step down because no majority has been heard for a whole
-        election time-out (CheckQuorum), with the same election back-off as elections."""
-        heard = [progress.heard_ms for progress in self._voting]
-        if self.is_voter:
-            heard.append(self._now_ms)
-        return reached_by_majority(heard) + self._patience_ms
-
-    @property
-    def _patience_ms(self) -> float:
-        return self.config.election_ms_max * self._patience.factor
+    def _let_go(self, now_ms: float) -> None:
+        """Stop sending to removed members: this round's heartbeat was the last message to them."""
+        configurations = self._membership.configurations
+        if self._tracker.let_go(self._log.commit_index, configurations.index, now_ms):
+            self.configure(now_ms)
+            self._outbox.configuration_changed = self._outbox.dirty = True
 
     # -- reads ------------------------------------------------------------------------------
 
     def read_index(self, token: int) -> None:
-        """Ask to confirm that this replica still leads. The answer comes in `Ready.reads` as
-        (token, index), or in `Ready.failed_reads` when leadership goes first.
-
-        Raises NotLeader, or Busy when too many reads wait.
-        """
-        if self.role is not Role.LEADER:
-            raise NotLeader(self.leader)
-        if self._reads_count >= self.config.reads_waiting_max:
-            raise Busy(f"{self._reads_count} reads wait for confirmation")
-        self._reads_count += 1
-        self._dirty = True
-        if self.leader_ready:
-            self._queue_read(token)
+        """Ask to confirm that this replica still leads. Raises Busy."""
+        self._reads.check_room()
+        self._outbox.dirty = True
+        if self.ready:  # only a round that starts from now on proves leadership for it
+            self._reads.ask(token, self.round + 1, self._log.commit_index)
         else:
-            self._reads_unready.append(token)  # the commit index may be behind (thesis 6.4)
+            self._reads.hold(token)
 
-    def _queue_read(self, token: int) -> None:
-        """Queue a read for the next round: only a round that starts from now on proves leadership
-        for it."""
-        round_needed = self._round + 1
-        last = self._reads[-1] if self._reads else None
-        if last is not None and last.round == round_needed and last.index == self.commit_index:
-            last.tokens.append(token)
-        else:
-            self._reads.append(ReadBatch(round_needed, self.commit_index, [token]))
-
-    def _release_unready_reads(self) -> None:
-        waiting, self._reads_unready = self._reads_unready, []
-        for token in waiting:
-            self._queue_read(token)
-
-    def _start_read_round(self) -> None:
+    def _start_read_round(self, now_ms: float) -> None:
         """Send a heartbeat round for new reads, unless one is in flight: then they share the
         next."""
-        if not self._reads or self._reads[-1].round <= self._round:
-            return
-        if not self._voting:
-            self._round += 1  # a group of one needs nobody's confirmation
-            self._confirm_reads()
-        elif self._reads[0].round > self._round:
-            self._send_heartbeats()
+        if self._reads.newest_round > self.round:
+            if not self._tracker.voting:
+                self.round += 1  # a group of one needs nobody's confirmation
+                self._confirm_reads()
+            elif self._reads.oldest_round > self.round:
+                self._send_heartbeats(now_ms)
 
     def _confirm_reads(self) -> None:
-        rounds = [progress.whole_round for progress in self._voting]
-        if self.is_voter:
-            rounds.append(self._round if self.whole else 0)
-        confirmed = reached_by_majority(rounds)
-        reads = self._reads
-        while reads and reads[0].round <= confirmed:
-            batch = reads.popleft()
-            self._reads_count -= len(batch.tokens)
-            self._out_reads.extend([(token, batch.index) for token in batch.tokens])
-            self._dirty = True
-        if reads:
-            self._dirty = True  # the next round may start
+        own = self.round if self._ballot.whole else 0
+        confirmed = self._tracker.confirmed_round(own if self._membership.is_voter else None)
+        self._outbox.reads.extend(self._reads.confirm(confirmed))
+        self._outbox.dirty = True  # the next round may start
 
     # -- transfer ---------------------------------------------------------------------------
 
-    def transfer(self, target: NodeId, now_ms: float) -> None:
-        """Hand leadership to `target` once it has every frame; proposals wait meanwhile.
-
-        Given up after `transfer_ms`, or when the target's connection closes: a RoleEvent says
-        so and proposals are taken again. Raises NotLeader, UnknownTarget, or Busy while
-        another transfer is under way.
-        """
-        self._now_ms = max(self._now_ms, now_ms)
-        if self.role is not Role.LEADER:
-            raise NotLeader(self.leader)
-        if target not in self._progress or target not in self.voters:
+    def hand_to(self, target: NodeId, now_ms: float) -> None:
+        """Hand leadership to `target` once it has every frame. Raises UnknownTarget, Busy."""
+        progress = self.progress.get(target)
+        if progress is None or target not in self._membership.voters:
             raise UnknownTarget(f"{target} is no other voter of this group")
-        if self._progress[target].recovering:
+        if progress.recovering:
             raise Busy(f"{target} is recovering")
-        if self.transfer_target is not None and self.transfer_target != target:
-            raise Busy(f"leadership is being handed to {self.transfer_target}")
-        self.transfer_target = target
-        self._transfer_due_ms = self._now_ms + self.config.transfer_ms
+        self.transfer.begin(target, now_ms)
         self._hand_over_if_caught_up()
 
     def _hand_over_if_caught_up(self) -> None:
-        target = self.transfer_target
+        target = self.transfer.target
         assert target is not None
-        if self._progress[target].match_index == self._log.last_index and not self.wants_noop:
-            self._send(TimeoutNow(self.node_id, target, self.term))
+        caught_up = self.progress[target].match_index == self._log.index.last_index
+        if caught_up and not self.wants_noop:
+            self._outbox.send(TimeoutNow(self._node_id, target, self._ballot.term))
 
     def _abort_transfer(self, reason: str) -> None:
-        target, self.transfer_target = self.transfer_target, None
-        self._role_changed(f"transfer to {target} given up: {reason}")
+        target = self.transfer.target
+        self.transfer.give_up()
+        self._tell_role(f"transfer to {target} given up: {reason}")
 
-    def _step_down(self, reason: str) -> None:
-        """Give up leadership and ask a follower to take over: one with room on its disk if there is
-        one, and of those the one that has most of the log."""
-        best = max(
-            self._voting,
-            key=lambda p: (not p.recovering, not p.no_room, p.match_index),
-            default=None,
-        )
-        self._become_follower(self.term, None, reason)
-        self._election_due_ms += self.config.election_ms_max  # everybody else goes first
-        if best is not None:
-            self._send(TimeoutNow(self.node_id, best.peer, self.term))
+    def successor(self) -> NodeId | None:
+        """Return the follower that should take over, if there is any."""
+        return self._tracker.successor()
 
     # -- connections ------------------------------------------------------------------------
 
-    def _leader_peer_closed(self, peer: NodeId) -> None:
+    def peer_closed(self, peer: NodeId, now_ms: float) -> None:
         """Treat what was in flight to `peer` as lost; send no more until it is heard again."""
-        progress = self._progress[peer]
+        progress = self.progress[peer]
         if progress.state is not STRANDED:
             progress.probe_from(progress.match_index + 1)
             progress.paused = True
-            progress.probe_last = self._log.last_index
-            progress.moved_ms = self._now_ms - progress.resend_after_ms
-        if self.transfer_target == peer:
+            progress.probe_last = self._log.index.last_index
+            progress.moved_ms = now_ms - progress.resend_after_ms
+        if self.transfer.target == peer:
             self._abort_transfer("its connection closed")
 
-    def _leader_peer_opened(self, peer: NodeId) -> None:
-        progress = self._progress[peer]
+    def peer_opened(self, peer: NodeId) -> None:
+        progress = self.progress.get(peer)
+        if progress is None:
+            return
         progress.tried_last = -1
         if progress.state is PROBE:
             progress.paused = False
         self._send_heartbeat(progress)
-        if progress.next_index <= self._log.last_index:
-            self._appends_due = True
+        self._want_appends(progress)

@@ -8,7 +8,7 @@ false suspicions (Chandra and Toueg 1996, on partial synchrony): 1 at first, and
 mistake but the first, up to FACTOR_MAX.
 
 Only a proof of slowness counts as a mistake: a peer that was given up for silence, and whose
-connection never closed, is heard after all (`mistaken`, called by election.py and core.py). A
+connection never closed, is heard after all (`mistaken`, called by electiontimer.py and core.py). A
 leader that died, a link that closed, leadership that was handed over, or an election that is lost
 in good time count for nothing; and a replica that is cut off, and asks for PreVotes in vain (thesis
 9.6), hears nobody and so keeps its time-outs. So the first election after quiet times, and a second

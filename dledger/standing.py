@@ -93,157 +93,140 @@ itself. In a group of two, while one of them recovers, only both together can el
 
 from __future__ import annotations
 
-from raftmq.dledger.messages import HeartbeatResponse, NodeId, Role
+from raftmq.dledger.ballot import Ballot
+from raftmq.dledger.corelog import CoreLog
+from raftmq.dledger.membership import Membership
+from raftmq.dledger.messages import NodeId
 from raftmq.dledger.progress import Progress
-from raftmq.dledger.quorum import witnesses
-from raftmq.dledger.state import CoreState
+from raftmq.dledger.quorum import Tally, witnesses
+from raftmq.dledger.tracker import Tracker
 
 
-class Standing(CoreState):
-    """How a leader brings recovering followers, and itself, back to being whole."""
+class Recovery:
+    """How one leader brings recovering followers, and itself, back to being whole.
 
-    __slots__ = ()
+    `provisional`: elected by all, fewer than a majority whole. `first_index`: the leader's first
+    frame, which is its own barrier, and that of all voters while it is provisional."""
 
-    def _advance_commit(self) -> None:
-        raise NotImplementedError  # leading.py
+    __slots__ = (
+        "_ballot",
+        "_electors",
+        "_first_index",
+        "_log",
+        "_membership",
+        "_node_id",
+        "_tracker",
+        "provisional",
+    )
 
-    def _send_heartbeat(self, progress: Progress) -> None:
-        raise NotImplementedError  # leading.py
+    def __init__(
+        self,
+        node_id: NodeId,
+        tally: Tally,
+        ballot: Ballot,
+        log: CoreLog,
+        membership: Membership,
+        tracker: Tracker,
+    ) -> None:
+        """`tally`: the votes that elected the leader."""
+        self._node_id = node_id
+        self._ballot = ballot
+        self._log = log
+        self._membership = membership
+        self._tracker = tracker
+        self._first_index = log.index.last_index + 1
+        self.provisional = not tally.by_majority
+        self._electors = tally.granted  # who voted for it: 0 whole, or incarnation
 
-    # -- the leader -------------------------------------------------------------------------
-
-    def _note_standing(self, progress: Progress, response: HeartbeatResponse) -> None:
-        """Note the standing that a follower's newest heartbeat response reports."""
-        recovering = response.recovering
-        if recovering != progress.recovering:
-            if recovering:
-                self._meet_recovering(progress, response)
-            progress.recovering = recovering
-        if not recovering:
-            progress.certified = 0
-            self._count_whole(progress, response.match_index)
-        progress.reported_index = response.match_index
-        if recovering or self._provisional or not self.whole:
-            self._certify()
-
-    def _meet_recovering(self, progress: Progress, response: HeartbeatResponse) -> None:
-        """Start the recovery of an incarnation unknown until now: nothing that its node said before
-        counts."""
+    def meet(self, progress: Progress, recovering: int, last_index: int) -> bool:
+        """Start the recovery of an incarnation unknown until now, whose log ends at `last_index`:
+        nothing that its node said before counts. Return whether it needs a barrier, to be proposed
+        as the next frame."""
+        end = self._log.index.last_index
         if progress.recovering is not None or progress.match_index:
-            progress.forget(min(response.last_index, self._log.last_index))
+            progress.forget(min(last_index, end))
         progress.certified = 0
-        if progress.next_index <= self._log.last_index:
-            self._appends_due = True
-            self._dirty = True
-        if not (self._provisional and progress.voter):
-            progress.barrier_index = self._log.last_index + 1
-            self.wants_noop = True
+        progress.recovering = recovering
+        if self.provisional and progress.voter:
+            return False
+        progress.barrier_index = end + 1
+        return True
 
-    def _speaks_as_whole(self, progress: Progress) -> None:
-        """Note that the follower has taken its certificate."""
-        progress.recovering = progress.certified = 0
+    def is_pressing(self, progress: Progress, match_index: int) -> bool:
+        """Return whether the follower has just acknowledged all it needs to be certified: only its
+        heartbeat response names its incarnation, so it should get a heartbeat at once."""
+        founds = self.provisional and progress.voter
+        wanted = self._first_index if founds else progress.barrier_index
+        return progress.reported_index < wanted <= match_index
 
-    def _hurry(self, progress: Progress, match_index: int) -> None:
-        """Send a heartbeat now, rather than at the next round, if the follower has acknowledged all
-        it needs to be certified: only its heartbeat response names its incarnation."""
-        founds = self._provisional and progress.voter
-        wanted = self._own_first_index if founds else progress.barrier_index
-        if progress.reported_index < wanted <= match_index:
-            self._send_heartbeat(progress)
+    def forgetful(self) -> NodeId | None:
+        """Return a voter that may have forgotten its vote for this provisional leader."""
+        if self.provisional:
+            for progress in self._tracker.voting:
+                if progress.recovering is None:
+                    return None
+                if progress.recovering != self._electors.get(progress.peer):
+                    return progress.peer
+        return None
 
-    def _count_whole(self, progress: Progress, match_index: int) -> None:
-        """Count a whole follower's acknowledgement up to `match_index` for commit."""
-        if match_index > progress.whole_index:
-            progress.whole_index = match_index
-            if match_index > self.commit_index:
-                self._advance_commit()
+    def certify(self) -> tuple[bool, list[Progress]]:
+        """Certify the replicas, followers or the leader itself, that have caught up with their
+        barrier. Return whether more copies count for commit now than before, and the followers
+        that have to be told."""
+        if self.provisional:
+            return self._found()
+        if not self._ballot.whole:
+            if not self._may_certify(self._first_index, self._log.durable_index):
+                return False, []
+            self._ballot.become_whole(self._node_id)
+            return True, []  # others, from the next answer on
+        followers = [
+            progress
+            for progress in self._tracker.progress.values()
+            if progress.recovering
+            and progress.certified != progress.recovering
+            and self._may_certify(progress.barrier_index, progress.reported_index)
+        ]
+        return False, self._certified(followers)
 
-    def _certify(self) -> None:
-        """Certify the replicas, followers or itself, that have caught up with their barrier."""
-        if self._provisional:
-            self._found()
-            return
-        if not self.whole:
-            first = self._own_first_index
-            if self.durable_index >= first and self._holders(first) >= self._witnesses():
-                self._become_whole(self.node_id)
-                self._advance_commit()
-            return  # others, from the next answer on
-        for progress in self._progress.values():
-            barrier = progress.barrier_index
-            if (
-                progress.recovering
-                and progress.certified != progress.recovering
-                and progress.reported_index >= barrier
-                and self._holders(barrier) >= self._witnesses()
-            ):
-                self._certify_follower(progress)
+    def _may_certify(self, barrier_index: int, reached_index: int) -> bool:
+        return reached_index >= barrier_index and self._holders(barrier_index) >= self._witnesses()
 
     def _witnesses(self) -> int:
-        return witnesses(len(self.voters))
+        return witnesses(len(self._membership.voters))
 
     def _holders(self, index: int) -> int:
         """Return how many whole voters have frame `index` durable."""
-        count = int(self.is_voter and self.whole and self.durable_index >= index)
-        for progress in self._voting:
-            count += not progress.recovering and progress.whole_index >= index
-        return count
+        own = self._membership.is_voter and self._ballot.whole and self._log.durable_index >= index
+        return own + self._tracker.holders(index)
 
-    def _certify_follower(self, progress: Progress) -> None:
-        assert progress.recovering
-        progress.certified = progress.recovering
-        self._send_heartbeat(progress)
-
-    def _found(self) -> None:
-        """Certify all voters, which together have elected this provisional leader, once all have
-        its first no-op durable. Step down if one of them may have forgotten its vote."""
-        first = self._own_first_index
-        for progress in self._voting:
-            if progress.recovering is None:
-                return
-            if progress.recovering != self._electors.get(progress.peer):
-                self._become_follower(self.term, None, f"{progress.peer} may not know its vote")
-                return
-        followers = self._voting
-        if self.durable_index < first or any(p.reported_index < first for p in followers):
-            return
-        self._provisional = False
-        if not self.whole:
-            self._become_whole(self.node_id)
+    def _certified(self, followers: list[Progress]) -> list[Progress]:
         for progress in followers:
-            if progress.recovering:
-                self._certify_follower(progress)
-        self._advance_commit()
+            assert progress.recovering
+            progress.certified = progress.recovering
+        return followers
 
-    def _cannot_go_on(self) -> bool:
-        """Return whether all answer, but too few are whole for a barrier: all must elect anew."""
-        if self._provisional:
+    def _found(self) -> tuple[bool, list[Progress]]:
+        """Certify all voters, which together have elected this provisional leader, once all have
+        its first no-op durable."""
+        first, voting = self._first_index, self._tracker.voting
+        if self._log.durable_index < first or any(
+            p.recovering is None or p.reported_index < first for p in voting
+        ):
+            return False, []
+        self.provisional = False
+        if not self._ballot.whole:
+            self._ballot.become_whole(self._node_id)
+        return True, self._certified([p for p in voting if p.recovering])
+
+    def is_stuck(self, silent_ms: float) -> bool:
+        """Return whether all voters have been heard since `silent_ms`, but too few are whole for a
+        barrier: all must elect anew."""
+        if self.provisional:
             return False
-        silent_ms = self._now_ms - self.config.election_ms_max
-        whole = int(self.is_voter and self.whole)
-        for progress in self._voting:
+        whole = int(self._membership.is_voter and self._ballot.whole)
+        for progress in self._tracker.voting:
             if progress.recovering is None or progress.heard_ms < silent_ms:
                 return False
             whole += progress.certified == progress.recovering  # 0 and 0: it says it is whole
         return whole < self._witnesses()
-
-    # -- every replica ----------------------------------------------------------------------
-
-    def _become_whole(self, leader: NodeId) -> None:
-        """Become whole: all forgotten promises are recovered, in the term of `leader`."""
-        assert not self.whole
-        self.whole = True
-        if self.voted_for is None:
-            self._vote_for(leader, 0)
-        self._out_hard_state = True
-        self._dirty = True
-
-    def _take_certificate(self, certified: int) -> bool:
-        """Take the current leader's certificate for incarnation `certified`; return whether that
-        made this replica whole."""
-        if self.whole or certified != self.incarnation:
-            return False
-        assert self.role is Role.FOLLOWER, self.role
-        assert self.leader is not None
-        self._become_whole(self.leader)
-        return True

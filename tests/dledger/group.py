@@ -242,7 +242,7 @@ class Group:
     def campaign(self, name: str) -> None:
         """Let `name` find its election time-out over, without time passing for anybody."""
         core = self.members[name].core
-        core._election_due_ms = self.now_ms
+        core._timer.due_ms = self.now_ms
         core.tick(self.now_ms)
 
     def elect(self, name: str) -> None:

@@ -65,7 +65,7 @@ async def test_a_group_that_was_kept_from_running_goes_on_under_its_leader(tmp_p
     async with Members(tmp_path) as group:
         leader = await group.leader()
         core = leader.member.core
-        term, rounds = core.term, core._round
+        term, rounds = core.term, core.round
         group.clock.skip(60_000)
         # Rounds of heartbeats that all have answered; or it does not lead any more.
         await group.until(

@@ -143,7 +143,7 @@ def test_a_request_is_bounded_in_bytes_and_the_pipeline_in_messages() -> None:
     group = led(config)
     core = group["a"].core
     for _ in range(20):
-        core.propose(make_frame(core.last_index + 1, 1, core._log.end_position, b"0123"))
+        core.propose(make_frame(core.last_index + 1, 1, core._log.index.end_position, b"0123"))
     ready = core.ready()
     assert ready is not None
     orders = [m for m in ready.messages if isinstance(m, AppendOrder) and m.to == "b"]
@@ -292,7 +292,7 @@ def test_a_loss_is_resent_with_growing_pauses() -> None:
         core.tick(group.now_ms)
         for member in "bc":
             answers += 1
-            core.step(HeartbeatResponse(member, "a", 1, 1, core._round, 1, 1, 1), group.now_ms)
+            core.step(HeartbeatResponse(member, "a", 1, 1, core.round, 1, 1, 1), group.now_ms)
         group["a"].work()
     sent = [m for r in group["a"].readies for m in r.messages if isinstance(m, AppendOrder)]
     again = [m for m in sent if m.to == "b" and m.first_index == 2]
@@ -310,7 +310,7 @@ def test_an_answer_to_a_later_round_shows_that_a_disk_forgot() -> None:
     assert core.progress["b"].regressions == 0  # an answer from before it had acknowledged
     group.dropped |= {("a", "b")}
     group.run(75)  # a round that b has not answered yet
-    core.step(HeartbeatResponse("b", "a", 1, 1, core._round, 1, 0, 0), group.now_ms)
+    core.step(HeartbeatResponse("b", "a", 1, 1, core.round, 1, 0, 0), group.now_ms)
     assert core.progress["b"].regressions == 1
     orders = [m for r in group["a"].work() for m in r.messages if isinstance(m, AppendOrder)]
     assert [(m.to, m.first_index) for m in orders] == [("b", 2)]
@@ -333,7 +333,7 @@ def test_a_follower_that_needs_what_retention_took_is_stranded() -> None:
     group.run(2_000)
     core = group["a"].core
     assert core.progress["b"].state is STRANDED
-    core.step(HeartbeatResponse("b", "a", 1, 1, core._round, 5), group.now_ms)
+    core.step(HeartbeatResponse("b", "a", 1, 1, core.round, 5), group.now_ms)
     assert core.progress["b"].state is not STRANDED  # files were copied: its log reaches ours
 
 
@@ -358,7 +358,7 @@ def test_a_long_log_of_another_leader_is_stranded_for_good_until_it_changes() ->
     assert core.progress["b"].state is STRANDED
     said = [m for ready in group["a"].readies for m in ready.messages]
     assert not any(isinstance(m, AppendOrder) and m.to == "b" for m in said)
-    core.step(HeartbeatResponse("b", "a", core.term, core.term, core._round, 4), group.now_ms)
+    core.step(HeartbeatResponse("b", "a", core.term, core.term, core.round, 4), group.now_ms)
     assert core.progress["b"].state is not STRANDED  # another log took its place
 
 

@@ -108,11 +108,11 @@ class Liar:
         return kind(**values)
 
     def _term(self) -> int:
-        return self._near(self.core.term, self.core._log.last_term)
+        return self._near(self.core.term, self.core._log.index.last_term)
 
     def _index(self) -> int:
         core = self.core
-        return self._near(core.last_index, core.commit_index, core._round, core.durable_index)
+        return self._near(core.last_index, core.commit_index, core.round, core.durable_index)
 
     def _near(self, *known: int) -> int:
         drawn = self.rng.random()
@@ -123,7 +123,7 @@ class Liar:
     def _append(self) -> AppendRequest:
         rng, core = self.rng, self.core
         prev = self._index()
-        log = core._log
+        log = core._log.index
         known = log.first_index - 1 <= prev <= log.last_index
         prev_term = log.term_at(prev) if known and rng.random() < 0.8 else self._term()
         term = core.term if rng.random() < 0.7 else self._term()
@@ -132,7 +132,7 @@ class Liar:
         return AppendRequest(sender, core.node_id, term, prev, prev_term, self._index(), frames)
 
     def _frames(self, prev: int, prev_term: int, count: int = 1) -> Iterator[Frame]:
-        rng, log = self.rng, self.core._log
+        rng, log = self.rng, self.core._log.index
         end = log.end_of(prev) if log.first_index - 1 <= prev <= log.last_index else 0
         term = prev_term
         for index in range(prev + 1, prev + 1 + count):
@@ -215,7 +215,7 @@ def candidate(rng: random.Random) -> Member:
 
 def check(core: RaftCore, member: Member) -> None:
     """What has to be true of a replica after every message."""
-    log = core._log
+    log = core._log.index
     assert 0 <= core.term <= TERM_MAX
     assert member.saved.term <= TERM_MAX
     assert core.commit_index <= core.last_index == len(member.log)
@@ -238,7 +238,7 @@ def test_no_message_that_can_be_said_ends_a_core(
         rng = random.Random(f"{make.__name__} {senders} {seed}")
         member = make(rng)
         core = member.core
-        core._segment_end = segment_end  # of a member's log
+        core._following._segment_end = segment_end  # of a member's log
         liar = Liar(rng, core, senders)
         now_ms = core._now_ms
         for _ in range(MESSAGES_PER_SEED):

@@ -81,13 +81,13 @@ def group_of_a() -> Group:
 
 
 def mistakes(group: Group, name: str) -> int:
-    return group[name].core._patience._mistakes
+    return group[name].core._timer.patience._mistakes
 
 
 def gives_up(group: Group, name: str) -> None:
     """Its time-out is over, and nobody hears of it."""
     core = group[name].core
-    group.now_ms = max(group.now_ms, core._election_due_ms)
+    group.now_ms = max(group.now_ms, core._timer.due_ms)
     core.tick(group.now_ms)
     group[name].work()
     group[name].outbox.clear()
@@ -185,7 +185,7 @@ def test_a_leader_waits_for_its_majority_with_the_same_patience() -> None:
     group = group_of_a()
     core = group["a"].core
     for _ in range(3):
-        core._patience.mistaken()
+        core._timer.patience.mistaken()
     assert core.patience == 4
     group["b"].down = group["c"].down = True
     group.run(4 * MAX_MS - 1)
@@ -205,7 +205,7 @@ def test_one_patient_replica_delays_nobody_else() -> None:
     """Its own time-out is long; what it answers to others goes by what is configured."""
     group = group_of_a()
     for _ in range(9):
-        group["c"].core._patience.mistaken()
+        group["c"].core._timer.patience.mistaken()
     group.run(CONFIG.heartbeat_ms)
     group["a"].down = True  # and no connection closes
     began_ms = group.now_ms
@@ -218,7 +218,7 @@ def test_an_election_that_is_lost_in_good_time_is_repeated_as_configured() -> No
     group = Group("abc")
     core = group["a"].core
     for _ in range(9):
-        core._patience.mistaken()
+        core._timer.patience.mistaken()
     group.campaign("a")
     core.step(VoteResponse("b", "a", core.term, core.term + 1, True, True, 1), group.now_ms)
     for voter in "bc":
@@ -232,7 +232,7 @@ def test_whoever_yields_to_another_candidate_is_as_patient() -> None:
     group = Group("abc")
     core = group["a"].core
     for _ in range(3):
-        core._patience.mistaken()
-    core._election_due_ms = group.now_ms
+        core._timer.patience.mistaken()
+    core._timer.due_ms = group.now_ms
     core.step(VoteRequest("b", "a", 1, 0, 0, pre_vote=True), group.now_ms)
     assert core.next_deadline_ms - group.now_ms >= 4 * CONFIG.heartbeat_ms

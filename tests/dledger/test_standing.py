@@ -158,15 +158,16 @@ def test_it_confirms_no_read() -> None:
 def test_a_recovering_leader_confirms_no_read_with_its_own_word() -> None:
     group = led("abcde")
     core = group["a"].core
-    core.whole = False
-    core._own_first_index = 99  # and not made whole by what the others have
+    core._ballot.whole = False
+    assert core._leading is not None
+    core._leading._recovery._first_index = 99  # and not made whole by what the others have
     core.read_index(1)
     group.work()
     for peer in "bc":
-        core.step(HeartbeatResponse(peer, "a", 1, 1, core._round, 1, 1, 1), group.now_ms)
+        core.step(HeartbeatResponse(peer, "a", 1, 1, core.round, 1, 1, 1), group.now_ms)
     group.work()
     assert group["a"].reads == []
-    core.step(HeartbeatResponse("d", "a", 1, 1, core._round, 1, 1, 1), group.now_ms)
+    core.step(HeartbeatResponse("d", "a", 1, 1, core.round, 1, 1, 1), group.now_ms)
     group.work()
     assert len(group["a"].reads) == 1
 
@@ -179,7 +180,7 @@ def test_leadership_is_not_handed_to_it() -> None:
     core = group["a"].core
     with pytest.raises(Busy, match="b is recovering"):
         core.transfer("b", group.now_ms)
-    core._progress["b"].match_index = core._progress["c"].match_index + 1
+    core.progress["b"].match_index = core.progress["c"].match_index + 1
     core.step_down("disk")
     orders = [m for r in group["a"].work() for m in r.messages if isinstance(m, TimeoutNow)]
     assert [m.to for m in orders] == ["c"]

@@ -8,14 +8,18 @@ losses at a time than the promise covers are tested in tests/dledger/test_standi
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from raftmq.dledger.configuration import Configuration, Configurations
+from raftmq.dledger.configuration import Change, Configuration
 from raftmq.dledger.core import RaftCore
+from raftmq.dledger.following import Following
+from raftmq.dledger.leading import Leading
+from raftmq.dledger.membership import Membership
 from raftmq.dledger.messages import (
     AppendRequest,
     AppendResponse,
     HardState,
-    HeartbeatResponse,
+    Message,
     Ready,
     Role,
     VoteRequest,
@@ -26,6 +30,7 @@ from raftmq.dledger.promises import Promises
 from raftmq.dledger.quorum import Tally, majority, reached_by_majority
 from raftmq.dledger.repair import Patch, RepairResponse, StartRepair, Wanted
 from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.standing import Recovery
 from raftmq.store.commitlog import SyncTicket
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
 from tests.simulator.disk import SimFile
@@ -33,17 +38,24 @@ from tests.simulator.mender import Mender
 from tests.simulator.node import VOTES, SimNode
 
 
+class _CutsAtMatch(Following):
+    __slots__ = ()
+
+    def _take_frames(self, request: AppendRequest) -> None:
+        log = self._log
+        if request.prev_index < log.index.last_index:
+            self._verified_index = min(self._verified_index, request.prev_index)
+            log.commit_index = min(log.commit_index, request.prev_index)
+            log.truncate(request.prev_index + 1)
+            self._membership.truncate(request.prev_index + 1, log.commit_index)
+        super()._take_frames(request)
+
+
 class CutsAtMatch(RaftCore):
     """1. Always cuts behind prev_index, conflict or not."""
 
     __slots__ = ()
-
-    def _take_frames(self, request: AppendRequest) -> None:
-        if request.prev_index < self._log.last_index:
-            self._verified_index = min(self._verified_index, request.prev_index)
-            self.commit_index = min(self.commit_index, request.prev_index)
-            self._truncate(request.prev_index + 1)
-        super()._take_frames(request)
+    following_class = _CutsAtMatch
 
 
 class ForgetsVote(SimNode):
@@ -60,27 +72,32 @@ class IgnoresRequestTerm(RaftCore):
 
     __slots__ = ()
 
-    def _on_append_response(self, response: AppendResponse) -> None:
-        match_index = min(response.match_index, self._log.last_index)
-        super()._on_append_response(
-            replace(response, request_term=self.term, match_index=match_index)
-        )
+    def step(self, message: Message, now_ms: float) -> None:
+        if isinstance(message, AppendResponse):
+            match_index = min(message.match_index, self.last_index)
+            message = replace(message, request_term=self.term, match_index=match_index)
+        super().step(message, now_ms)
+
+
+class _AcknowledgesBeforeDurable(Following):
+    __slots__ = ()
+
+    def _acknowledge(self, leader: str, prev_index: int) -> None:
+        durable, self._log.durable_index = self._log.durable_index, self._verified_index
+        super()._acknowledge(leader, prev_index)
+        self._log.durable_index = durable
+
+    def take_append(self, request: AppendRequest) -> None:
+        super().take_append(request)
+        if self._ack_due:
+            self._acknowledge(request.sender, request.prev_index)
 
 
 class AcknowledgesBeforeDurable(RaftCore):
     """4. Says what it has written, not what is durable."""
 
     __slots__ = ()
-
-    def _acknowledge(self, prev_index: int) -> None:
-        durable, self.durable_index = self.durable_index, self._verified_index
-        super()._acknowledge(prev_index)
-        self.durable_index = durable
-
-    def _on_append_request(self, request: AppendRequest) -> None:
-        super()._on_append_request(request)
-        if self._durable_ack_due:
-            self._acknowledge(request.prev_index)
+    following_class = _AcknowledgesBeforeDurable
 
 
 class _Counted(Tally):
@@ -100,35 +117,48 @@ class CountsVotesByNumber(RaftCore):
     __slots__ = ()
 
     def _on_vote_response(self, response: VoteResponse) -> None:
-        if self._tally is not None and type(self._tally) is Tally and self.whole:
+        candidacy = self._candidacy
+        if candidacy is not None and type(candidacy.tally) is Tally and self.whole:
             counted = _Counted(self.voters)
-            counted.granted = self._tally.granted
-            counted.refused = self._tally.refused
-            self._tally = counted
+            counted.granted = candidacy.tally.granted
+            counted.refused = candidacy.tally.refused
+            candidacy.tally = counted
         super()._on_vote_response(response)
+
+
+class _CommitsOldTerm(Leading):
+    __slots__ = ()
+
+    def _advance_commit(self) -> None:
+        reached = [progress.match_index for progress in self.progress.values()]
+        candidate = reached_by_majority([*reached, self._log.durable_index])
+        if candidate > self._log.commit_index:
+            self._log.commit(candidate)
+            self._membership.commit(candidate)
 
 
 class CommitsOldTermByCounting(RaftCore):
     """6. Figure 8: an earlier term's frame on a majority is not committed yet."""
 
     __slots__ = ()
+    leading_class = _CommitsOldTerm
+
+
+class _CountsOwnUnsynced(Leading):
+    __slots__ = ()
 
     def _advance_commit(self) -> None:
-        reached = [progress.match_index for progress in self._progress.values()]
-        candidate = reached_by_majority([*reached, self.durable_index])
-        if candidate > self.commit_index:
-            self._set_commit(candidate)
+        log = self._log
+        durable, log.durable_index = log.durable_index, log.index.last_index
+        super()._advance_commit()
+        log.durable_index = durable
 
 
 class CountsOwnUnsynced(RaftCore):
     """7. The leader's own copy counts before it is durable."""
 
     __slots__ = ()
-
-    def _advance_commit(self) -> None:
-        durable, self.durable_index = self.durable_index, self._log.last_index
-        super()._advance_commit()
-        self.durable_index = durable
+    leading_class = _CountsOwnUnsynced
 
 
 class VotesForAnybody(RaftCore):
@@ -136,8 +166,8 @@ class VotesForAnybody(RaftCore):
 
     __slots__ = ()
 
-    def _is_up_to_date(self, request: VoteRequest) -> bool:
-        return True
+    def _on_vote_request(self, request: VoteRequest) -> None:
+        super()._on_vote_request(replace(request, last_term=max(request.last_term, 1 << 40)))
 
 
 class VotesTwice(RaftCore):
@@ -147,33 +177,48 @@ class VotesTwice(RaftCore):
 
     def _on_vote_request(self, request: VoteRequest) -> None:
         if not request.pre_vote and self.role is Role.FOLLOWER:
-            self.voted_for = None
+            self._ballot.voted_for = None
         super()._on_vote_request(request)
+
+
+class _CommitsUnproven(Following):
+    __slots__ = ()
+
+    def take_append(self, request: AppendRequest) -> None:
+        self._commit(min(request.commit_index, self._log.index.last_index))
+        super().take_append(request)
 
 
 class CommitsUnproven(RaftCore):
     """10. The follower commits what the leader did, also where its own log is not proven."""
 
     __slots__ = ()
+    following_class = _CommitsUnproven
 
-    def _on_append_request(self, request: AppendRequest) -> None:
-        if request.term == self.term and self.role is Role.FOLLOWER:
-            commit_index = min(request.commit_index, self._log.last_index)
-            if commit_index > self.commit_index:
-                self._set_commit(commit_index)
-        super()._on_append_request(request)
+
+class _ReadsWithoutRound(Leading):
+    __slots__ = ()
+
+    def _start_read_round(self, now_ms: float) -> None:
+        self.round += 1
+        for progress in self.progress.values():
+            progress.whole_round = self.round
+        self._confirm_reads()
 
 
 class ReadsWithoutRound(RaftCore):
     """11. A read confirmed by nobody."""
 
     __slots__ = ()
+    leading_class = _ReadsWithoutRound
 
-    def _start_read_round(self) -> None:
-        self._round += 1
-        for progress in self._progress.values():
-            progress.whole_round = self._round
-        self._confirm_reads()
+
+class _NotProvisional(Leading):
+    __slots__ = ()
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._recovery.provisional = False
 
 
 class MinorityElects(RaftCore):
@@ -181,16 +226,17 @@ class MinorityElects(RaftCore):
 
     __slots__ = ()
 
+    leading_class = _NotProvisional
+
     def _count_votes(self) -> None:
-        tally = self._tally
+        candidacy = self._candidacy
         if (
-            self.role is Role.CANDIDATE
+            candidacy is not None
+            and not candidacy.pre_vote
             and self.whole  # or no group would ever be founded
-            and tally is not None
-            and len(tally.granted) >= majority(len(self.voters)) - 1
+            and len(candidacy.tally.granted) >= majority(len(self.voters)) - 1
         ):
-            self._become_leader()
-            self._provisional = False
+            self._become_leader(candidacy)
         else:
             super()._count_votes()
 
@@ -206,38 +252,64 @@ class CountsRecoveringVotes(RaftCore):
         super()._on_vote_response(response)
 
 
+class _CountsRecoveringCopies(Leading):
+    __slots__ = ()
+
+    def _advance_commit(self) -> None:
+        for progress in self.progress.values():
+            progress.whole_index = max(progress.whole_index, progress.match_index)
+        super()._advance_commit()
+
+    def _take_match(self, progress: Progress, match_index: int, now_ms: float) -> None:
+        super()._take_match(progress, match_index, now_ms)
+        self._advance_commit()
+
+
 class CountsRecoveringCopies(RaftCore):
     """14. An acknowledgement of a replica that may have voted in a later term commits."""
 
     __slots__ = ()
-
-    def _advance_commit(self) -> None:
-        for progress in self._progress.values():
-            progress.whole_index = max(progress.whole_index, progress.match_index)
-        super()._advance_commit()
-
-    def _take_match(self, progress: Progress, match_index: int) -> None:
-        super()._take_match(progress, match_index)
-        self._advance_commit()
+    leading_class = _CountsRecoveringCopies
 
 
-class CertifiesAlone(RaftCore):
-    """15. The leader's word alone makes a replica whole: it may be deposed and not know it."""
-
+class _OneWitness(Recovery):
     __slots__ = ()
 
     def _witnesses(self) -> int:
         return 1
 
 
+class _CertifiesAlone(Leading):
+    __slots__ = ()
+    recovery_class = _OneWitness
+
+
+class CertifiesAlone(RaftCore):
+    """15. The leader's word alone makes a replica whole: it may be deposed and not know it."""
+
+    __slots__ = ()
+    leading_class = _CertifiesAlone
+
+
+class _NoBarrier(Recovery):
+    __slots__ = ()
+
+    def meet(self, progress: Progress, recovering: int, last_index: int) -> bool:
+        wants_barrier = super().meet(progress, recovering, last_index)
+        progress.barrier_index = 0
+        return wants_barrier
+
+
+class _CertifiesWithoutBarrier(Leading):
+    __slots__ = ()
+    recovery_class = _NoBarrier
+
+
 class CertifiesWithoutBarrier(RaftCore):
     """16. A replica is whole as soon as it answers: whatever it has lost."""
 
     __slots__ = ()
-
-    def _meet_recovering(self, progress: Progress, response: HeartbeatResponse) -> None:
-        super()._meet_recovering(progress, response)
-        progress.barrier_index = 0
+    leading_class = _CertifiesWithoutBarrier
 
 
 class ElectedByAllButOne(RaftCore):
@@ -245,12 +317,13 @@ class ElectedByAllButOne(RaftCore):
 
     __slots__ = ()
 
+    leading_class = _NotProvisional
+
     def _count_votes(self) -> None:
-        tally = self._tally
-        enough = tally is not None and len(tally.granted) == len(self.voters) - 1
-        if enough and self.whole and self.role is Role.CANDIDATE:
-            self._become_leader()
-            self._provisional = False
+        candidacy = self._candidacy
+        enough = candidacy is not None and len(candidacy.tally.granted) == len(self.voters) - 1
+        if candidacy is not None and enough and self.whole and not candidacy.pre_vote:
+            self._become_leader(candidacy)
         elif enough and self.whole:
             self._start_election("all but one would vote for this replica")
         else:
@@ -397,74 +470,114 @@ class CutsWithoutANote(SimNode):
     mender_class = _CutsWithoutANote
 
 
+class _ConfiguredAtCommit(Membership):
+    __slots__ = ("_later",)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._later: list[Frame] = []
+
+    def append(self, frame: Frame, commit_index: int) -> bool:
+        self._later = [later for later in self._later if later.index < frame.index]
+        self._later.append(frame)
+        return False
+
+    def truncate(self, from_index: int, commit_index: int) -> None:
+        super().truncate(from_index, commit_index)
+        self._later = [later for later in self._later if later.index < from_index]
+
+    def commit(self, commit_index: int) -> bool:
+        changed = super().commit(commit_index)
+        committed = [frame for frame in self._later if frame.index <= commit_index]
+        self._later = [frame for frame in self._later if frame.index > commit_index]
+        for frame in committed:
+            changed = super().append(frame, commit_index) or changed
+        return changed
+
+
+class _ConfiguresAtCommit(Leading):
+    __slots__ = ()
+
+    def _advance_commit(self) -> None:
+        before = self._membership.configurations.index
+        super()._advance_commit()
+        if self._membership.configurations.index != before:
+            self.configure(self._heartbeat_due_ms)
+
+
 class ConfiguredAtCommit(RaftCore):
     """M1. A configuration is in force from its commit on, not from its append."""
 
-    __slots__ = ("_later",)
+    __slots__ = ()
+    membership_class = _ConfiguredAtCommit
+    leading_class = _ConfiguresAtCommit
 
-    def _adopt(self, index: int, configuration: Configuration) -> None:
-        self._later = [entry for entry in self._pending() if entry[0] < index]
-        self._later.append((index, configuration))
 
-    def _set_commit(self, index: int) -> None:
-        super()._set_commit(index)
-        pending = self._pending()
-        self._later = [entry for entry in pending if entry[0] > index]
-        for at, configuration in pending:
-            if at <= index:
-                super()._adopt(at, configuration)
+class _ChangesTwiceAtOnce(Membership):
+    __slots__ = ()
 
-    def _truncate(self, from_index: int) -> None:
-        super()._truncate(from_index)
-        self._later = [entry for entry in self._pending() if entry[0] < from_index]
-
-    def _pending(self) -> list[tuple[int, Configuration]]:
-        return getattr(self, "_later", [])
+    def after(self, change: Change) -> Configuration:
+        pending_index, self.pending_index = self.pending_index, 0
+        try:
+            return super().after(change)
+        finally:
+            self.pending_index = pending_index
 
 
 class ChangesTwiceAtOnce(RaftCore):
     """M2. The next change does not wait for the one before it."""
 
     __slots__ = ()
+    membership_class = _ChangesTwiceAtOnce
 
-    def _check_pending(self) -> None:
-        pass
+
+class _CountsLearners(Leading):
+    __slots__ = ()
+
+    def configure(self, now_ms: float) -> None:
+        super().configure(now_ms)
+        self._tracker.voting = tuple(self.progress.values())
 
 
 class CountsLearners(RaftCore):
     """M3. A learner's copy counts for commit."""
 
     __slots__ = ()
+    leading_class = _CountsLearners
 
-    def _configure_leader(self) -> None:
-        super()._configure_leader()
-        self._voting = tuple(self._progress.values())
+
+class _CountsItself(Leading):
+    __slots__ = ()
+
+    def _advance_commit(self) -> None:
+        membership = self._membership
+        is_voter, membership.is_voter = membership.is_voter, True
+        super()._advance_commit()
+        membership.is_voter = is_voter
 
 
 class CountsItselfThoughRemoved(RaftCore):
     """M4. A leader that is leaving goes on counting itself."""
 
     __slots__ = ()
+    leading_class = _CountsItself
 
-    def _advance_commit(self) -> None:
-        is_voter, self.is_voter = self.is_voter, True
-        super()._advance_commit()
-        self.is_voter = is_voter
+
+class _KeepsCut(Membership):
+    __slots__ = ()
+
+    def truncate(self, from_index: int, commit_index: int) -> None:
+        pass
+
+    def append(self, frame: Frame, commit_index: int) -> bool:
+        return frame.index > self.configurations.index and super().append(frame, commit_index)
 
 
 class KeepsCutConfiguration(RaftCore):
     """M5. A configuration stays in force although its frame was cut."""
 
     __slots__ = ()
-
-    def _truncate(self, from_index: int) -> None:
-        entries, self.configurations = self.configurations, Configurations(0, Configuration())
-        super()._truncate(from_index)
-        self.configurations = entries
-
-    def _adopt(self, index: int, configuration: Configuration) -> None:
-        if index > self.configurations.index:
-            super()._adopt(index, configuration)
+    membership_class = _KeepsCut
 
 
 class CampaignsAsLearner(RaftCore):

@@ -110,14 +110,6 @@ INHERITORS: set[str] = {
     # dledger
     "dledger/connections.py::Accepted(Connection)",
     "dledger/connections.py::Dialled(Connection)",
-    "dledger/core.py::RaftCore(Following)",
-    "dledger/core.py::RaftCore(Leading)",
-    "dledger/election.py::Election(CoreState)",
-    "dledger/following.py::Following(Standing)",
-    "dledger/leading.py::Leading(Election)",
-    "dledger/leading.py::Leading(Membership)",
-    "dledger/membership.py::Membership(Standing)",
-    "dledger/standing.py::Standing(CoreState)",
     # namesrv
     "namesrv/config.py::NameServerConfig(TlsOptions)",
     # ops
@@ -130,13 +122,7 @@ INHERITORS: set[str] = {
 }
 
 # Methods that raise NotImplementedError.
-STUBS: set[str] = {
-    # dledger
-    "dledger/election.py::_become_leader",
-    "dledger/standing.py::_advance_commit",
-    "dledger/standing.py::_send_heartbeat",
-    "dledger/state.py::_configure_leader",
-}
+STUBS: set[str] = set()
 
 # Attributes that come into being outside __init__.
 LATE_ATTRIBUTES: set[str] = {
@@ -172,21 +158,6 @@ LATE_ATTRIBUTES: set[str] = {
     "chaos/cluster/docker.py::_Unix.sock",
     "chaos/faults/network.py::Flapping._task",
     "chaos/faults/process.py::Transfer.to",
-    # dledger
-    "dledger/membership.py::Membership.peers",
-    "dledger/state.py::CoreState._configuration_due",
-    "dledger/state.py::CoreState._out_append",
-    "dledger/state.py::CoreState._out_commit",
-    "dledger/state.py::CoreState._out_messages",
-    "dledger/state.py::CoreState._out_reads",
-    "dledger/state.py::CoreState._out_reads_failed",
-    "dledger/state.py::CoreState._out_role_reason",
-    "dledger/state.py::CoreState._out_truncate",
-    "dledger/state.py::CoreState.is_voter",
-    "dledger/state.py::CoreState.peers",
-    "dledger/state.py::CoreState.term",
-    "dledger/state.py::CoreState.voted_for",
-    "dledger/state.py::CoreState.voters",
     # store
     "store/flush.py::GroupFlusher._loop",
 }

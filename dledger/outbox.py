@@ -1,0 +1,95 @@
+"""The outbox: what the core has decided that its shell must do, until the shell takes it. Pure.
+
+Every part of the core puts its effects here; `take` hands all of them out as one Ready, once.
+
+Invariants: `append` holds the frames behind `handed_index`, in order and without a hole, so the
+log ends at handed_index + len(append). A truncation removes frames that were not handed out from
+`append`, and only for the others the shell is told to truncate. `dirty` is true whenever there may
+be something to do.
+"""
+
+from __future__ import annotations
+
+from raftmq.dledger.messages import HardState, Outgoing, Ready, RoleEvent
+from raftmq.store.frame import Frame
+
+
+class Outbox:
+    """The effects of the core that its shell has not taken yet."""
+
+    __slots__ = (
+        "append",
+        "commit_index",
+        "configuration_changed",
+        "dirty",
+        "failed_reads",
+        "handed_index",
+        "hard_state",
+        "messages",
+        "reads",
+        "role",
+        "truncate_from",
+    )
+
+    def __init__(self, last_index: int) -> None:
+        self.handed_index = last_index  # the last frame given to the shell for writing
+        self.dirty = False
+        self.append: list[Frame] = []
+        self.messages: list[Outgoing] = []
+        self.reads: list[tuple[int, int]] = []
+        self.failed_reads: list[int] = []
+        self.truncate_from: int | None = None
+        self.hard_state: HardState | None = None
+        self.commit_index: int | None = None
+        self.role: RoleEvent | None = None
+        self.configuration_changed = False
+
+    def send(self, message: Outgoing) -> None:
+        self.messages.append(message)
+        self.dirty = True
+
+    def tell_role(self, event: RoleEvent) -> None:
+        """Report a change of role; only the last one of a Ready is reported."""
+        self.role = event
+        self.dirty = True
+
+    def truncate(self, from_index: int) -> None:
+        """Take back the frames from `from_index` on, whether they were handed out or not."""
+        del self.append[max(0, from_index - 1 - self.handed_index) :]
+        if from_index <= self.handed_index:
+            self.truncate_from = from_index
+            self.handed_index = from_index - 1
+        self.dirty = True
+
+    def take(self) -> Ready | None:
+        """Return what the shell must do now; None if nothing."""
+        self.dirty = False
+        if not (
+            self.messages
+            or self.append
+            or self.commit_index is not None
+            or self.configuration_changed
+            or self.hard_state is not None
+            or self.truncate_from is not None
+            or self.reads
+            or self.failed_reads
+            or self.role is not None
+        ):
+            return None
+        ready = Ready(
+            self.truncate_from,
+            tuple(self.append),
+            self.hard_state,
+            tuple(self.messages),
+            self.commit_index,
+            tuple(self.reads),
+            tuple(self.failed_reads),
+            self.role,
+            self.configuration_changed,
+        )
+        self.handed_index += len(self.append)
+        for taken in (self.append, self.messages, self.reads, self.failed_reads):
+            taken.clear()
+        self.truncate_from = self.hard_state = self.commit_index = self.role = None
+        self.configuration_changed = False
+        return ready

@@ -1,0 +1,35 @@
+"""The transfer of leadership (thesis 3.10) that a leader has under way: to whom, and until when.
+Pure."""
+
+from __future__ import annotations
+
+from raftmq.dledger.errors import Busy
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.pace import NEVER_DUE_MS
+
+
+class Transfer:
+    """At most one transfer at a time. `target` is None, and `due_ms` never comes, if there is
+    none."""
+
+    __slots__ = ("_timeout_ms", "due_ms", "target")
+
+    def __init__(self, timeout_ms: float) -> None:
+        self._timeout_ms = timeout_ms
+        self.target: NodeId | None = None
+        self.due_ms = NEVER_DUE_MS  # it is given up then
+
+    def begin(self, target: NodeId, now_ms: float) -> None:
+        """Begin a transfer, or give the same one more time. Raises Busy for another target."""
+        if target != self.target:
+            self.check_none()
+        self.target = target
+        self.due_ms = now_ms + self._timeout_ms
+
+    def give_up(self) -> None:
+        self.target, self.due_ms = None, NEVER_DUE_MS
+
+    def check_none(self) -> None:
+        """Raises Busy while leadership is being handed over."""
+        if self.target is not None:
+            raise Busy(f"leadership is being handed to {self.target}")

@@ -17,6 +17,7 @@ from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.disk import OsDisk
 from tests.loopclock import LoopClock
 from tests.steadydisk import SteadyDisk
+from tests.waiting import until
 
 PATIENCE_S = 120.0  # nothing here takes so long unless it is broken
 
@@ -186,13 +187,6 @@ class Group:
         ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
         ext["setZeroIfNotFound"] = "false"
         return await self.ask(broker, RequestCode.QUERY_CONSUMER_OFFSET, ext)
-
-
-async def until(condition):
-    """Wait for something that will come."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 (conditions on many objects, no one event)
-            await asyncio.sleep(0.005)
 
 
 def _bound(port=0):

@@ -28,8 +28,9 @@ from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.disk import OsDisk
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
+from tests.waiting import until
 
 ADMIN = Credentials("administrator", "sesame-open-1")
 WRITER = Credentials("only-writes", "sesame-open-2")

@@ -13,7 +13,8 @@ from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
 from raftmq.store.disk import DiskUsage
 from raftmq.store.errors import StoreError
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from raftmq.broker.config import Setting, build_config
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
 from raftmq.store.ownership import StoreInUse, lock_store
-from tests.broker.cluster import until
 from tests.steadydisk import SteadyDisk
 from tests.store.test_ownership import digest
+from tests.waiting import until
 
 
 def free_port():

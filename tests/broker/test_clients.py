@@ -7,8 +7,9 @@ from raftmq.broker.clients import ClientTable
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.doubles import FakeConnection
+from tests.waiting import until
 
 CHANGED = int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 

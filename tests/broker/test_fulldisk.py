@@ -9,7 +9,8 @@ from raftmq.dledger.following import Following
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.disk import DiskUsage
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 FULL, HIGH, ROOMY = DiskUsage(92, 8), DiskUsage(87, 13), DiskUsage(60, 40)
 

@@ -10,7 +10,8 @@ from raftmq.namesrv.server import NameServer as RealNameServer
 from raftmq.namesrv.server import NameServerConfig
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.server import RemotingServer
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 
 class NameServer:

@@ -22,8 +22,9 @@ from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import EndTransactionHeader, PullHeader, SendHeader
 from raftmq.store.record import offset_message_id, pack_host
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
+from tests.waiting import until
 
 ADMIN = Credentials("administrator", "sesame-open-1")
 NOBODY = Credentials("may-nothing", "sesame-open-2")

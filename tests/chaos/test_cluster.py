@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import orjson
@@ -21,6 +21,7 @@ from raftmq.chaos.cluster.process import state
 from raftmq.chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
 from raftmq.remoting.keyfile import load_registration_keys
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
+from tests.waiting import until
 
 # Loopback, too, but nobody else's: what tests beside this one take and give back there, moment by
 # moment, are other ports than these.
@@ -270,7 +271,7 @@ async def test_cancelled_up_leaves_no_orphan(tmp_path: Path) -> None:
     probe.leader = None
     cluster = Cluster(tmp_path, probe, Programs())
     task = asyncio.create_task(cluster.up(Shape(replicas=1)))
-    await eventually(lambda: "n0" in started_nodes(tmp_path))
+    await until(lambda: "n0" in started_nodes(tmp_path))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -292,7 +293,7 @@ async def test_down_kills_what_does_not_obey_and_says_so(tmp_path: Path) -> None
     cluster = Cluster(tmp_path, AgreeingProbe(), Programs(n0=STUBBORN))
     await cluster.up(Shape(replicas=1))
     log = tmp_path / "n0" / "log.txt"
-    await eventually(lambda: b"ready" in log.read_bytes())  # from here on it ignores SIGTERM
+    await until(lambda: b"ready" in log.read_bytes())  # from here on it ignores SIGTERM
     ended = await cluster.down(timeout_s=0.3)
     assert ended["n0"].startswith("killed")
     await assert_no_orphans(cluster)
@@ -361,14 +362,6 @@ def started_nodes(directory: Path) -> list[str]:
     if not (directory / "cluster.json").exists():
         return []
     return [node.name for node in load_state(directory).nodes if node.process]
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("did not happen within 60 s")
 
 
 async def assert_no_orphans(cluster: Cluster) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +13,11 @@ import pytest
 from raftmq.chaos.cluster import process
 from raftmq.chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
 from tests.chaos.doubles import SLEEPS
+from tests.waiting import wait_until
 
 
 def wait_for(child: ProcessId, wanted: str) -> None:
-    deadline = time.monotonic() + 60
-    while state(child) != wanted:
-        assert time.monotonic() < deadline, (state(child), wanted)
-        time.sleep(0.005)
+    wait_until(lambda: state(child) == wanted, lambda: (state(child), wanted))
 
 
 @pytest.fixture

@@ -496,10 +496,3 @@ def _pull_answer(
 ) -> RemotingCommand:
     ext = PullResponseHeader(suggests, following, low, high).to_ext()
     return RemotingCommand.response_to(request, code, None, ext, body)
-
-
-async def until(condition: Any, timeout_s: float = 60.0) -> None:
-    """Wait until `condition()` holds; the time only bounds a failing test."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - the condition is any state, nobody signals it
-            await asyncio.sleep(0.005)

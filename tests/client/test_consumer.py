@@ -23,7 +23,8 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import MessageQueue as WireQueue
 from raftmq.remoting.fastjson import dumps, loads_object
-from tests.client.fakes import FakeCluster, queue, until
+from tests.client.fakes import FakeCluster, queue
+from tests.waiting import until
 
 QUICK = ConsumerConfig(
     consume_from=ConsumeFrom.FIRST_OFFSET,

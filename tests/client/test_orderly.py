@@ -14,8 +14,9 @@ from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.headers import SendBackHeader, SendHeader
 from raftmq.store.properties import decode_properties
-from tests.client.fakes import FakeCluster, queue, until
+from tests.client.fakes import FakeCluster, queue
 from tests.client.test_consumer import QUICK, Seen, committed, fill
+from tests.waiting import until
 
 LOCK = RequestCode.LOCK_BATCH_MQ
 BACK = RequestCode.CONSUMER_SEND_MSG_BACK

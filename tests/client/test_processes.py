@@ -24,7 +24,7 @@ from raftmq.client import (
     PushConsumer,
     SendResult,
 )
-from tests.client.fakes import until
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240  # a bound against hanging

@@ -25,7 +25,8 @@ from raftmq.client.message import SendResult
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader
-from tests.client.fakes import FakeCluster, queue, until
+from tests.client.fakes import FakeCluster, queue
+from tests.waiting import until
 
 QUICK = SendConfig(attempt_timeout_ms=150, scout_timeout_ms=100, silence_ms=100)
 # Where an answer in time is what is tested: a moment's standstill is no silence.

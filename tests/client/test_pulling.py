@@ -37,9 +37,10 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import MessageQueue as WireQueue
 from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.remoting.headers import PullHeader
-from tests.client.fakes import FakeBroker, FakeCluster, queue, until
+from tests.client.fakes import FakeBroker, FakeCluster, queue
 from tests.client.test_consumer import QUICK, Seen, committed, fill
 from tests.client.test_pure import messages_at
+from tests.waiting import until
 
 LITE = LitePullConfig(
     consume_from=ConsumeFrom.FIRST_OFFSET,

@@ -12,7 +12,8 @@ from raftmq.client.decode import decode_messages
 from raftmq.client.errors import InvalidMessage, RequestTimedOut
 from raftmq.client.requestreply import WaitingRequests, reply_message
 from raftmq.remoting.codes import RequestCode
-from tests.client.fakes import FakeCluster, SharedLog, until
+from tests.client.fakes import FakeCluster, SharedLog
+from tests.waiting import until
 
 QUICK = SendConfig(
     attempt_timeout_ms=150, scout_timeout_ms=100, silence_ms=100, compression=Compression()

@@ -32,9 +32,10 @@ from raftmq.client import (
     TransactionState,
 )
 from raftmq.remoting.codes import RequestCode
-from tests.client.fakes import FakeCluster, until
+from tests.client.fakes import FakeCluster
 from tests.client.test_transaction import check_back
 from tests.steadyloop import SteadyLoop
+from tests.waiting import until
 
 PATIENCE_MS = 120_000  # a bound against hanging: the clients' loops are not the servers'
 PAIRS = [

@@ -13,7 +13,8 @@ from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader, SendHeader
 from raftmq.store.properties import decode_properties
-from tests.client.fakes import FakeBroker, FakeCluster, until
+from tests.client.fakes import FakeBroker, FakeCluster
+from tests.waiting import until
 
 QUICK = SendConfig(attempt_timeout_ms=150, scout_timeout_ms=100, silence_ms=100)
 END = RequestCode.END_TRANSACTION

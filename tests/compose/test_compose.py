@@ -14,6 +14,7 @@ import time
 import pytest
 
 from tests.compose.stage import Stage
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(1100)
 
@@ -50,19 +51,25 @@ def mqadmin(stage: Stage, *words: str) -> subprocess.CompletedProcess[str]:
 
 def wait_answer(stage: Stage, wanted: str, *words: str) -> None:
     """Ask until the answer has `wanted` in it."""
-    deadline = time.monotonic() + HEALTHY_TIMEOUT_S
-    while wanted not in (done := mqadmin(stage, *words)).stdout:
-        assert time.monotonic() < deadline, (words, done.stdout, done.stderr)
-        time.sleep(0.5)
+
+    def done() -> subprocess.CompletedProcess[str]:
+        return mqadmin(stage, *words)
+
+    wait_until(lambda: wanted in done().stdout, done, patience_s=HEALTHY_TIMEOUT_S, pause_s=0.5)
 
 
 def said_by(stage: Stage, *words: str) -> str:
     """What a command says that succeeds; it gives a server few seconds, and is asked again."""
-    deadline = time.monotonic() + HEALTHY_TIMEOUT_S
-    while (tried := mqadmin(stage, *words)).returncode:
-        assert time.monotonic() < deadline, (words, tried.stdout, tried.stderr)
-        time.sleep(0.5)
-    return tried.stdout
+
+    def done() -> subprocess.CompletedProcess[str] | None:
+        tried = mqadmin(stage, *words)
+        return None if tried.returncode else tried
+
+    found = wait_until(
+        done, lambda: mqadmin(stage, *words), patience_s=HEALTHY_TIMEOUT_S, pause_s=0.5
+    )
+    assert found is not None
+    return found.stdout
 
 
 def test_all_profiles_read(stage):

@@ -5,7 +5,7 @@ import errno
 import logging
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from raftmq.dledger.wire import (
 )
 from raftmq.store.disk import OsDisk
 from tests.dledger.test_peers import Net, Recorder, beat, dial
+from tests.waiting import until
 
 ONE, TWO = bytes(range(16)), bytes(range(16, 32))
 
@@ -98,12 +99,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     made = World(3, tmp_path)
     yield made
     await made.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 (a refusal is no event for the handler)
-            await asyncio.sleep(0.005)
 
 
 def foreign(links: PeerLinks) -> list[str]:

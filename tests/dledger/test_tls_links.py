@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from operator import contains
@@ -25,6 +24,7 @@ from tests.certificates import Authority
 from tests.dledger.test_peers import Net, beat, big_append
 from tests.dledger.test_peers import dial as raw_dial
 from tests.remoting.harness import on_both_loops
+from tests.waiting import until
 
 BIG_BYTES = 6 << 20
 
@@ -79,11 +79,6 @@ async def both_open(net: Net) -> None:
     for own, other in (("n0", "n1"), ("n1", "n0")):
         opened = net.seen[own].opened
         await net.seen[own].until(partial(contains, opened, other))
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    while not condition():  # noqa: ASYNC110 (refusals are no events)
-        await asyncio.sleep(0.005)
 
 
 @on_both_loops

@@ -23,6 +23,7 @@ from tests.interop.runs import PACE_S, Outcome
 from tests.interop.scenarios import NEEDS_5, TABLE
 from tests.interop.targets import UP_S, ApacheTarget, RaftGroup, Target, ask, name_server
 from tests.interop.toolchain import CLIENTS
+from tests.waiting import wait_until
 
 APACHE = {
     "transactionCheckInterval": "2000",
@@ -95,10 +96,11 @@ def target_of(directory: Path, apaches: str | None, in_rooms: bool) -> Iterator[
 
 def wait_template(namesrv: str, *names: str) -> None:
     """Until topics may be made by sending: after one that each broker registers."""
-    deadline = time.monotonic() + UP_S
-    while set(ask(namesrv, leaders_of_template)) != set(names):
-        assert time.monotonic() < deadline, "the broker does not register"
-        time.sleep(PACE_S)
+
+    def registered() -> dict[str, str]:
+        return ask(namesrv, leaders_of_template)
+
+    wait_until(lambda: set(registered()) == set(names), registered, patience_s=UP_S, pause_s=PACE_S)
 
 
 async def leaders_of_template(admin: Admin) -> dict[str, str]:

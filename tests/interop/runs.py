@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from tests.interop.driver import ClientError, Driver
 from tests.interop.targets import Target, all_committed, committed, ends, make_topic
+from tests.waiting import wait_until
 
 PATIENCE_S = 300.0  # a bound against hanging: the Go client asks for routes every 30 s
 ARRIVAL_S = 600.0  # until all scenarios of a wave are where the leader may die
@@ -319,15 +320,12 @@ class Run:
         self.wait_committed(self.group)
 
     def wait_committed(self, group: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        def missing() -> dict[int, tuple[int | None, int]]:
             at = ends(self.target.namesrv, self.topic)
-            reached = {queue: end for queue, end in at.items() if end}
             found = committed(self.target.namesrv, group, self.topic)
-            if {queue: found.get(queue) for queue in reached} == reached:
-                return
-            assert time.monotonic() < deadline, f"committed {found}, ends {at}"
-            time.sleep(PACE_S)
+            return {q: (found.get(q), end) for q, end in at.items() if end and found.get(q) != end}
+
+        wait_until(lambda: not missing(), missing, patience_s=PATIENCE_S, pause_s=PACE_S)
 
     # ---- the end
 

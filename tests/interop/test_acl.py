@@ -20,12 +20,12 @@ from raftmq.broker.broker import Broker
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.acl import Account
 from raftmq.remoting.acl.plainfile import parse_accounts
-from tests.broker.cluster import until
 from tests.broker.test_access import PLAIN_ACL, guarded
 from tests.interop.driver import ClientError, Driver
 from tests.interop.jvm import PATIENCE_MS, Jvm, fetch, patient_consumer, patient_producer, sent
 from tests.interop.runs import PACE_S, patiently
 from tests.interop.test_java_client import Listener
+from tests.waiting import until
 
 T = TypeVar("T")
 HERE = Path(__file__).parent

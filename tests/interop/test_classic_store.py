@@ -40,6 +40,7 @@ from raftmq.store.selection import GetStatus
 from tests.interop.apache import SETTINGS, ApacheBroker, ApacheBroker49, jars
 from tests.interop.jvm import Jvm, java_command, sent
 from tests.store.make import PLAIN, append_classic
+from tests.waiting import wait_until
 
 WAIT_S = 240  # a bound against hanging, not an expectation
 POLL_S = 0.05
@@ -295,13 +296,12 @@ def java_finds(jvm: Jvm, loop: Loop, data: bytes, port: int, by_key: bool) -> No
 
 
 def until_routed(loop: Loop, topic: str, address: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while True:
+
+    def routed() -> bool:
         response = loop.ask(loop.namesrv, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
-        if response.code == 0 and address.encode() in response.body:
-            return
-        assert time.monotonic() < deadline, response
-        time.sleep(POLL_S)
+        return response.code == 0 and address.encode() in response.body
+
+    wait_until(routed, patience_s=WAIT_S, pause_s=POLL_S)
 
 
 def apache_broker(root: Path, loop: Loop) -> ApacheBroker:

@@ -20,6 +20,7 @@ from raftmq.store.disk import OsDisk
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.replication.ha.pair import log_bytes
 from tests.interop.apache import SETTINGS, ApacheBroker, ports
+from tests.waiting import until
 
 PATIENCE_S = 240.0  # a bound against hanging
 ANSWER_MS = 120_000
@@ -114,13 +115,10 @@ class Mixed:
         return codes
 
     async def eventually(self, condition):
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while not await condition():  # noqa: ASYNC110 (on other processes)
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            text = self.apache.log_text() if self.apache is not None else ""
-            raise AssertionError(f"did not come about:\n{text}") from None
+        def log():
+            return self.apache.log_text() if self.apache is not None else "no broker of Apache's"
+
+        await until(condition, log, patience_s=PATIENCE_S, pause_s=0.1)
 
 
 @pytest.fixture

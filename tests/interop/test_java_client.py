@@ -14,6 +14,7 @@ import pytest
 from raftmq.client import BlockingProducer, Message
 from tests.interop.jvm import Jvm, patient_consumer, patient_producer, sent
 from tests.interop.targets import committed, ends
+from tests.waiting import wait_until
 
 WAIT_S = 240  # a bound against hanging, not an expectation
 POLL_S = 0.05
@@ -207,10 +208,15 @@ def test_java_consumer_resumes_where_it_committed(jvm: Jvm, cluster: Cluster) ->
 
 def wait_committed(namesrv: str, group: str, topic: str) -> None:
     """Until the group has committed where each queue ends."""
-    deadline = time.monotonic() + WAIT_S
-    while (found := committed(namesrv, group, topic)) != (at := ends(namesrv, topic)):
-        assert time.monotonic() < deadline, f"committed {found}, ends {at}"
-        time.sleep(POLL_S)
+
+    def offsets() -> tuple[object, object]:
+        return committed(namesrv, group, topic), ends(namesrv, topic)
+
+    def reached() -> bool:
+        found, at = offsets()
+        return found == at
+
+    wait_until(reached, offsets, patience_s=WAIT_S, pause_s=POLL_S)
 
 
 def test_we_send_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from tests.broker.cluster import until
 from tests.broker.tlsworld import World, secure_group
 from tests.interop.jvm import (
     PATIENCE_MS,
@@ -23,6 +22,7 @@ from tests.interop.jvm import (
     patient_producer,
     sent,
 )
+from tests.waiting import until
 
 WAIT_S = PATIENCE_MS / 1000  # a bound against hanging, not an expectation
 pytestmark = pytest.mark.timeout(600)

@@ -19,6 +19,7 @@ from raftmq.mqadmin import acl
 from raftmq.mqadmin.cli import UNKNOWN, UNREACHABLE, main
 from raftmq.mqadmin.command import Kind
 from raftmq.mqadmin.commands import COMMANDS
+from tests.waiting import wait_until
 
 HEAD = """\
 # mqadmin
@@ -199,14 +200,6 @@ def settle(namesrv, consumer, group, topic):
         return status == 0 and json.loads(out)["total"]["diffTotal"] == 0
 
     wait_until(all_committed)
-
-
-def wait_until(ready):
-    """For what comes by itself."""
-    deadline = time.monotonic() + WAIT_S
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def render(namesrv):

@@ -10,8 +10,8 @@ from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.credentials import Given, find
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
-from tests.broker.cluster import until
 from tests.broker.test_access import ADMIN, EXCEPTION, WRITER, guarded, send
+from tests.waiting import until
 
 
 def test_where_credentials_come_from(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from tests.namesrv.test_server import Caller
-from tests.remoting.harness import eventually
+from tests.waiting import until
 
 ADMIN = Credentials("administrator", "sesame-open")
 SOMEBODY = Credentials("somebody", "sesame-open")
@@ -52,7 +52,7 @@ async def test_who_registers_and_who_asks(tmp_path):
         assert server.access.refused_count == 5
         command = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, {"brokerName": "b"})
         await nobody.remoting.invoke_oneway(server.address, command)
-        await eventually(lambda: server.access.dropped_count == 1)
+        await until(lambda: server.access.dropped_count == 1)
         for caller in (admin, somebody, nobody):
             await caller.remoting.close()
 

@@ -35,7 +35,7 @@ from raftmq.remoting.registration import (
 )
 from raftmq.remoting.registrationproof import RegistrationSigner, nonce_of
 from tests.namesrv.test_server import Caller
-from tests.remoting.harness import eventually
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "a-key-of-the-cluster-alone"
@@ -267,7 +267,7 @@ HEADER = RegisterBrokerHeader("g", STRANGER, "c", "", 0, raft_term=TERM_MAX)
 async def test_a_brokers_signed_name_is_nobody_elses(server):
     own = registrar(server, [KEY.encode()])
     own.start()
-    await eventually(lambda: server.address in own.registered)
+    await until(lambda: server.address in own.registered)
     before = picture(server.table)
     assert server.table.group("g").signed
     stranger = Stranger(server.address)
@@ -285,12 +285,12 @@ async def test_a_brokers_signed_name_is_nobody_elses(server):
     await stranger.ask(RequestCode.BROKER_HEARTBEAT, gone.to_ext())
     await stranger.ask(RequestCode.QUERY_DATA_VERSION, gone.to_ext())
     await stranger.remoting.close()
-    await eventually(lambda: len(server._server.connections) == 1)
+    await until(lambda: len(server._server.connections) == 1)
     assert picture(server.table) == before
     own.trigger()  # the same connection, the next counter
     await asyncio.sleep(0)
     await own.stop()  # and it unregisters itself
-    await eventually(lambda: server.table.broker_count == 0)
+    await until(lambda: server.table.broker_count == 0)
 
 
 async def test_what_was_recorded_is_worth_nothing_elsewhere(server):
@@ -307,16 +307,16 @@ async def test_what_was_recorded_is_worth_nothing_elsewhere(server):
     assert server.processor.proofs.wrong_count == 2
     for one in (honest, thief):
         await one.remoting.close()
-    await eventually(lambda: not server.processor.proofs._challenges)
+    await until(lambda: not server.processor.proofs._challenges)
 
 
 async def test_who_has_no_key_yet_registers_where_nobody_signs(server):
     old = registrar(server, [])
     old.start()
-    await eventually(lambda: server.address in old.registered)
+    await until(lambda: server.address in old.registered)
     new = registrar(server, [b"an-older-key-of-it"], "n9:1", 6)
     new.start()
-    await eventually(lambda: server.address in new.registered)
+    await until(lambda: server.address in new.registered)
     assert server.table.group("g").addresses == {0: "n9:1"}
     await old.stop()
     await new.stop()
@@ -326,7 +326,7 @@ async def test_a_name_server_without_a_key_is_told_unsigned():
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as plain:
         own = registrar(plain, [KEY.encode()])
         own.start()
-        await eventually(lambda: plain.address in own.registered)
+        await until(lambda: plain.address in own.registered)
         assert not plain.table.group("g").signed
         await own.stop()
         # One of before does not know the request at all.
@@ -335,14 +335,14 @@ async def test_a_name_server_without_a_key_is_told_unsigned():
             del old._server._handlers[int(RequestCode.REGISTRATION_NONCE)]
             own = registrar(old, [KEY.encode()])
             own.start()
-            await eventually(lambda: old.address in own.registered)
+            await until(lambda: old.address in own.registered)
             await own.stop()
 
 
 async def test_a_registration_with_another_key_tries_again_and_says_so(server, caplog):
     wrong = registrar(server, [b"a-key-that-is-another"])
     wrong.start()
-    await eventually(lambda: server.processor.proofs.wrong_count >= 2)
+    await until(lambda: server.processor.proofs.wrong_count >= 2)
     assert server.table.broker_count == 0
     assert "[SIGNATURE]" in caplog.text and "a-key-that" not in caplog.text
     await wrong.stop()
@@ -351,7 +351,7 @@ async def test_a_registration_with_another_key_tries_again_and_says_so(server, c
 async def test_a_tool_that_has_the_key_changes_routes_of_signed_brokers(server):
     own = registrar(server, [KEY.encode()])
     own.start()
-    await eventually(lambda: server.address in own.registered)
+    await until(lambda: server.address in own.registered)
     for key, taken in ((b"", False), (b"a-key-that-is-another", False), (KEY.encode(), True)):
         config = InstanceConfig(registration_key=key)
         async with Admin(server.address, instance_config=config) as admin:

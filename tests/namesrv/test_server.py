@@ -25,7 +25,7 @@ from raftmq.remoting.registration import (
     body_crc,
     encode_register_body,
 )
-from tests.remoting.harness import eventually
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 V1, V2, V3 = DataVersion(1, 0, 5), DataVersion(2, 0, 6), DataVersion(3, 0, 7)
@@ -190,10 +190,10 @@ async def test_a_closed_channel_removes_its_broker_at_once(
     caller.remoting.disconnect(caller.address)
     listener = server._server
     assert listener is not None
-    await eventually(lambda: len(listener.connections) == 1)
+    await until(lambda: len(listener.connections) == 1)
     assert await other.addresses() == {"0": "n0:1", "1": "n1:1"}
     await other.remoting.close()
-    await eventually(lambda: not server.table.broker_count)
+    await until(lambda: not server.table.broker_count)
     answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TopicTest"})
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
@@ -207,8 +207,8 @@ async def test_silent_brokers_are_dropped_and_their_connection_closed(
     async with NameServer(NameServerConfig("127.0.0.1", 0)) as fresh:
         one = Caller(f"127.0.0.1:{fresh.port}")
         await one.register("n0:1", 0, heartbeat_timeout_ms=20)
-        await eventually(lambda: not fresh.table.broker_count)
-        await eventually(lambda: one.remoting.connection(one.address) is None)
+        await until(lambda: not fresh.table.broker_count)
+        await until(lambda: one.remoting.connection(one.address) is None)
         await one.remoting.close()
 
 

@@ -10,8 +10,8 @@ from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.namesrv.watchers import RouteWatchers
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.registration import TopicConfig
-from tests.broker.cluster import until
 from tests.namesrv.test_server import V1, V2, Caller
+from tests.waiting import until
 
 
 def told(watchers):

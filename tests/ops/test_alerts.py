@@ -21,9 +21,10 @@ from raftmq.mqadmin.commands import COMMANDS
 from raftmq.namesrv import config as namesrv_config
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
 from tests.ops.test_metrics import well_named
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"

@@ -58,12 +58,6 @@ def echo(connection: Connection, request: RemotingCommand) -> RemotingCommand:
     return RemotingCommand.response_to(request, ext=request.ext or {}, body=request.body)
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something is true; the scenario's own time-out is the limit."""
-    while not condition():  # noqa: ASYNC110 (conditions here have no events of their own)
-        await asyncio.sleep(0.001)
-
-
 class RawPeer:
     """A peer that writes bytes and reads frames, with no connection logic of ours."""
 

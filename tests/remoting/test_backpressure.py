@@ -10,7 +10,8 @@ from raftmq.remoting.codec import encode_command
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import ConnectionLost, TooManyRequests
-from tests.remoting.harness import RawPeer, echo, eventually, on_both_loops, serving
+from tests.remoting.harness import RawPeer, echo, on_both_loops, serving
+from tests.waiting import until
 
 KIB = 1024
 ANSWER_BYTES = 64 * KIB
@@ -44,7 +45,7 @@ async def test_a_server_stops_reading_whom_its_answers_pile_up_for_and_goes_on_l
         peer = await connect_small(address)
         requests = [encode_command(RemotingCommand(1, i, body=b"r" * 900)) for i in range(total)]
         peer.writer.write(b"".join(requests))
-        await eventually(lambda: any(not c.is_writable for c in server.connections))
+        await until(lambda: any(not c.is_writable for c in server.connections))
         (connection,) = server.connections
         stuck_at = len(served)
         assert stuck_at < total
@@ -72,7 +73,7 @@ async def test_past_the_bound_the_slow_connection_is_closed_and_no_other() -> No
         peer = await connect_small(address)
         client = RemotingClient()
         await client.invoke(address, RemotingCommand.request(1), 60_000)
-        await eventually(lambda: len(server.connections) == 2)
+        await until(lambda: len(server.connections) == 2)
         healthy = client.connection(address)
         assert healthy is not None
         (slow,) = [c for c in server.connections if c.peer_address != healthy.local_address]
@@ -82,7 +83,7 @@ async def test_past_the_bound_the_slow_connection_is_closed_and_no_other() -> No
             await asyncio.sleep(0)
             largest = max(largest, slow.unsent_bytes)
         assert largest <= 1024 * KIB
-        await eventually(lambda: len(server.connections) == 1)
+        await until(lambda: len(server.connections) == 1)
         assert "does not read" in slow.close_reason
         assert (await client.invoke(address, RemotingCommand.request(1), 60_000)).code == 0
         assert client.connection(address) is healthy
@@ -148,7 +149,7 @@ async def test_waiting_for_room_ends_when_the_connection_does() -> None:
     limits = ConnectionLimits(write_high_bytes=64 * KIB, write_low_bytes=16 * KIB)
     async with serving({1: echo}, limits=limits) as (server, address):
         peer = await connect_small(address)
-        await eventually(lambda: len(server.connections) == 1)
+        await until(lambda: len(server.connections) == 1)
         (connection,) = server.connections
         await connection.drain()  # there is room: no waiting
         while connection.is_writable:

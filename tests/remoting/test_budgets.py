@@ -17,7 +17,8 @@ from raftmq.remoting.budgets import (
 from raftmq.remoting.codec import FrameReader, encode_command
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, ConnectionLimits
-from tests.remoting.harness import RawPeer, echo, eventually, on_both_loops, serving
+from tests.remoting.harness import RawPeer, echo, on_both_loops, serving
+from tests.waiting import until
 
 
 class Peer:
@@ -126,11 +127,11 @@ async def test_unfinished_frames_are_bounded_over_all_connections_and_others_are
             assert (await good.answer()).opaque == 7
             await good.close()
             assert budgets.unfinished.held_bytes <= 1 << 20
-        await eventually(lambda: budgets.unfinished.closed_count >= 25)
+        await until(lambda: budgets.unfinished.closed_count >= 25)
         assert budgets.unfinished.held_bytes <= 1 << 20
         for peer in attackers:
             await peer.close()
-        await eventually(lambda: not server.connections)
+        await until(lambda: not server.connections)
         assert budgets.unfinished.held_bytes == budgets.unsent.held_bytes == 0
 
 
@@ -140,7 +141,7 @@ async def test_a_frame_has_a_deadline_however_slowly_it_comes() -> None:
     async with serving({1: echo}, budgets=budgets) as (server, address):
         peer = await RawPeer.connect(address)
         data = frame(1_000)
-        await eventually(lambda: len(server.connections) == 1)
+        await until(lambda: len(server.connections) == 1)
         (connection,) = server.connections
         sent = 0
         while connection.is_open:
@@ -158,7 +159,7 @@ async def test_answers_that_nobody_reads_are_bounded_over_all_connections() -> N
     limits = ConnectionLimits(write_high_bytes=1 << 20, write_low_bytes=1 << 16)
     async with serving({1: echo}, budgets=budgets, limits=limits) as (server, address):
         deaf = [await RawPeer.connect(address, limit=1024) for _ in range(12)]
-        await eventually(lambda: len(server.connections) == len(deaf))
+        await until(lambda: len(server.connections) == len(deaf))
         for peer in deaf:
             cast(asyncio.Transport, peer.writer.transport).pause_reading()
         for connection in list(server.connections):
@@ -169,7 +170,7 @@ async def test_answers_that_nobody_reads_are_bounded_over_all_connections() -> N
         assert sum(c.unsent_bytes for c in server.connections) <= 8 << 20
         for peer in deaf:
             peer.writer.transport.abort()
-        await eventually(lambda: not server.connections)
+        await until(lambda: not server.connections)
         assert budgets.unsent.held_bytes == 0
 
 
@@ -186,13 +187,13 @@ async def test_slow_requests_of_all_connections_share_one_allowance() -> None:
         peers = [await RawPeer.connect(address) for _ in range(3)]
         for peer in peers[:2]:
             peer.writer.write(frame(100))
-        await eventually(lambda: budgets.work.used_bytes == 2 * (TASK_BYTES + 100))
+        await until(lambda: budgets.work.used_bytes == 2 * (TASK_BYTES + 100))
         peers[2].writer.write(frame(0))
         refused = await peers[2].answer()
         assert refused.code == 2 and (refused.remark or "").startswith("[BUSY]")
         go_on.set()
         assert [(await peer.answer()).code for peer in peers[:2]] == [0, 0]
-        await eventually(lambda: budgets.work.used_bytes == 0)
+        await until(lambda: budgets.work.used_bytes == 0)
         for peer in peers:
             await peer.close()
 

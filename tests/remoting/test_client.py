@@ -12,7 +12,8 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import ConnectError, ConnectionLost, SendTimeout, TooManyRequests
 from raftmq.remoting.server import RemotingServer
-from tests.remoting.harness import echo, eventually, on_both_loops, serving
+from tests.remoting.harness import echo, on_both_loops, serving
+from tests.waiting import until
 
 REQUEST = RemotingCommand.request
 
@@ -87,7 +88,7 @@ async def test_a_name_is_resolved_at_every_connect() -> None:
         for _ in range(2):
             assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             client.disconnect(address)
-            await eventually(lambda: client.connection(address) is None)
+            await until(lambda: client.connection(address) is None)
         assert asked in ([], ["localhost", "localhost"])
         await client.close()
 
@@ -163,7 +164,7 @@ async def test_the_number_of_connections_is_bounded() -> None:
         with pytest.raises(TooManyRequests):
             await client.connect(second)
         client.disconnect(first)
-        await eventually(lambda: client.connection(first) is None)
+        await until(lambda: client.connection(first) is None)
         await client.close()
 
 
@@ -190,7 +191,7 @@ async def test_closing_fails_what_waits() -> None:
         client = RemotingClient()
         connection = await client.connect(address)
         wait = asyncio.ensure_future(client.invoke(address, REQUEST(1), 3_600_000))
-        await eventually(lambda: connection.outstanding == 1)
+        await until(lambda: connection.outstanding == 1)
         await client.close()
         with pytest.raises(ConnectionLost):
             await wait

@@ -17,7 +17,8 @@ from raftmq.remoting.errors import (
     TooManyRequests,
 )
 from raftmq.remoting.server import ServerLimits
-from tests.remoting.harness import RawPeer, echo, eventually, on_both_loops, serving
+from tests.remoting.harness import RawPeer, echo, on_both_loops, serving
+from tests.waiting import until
 
 REQUEST = RemotingCommand.request
 
@@ -163,7 +164,7 @@ async def test_requests_time_out_one_by_one_and_late_answers_are_dropped() -> No
             with pytest.raises(SendTimeout) as caught:
                 await wait
             assert caught.value.outcome_unknown
-        await eventually(lambda: len(kept) == 3)
+        await until(lambda: len(kept) == 3)
         for connection, request in kept[1:]:
             connection.reply(request, RemotingCommand.response_to(request, 0, "too late"))
         assert (await client.invoke(address, REQUEST(2), 60_000)).code == 0
@@ -182,7 +183,7 @@ async def test_a_cancelled_caller_leaves_nothing_behind() -> None:
         client = RemotingClient()
         connection = await client.connect(address)
         wait = asyncio.ensure_future(connection.invoke(REQUEST(1), 60_000))
-        await eventually(lambda: connection.outstanding == 1)
+        await until(lambda: connection.outstanding == 1)
         wait.cancel()
         with pytest.raises(asyncio.CancelledError):
             await wait
@@ -202,7 +203,7 @@ async def test_a_broken_connection_fails_its_requests_at_once() -> None:
         ended = []
         client.on_close(lambda connection, reason: ended.append(reason))
         wait = asyncio.ensure_future(client.invoke(address, REQUEST(1), 3_600_000))
-        await eventually(lambda: bool(arrived))
+        await until(lambda: bool(arrived))
         connection = client.connection(address)
         assert connection is not None
         arrived[0].abort("test")
@@ -239,7 +240,7 @@ async def test_a_request_that_never_left_is_known_not_to_be_carried_out() -> Non
         send()
         connection.abort("test")  # in the same loop iteration
         assert outcomes == []  # never from within
-        await eventually(lambda: len(outcomes) == 2)
+        await until(lambda: len(outcomes) == 2)
         assert [e.outcome_unknown for e in outcomes if e is not None] == [True, False]
         await client.close()
 
@@ -264,7 +265,7 @@ async def test_the_server_asks_its_client_on_the_same_connection() -> None:
         client.register(40, notify)
         # Both sides count their opaques from 0: neither may take the other's for its own.
         assert (await client.invoke(address, REQUEST(1), 60_000)).body == b"running"
-        await eventually(lambda: notified == [{"consumerGroup": "g"}])
+        await until(lambda: notified == [{"consumerGroup": "g"}])
         (accepted,) = server.connections
         connection = client.connection(address)
         assert connection is not None
@@ -278,7 +279,7 @@ async def test_outstanding_requests_are_bounded() -> None:
         client = RemotingClient(limits=ConnectionLimits(requests_max=2))
         connection = await client.connect(address)
         waits = [asyncio.ensure_future(connection.invoke(REQUEST(1), 60_000)) for _ in range(2)]
-        await eventually(lambda: connection.outstanding == 2)
+        await until(lambda: connection.outstanding == 2)
         with pytest.raises(TooManyRequests) as caught:
             await connection.invoke(REQUEST(1), 60_000)
         assert caught.value.retriable
@@ -311,8 +312,8 @@ async def test_slow_requests_are_bounded_and_end_with_their_connection() -> None
         assert (answer.opaque, answer.code) == (2, 2)
         assert (answer.remark or "").startswith("[BUSY]")
         await peer.close()
-        await eventually(lambda: not server.connections)
-        await eventually(lambda: sorted(cancelled) == [0, 1])
+        await until(lambda: not server.connections)
+        await until(lambda: sorted(cancelled) == [0, 1])
 
 
 @on_both_loops
@@ -381,7 +382,7 @@ async def test_too_many_connections_are_closed_at_once() -> None:
     limits = ServerLimits(connections_max=2)
     async with serving({1: echo}, server_limits=limits) as (server, address):
         peers = [await RawPeer.connect(address) for _ in range(2)]
-        await eventually(lambda: len(server.connections) == 2)
+        await until(lambda: len(server.connections) == 2)
         third = await RawPeer.connect(address)
         try:
             assert await third.command() is None
@@ -389,7 +390,7 @@ async def test_too_many_connections_are_closed_at_once() -> None:
             pass  # a reset says the same
         assert server.refused_count == 1
         await peers[0].close()
-        await eventually(lambda: len(server.connections) == 1)
+        await until(lambda: len(server.connections) == 1)
         fourth = await RawPeer.connect(address)
         fourth.writer.write(encode_command(RemotingCommand(1, 1)))
         assert await fourth.command() is not None
@@ -404,7 +405,7 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
         idle = await RawPeer.connect(address)
         client = RemotingClient()
         connection = await client.connect(address)
-        await eventually(lambda: len(server.connections) == 2)
+        await until(lambda: len(server.connections) == 2)
         while len(server.connections) == 2:
             assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             await asyncio.sleep(0.005)
@@ -422,10 +423,10 @@ async def test_close_callbacks_run_once_with_the_reason() -> None:
         {1: echo}, on_connection_closed=lambda connection, reason: ended.append(reason)
     ) as (server, address):
         peer = await RawPeer.connect(address)
-        await eventually(lambda: len(server.connections) == 1)
+        await until(lambda: len(server.connections) == 1)
         (connection,) = server.connections
         await peer.close()
-        await eventually(lambda: ended == ["closed by the peer"])
+        await until(lambda: ended == ["closed by the peer"])
         connection.on_close(lambda c, reason: ended.append(f"late: {reason}"))
         assert ended == ["closed by the peer", "late: closed by the peer"]
         assert not connection.write(b"x")
@@ -440,7 +441,7 @@ async def test_a_server_stops_in_order() -> None:
         client = RemotingClient()
         await client.invoke(address, REQUEST(1), 60_000)
         await server.stop()
-        await eventually(lambda: client.connection(address) is None)
+        await until(lambda: client.connection(address) is None)
         with pytest.raises(ConnectError) as caught:
             await client.invoke(address, REQUEST(1), 60_000)
         assert caught.value.retriable
@@ -474,5 +475,5 @@ async def test_what_a_peer_makes_raise_ends_nothing_but_its_request() -> None:
         assert (await client.invoke(address, REQUEST(3), 60_000)).code == 0
         assert server.budgets.failures == 2
         await client.close()
-        await eventually(lambda: server.budgets.failures == 3)
+        await until(lambda: server.budgets.failures == 3)
     assert not reports

@@ -24,7 +24,8 @@ from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.remoting.tls import ClientAuth, ClientTls, Renewed, ServerTls, TlsMode
 from raftmq.remoting.tlslistener import ArrivalLimits, TlsPolicy
 from tests.certificates import Authority
-from tests.remoting.harness import RawPeer, echo, eventually, on_both_loops, serving
+from tests.remoting.harness import RawPeer, echo, on_both_loops, serving
+from tests.waiting import until
 
 REQUEST = RemotingCommand.request
 HELLO = b"\x16\x03\x01"  # how a ClientHello begins
@@ -89,7 +90,7 @@ async def test_requests_both_ways_large_ones_too() -> None:
         assert asked.ext == {"c": "d"}
         assert counts(server).tls == 1
         await client.close()
-        await eventually(lambda: not server.connections)
+        await until(lambda: not server.connections)
 
 
 @on_both_loops
@@ -142,7 +143,7 @@ async def test_whom_a_client_believes() -> None:
         async with serving({1: echo}, tls=world().policy()) as (server, address):
             words = await refused(world().client(ClientTls(stranger.path)), address)
             assert "the certificate is refused" in words
-            await eventually(lambda: counts(server).failed == 1)
+            await until(lambda: counts(server).failed == 1)
             blind = world().client(ClientTls(stranger.path, auth_server=False))
             assert (await blind.invoke(address, REQUEST(1), 60_000)).code == 0
             await blind.close()
@@ -179,7 +180,7 @@ async def test_whom_a_server_believes() -> None:
                 def failed(want: int = number) -> bool:
                     return counts(server).failed == want
 
-                await eventually(failed)
+                await until(failed)
             client = world().client(ClientTls(world().ca.path, *own))
             assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
             await client.close()
@@ -242,7 +243,7 @@ async def test_at_the_limit_the_longest_silent_makes_room() -> None:
     policy = world().policy("permissive", arriving_max=3, grace_s=0.0, patience_s=60.0)
     async with serving({1: echo}, tls=policy) as (server, address):
         silent = [await RawPeer.connect(address) for _ in range(5)]
-        await eventually(lambda: counts(server).silent == 2)
+        await until(lambda: counts(server).silent == 2)
         for gone in silent[:2]:
             assert await gone.command() is None
         client = world().client()  # in spite of them
@@ -264,7 +265,7 @@ async def test_at_the_limit_of_handshakes_nobody_is_accepted_until_one_ends() ->
         client = world().client(connect_timeout_ms=30_000)
         assert (await client.invoke(address, REQUEST(1), 30_000)).code == 0
         assert counts(server).failed >= 1  # before that there was no room for the client
-        await eventually(lambda: counts(server).failed == 6)
+        await until(lambda: counts(server).failed == 6)
         for peer in slow:
             await peer.close()
         await client.close()
@@ -306,14 +307,14 @@ async def test_a_peer_that_does_not_read_is_closed() -> None:
     async with serving({1: echo}, tls=world().policy(), limits=limits) as (server, address):
         context = ssl.create_default_context(cafile=world().ca.path)
         peer = await RawPeer.connect(address, ssl=context, limit=1024)
-        await eventually(lambda: len(server.connections) == 1)
+        await until(lambda: len(server.connections) == 1)
         (connection,) = server.connections
         async with asyncio.timeout(60):
             while connection.is_open:
                 connection.write(bytes(32 << 10))
                 await asyncio.sleep(0)
         assert "does not read" in connection.close_reason
-        await eventually(lambda: not server.connections)
+        await until(lambda: not server.connections)
         peer.writer.transport.abort()
 
 

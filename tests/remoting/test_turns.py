@@ -10,7 +10,8 @@ from raftmq.remoting.codec import encode_command
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.turns import TURN_S, Turns
-from tests.remoting.harness import RawPeer, eventually, on_both_loops, serving
+from tests.remoting.harness import RawPeer, on_both_loops, serving
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -35,7 +36,7 @@ def test_one_turn_of_the_loop_does_not_serve_everybody(loop_factory):
     async def scenario() -> None:
         async with serving({1: busy}) as (server, address):
             peers = [await RawPeer.connect(address) for _ in range(40)]
-            await eventually(lambda: len(server.connections) == 40)
+            await until(lambda: len(server.connections) == 40)
             watching = asyncio.create_task(watch())
             for number, peer in enumerate(peers):
                 peer.writer.write(encode_command(RemotingCommand(1, number)))
@@ -72,7 +73,7 @@ async def test_what_was_put_off_is_served_in_order_and_closing_loses_nothing_sen
         for peer in peers:
             peer.writer.close()
         async with asyncio.timeout(60):
-            await eventually(lambda: len(served) == 100 and not server.connections)
+            await until(lambda: len(served) == 100 and not server.connections)
         for number in range(10):
             own = [opaque % 1_000 for opaque in served if opaque // 1_000 == number]
             assert own == list(range(10))
@@ -117,8 +118,8 @@ async def test_who_raises_in_a_turn_costs_the_others_none():
     for number in range(3):
         turns.wait(Arrived(number))
     async with asyncio.timeout(60):
-        await eventually(lambda: len(taken) == 3)
+        await until(lambda: len(taken) == 3)
     assert taken == [0, 1, 2] and len(reports) == 1
     turns.wait(Arrived(3))
     async with asyncio.timeout(60):
-        await eventually(lambda: len(taken) == 4)
+        await until(lambda: len(taken) == 4)

@@ -27,8 +27,9 @@ from raftmq.namesrv.server import NameServer
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.store.record import decode_record
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.test_members import Growing
+from tests.waiting import until
 
 PATIENCE_S = 120.0
 

@@ -15,8 +15,9 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullHeader, PullResponseHeader
 from raftmq.store.record import MessageRecord, decode_record, encode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.tables.test_tables import units
+from tests.waiting import until
 
 
 @pytest.fixture

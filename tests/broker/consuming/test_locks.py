@@ -17,8 +17,9 @@ from raftmq.broker.tables.locktable import LockTable, OwnerChange, Renewals
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.state import lock_queues
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.consuming.lockworld import TURNS, World
+from tests.waiting import until
 
 STEPS = 1_500
 # Leaders stay, however busy the machine is; who loses its leader's connection stands at once.

@@ -10,8 +10,9 @@ from raftmq.client import Producer, PullConsumer
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.headers import PullHeader
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.test_consumer import Seen, consumer_of
+from tests.waiting import until
 
 COLD = {
     "slaveReadEnable": "true",

@@ -13,7 +13,8 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import MessageQueue, loads_object
 from raftmq.remoting.headers import ConsumerOffsetHeader, PullResponseHeader
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 OLDEST, END = 0, -1  # timestamps
 

@@ -12,8 +12,9 @@ from raftmq.remoting.codes import RequestCode
 from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
+from tests.waiting import until
 
 LEVELS = "50ms 400ms 1h"
 # Who leads is to change when a test says so, however busy the machine is; a killed leader's

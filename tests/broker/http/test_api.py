@@ -7,8 +7,9 @@ import pytest
 from raftmq.broker.tables.state import put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.http.client import Client
+from tests.waiting import until
 
 
 @pytest.fixture

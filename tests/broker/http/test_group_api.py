@@ -8,9 +8,10 @@ import pytest
 
 from raftmq.broker.http.local import Local
 from raftmq.remoting.codes import ResponseCode
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.broker.http.process import command, tokens_file
+from tests.waiting import until
 
 PATIENCE_S = 240
 

@@ -14,7 +14,8 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.store.messageindex import KeyQuery
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 MS = keyquery.MS
 FOREVER = (1 << 63) - 1

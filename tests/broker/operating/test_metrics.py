@@ -6,9 +6,10 @@ from raftmq.broker.broker import Broker
 from raftmq.broker.operating import metrics
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.disk import OsDisk
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
 from tests.ops.test_metrics import well_named
+from tests.waiting import until
 
 
 class Scrape:

@@ -8,8 +8,9 @@ import pytest
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object
 from raftmq.store.record import decode_record
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.steadydisk import SteadyDisk, SteadyFile
+from tests.waiting import until
 
 OK = ResponseCode.SUCCESS
 

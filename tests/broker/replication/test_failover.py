@@ -5,7 +5,8 @@ import asyncio
 
 from raftmq.client import ConsumeFrom, ConsumerConfig, Message, Producer, PushConsumer
 from raftmq.namesrv.server import NameServer, NameServerConfig
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 
 async def test_produce_and_consume_over_a_killed_leader(tmp_path):

@@ -11,7 +11,8 @@ from raftmq.remoting.headers import SendResponseHeader
 from raftmq.remoting.registration import RegisterBrokerHeader, decode_register_body
 from raftmq.remoting.server import RemotingServer
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 
 @pytest.fixture

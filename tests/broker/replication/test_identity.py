@@ -16,7 +16,8 @@ from raftmq.dledger.wire import HelloAnswer, encode_answer
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object
 from raftmq.store.disk import OsDisk
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 ONE, TWO = bytes(range(16)), bytes(range(16, 32))
 

@@ -15,7 +15,8 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.ops.options import ConfigError
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from tests.broker.cluster import Group, _bound, until
+from tests.broker.cluster import Group, _bound
+from tests.waiting import until
 
 PATIENCE_S = 120.0  # only a hang takes so long
 GROUP = "group-a"

@@ -11,8 +11,9 @@ from raftmq.broker.config import Setting, build_config
 from raftmq.broker.errors import ConfigError, EngineError
 from raftmq.broker.replication.peerproof import make_gates, read_secret
 from raftmq.dledger.wire import Hello, encode_hello
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic, log_bytes
+from tests.waiting import until
 
 SECRET = "sixteen bytes at least, of this group"
 OTHER = "sixteen bytes at least, of another one"

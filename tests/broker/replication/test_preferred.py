@@ -8,9 +8,10 @@ import orjson
 from raftmq.client import Message, Producer
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.codes import RequestCode
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.broker.http.test_group_api import events_until
+from tests.waiting import until
 
 PATH = "/api/v1/preferred-leader"
 SOON = {"preferredLeaderAfterMs": 100}

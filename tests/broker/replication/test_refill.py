@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from raftmq.remoting.codes import RequestCode
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 KIB = 1 << 10
 BODY = bytes(range(256)) * 40

@@ -14,7 +14,8 @@ from raftmq.remoting.codes import ResponseCode
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 SEGMENT = 196_608
 SETTINGS = {

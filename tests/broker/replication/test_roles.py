@@ -5,7 +5,8 @@ import pytest
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.replication.roles import most_advanced
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -18,10 +18,11 @@ from raftmq.remoting.errors import ConnectError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.tls import ClientTls, Renewed
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic, log_bytes
 from tests.broker.tlsworld import PASSWORD, World, secure_group
 from tests.certificates import Authority
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")

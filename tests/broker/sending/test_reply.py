@@ -12,8 +12,9 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_record
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.doubles import FakeConnection
+from tests.waiting import until
 
 TOPIC = "TestCluster_REPLY_TOPIC"
 

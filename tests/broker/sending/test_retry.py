@@ -18,10 +18,11 @@ from raftmq.store.record import (
     offset_message_id,
     walk_records,
 )
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT, everything
 from tests.broker.sending.test_cut import batch_body
 from tests.broker.sending.test_send import Bench
+from tests.waiting import until
 
 LEVELS = " ".join(["20ms"] * 6)
 

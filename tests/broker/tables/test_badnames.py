@@ -9,7 +9,8 @@ from raftmq.broker.tables.state import put_group, put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.headers import PullHeader
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
+from tests.waiting import until
 
 
 async def test_a_name_that_no_group_can_have_never_gets_into_the_log(tmp_path):

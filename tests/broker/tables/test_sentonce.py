@@ -13,10 +13,11 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_record, pack_host, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT, everything
 from tests.broker.sending.test_cut import batch_body
 from tests.broker.sending.test_send import Bench
+from tests.waiting import until
 
 HOST = pack_host(("127.0.0.1", 10911)).hex().upper()
 

@@ -8,7 +8,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from raftmq.chaos.faults.pairs import OPENING_BYTES_MAX
 from raftmq.chaos.faults.proxy import Control, Proxy
 from raftmq.chaos.faults.rules import Rule, RuleError
 from raftmq.chaos.faults.unixpath import listen_at
+from tests.waiting import until
 
 PATIENCE_S = 60.0  # nothing here takes so long unless it is broken
 SILENCE_S = 0.15  # how long a test watches that nothing comes
@@ -133,12 +134,6 @@ class World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with World(tmp_path) as made:
         yield made
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.005)
 
 
 async def soon(work: Awaitable[bytes]) -> bytes:

@@ -33,7 +33,8 @@ from raftmq.client import (
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.fastjson import loads_object
 from tests.client.scenarios.producing import QUICK, SEND_MS, Seen, consumer_of
-from tests.client.scenarios.providers import PATIENCE_S, Cluster, fresh, topic_of, until
+from tests.client.scenarios.providers import PATIENCE_S, Cluster, fresh, topic_of
+from tests.waiting import until
 
 
 async def send_all(cluster: Cluster, topic: str, bodies: list[bytes], **options: str) -> None:

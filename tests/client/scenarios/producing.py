@@ -24,7 +24,8 @@ from raftmq.client import (
     TransactionProducer,
     TransactionState,
 )
-from tests.client.scenarios.providers import PATIENCE_S, Cluster, fresh, topic_of, until
+from tests.client.scenarios.providers import PATIENCE_S, Cluster, fresh, topic_of
+from tests.waiting import until
 
 QUICK = ConsumerConfig(
     consume_from=ConsumeFrom.FIRST_OFFSET,

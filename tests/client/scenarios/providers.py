@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,16 +40,6 @@ async def topic_of(cluster: Cluster, queue_count: int = 4) -> str:
     async with Admin(cluster.namesrv) as admin:
         await admin.topic.create(topic, queue_count)
     return topic
-
-
-async def until(condition: Callable[[], Any], what: Callable[[], Any] = lambda: "") -> None:
-    """Wait for something that will come; `what` says what there is if it does not."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():  # noqa: ASYNC110 (any state, nobody signals it)
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"it did not come: {what()}") from None
 
 
 class RaftCluster:

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -15,6 +14,7 @@ from raftmq.namesrv.http.nodes import Answer, Nodes
 from raftmq.namesrv.http.streams import events_of
 from raftmq.remoting.registration import TopicConfig
 from tests.namesrv.http.nodes import FakeCluster, FakeNode, replicas
+from tests.waiting import until
 
 PATIENCE_S = 120.0
 
@@ -61,13 +61,6 @@ def impatient_with(hanging: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
         return await ask(nodes, http_address, method, path, **more)
 
     monkeypatch.setattr(Nodes, "ask", asked)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def test_views_side_by_side(cluster: FakeCluster, call: Caller) -> None:

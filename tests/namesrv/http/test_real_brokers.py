@@ -18,6 +18,7 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from tests.broker.cluster import Group
 from tests.broker.http.process import TOKENS, tokens_file
+from tests.waiting import until
 
 SEED = 20_261_121
 EXAMPLES = 1  # per operation
@@ -69,13 +70,15 @@ class Api:
 
     async def until(self, path: str, reached: Any) -> Any:
         """The answer to GET once it is as wanted."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            status, value, _ = await self._once("GET", path)
-            if status == 200 and reached(value):
-                return value
-            assert time.monotonic() < deadline, (status, value)
-            await asyncio.sleep(0.02)
+        last: Any = None
+
+        async def asked() -> bool:
+            nonlocal last
+            last = status, value, _ = await self._once("GET", path)
+            return status == 200 and bool(reached(value))
+
+        await until(asked, lambda: last, pause_s=0.02)
+        return last[1]
 
     async def change(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """A change that succeeds, perhaps once the name server knows the leader."""

@@ -17,11 +17,12 @@ from raftmq.broker.broker import Broker
 from raftmq.mqadmin.cli import main
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.http.process import TOKENS, tokens_file
 from tests.certificates import Authority
 from tests.namesrv.http.test_real_brokers import Api
 from tests.namesrv.test_server import Caller
+from tests.waiting import until
 
 SHOWN = {role: f"Bearer {token}" for role, token in TOKENS.items()}
 RETRY_TOPIC = "%25RETRY%25cg"  # as it stands in a path

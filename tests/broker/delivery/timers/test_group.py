@@ -8,10 +8,11 @@ import raftmq.broker.delivery.timers.service
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.dispatch import TIMER_TOPIC
 from raftmq.store.properties import decode_properties
-from tests.broker.cluster import PATIENCE_S, Group, until
+from tests.broker.cluster import PATIENCE_S, Group
 from tests.broker.delivery.test_delay_group import PATIENT, TOPIC, everything, keys_of
 from tests.broker.replication.ha.pair import Classic
 from tests.broker.replication.test_refill import start_again
+from tests.waiting import until
 
 KIB = 1 << 10
 

@@ -25,8 +25,9 @@ from raftmq.remoting.headers import (
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_offset_message_id, decode_record, pack_host, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
+from tests.waiting import until
 
 # No half is asked about, and so stored again, however long a slow machine is at it.
 UNASKED = {"transactionTimeOut": 3_600_000}

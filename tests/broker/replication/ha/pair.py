@@ -2,7 +2,8 @@
 
 from raftmq.broker.broker import Broker
 from raftmq.broker.config import Setting, build_config
-from tests.broker.cluster import Group, _bound, until
+from tests.broker.cluster import Group, _bound
+from tests.waiting import until
 
 SEGMENT = 256 << 10
 TIMEOUT_MS = 600_000

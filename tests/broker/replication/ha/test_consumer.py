@@ -16,8 +16,8 @@ from raftmq.client import (
 )
 from raftmq.client.instance import InstanceConfig
 from raftmq.namesrv.server import NameServer, NameServerConfig
-from tests.broker.cluster import until
 from tests.broker.replication.ha.pair import Classic
+from tests.waiting import until
 
 
 class Seen:

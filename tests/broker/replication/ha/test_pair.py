@@ -14,8 +14,9 @@ from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
 from raftmq.store.identity import WrongIdentity
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
+from tests.waiting import until
 
 OK = ResponseCode.SUCCESS
 LAST_RECORD = 150  # bytes that end a small record here: its body among them

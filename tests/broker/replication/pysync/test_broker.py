@@ -21,9 +21,10 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.disk import OsDisk
 from raftmq.store.record import decode_record, walk_records
-from tests.broker.cluster import Group, until
+from tests.broker.cluster import Group
 from tests.broker.replication.pysync.links import SlowGroup
 from tests.loopclock import LoopClock
+from tests.waiting import until
 
 TOPIC = "T"
 QUEUES = 2

@@ -1,0 +1,43 @@
+"""The waiting helpers: the first true answer, and an error that says what was waited for."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.waiting import until, wait_until
+
+
+async def test_the_first_true_answer_is_returned():
+    answers = [0, "", 7]
+    assert await until(lambda: answers.pop(0)) == 7
+    answers = [0, "", 8]
+    assert wait_until(lambda: answers.pop(0)) == 8
+
+    async def slow():
+        await asyncio.sleep(0)
+        return answers.append(9) or answers
+
+    assert await until(slow) == [9]
+
+
+async def test_the_error_says_what_was_waited_for():
+    with pytest.raises(AssertionError, match=r"not within 0.01 s: .*1 > 2.*there was 5"):
+        await until(lambda: 1 > 2, lambda: 5, patience_s=0.01)
+    with pytest.raises(AssertionError, match=r"not within 0.01 s: .*1 > 3"):
+        wait_until(lambda: 1 > 3, patience_s=0.01)
+
+
+async def test_a_condition_that_hangs_is_given_up():
+    with pytest.raises(AssertionError, match="sleep"):
+        await until(lambda: asyncio.sleep(60), patience_s=0.01)
+
+
+async def test_a_time_out_of_the_condition_itself_is_passed_on():
+    async def out_of_time():
+        raise TimeoutError("its own")
+
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="its own"):
+        await until(out_of_time)
+    assert time.monotonic() - began < 60

@@ -1,0 +1,65 @@
+"""Waiting for what comes by itself, on a loop (`until`) and on a thread (`wait_until`).
+
+Both ask again and again, return the first answer that is true, and fail if there is none in time.
+The limit only bounds a failing test. What was waited for stands in the error: the source line of
+the condition, and what `seen` returns then.
+"""
+
+import asyncio
+import inspect
+import linecache
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+PATIENCE_S = 180.0
+PAUSE_S = 0.005
+
+T = TypeVar("T")
+Seen = Callable[[], object]
+
+
+async def until(
+    condition: Callable[[], T | Awaitable[T]],
+    seen: Seen | None = None,
+    *,
+    patience_s: float = PATIENCE_S,
+    pause_s: float = PAUSE_S,
+) -> T:
+    """Return the first true answer of a function or coroutine function."""
+    try:
+        async with asyncio.timeout(patience_s) as limit:
+            while True:
+                answer = condition()
+                found = await answer if isinstance(answer, Awaitable) else answer
+                if found:
+                    return found
+                await asyncio.sleep(pause_s)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise AssertionError(_never(condition, seen, patience_s)) from None
+
+
+def wait_until(
+    condition: Callable[[], T],
+    seen: Seen | None = None,
+    *,
+    patience_s: float = PATIENCE_S,
+    pause_s: float = PAUSE_S,
+) -> T:
+    """Return the first true answer; blocks the thread."""
+    deadline = time.monotonic() + patience_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(_never(condition, seen, patience_s))
+        time.sleep(pause_s)
+    return found
+
+
+def _never(condition: Callable[[], object], seen: Seen | None, patience_s: float) -> str:
+    code = getattr(inspect.unwrap(condition), "__code__", None)
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip() if code else ""
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    told = f"; there was {seen()}" if seen else ""
+    return f"not within {patience_s:g} s: {line or condition!r}{place}{told}"

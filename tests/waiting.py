@@ -10,7 +10,7 @@ import inspect
 import linecache
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 PATIENCE_S = 180.0
 PAUSE_S = 0.005
@@ -20,12 +20,12 @@ Seen = Callable[[], object]
 
 
 async def until(
-    condition: Callable[[], T | Awaitable[T]],
+    condition: Callable[[], Any],
     seen: Seen | None = None,
     *,
     patience_s: float = PATIENCE_S,
     pause_s: float = PAUSE_S,
-) -> T:
+) -> Any:
     """Return the first true answer of a function or coroutine function."""
     try:
         async with asyncio.timeout(patience_s) as limit:

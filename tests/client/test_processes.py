@@ -119,7 +119,7 @@ async def test_nothing_acknowledged_is_lost_when_the_leader_is_killed(tmp_path: 
                 )
 
         senders = [asyncio.create_task(send_for_ever()) for _ in range(8)]
-        await until(lambda: len(results) > 200, PATIENCE_S)
+        await until(lambda: len(results) > 200, patience_s=PATIENCE_S)
         seen: list[bytes] = []
 
         def listen(messages: list[MessageExt]) -> None:
@@ -129,21 +129,22 @@ async def test_nothing_acknowledged_is_lost_when_the_leader_is_killed(tmp_path: 
         consumer = PushConsumer("c", running.namesrv, listen, config=config)
         consumer.subscribe("T")
         async with consumer:
-            await until(lambda: len(set(seen)) > 100, PATIENCE_S)
+            await until(lambda: len(set(seen)) > 100, patience_s=PATIENCE_S)
             leader = await running.leader(admin)
             running.brokers[leader].kill()
             loop = asyncio.get_running_loop()
             killed = loop.time()
             old = f"{int(leader.rpartition(':')[2]):08X}"
             await until(
-                lambda: results[max(results, key=int)].offset_msg_id[8:16] != old, PATIENCE_S
+                lambda: results[max(results, key=int)].offset_msg_id[8:16] != old,
+                patience_s=PATIENCE_S,
             )
             print(f"kill -9 of the leader to an acknowledgement: {loop.time() - killed:.3f} s")
             after = len(results)
-            await until(lambda: len(results) > after + 200, PATIENCE_S)
+            await until(lambda: len(results) > after + 200, patience_s=PATIENCE_S)
             for task in senders:
                 task.cancel()
             await asyncio.gather(*senders, return_exceptions=True)
             acknowledged = set(results)
-            await until(lambda: acknowledged <= set(seen), PATIENCE_S)
+            await until(lambda: acknowledged <= set(seen), patience_s=PATIENCE_S)
         assert await running.leader(admin) != leader

@@ -320,7 +320,7 @@ class Run:
         self.wait_committed(self.group)
 
     def wait_committed(self, group: str) -> None:
-        def missing() -> dict[int, tuple[int | None, int]]:
+        def missing() -> dict[Any, tuple[int | None, int]]:
             at = ends(self.target.namesrv, self.topic)
             found = committed(self.target.namesrv, group, self.topic)
             return {q: (found.get(q), end) for q, end in at.items() if end and found.get(q) != end}

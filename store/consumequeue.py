@@ -24,11 +24,13 @@ found when they are read, by the records they point at, and `rewrite` corrects t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 from raftmq.store.disk import Disk
 from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
-from raftmq.store.filecache import OPEN_FILES_MAX, FileCache
+from raftmq.store.filecache import OPEN_FILES_MAX
+from raftmq.store.queuefiles import DirtyFiles, QueueFiles
 from raftmq.store.queuemanifest import QueueExtent, read_manifest, write_manifest
 
 UNITS_PER_FILE = 300_000
@@ -54,7 +56,7 @@ class ConsumeQueue:
     that the CommitLog still has."""
 
     __slots__ = (
-        "_store",
+        "_files",
         "_tail",
         "_tail_first",
         "file_starts",
@@ -66,11 +68,11 @@ class ConsumeQueue:
         "topic",
     )
 
-    def __init__(self, store: ConsumeQueueStore, topic: str, queue_id: int) -> None:
-        self._store = store
+    def __init__(self, files: QueueFiles, topic: str, queue_id: int) -> None:
+        self._files = files
         self.topic = topic
         self.queue_id = queue_id
-        self.path = f"{store.directory}/{topic}/{queue_id}"
+        self.path = f"{files.directory}/{topic}/{queue_id}"
         self.file_starts: list[int] = []  # first unit of each file
         self.last_position = 0  # CommitLog offset in the last unit; 0 if there is none
         self.min_offset = 0
@@ -94,12 +96,8 @@ class ConsumeQueue:
         parts = []
         in_file_end = min(end, self._tail_first)
         while offset < in_file_end:
-            start = self._store.file_start(offset)
-            take = min(in_file_end, start + self._store.units_per_file) - offset
-            file = self._store.files.get(self.file_path(start))
-            data = file.pread((offset - start) * UNIT_SIZE_BYTES, take * UNIT_SIZE_BYTES)
-            assert len(data) == take * UNIT_SIZE_BYTES, (self.path, offset, take)
-            parts.append(data)
+            take = min(in_file_end, self._file_end(offset)) - offset
+            parts.append(self._files.read(self.path, offset, take))
             offset += take
         if offset < end:
             parts.append(bytes(self._tail[: (end - offset) * UNIT_SIZE_BYTES]))
@@ -133,8 +131,7 @@ class ConsumeQueue:
         offset, end = self._tail_first, self.max_offset
         assert len(data) == (end - offset) * UNIT_SIZE_BYTES
         while offset < end:
-            start = self._store.file_start(offset)
-            take = min(end, start + self._store.units_per_file) - offset
+            take = min(end, self._file_end(offset)) - offset
             self._write(offset, data[: take * UNIT_SIZE_BYTES])
             data = data[take * UNIT_SIZE_BYTES :]
             offset += take
@@ -149,10 +146,6 @@ class ConsumeQueue:
             return False
         self._write(offset, memoryview(unit))
         return True
-
-    def file_path(self, start: int) -> str:
-        """Return the path of the file whose first unit is `start`."""
-        return f"{self.path}/{start * UNIT_SIZE_BYTES:020d}"
 
     def first_at(self, is_at: Callable[[int, int], bool], low: int | None = None) -> int:
         """Return the first offset in [low or min, max] for whose unit (CommitLog offset, size)
@@ -176,11 +169,10 @@ class ConsumeQueue:
         """Find the queue's end in its files: the first unit that is empty or points at or above
         `confirmed`. Units behind it are dropped; with `suspicious`, only after a check that this
         end is plausible. Raises QueueDamaged."""
-        store = self._store
-        names = store.disk.listdir(self.path)
-        self.file_starts = [int(name) // UNIT_SIZE_BYTES for name in names]
+        files = self._files
+        self.file_starts = files.starts(self.path)
         for previous, start in pairwise(self.file_starts):
-            if start - previous != store.units_per_file:
+            if start - previous != files.units_per_file:
                 raise QueueDamaged(f"no file between those of unit {previous} and {start}")
         if noted is not None:
             listed = {noted.first_file, noted.last_file}
@@ -189,11 +181,9 @@ class ConsumeQueue:
         if not self.file_starts:
             return
         for start in self.file_starts:
-            file = store.files.get(self.file_path(start))
-            if file.size_bytes < store.file_size_bytes:  # killed between creating and sizing it
-                file.truncate(store.file_size_bytes)
+            files.fill_up(self.path, start)
         self.min_offset = self.file_starts[0]
-        self.max_offset = self._tail_first = self.file_starts[-1] + store.units_per_file
+        self.max_offset = self._tail_first = self.file_starts[-1] + files.units_per_file
         end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
         if suspicious:
             self._check_end(end, confirmed, noted)
@@ -229,18 +219,10 @@ class ConsumeQueue:
     def cut(self, end: int) -> None:
         """Drop units from `end` on, in file and memory. Only while no flush is in flight."""
         assert not self._tail
-        store = self._store
         while self.file_starts and self.file_starts[-1] >= end:
-            store.remove_file(self.file_path(self.file_starts.pop()))
+            self._files.remove(self.path, self.file_starts.pop())
         if self.file_starts:
-            start = self.file_starts[-1]
-            path = self.file_path(start)
-            file = store.files.get(path)
-            in_file = (end - start) * UNIT_SIZE_BYTES
-            if in_file < store.file_size_bytes:
-                file.truncate(in_file)
-                file.truncate(store.file_size_bytes)
-                store.note_written(path)
+            self._files.cut(self.path, self.file_starts[-1], end)
         self.max_offset = self._tail_first = end
         self.min_offset = min(self.min_offset, end)
         self._note_last()
@@ -250,72 +232,52 @@ class ConsumeQueue:
         self.min_offset = self.first_at(
             lambda position, size: position >= commitlog_min and size != FILLER_SIZE
         )
-        per_file = self._store.units_per_file
+        per_file = self._files.units_per_file
         while len(self.file_starts) > 1 and self.file_starts[0] + per_file <= self.min_offset:
-            self._store.remove_file(self.file_path(self.file_starts.pop(0)))
+            self._files.remove(self.path, self.file_starts.pop(0))
 
     def begin_at(self, first: int) -> None:
         """Let an empty queue's first unit get offset `first` > 0, even after a restart."""
-        per_file = self._store.units_per_file
+        per_file = self._files.units_per_file
         if first % per_file == 0:  # else there would be no file that says so
             self._write(first - per_file, memoryview(FILLER * per_file))
         self._begin_at(first)
 
     def _begin_at(self, first: int) -> None:
-        start = self._store.file_start(first)
+        start = self._files.start_of(first)
         if first > start:
             self._write(start, memoryview(FILLER * (first - start)))
         self.min_offset = self.max_offset = self._tail_first = first
 
     def _write(self, offset: int, data: memoryview) -> None:
         """Write units that lie within one file, creating it if need be."""
-        store = self._store
-        start = store.file_start(offset)
-        path = self.file_path(start)
+        start = self._files.start_of(offset)
         if not self.file_starts or start > self.file_starts[-1]:
-            store.note_new_file(self)
-            file = store.files.get(path)
-            if file.size_bytes < store.file_size_bytes:
-                file.truncate(store.file_size_bytes)  # sparse: most queues stay small
+            self._files.create(self.path, start, first=not self.file_starts)
             self.file_starts.append(start)
-        store.files.get(path).pwrite((offset - start) * UNIT_SIZE_BYTES, data)
-        store.note_written(path)
+        self._files.write(self.path, offset, data)
+
+    def _file_end(self, offset: int) -> int:
+        """Return the offset behind the last unit of the file that holds the one at `offset`."""
+        return self._files.start_of(offset) + self._files.units_per_file
 
 
+@dataclass(frozen=True, slots=True)
 class FlushTicket:
     """A flush of ConsumeQueue files and directories: `run` it in the pool, then
     `finish_flush`."""
 
-    __slots__ = ("_directories", "_disk", "_extents", "_manifest", "_paths")
-
-    def __init__(
-        self,
-        disk: Disk,
-        paths: list[str],
-        directories: list[str],
-        manifest: str | None,
-        extents: list[QueueExtent],
-    ) -> None:
-        self._disk = disk
-        self._paths = paths
-        self._directories = directories
-        self._manifest = manifest  # None: not this time
-        self._extents = extents
+    disk: Disk
+    dirty: DirtyFiles
+    manifest: str | None  # None: not this time
+    extents: list[QueueExtent]
 
     def run(self) -> None:
         """Sync the files. Blocking. Raises OSError: then they are still dirty, and the flush is
         void."""
-        for path in self._paths:
-            # A separate descriptor: the cache may close its own meanwhile.
-            file = self._disk.open(path)
-            try:
-                file.sync()
-            finally:
-                file.close()
-        for directory in self._directories:
-            self._disk.sync_directory(directory)
-        if self._manifest is not None:
-            write_manifest(self._disk, self._manifest, self._extents)
+        self.dirty.run()
+        if self.manifest is not None:
+            write_manifest(self.disk, self.manifest, self.extents)
 
 
 class ConsumeQueueStore:
@@ -333,22 +295,17 @@ class ConsumeQueueStore:
         manifest: str | None = None,
     ) -> None:
         """`manifest`: the manifest's path; None: none is kept, and damage is not searched for."""
-        self.disk = disk
+        self._disk = disk
+        self._files = QueueFiles(disk, directory, units_per_file, open_files_max)
         self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
         self.corrected_to = -1  # no unit of any queue points below this, except a damaged one
         self._manifest = manifest
         self._flushes = 0
-        self.directory = directory
-        self.units_per_file = units_per_file
-        self.file_size_bytes = units_per_file * UNIT_SIZE_BYTES
-        self.files = FileCache(disk, open_files_max)
         self._tail_bytes_max = tail_units_max * UNIT_SIZE_BYTES
         self._tails_bytes_max = tails_bytes_max
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._with_tail: dict[tuple[str, int], ConsumeQueue] = {}
         self.tails_bytes = 0  # in memory, of all queues; never above tails_bytes_max
-        self._dirty_paths: dict[str, None] = {}
-        self._dirty_directories: dict[str, None] = {}
         self._flushing = False
 
     def open(self, confirmed: int, *, clean: bool = False) -> None:
@@ -358,11 +315,11 @@ class ConsumeQueueStore:
 
         Raises OSError; ValueError for a directory that is no queue."""
         assert not self._queues
-        self.disk.makedirs(self.directory)
-        noted = {} if self._manifest is None else read_manifest(self.disk, self._manifest)
-        for topic in self.disk.listdir(self.directory):
-            for name in self.disk.listdir(f"{self.directory}/{topic}"):
-                queue = ConsumeQueue(self, topic, int(name))
+        self._disk.makedirs(self._files.directory)
+        noted = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
+        for topic in self._disk.listdir(self._files.directory):
+            for name in self._disk.listdir(f"{self._files.directory}/{topic}"):
+                queue = ConsumeQueue(self._files, topic, int(name))
                 key = (topic, queue.queue_id)
                 extent = noted.pop(key, None)
                 suspicious = self._manifest is not None
@@ -383,7 +340,7 @@ class ConsumeQueueStore:
         queue = self._queues.get(key)
         if queue is None:
             _check_name(topic, queue_id)
-            queue = self._queues[key] = ConsumeQueue(self, topic, queue_id)
+            queue = self._queues[key] = ConsumeQueue(self._files, topic, queue_id)
         before = queue.tail_bytes
         queue.append(first_queue_offset, units)
         after = queue.tail_bytes
@@ -401,7 +358,7 @@ class ConsumeQueueStore:
         key = (topic, queue_id)
         assert key not in self._queues, key
         _check_name(topic, queue_id)
-        queue = ConsumeQueue(self, topic, queue_id)
+        queue = ConsumeQueue(self._files, topic, queue_id)
         queue.begin_at(first)
         self._queues[key] = queue
 
@@ -433,26 +390,20 @@ class ConsumeQueueStore:
         assert not self._flushing
         self.write_tails()
         self._flushing = True
-        manifest = self._manifest if self._manifest_is_due() else None
-        ticket = FlushTicket(
-            self.disk,
-            list(self._dirty_paths),
-            list(self._dirty_directories),
-            manifest,
-            [] if manifest is None else self._extents(),
-        )
-        self._dirty_paths, self._dirty_directories = {}, {}
-        return ticket
+        dirty = self._files.take_dirty()
+        if not self._manifest_is_due(dirty):
+            return FlushTicket(self._disk, dirty, None, [])
+        return FlushTicket(self._disk, dirty, self._manifest, self._extents())
 
-    def _manifest_is_due(self) -> bool:
+    def _manifest_is_due(self, dirty: DirtyFiles) -> bool:
         """Return whether this flush writes the manifest: every flush that syncs anything does; with
         many queues, only when files were created or removed, and every MANIFEST_FLUSHES-th flush,
         since the manifest is a lower bound anyway."""
         self._flushes += 1
-        if self._dirty_directories:
-            return True
+        if self._manifest is None or dirty.directories:
+            return self._manifest is not None
         few = len(self._queues) <= MANIFEST_QUEUES_MAX
-        return bool(self._dirty_paths) and (few or self._flushes % MANIFEST_FLUSHES == 0)
+        return bool(dirty.paths) and (few or self._flushes % MANIFEST_FLUSHES == 0)
 
     def _extents(self) -> list[QueueExtent]:
         return [
@@ -474,8 +425,7 @@ class ConsumeQueueStore:
         assert self._flushing
         self._flushing = False
         if not synced:
-            self._dirty_paths |= dict.fromkeys(ticket._paths)
-            self._dirty_directories |= dict.fromkeys(ticket._directories)
+            self._files.give_back(ticket.dirty)
 
     def flush(self) -> None:
         """Do a whole flush, blocking. Raises OSError."""
@@ -503,9 +453,9 @@ class ConsumeQueueStore:
             self.tails_bytes -= queue.tail_bytes
             self._with_tail.pop((topic, queue_id), None)
         self.damaged.pop((topic, queue_id), None)
-        path = f"{self.directory}/{topic}/{queue_id}"
-        for name in self.disk.listdir(path):
-            self.remove_file(f"{path}/{name}")
+        path = f"{self._files.directory}/{topic}/{queue_id}"
+        for start in self._files.starts(path):
+            self._files.remove(path, start)
 
     def truncate_to_commitlog(self, max_offset: int) -> None:
         """Drop units that point at or above `max_offset`. Blocking; not while a flush is in
@@ -529,31 +479,8 @@ class ConsumeQueueStore:
 
     def close(self) -> None:
         """Close the files; tails not flushed are lost, as in a kill."""
-        self.files.close()
+        self._files.close()
         self._queues, self._with_tail, self.tails_bytes = {}, {}, 0
-
-    # -- used by queues ------------------------------------------------------------------------
-
-    def file_start(self, offset: int) -> int:
-        """Return the first unit of the file that holds the unit at `offset`."""
-        return offset - offset % self.units_per_file
-
-    def note_new_file(self, queue: ConsumeQueue) -> None:
-        """Note that a queue's file is about to be created: its name must be made durable, too."""
-        self._dirty_directories[queue.path] = None
-        if not queue.file_starts:
-            self.disk.makedirs(queue.path)
-            self._dirty_directories[f"{self.directory}/{queue.topic}"] = None
-            self._dirty_directories[self.directory] = None
-
-    def note_written(self, path: str) -> None:
-        self._dirty_paths[path] = None
-
-    def remove_file(self, path: str) -> None:
-        self.files.forget(path)
-        self._dirty_paths.pop(path, None)
-        self.disk.remove(path)
-        self._dirty_directories[path.rpartition("/")[0]] = None
 
     def _write_tail(self, key: tuple[str, int], queue: ConsumeQueue) -> None:
         size = queue.tail_bytes

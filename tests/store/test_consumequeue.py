@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +7,6 @@ import pytest
 from raftmq.store.consumequeue import FILLER, ConsumeQueueStore
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT
-from raftmq.store.filecache import FileCache
 
 PER_FILE = 10
 
@@ -228,10 +228,11 @@ def test_a_failed_flush_stays_dirty(disk: OsDisk) -> None:
     ticket = store.begin_flush()
     store.finish_flush(ticket, synced=False)
     again = store.begin_flush()
-    assert again._paths == ticket._paths
-    assert again._directories == ticket._directories
+    assert again.dirty == ticket.dirty
+    assert again.dirty.paths == [f"consumequeue/T/0/{0:020d}"]
+    assert again.dirty.directories == ["consumequeue/T/0", "consumequeue/T", "consumequeue"]
     store.finish_flush(again, synced=True)
-    assert store.begin_flush()._paths == []
+    assert store.begin_flush().dirty.paths == []
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
@@ -243,27 +244,14 @@ def test_a_topic_cannot_lead_elsewhere(disk: OsDisk, topic: str) -> None:
 
 
 def test_more_queues_than_descriptors(disk: OsDisk) -> None:
+    before = len(os.listdir("/dev/fd"))
     store = new_store(disk, open_files_max=3)
     for queue_id in range(10):
         store.append("T", queue_id, 0, units(0, 2))
     store.flush()
-    assert len(store.files) == 3
+    assert len(os.listdir("/dev/fd")) - before == 3
     for queue_id in range(10):
         queue = store.queue("T", queue_id)
         assert queue is not None
         assert queue.units(0, 5) == units(0, 2)
-    assert len(store.files) == 3
-
-
-def test_file_cache_keeps_the_latest_used(disk: OsDisk) -> None:
-    cache = FileCache(disk, 2)
-    first = cache.get("a")
-    cache.get("b")
-    assert cache.get("a") is first
-    cache.get("c")  # b goes
-    assert cache.get("a") is first
-    cache.forget("a")
-    cache.forget("nothing")
-    assert len(cache) == 1
-    cache.close()
-    assert len(cache) == 0
+    assert len(os.listdir("/dev/fd")) - before == 3

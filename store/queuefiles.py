@@ -1,0 +1,124 @@
+"""The files of the ConsumeQueues: which are open, and which are not durable yet.
+
+A queue's files stand in one directory, `<directory>/<topic>/<queue id>`, each named by the byte
+position of its first unit; store.consumequeue has the format. A file is known here by that
+directory and the offset of its first unit, its `start`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raftmq.store.disk import Disk
+from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from raftmq.store.filecache import OPEN_FILES_MAX, FileCache
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyFiles:
+    """Files and directories to sync: `run` it in the pool."""
+
+    disk: Disk
+    paths: list[str]
+    directories: list[str]
+
+    def run(self) -> None:
+        """Sync them. Blocking. Raises OSError: then they are still dirty."""
+        for path in self.paths:
+            # A separate descriptor: the cache may close its own meanwhile.
+            file = self.disk.open(path)
+            try:
+                file.sync()
+            finally:
+                file.close()
+        for directory in self.directories:
+            self.disk.sync_directory(directory)
+
+
+class QueueFiles:
+    """Reads and writes the files of all queues of a store. For one caller (the loop)."""
+
+    def __init__(
+        self, disk: Disk, directory: str, units_per_file: int, open_files_max: int = OPEN_FILES_MAX
+    ) -> None:
+        self.directory = directory
+        self.units_per_file = units_per_file
+        self._disk = disk
+        self._size_bytes = units_per_file * UNIT_SIZE_BYTES
+        self._open = FileCache(disk, open_files_max)
+        self._dirty_paths: dict[str, None] = {}
+        self._dirty_directories: dict[str, None] = {}
+
+    def start_of(self, offset: int) -> int:
+        """Return the start of the file that holds the unit at `offset`."""
+        return offset - offset % self.units_per_file
+
+    def starts(self, queue: str) -> list[int]:
+        """Return the starts of the files in the queue directory `queue`, in order."""
+        return [int(name) // UNIT_SIZE_BYTES for name in self._disk.listdir(queue)]
+
+    def read(self, queue: str, offset: int, count: int) -> bytes:
+        """Return `count` units from `offset`, all of which lie in one file."""
+        start = self.start_of(offset)
+        size = count * UNIT_SIZE_BYTES
+        file = self._open.get(self._path(queue, start))
+        data = file.pread((offset - start) * UNIT_SIZE_BYTES, size)
+        assert len(data) == size, (queue, offset, count)
+        return data
+
+    def write(self, queue: str, offset: int, units: bytes | memoryview) -> None:
+        """Write units that lie within one file, which exists. Raises OSError."""
+        start = self.start_of(offset)
+        path = self._path(queue, start)
+        self._open.get(path).pwrite((offset - start) * UNIT_SIZE_BYTES, units)
+        self._dirty_paths[path] = None
+
+    def create(self, queue: str, start: int, *, first: bool) -> None:
+        """Create a file; `first`: it is the queue's only one. Raises OSError."""
+        self._dirty_directories[queue] = None
+        if first:
+            self._disk.makedirs(queue)
+            self._dirty_directories[queue.rpartition("/")[0]] = None
+            self._dirty_directories[self.directory] = None
+        self.fill_up(queue, start)
+
+    def fill_up(self, queue: str, start: int) -> None:
+        """Give a file its size, sparse (most queues stay small): it may be new, or the process was
+        killed between creating and sizing it."""
+        file = self._open.get(self._path(queue, start))
+        if file.size_bytes < self._size_bytes:
+            file.truncate(self._size_bytes)
+
+    def cut(self, queue: str, start: int, end: int) -> None:
+        """Drop the units of a file from queue offset `end` on."""
+        size = (end - start) * UNIT_SIZE_BYTES
+        if size < self._size_bytes:
+            path = self._path(queue, start)
+            file = self._open.get(path)
+            file.truncate(size)
+            file.truncate(self._size_bytes)
+            self._dirty_paths[path] = None
+
+    def remove(self, queue: str, start: int) -> None:
+        path = self._path(queue, start)
+        self._open.forget(path)
+        self._dirty_paths.pop(path, None)
+        self._disk.remove(path)
+        self._dirty_directories[queue] = None
+
+    def take_dirty(self) -> DirtyFiles:
+        """Return what is to be synced; it counts as durable from now on."""
+        paths, self._dirty_paths = list(self._dirty_paths), {}
+        directories, self._dirty_directories = list(self._dirty_directories), {}
+        return DirtyFiles(self._disk, paths, directories)
+
+    def give_back(self, dirty: DirtyFiles) -> None:
+        """Take back what could not be synced."""
+        self._dirty_paths |= dict.fromkeys(dirty.paths)
+        self._dirty_directories |= dict.fromkeys(dirty.directories)
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _path(self, queue: str, start: int) -> str:
+        return f"{queue}/{start * UNIT_SIZE_BYTES:020d}"

@@ -72,6 +72,7 @@ from raftmq.dledger.errors import RaftError
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.ops.logs import set_level
 from raftmq.ops.memory import Trimmer
+from raftmq.ops.metrics import Timings
 from raftmq.remoting.address import format_address
 from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.codes import ResponseCode
@@ -112,7 +113,8 @@ class Broker:
         self.disk = disk
         self.state = BrokerState()
         self.roles = RoleView(config, self.state)
-        self.store = MessageStore(disk, store_config(config))
+        fsync = Timings()
+        self.store = MessageStore(disk, store_config(config), on_synced=fsync.observe)
         self.failed: asyncio.Future[str] | None = None
         self._replication_socket = replication_socket
         self._claim = Claim(config, disk, lock, replicates=replication_socket is None)
@@ -133,7 +135,7 @@ class Broker:
         self.boot_ms = wall_ms()
         self.put_rates = Rates(clock_ms(), self._today())
         self.get_rates = Rates(clock_ms(), self._today())
-        self.metrics = BrokerMetrics(self)
+        self.metrics = BrokerMetrics(self, fsync)
         self.tls = ProcessTls(config, config)
         self.http = NodeApi(self)
         self.access = Access(self)

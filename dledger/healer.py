@@ -40,10 +40,11 @@ from raftmq.dledger.repair import (
 )
 from raftmq.dledger.scrub import Scrubber
 from raftmq.dledger.settings import MemberConfig
-from raftmq.store.commitlog import CommitLog, SyncTicket
+from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import Frame
+from raftmq.store.logsync import SyncTicket
 
 log = logging.getLogger("raftmq.dledger.healer")
 Result = TypeVar("Result")

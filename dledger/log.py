@@ -27,9 +27,10 @@ from raftmq.dledger.errors import FrameDamaged
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.repair import Wanted
 from raftmq.dledger.slots import SlotFile
-from raftmq.store.commitlog import CommitLog, SyncTicket
+from raftmq.store.commitlog import CommitLog
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, FrameKind, parse_frame
+from raftmq.store.logsync import SyncTicket
 from raftmq.store.record import BLANK, MAGIC_BLANK
 from raftmq.store.recovery import FrameHeader, FrameRecovery
 

@@ -23,8 +23,8 @@ from errno import EIO
 from google_crc32c import value as crc32c
 
 from raftmq.dledger.log import RaftLog
-from raftmq.store.commitlog import SegmentHold
 from raftmq.store.frame import HEADER_SIZE_BYTES, FrameError, parse_header
+from raftmq.store.logsync import SegmentHold
 from raftmq.store.record import BLANK, MAGIC_BLANK
 
 STEP_BYTES = 256 << 10  # some milliseconds of checking; a larger single frame is one step

@@ -14,8 +14,9 @@ Durability is by ticket, so that fdatasync runs in a thread while the loop keeps
 blocks, `finish_sync` moves `durable_offset`. A later truncation lowers what an outstanding
 ticket promises. A failed sync is final (SyncFailed): the kernel may have dropped the pages.
 
-A *durable mark* (store.checkpoint) can be handed in. It records every new durable offset, and is
-lowered, synced, before a truncation below it: so recovery can tell a torn tail from damage.
+The checkpoint can be handed in: it is the log's *durable mark*. It records every new durable
+offset, and is lowered, synced, before a truncation below it: so recovery can tell a torn tail from
+damage. The parts are store.segments and store.logsync.
 
 Writes are pwrite into fallocated files. Measured, 16 KiB writes into fresh files, 2 cores, ext4:
 pwrite 3,600 MB/s, pwritev of 8 parts 3,200, mmap 2,700 (5,800 once touched, which costs the touch);
@@ -25,15 +26,13 @@ with zeros before (no extent to convert): `zero_ahead` gains that by writing eve
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
-from raftmq.store.disk import Disk, File
-from raftmq.store.errors import OffsetOutOfRange, RecordTooLarge, StoreError, SyncFailed
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.disk import Disk
+from raftmq.store.errors import OffsetOutOfRange, RecordTooLarge, StoreError
+from raftmq.store.logsync import LogSyncs, NoMark, SegmentHold, SyncTicket
 from raftmq.store.record import (
     BLANK,
     BLANK_SIZE_BYTES,
@@ -43,103 +42,11 @@ from raftmq.store.record import (
     MAGIC_V2,
     RECORD_SIZE_BYTES_MAX,
 )
+from raftmq.store.segments import NextSegment, Segment, SegmentFiles, SegmentInfo
 
 SEGMENT_SIZE_BYTES = 1 << 30
-NAME_DIGITS = 20
-_ZEROS = bytes(1 << 18)  # 256 KiB at a time: short enough not to delay another sync for long
 _FIRST_READ_BYTES = 4096  # most records are shorter: one read fetches them
 RESTORED_SEGMENTS_MAX = 4096  # if more are missing, the names or the mark must be wrong
-
-
-class DurableMark(Protocol):
-    """Remembers, outside the log, how far it was once durable."""
-
-    @property
-    def durable_offset(self) -> int: ...
-
-    @property
-    def committed_offset(self) -> int:
-        """The offset below which all was committed (Raft mode); 0: not known."""
-        ...
-
-    @property
-    def lost(self) -> bool:
-        """True if the mark itself is damaged: nothing is known then, until it is lowered."""
-        ...
-
-    def raise_durable(self, offset: int) -> None:
-        """Raise the mark to `offset`; need not be durable itself (forgetting is safe)."""
-        ...
-
-    def lower_durable(self, offset: int) -> None:
-        """Set the mark to `offset`; durable on return."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """One segment, for callers. `end` is the offset behind its last byte."""
-
-    start: int
-    end: int
-    path: str
-
-
-class Segment:
-    """An open segment. From `written_end` on, if that is below the segment's end, the file holds
-    only zeros."""
-
-    __slots__ = ("end", "file", "path", "start", "written_end")
-
-    def __init__(self, start: int, size: int, path: str, file: File) -> None:
-        self.start = start
-        self.end = start + size
-        self.path = path
-        self.file = file
-        self.written_end = start
-
-
-class SyncTicket:
-    """One fdatasync to be done: `run` it anywhere, then hand it to `finish_sync`."""
-
-    __slots__ = ("_disk", "directory", "elapsed_s", "end", "error", "files", "ran")
-
-    def __init__(self, disk: Disk, directory: str | None, files: list[File], end: int) -> None:
-        self._disk = disk
-        self.directory = directory  # None: no new names in it
-        self.files = files
-        self.end = end  # durable up to here afterwards; a truncation meanwhile lowers it
-        self.error: OSError | None = None
-        self.ran = False
-        self.elapsed_s = 0.0  # how long `run` took
-
-    def run(self) -> None:
-        """Sync the files. Blocking. Raises OSError; then this ticket can never be finished."""
-        begun_s = time.perf_counter()
-        try:
-            for file in self.files:
-                file.sync()
-            if self.directory is not None:
-                self._disk.sync_directory(self.directory)
-        except OSError as error:
-            self.error = error
-            raise
-        self.elapsed_s = time.perf_counter() - begun_s
-        self.ran = True
-
-
-class SegmentHold:
-    """Keeps a segment's file open for a thread that reads it, whatever retention does meanwhile."""
-
-    __slots__ = ("_segment",)
-
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes at CommitLog offset `offset`, which lies in this segment."""
-        assert self._segment.start <= offset <= self._segment.end, (offset, self._segment.start)
-        return self._segment.file.pread(offset - self._segment.start, size)
 
 
 class CommitLog:
@@ -150,34 +57,26 @@ class CommitLog:
         disk: Disk,
         directory: str,
         segment_size_bytes: int = SEGMENT_SIZE_BYTES,
-        mark: DurableMark | None = None,
+        mark: Checkpoint | None = None,
         *,
         zero_ahead: bool = False,
+        on_synced: Callable[[float], None] | None = None,
     ) -> None:
+        """`on_synced` gets each sync's duration in s."""
         assert segment_size_bytes > BLANK_SIZE_BYTES
-        self._disk = disk
         self.directory = directory
         self.segment_size_bytes = segment_size_bytes
-        self._mark = mark
-        self._zero_ahead = zero_ahead
+        self._disk = disk
+        self._mark = mark or NoMark()
+        self._files = SegmentFiles(disk, directory, segment_size_bytes)
+        self._next = NextSegment(self._files, zero_ahead=zero_ahead)
+        self.syncs = LogSyncs(disk, directory, self._mark, on_synced)
         self._segments: list[Segment] = []
-        self._dirty: dict[int, File] = {}  # by segment start: written, and not known durable
-        self._directory_dirty = False
-        self._tickets: list[SyncTicket] = []
-        self._holds: list[SegmentHold] = []
-        self._retired: list[File] = []  # removed segments a ticket or a hold may still use
-        self._prepared: Segment | None = None
-        self._preparing = False
-        self._generation = 0  # of the list of segments; prepare_next sees that it changed
-        self._lock = threading.Lock()  # guards these four and `_segments`' end
-        self._failed: OSError | None = None
         self._settled = False
         self.mark_was_lost = False  # when it was opened
         self.restored_end = 0  # end of the last segment that was missing in front of others
         self.min_offset = 0
         self.max_offset = 0
-        self.durable_offset = 0
-        self.on_synced: Callable[[float], None] | None = None  # gets each sync's duration in s
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -190,18 +89,14 @@ class CommitLog:
         assert not self._segments
         self.mark_was_lost = self.mark_lost
         self._disk.makedirs(self.directory)
-        starts = []
-        for name in self._disk.listdir(self.directory):
-            if len(name) != NAME_DIGITS or not name.isdecimal():
-                raise StoreError(f"not a segment: {self.directory}/{name}")
-            starts.append(int(name))
-        size = self.segment_size_bytes
+        files, size = self._files, self.segment_size_bytes
+        starts = files.starts()
         for previous, start in pairwise(starts):
-            if start - previous == size or (start == starts[-1] and self._drop_stray(start)):
+            if start - previous == size or (start == starts[-1] and files.drop_stray(start)):
                 continue
             if not restore or (start - previous) % size:
                 raise StoreError(f"segments {previous} and {start} are not {size} bytes apart")
-        starts = [start for start in starts if self._disk.exists(self._path(start))]
+        starts = [start for start in starts if files.exists(start)]
         if restore and starts:
             there, last = set(starts), starts[-1]
             starts = self._restorable(starts[0], max(last + 1, self.durable_hint))
@@ -209,7 +104,7 @@ class CommitLog:
             self._note_restored(max(gone, default=-size) + size)
         for start in starts:
             # The last one may be short: killed between creating and allocating it.
-            segment = self._open_segment(start, sparse=restore and start != starts[-1])
+            segment = files.open(start, sparse=restore and start != starts[-1])
             segment.written_end = segment.end
             if segment.file.size_bytes != size:
                 raise StoreError(f"{segment.path} has {segment.file.size_bytes} bytes")
@@ -217,9 +112,9 @@ class CommitLog:
         if starts:
             self.min_offset, self.max_offset = starts[0], starts[-1] + size
         else:
-            self.min_offset = self.max_offset = self.durable_offset = start_offset
+            self.min_offset = self.max_offset = self.syncs.durable_offset = start_offset
             self._settled = True
-            if self._mark is not None and self._mark.lost:
+            if self._mark.lost:
                 self._mark.lower_durable(start_offset)
 
     def restore_front(self, start: int) -> None:
@@ -234,7 +129,7 @@ class CommitLog:
             self._note_restored(missing[-1] + self.segment_size_bytes)
         front: list[Segment] = []
         for at in missing:
-            segment = self._open_segment(at, sparse=True)
+            segment = self._files.open(at, sparse=True)
             segment.written_end = segment.end
             front.append(segment)
         self._segments[:0] = front
@@ -246,7 +141,7 @@ class CommitLog:
         """Before settling: note durably, for the next start, that everything below `end` was
         durable once, even if a power cut has set the mark back. Blocking. Raises OSError."""
         mark = self._mark
-        if end > 0 and mark is not None and not mark.lost:
+        if end > 0 and not mark.lost:
             # Never lower than it is; and synced, also where it is above and only noted.
             mark.lower_durable(max(end, mark.durable_offset))
 
@@ -272,7 +167,7 @@ class CommitLog:
         only. Blocking. Raises OSError."""
         assert not self._settled
         assert self.min_offset <= end <= self.max_offset
-        if self._mark is not None and self.durable_hint > end:
+        if self.durable_hint > end:
             self._mark.lower_durable(end)
         while self._segments and self._segments[-1].start >= end and len(self._segments) > 1:
             self._remove(self._segments.pop())
@@ -286,22 +181,19 @@ class CommitLog:
         for segment in self._segments:
             segment.file.sync()
         self._disk.sync_directory(self.directory)
-        self.max_offset = self.durable_offset = end
+        self.max_offset = self.syncs.durable_offset = end
         self._settled = True
-        if self._mark is not None:
-            self._mark.raise_durable(end)
+        self._next.expect(last.end)
+        self._mark.raise_durable(end)
 
     def close(self) -> None:
         """Close the files without syncing them."""
-        with self._lock:
-            prepared, self._prepared = self._prepared, None
-            self._generation += 1
-            self._settled = False
-        for segment in [*self._segments, *([prepared] if prepared else [])]:
+        self._settled = False
+        self._next.close()
+        for segment in self._segments:
             segment.file.close()
-        for file in self._retired:
-            file.close()
-        self._segments, self._retired = [], []
+        self._segments = []
+        self.syncs.close()
 
     @property
     def settled(self) -> bool:
@@ -311,20 +203,22 @@ class CommitLog:
     @property
     def durable_hint(self) -> int:
         """How far the log is known to have been durable once; 0 if that is not known."""
-        return 0 if self._mark is None or self._mark.lost else self._mark.durable_offset
+        return 0 if self._mark.lost else self._mark.durable_offset
 
     @property
-    def committed_hint(self) -> int | None:
-        """Raft mode: frames below this offset were committed, so peers have them; 0: not known.
-        None: this log has no mark."""
-        if self._mark is None:
-            return None
+    def committed_hint(self) -> int:
+        """Raft mode: frames below this offset were committed, so peers have them; 0: not known."""
         return 0 if self._mark.lost else self._mark.committed_offset
 
     @property
     def mark_lost(self) -> bool:
         """True if the durable mark is damaged: then nothing bad may be taken for a torn tail."""
-        return self._mark is not None and self._mark.lost
+        return self._mark.lost
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below survives a power cut."""
+        return self.syncs.durable_offset
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -365,7 +259,7 @@ class CommitLog:
         assert end + BLANK_SIZE_BYTES <= segment.end, (position, length, segment.end)
         # Before writing: a failed write may have written some of it.
         segment.written_end = end
-        self._dirty[segment.start] = segment.file
+        self.syncs.wrote(segment)
         if len(buffers) == 1:
             segment.file.pwrite(position - segment.start, buffers[0])
         else:
@@ -376,7 +270,7 @@ class CommitLog:
         """Let an empty log begin at `offset`, the first byte of a segment of the copied log."""
         assert self._settled and not self._segments and self.min_offset == self.max_offset
         assert offset % self.segment_size_bytes == 0, offset
-        self.min_offset = self.max_offset = self.durable_offset = offset
+        self.min_offset = self.max_offset = self.syncs.durable_offset = offset
 
     def copy(self, data: bytes | memoryview) -> None:
         """Append bytes of another replica's log as they stand there: whole records, or a blank
@@ -389,7 +283,7 @@ class CommitLog:
         position, end = self.max_offset, self.max_offset + len(data)
         assert end <= segment.end, (position, len(data), segment.end)
         segment.written_end = end
-        self._dirty[segment.start] = segment.file
+        self.syncs.wrote(segment)
         segment.file.pwrite(position - segment.start, data)
         self.max_offset = end
 
@@ -397,37 +291,7 @@ class CommitLog:
         """Create and allocate the segment after the last, so that the next roll need not.
 
         Blocking; runs in the pool. Raises OSError. Does nothing if it is there already."""
-        with self._lock:
-            if not self._settled or not self._segments or self._preparing or self._prepared:
-                return
-            self._preparing = True
-            start, generation = self._segments[-1].end, self._generation
-        segment = None
-        try:
-            segment = self._open_segment(start)
-            if self._zero_ahead:
-                self._fill_with_zeros(segment, generation)
-            with self._lock:
-                if self._generation == generation:
-                    self._prepared, segment = segment, None
-        finally:
-            with self._lock:
-                self._preparing = False
-                if segment is not None:  # too late, or the filling failed
-                    segment.file.close()
-                    in_use = any(s.start == start for s in self._segments)
-                    if self._settled and not in_use and self._disk.exists(segment.path):
-                        self._disk.remove(segment.path)
-
-    def _fill_with_zeros(self, segment: Segment, generation: int) -> None:
-        """Fill a segment in chunks, until it comes into use: a roll may come first."""
-        for at in range(0, self.segment_size_bytes, len(_ZEROS)):
-            size = min(len(_ZEROS), self.segment_size_bytes - at)
-            with self._lock:
-                if self._generation != generation:
-                    return
-                segment.file.pwrite(at, memoryview(_ZEROS)[:size])
-        segment.file.sync()
+        self._next.prepare()
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -484,15 +348,12 @@ class CommitLog:
         assert end <= self.max_offset, (position, len(data), self.max_offset)
         segment.file.pwrite(position - segment.start, data)
         # The names of segments that were restored are not durable before it is settled either.
-        directory = None if self._settled else self.directory
-        ticket = SyncTicket(self._disk, directory, [segment.file], 0)
-        self._tickets.append(ticket)
-        return ticket
+        return self.syncs.ticket([segment.file], 0, names=not self._settled)
 
     def extend(self) -> None:
         """Before settling: add one segment, for a patch that needs it. Raises OSError."""
         assert not self._settled
-        segment = self._open_segment(self.max_offset)
+        segment = self._files.open(self.max_offset)
         segment.written_end = segment.end
         self._segments.append(segment)
         self.max_offset = segment.end
@@ -500,29 +361,20 @@ class CommitLog:
     def hold(self, offset: int) -> SegmentHold:
         """Hold the segment of `offset` open for a thread that reads it; hand the hold to `release`
         after that."""
-        hold = SegmentHold(self._segment_at(offset))
-        self._holds.append(hold)
-        return hold
+        return self.syncs.hold(self._segment_at(offset))
 
     def release(self, hold: SegmentHold) -> None:
-        self._holds.remove(hold)
-        self._close_retired()
+        self.syncs.release(hold)
 
     def _segment_at(self, offset: int) -> Segment:
         if not self.min_offset <= offset < self.max_offset:
             raise OffsetOutOfRange(offset, self.min_offset, self.max_offset)
         return self._segments[(offset - self.min_offset) // self.segment_size_bytes]
 
-    def _close_retired(self) -> None:
-        if not self._tickets and not self._holds:
-            for file in self._retired:
-                file.close()
-            self._retired.clear()
-
     @property
     def wants_next(self) -> bool:
         """True if it is time to `prepare_next`: the last segment is more than half full."""
-        if not self._segments or self._prepared is not None:
+        if not self._segments or self._next.is_prepared:
             return False
         last = self._segments[-1]
         return (self.max_offset - last.start) * 2 > self.segment_size_bytes
@@ -542,14 +394,10 @@ class CommitLog:
             not self._segments or self._segments[-1].written_end <= offset
         ):
             return  # and a failed write has left nothing behind the end either
-        if self._mark is not None and self._mark.durable_offset > offset:
+        if self._mark.durable_offset > offset:
             self._mark.lower_durable(offset)
-        for ticket in self._tickets:
-            ticket.end = min(ticket.end, offset)
-        self.durable_offset = min(self.durable_offset, offset)
-        with self._lock:
-            dropped, self._prepared = self._prepared, None
-            self._generation += 1
+        self.syncs.lower(offset)
+        dropped = self._next.expect(None)
         if dropped is not None:
             self._remove(dropped)
         while len(self._segments) > 1 and self._segments[-1].start >= offset:
@@ -558,16 +406,15 @@ class CommitLog:
         last = self._segments[-1]
         # Lowered in memory first: whatever fails below, nobody reads the dropped bytes.
         self.max_offset = offset
-        for at in range(offset, last.written_end, len(_ZEROS)):
-            size = min(len(_ZEROS), last.written_end - at)
-            last.file.pwrite(at - last.start, memoryview(_ZEROS)[:size])
+        last.fill(offset, last.written_end)
         try:
             last.file.sync()
         except OSError as error:
-            self._failed = error
+            self.syncs.fail(error)
             raise
         last.written_end = offset
-        self._dirty[last.start] = last.file
+        self.syncs.wrote(last)
+        self._next.expect(last.end)
 
     def delete_before(self, offset: int) -> int:
         """Remove whole segments that end at or below `offset`, never the last one.
@@ -590,101 +437,35 @@ class CommitLog:
 
         Raises SyncFailed once any sync has failed."""
         assert self._settled, "its end is not known"
-        self._check_failed()
-        if self.durable_offset == self.max_offset and not self._directory_dirty:
-            self._dirty.clear()
-            return None
-        directory = self.directory if self._directory_dirty else None
-        ticket = SyncTicket(self._disk, directory, list(self._dirty.values()), self.max_offset)
-        self._tickets.append(ticket)
-        return ticket
+        return self.syncs.begin(self.max_offset)
 
     def finish_sync(self, ticket: SyncTicket) -> int:
         """Take a ticket that has run; return the new durable offset. Raises SyncFailed."""
-        self._check_failed()
-        assert ticket.ran
-        self._tickets.remove(ticket)
-        if self.on_synced is not None:
-            self.on_synced(ticket.elapsed_s)
-        if ticket.end > self.durable_offset:
-            self.durable_offset = ticket.end
-            if self._mark is not None:
-                self._mark.raise_durable(ticket.end)
+        self.syncs.finish(ticket, self._segments[-1].start if self._segments else 0)
         assert self.durable_offset <= self.max_offset
-        # Files that lie wholly below are done; the last one always may have got more since.
-        for start in [s for s in self._dirty if s + self.segment_size_bytes <= ticket.end]:
-            del self._dirty[start]
-        if ticket.directory is not None and self.durable_offset > self._segments[-1].start:
-            self._directory_dirty = False
-        self._close_retired()
         return self.durable_offset
 
-    def _check_failed(self) -> None:
-        for ticket in self._tickets:
-            if ticket.error is not None:
-                self._failed = ticket.error
-        if self._failed is not None:
-            raise SyncFailed(f"fdatasync failed: {self._failed}") from self._failed
-
     # -- segments -----------------------------------------------------------------------------
-
-    def _path(self, start: int) -> str:
-        return f"{self.directory}/{start:0{NAME_DIGITS}d}"
-
-    def _open_segment(self, start: int, *, sparse: bool = False) -> Segment:
-        """Open or create a segment. `sparse`: the missing part of the file takes no room before it
-        is written (so a wrong note of the log's beginning does not fill the disk with zeros)."""
-        path, size = self._path(start), self.segment_size_bytes
-        existed = self._disk.exists(path)
-        try:
-            file = self._disk.open(path, allocate_bytes=None if sparse else size)
-            if file.size_bytes < size:
-                file.truncate(size)
-        except OSError:
-            if not existed and self._disk.exists(path):
-                self._disk.remove(path)  # a full disk: leave no half segment behind
-            raise
-        return Segment(start, self.segment_size_bytes, path, file)
 
     def _roll(self, position: int) -> None:
         """Close the last segment with a blank record and begin the next one at `position`."""
         start = self._segments[-1].end if self._segments else self.max_offset
         assert position == start, (position, self.max_offset, start)
-        with self._lock:  # so that prepare_next, in the pool, sees either all of it or nothing
-            segment = self._prepared
-            if segment is None or segment.start != start:
-                segment = self._open_segment(start)
-            if self._segments and self.max_offset < start:
-                last = self._segments[-1]
-                remaining = start - self.max_offset
-                assert remaining >= BLANK_SIZE_BYTES
-                last.written_end = self.max_offset + BLANK_SIZE_BYTES
-                self._dirty[last.start] = last.file
-                blank = BLANK.pack(remaining, MAGIC_BLANK)
-                last.file.pwrite(self.max_offset - last.start, blank)
-            self._prepared = None
-            self._generation += 1
-            self._segments.append(segment)
-        self._dirty[start] = segment.file
-        self._directory_dirty = True
+        segment = self._next.get(start)
+        if self._segments and self.max_offset < start:
+            last = self._segments[-1]
+            remaining = start - self.max_offset
+            assert remaining >= BLANK_SIZE_BYTES
+            last.written_end = self.max_offset + BLANK_SIZE_BYTES
+            self.syncs.wrote(last)
+            blank = BLANK.pack(remaining, MAGIC_BLANK)
+            last.file.pwrite(self.max_offset - last.start, blank)
+        self._next.expect(segment.end)
+        self._segments.append(segment)
+        self.syncs.created(segment)
         self.max_offset = start
-
-    def _drop_stray(self, start: int) -> bool:
-        """Remove a last segment that was never written to (prepared, then the log was truncated,
-        then the power was cut). Return False if it holds something."""
-        file = self._disk.open(self._path(start))
-        head = file.pread(0, BLANK_SIZE_BYTES)
-        file.close()
-        if any(head):
-            return False
-        self._disk.remove(self._path(start))
-        return True
 
     def _remove(self, segment: Segment) -> None:
         """Unlink a segment, and close its file once no thread of the pool uses it."""
-        self._dirty.pop(segment.start, None)
         self._disk.remove(segment.path)
-        if self._tickets or self._holds:
-            self._retired.append(segment.file)
-        else:
-            segment.file.close()
+        self.syncs.retire(segment)

@@ -19,22 +19,12 @@ import bisect
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from enum import Enum
-from typing import Protocol
 
-from raftmq.store.commitlog import SyncTicket
+from raftmq.store.commitlog import CommitLog
 from raftmq.store.errors import SyncFailed, TooManyWaiting
+from raftmq.store.logsync import SyncTicket
 
 WAITING_MAX = 100_000
-
-
-class SyncedLog(Protocol):
-    """The log to flush: a CommitLog."""
-
-    durable_offset: int
-
-    def begin_sync(self) -> SyncTicket | None: ...
-
-    def finish_sync(self, ticket: SyncTicket) -> int: ...
 
 
 class FlushMode(Enum):
@@ -47,7 +37,7 @@ class GroupFlusher:
 
     def __init__(
         self,
-        log: SyncedLog,
+        log: CommitLog,
         executor: Executor,
         mode: FlushMode,
         *,
@@ -78,10 +68,9 @@ class GroupFlusher:
     def start(self) -> None:
         """Begin flushing, on the running loop."""
         assert not self._started
-        self._loop = asyncio.get_running_loop()
         self._started = True
         if self._mode is FlushMode.ASYNC:
-            self._timer = self._loop.call_later(self._interval_s, self._tick)
+            self._set_timer()
         else:
             self.request()
 
@@ -115,8 +104,11 @@ class GroupFlusher:
 
     # -- one sync after the other --------------------------------------------------------------
 
+    def _set_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
+
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(self._interval_s, self._tick)
+        self._set_timer()
         self._begin()
 
     def _begin(self) -> None:
@@ -135,8 +127,9 @@ class GroupFlusher:
         self._idle.clear()
         self._again = False
         self._running = self._executor.submit(ticket.run)
+        loop = asyncio.get_running_loop()
         self._running.add_done_callback(
-            lambda done: self._loop.call_soon_threadsafe(self._finished, ticket, done)
+            lambda done: loop.call_soon_threadsafe(self._finished, ticket, done)
         )
 
     def _finished(self, ticket: SyncTicket, done: Future[None]) -> None:

@@ -13,6 +13,8 @@ One caller (the loop). `open`, `flush` and `close` block.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from raftmq.store.checkedreads import CheckedReads
 from raftmq.store.checkpoint import AbortFile, Checkpoint
 from raftmq.store.classiclog import ClassicLog
@@ -32,7 +34,14 @@ from raftmq.store.storeflush import StoreFlusher
 class MessageStore:
     """The parts of one store, and its life."""
 
-    def __init__(self, disk: Disk, config: StoreConfig) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        config: StoreConfig,
+        *,
+        on_synced: Callable[[float], None] | None = None,
+    ) -> None:
+        """`on_synced` gets the duration in s of each of the CommitLog's syncs."""
         raft = config.mode is StoreMode.RAFT
         self.disk = disk
         self.config = config
@@ -44,6 +53,7 @@ class MessageStore:
             config.segment_size_bytes,
             checkpoint,
             zero_ahead=config.zero_ahead,
+            on_synced=on_synced,
         )
         self.queues = ConsumeQueueStore(
             disk,

@@ -92,18 +92,6 @@ class FrameHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveredFrames:
-    """The result of a recovery in Raft mode. `end_offset`: behind the last good frame, where the
-    log was truncated. `torn`: why something was truncated there, None if only zeros stood behind.
-    `last`: the last frame, None in an empty log."""
-
-    end_offset: int
-    torn: str | None
-    first: FrameHeader | None
-    last: FrameHeader | None
-
-
-@dataclass(frozen=True, slots=True)
 class FrameDamage:
     """The place where the good part of a Raft log ends, although more was durable once.
 
@@ -250,7 +238,7 @@ class FrameRecovery:
     """Finds the end of a Raft log, with a stop at each damaged place. Blocking; one caller.
 
     Call `run`, then `patch` as long as they return damage, or `cut`. When one returns None the log
-    is settled and `result` tells where it ends. `on_frame` gets every good frame once, in order.
+    is settled and ends at `end`. `on_frame` gets every good frame once, in order.
     """
 
     def __init__(
@@ -269,15 +257,12 @@ class FrameRecovery:
         self.end = commitlog.min_offset  # behind the last good frame
         self.last: FrameHeader | None = None
         self.damage: FrameDamage | None = None
-        self.result: RecoveredFrames | None = None
-        self._first: FrameHeader | None = None
+        self.torn: str | None = None  # why something behind `end` was truncated; None: only zeros
         segments = commitlog.segments()
         verify_from = [s.start for s in segments[-RECOVERY_SEGMENTS:]]
         verify_from += [s.start for s in segments if s.end > self.hint]
         # Frames that only this replica may have: no peer could supply them later, while it leads.
-        committed = commitlog.committed_hint
-        if committed is not None:
-            verify_from += [s.start for s in segments if s.end > committed]
+        verify_from += [s.start for s in segments if s.end > commitlog.committed_hint]
         self._verify_from = min(verify_from, default=0)
 
     def run(self) -> FrameDamage | None:
@@ -392,7 +377,6 @@ class FrameRecovery:
         return None
 
     def _take(self, header: FrameHeader) -> None:
-        self._first = self._first or header
         self.last = header
         self.end = header.end
         if self._on_frame is not None:
@@ -409,7 +393,7 @@ class FrameRecovery:
     def _settle(self, torn: str | None) -> None:
         if not self._log.settled:
             self._log.settle(self.end)
-        self.result = RecoveredFrames(self.end, torn, self._first, self.last)
+        self.torn = torn
 
 
 def recover_records(

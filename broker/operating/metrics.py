@@ -59,9 +59,10 @@ class BrokerMetrics:
     """Collects a broker's metrics; one per broker. Call `watch` when the broker is built, `stop`
     with it."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, fsync: Timings) -> None:
+        """`fsync`: of the CommitLog, as the store measures it."""
         self.append = Timings()
-        self.fsync = Timings()
+        self.fsync = fsync
         self.elections = 0
         self.leader_changes = 0
         self.leadership_lost = dict.fromkeys([*(name for _, name in REASONS), OTHER_REASON], 0)
@@ -77,7 +78,6 @@ class BrokerMetrics:
     def watch(self) -> None:
         """Begin to observe; called on the loop when all parts of the broker exist."""
         self._broker.sends.on_stored = self.append.observe
-        self._broker.store.commitlog.on_synced = self.fsync.observe
         self._watching = True
         self._lag.start()
 

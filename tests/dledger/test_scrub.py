@@ -18,7 +18,7 @@ from raftmq.dledger.scrub import (
     next_step,
     run_step,
 )
-from raftmq.store.commitlog import SegmentHold
+from raftmq.store.logsync import SegmentHold
 from tests.dledger.test_log import Opened, append, flip, sync
 
 

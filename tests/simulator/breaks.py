@@ -31,8 +31,8 @@ from raftmq.dledger.quorum import Tally, majority, reached_by_majority
 from raftmq.dledger.repair import Patch, RepairResponse, StartRepair, Wanted
 from raftmq.dledger.slots import SlotFile
 from raftmq.dledger.standing import Recovery
-from raftmq.store.commitlog import SyncTicket
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
+from raftmq.store.logsync import SyncTicket
 from tests.simulator.disk import SimFile
 from tests.simulator.mender import Mender
 from tests.simulator.node import VOTES, SimNode

@@ -26,7 +26,7 @@ from raftmq.dledger.repair import (
     answer,
     standing_of,
 )
-from raftmq.store.commitlog import SyncTicket
+from raftmq.store.logsync import SyncTicket
 
 if TYPE_CHECKING:
     from tests.simulator.node import SimNode

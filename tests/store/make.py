@@ -18,7 +18,7 @@ from raftmq.store.record import (
     MessageRecord,
     encode_record,
 )
-from raftmq.store.recovery import FrameHeader, FrameRecovery, FrameWalk, RecoveredFrames
+from raftmq.store.recovery import FrameHeader, FrameRecovery, FrameWalk
 
 PLAIN = MessageRecord(
     topic="T",
@@ -135,6 +135,17 @@ def append_classic(
     return appended
 
 
+@dataclass(frozen=True, slots=True)
+class RecoveredFrames:
+    """The result of a recovery in Raft mode. `torn`: why something was truncated behind the last
+    good frame, None if only zeros stood there."""
+
+    end_offset: int
+    torn: str | None
+    first: FrameHeader | None
+    last: FrameHeader | None
+
+
 def recover_frames(
     commitlog: CommitLog,
     durable_hint: int = 0,
@@ -142,12 +153,16 @@ def recover_frames(
 ) -> RecoveredFrames:
     """Find the end of a Raft log without a peer that could mend it, truncate a torn tail, and
     settle the CommitLog there. Raises StoreDamaged, having truncated nothing."""
-    recovery = FrameRecovery(commitlog, durable_hint, on_frame)
+    found: list[FrameHeader] = []
+    recovery = FrameRecovery(commitlog, durable_hint, found.append)
     damage = recovery.run()
+    if on_frame is not None:
+        for header in found:
+            on_frame(header)
     if damage is not None:
         raise StoreDamaged(damage.position, damage.reason)
-    assert recovery.result is not None
-    return recovery.result
+    first = found[0] if found else None
+    return RecoveredFrames(recovery.end, recovery.torn, first, recovery.last)
 
 
 def recover(store: MessageStore) -> RecoveredFrames:

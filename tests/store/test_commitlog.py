@@ -432,6 +432,8 @@ def test_a_segment_in_use_by_the_pool_is_closed_when_it_is_not(disk: OsDisk, act
         ticket.run()  # of a file without a name
         durable = log.durable_offset
         assert log.finish_sync(ticket) == durable
+        with pytest.raises(OSError, match="Bad file"):
+            ticket.files[0].pread(0, 1)
     else:
         hold = log.hold(10)
         log.delete_before(SIZE)
@@ -439,7 +441,6 @@ def test_a_segment_in_use_by_the_pool_is_closed_when_it_is_not(disk: OsDisk, act
         log.release(hold)
         with pytest.raises(OSError, match="Bad file"):
             hold.read(10, 3)
-    assert log._retired == []
     with pytest.raises(OffsetOutOfRange):
         log.patch(10, b"gone")
 
@@ -448,12 +449,12 @@ def test_a_failed_sync_is_final(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 10)
     file = log._segments[-1].file
-    log._segments[-1].file = log._dirty[0] = cast(File, Failing(file))
+    log._segments[-1].file = cast(File, Failing(file))
     ticket = log.begin_sync()
     assert ticket is not None
     with pytest.raises(OSError, match="broken"):
         ticket.run()
-    log._segments[-1].file = log._dirty[0] = file  # the disk is well again: too late
+    log._segments[-1].file = file  # the disk is well again: too late
     with pytest.raises(SyncFailed):
         log.finish_sync(ticket)
     with pytest.raises(SyncFailed):
@@ -473,7 +474,7 @@ def test_the_prepared_segment_is_used(tmp_path: Path, zero_ahead: bool) -> None:
     put(log, b"a" * 10)
     log.prepare_next()
     log.prepare_next()
-    prepared = log._prepared
+    prepared = log._next._segment
     assert prepared is not None
     assert disk.listdir("commitlog") == [f"{0:020d}", f"{SIZE:020d}"]
     put(log, b"b" * 1010)
@@ -530,7 +531,7 @@ def test_what_happens_while_it_is_prepared(
         assert len(names) == 2
     else:
         assert names == [f"{0:020d}"]
-    assert log._prepared is None
+    assert log._next.is_prepared is False
     position = put(log, b"c" * 1014)
     path = tmp_path / "commitlog" / f"{position:020d}"  # not an unlinked file
     assert path.read_bytes() == b"c" * 1014 + bytes(10)

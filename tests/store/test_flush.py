@@ -49,7 +49,7 @@ class Rig:
         self.log.finish_sync(ticket)
         self.file = GateFile(self.log._segments[-1].file)
         self.log._segments[-1].file = self.file  # type: ignore[assignment]
-        self.log._dirty.clear()
+        self.log.syncs._dirty.clear()
         self.durable: list[int] = []
         self.errors: list[BaseException] = []
         self.pool = ThreadPoolExecutor(1)

@@ -394,7 +394,7 @@ def test_every_damage_is_mended(disk: OsDisk, victim: int, kind: str, per_patch:
         return
     assert patches > 0
     mended.check()
-    assert recovery.result is not None and recovery.result.torn is None
+    assert recovery.damage is None and recovery.torn is None
 
 
 def test_several_regions_and_the_blanks_between_them(disk: OsDisk) -> None:
@@ -432,8 +432,7 @@ def test_a_patch_that_proves_nothing_damages_what_follows(disk: OsDisk) -> None:
     recovery.cut()
     assert log.settled
     assert log.max_offset == mended.frames[5].end
-    assert recovery.result is not None and recovery.result.last is not None
-    assert recovery.result.last.index == 6
+    assert recovery.last is not None and recovery.last.index == 6
 
 
 def test_another_frame_than_the_damaged_one_may_fit_before_the_blank_record(disk: OsDisk) -> None:

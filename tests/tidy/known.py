@@ -159,7 +159,6 @@ LATE_ATTRIBUTES: set[str] = {
     "chaos/faults/network.py::Flapping._task",
     "chaos/faults/process.py::Transfer.to",
     # store
-    "store/flush.py::GroupFlusher._loop",
 }
 
 # Functions that are set as an attribute of another object.
@@ -172,7 +171,6 @@ PLANTED: set[str] = {
     "broker/delivery/transactions/service.py::self._sends.on_half",
     "broker/http/api.py::broker.registrar.on_route",
     "broker/operating/metrics.py::self._broker.sends.on_stored",
-    "broker/operating/metrics.py::self._broker.store.commitlog.on_synced",
     "broker/replication/members.py::broker.roles.place",
     # client
     "client/channel.py::connection.on_raw",

@@ -1,0 +1,179 @@
+"""Durability of a CommitLog: what of it is durable, and what threads do with its files.
+
+A sync is a ticket, so that it runs in a thread while the loop keeps writing. A failed sync is final
+(SyncFailed): the kernel may have dropped the pages. Files of removed segments are closed when no
+ticket and no hold can use them any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.disk import Disk, File
+from raftmq.store.errors import SyncFailed
+from raftmq.store.segments import Segment
+
+
+class NoMark:
+    """The durable mark of a log that has no checkpoint: nothing of it was ever durable, and no
+    peer is asked for what is missing."""
+
+    durable_offset = 0
+    committed_offset = 1 << 62
+    lost = False
+
+    def raise_durable(self, offset: int) -> None:
+        pass
+
+    def lower_durable(self, offset: int) -> None:
+        pass
+
+
+class SyncTicket:
+    """One fdatasync to be done: `run` it anywhere, then hand it to `finish_sync`."""
+
+    __slots__ = ("_disk", "directory", "elapsed_s", "end", "error", "files", "ran")
+
+    def __init__(self, disk: Disk, directory: str | None, files: list[File], end: int) -> None:
+        self._disk = disk
+        self.directory = directory  # None: no new names in it
+        self.files = files
+        self.end = end  # durable up to here afterwards; a truncation meanwhile lowers it
+        self.error: OSError | None = None
+        self.ran = False
+        self.elapsed_s = 0.0  # how long `run` took
+
+    def run(self) -> None:
+        """Sync the files. Blocking. Raises OSError; then this ticket can never be finished."""
+        begun_s = time.perf_counter()
+        try:
+            for file in self.files:
+                file.sync()
+            if self.directory is not None:
+                self._disk.sync_directory(self.directory)
+        except OSError as error:
+            self.error = error
+            raise
+        self.elapsed_s = time.perf_counter() - begun_s
+        self.ran = True
+
+
+class SegmentHold:
+    """Keeps a segment's file open for a thread that reads it, whatever retention does meanwhile."""
+
+    __slots__ = ("_segment",)
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes at CommitLog offset `offset`, which lies in this segment."""
+        assert self._segment.start <= offset <= self._segment.end, (offset, self._segment.start)
+        return self._segment.file.pread(offset - self._segment.start, size)
+
+
+class LogSyncs:
+    """The syncs of one CommitLog. For one caller (the loop), except `SyncTicket.run`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        mark: Checkpoint | NoMark,
+        on_synced: Callable[[float], None] | None,
+    ) -> None:
+        """`on_synced` gets each sync's duration in s."""
+        self._disk = disk
+        self._directory = directory
+        self._mark = mark
+        self._on_synced = on_synced
+        self.durable_offset = 0
+        self._dirty: dict[int, Segment] = {}  # by start: written, and not known durable
+        self._directory_dirty = False
+        self._tickets: list[SyncTicket] = []
+        self._holds: list[SegmentHold] = []
+        self._retired: list[File] = []  # of removed segments; a ticket or a hold may still use them
+        self._failed: OSError | None = None
+
+    def wrote(self, segment: Segment) -> None:
+        self._dirty[segment.start] = segment
+
+    def created(self, segment: Segment) -> None:
+        self.wrote(segment)
+        self._directory_dirty = True
+
+    def begin(self, end: int) -> SyncTicket | None:
+        """Return a ticket for everything written, which ends at `end`; None if all of it is
+        durable. Raises SyncFailed once any sync has failed."""
+        self._check_failed()
+        if self.durable_offset == end and not self._directory_dirty:
+            self._dirty.clear()
+            return None
+        files = [segment.file for segment in self._dirty.values()]
+        return self.ticket(files, end, names=self._directory_dirty)
+
+    def ticket(self, files: list[File], end: int, *, names: bool) -> SyncTicket:
+        """Return a ticket for these files; `names`: and for the directory."""
+        ticket = SyncTicket(self._disk, self._directory if names else None, files, end)
+        self._tickets.append(ticket)
+        return ticket
+
+    def finish(self, ticket: SyncTicket, last_start: int) -> None:
+        """Take a ticket that has run; the last segment begins at `last_start`. Raises
+        SyncFailed."""
+        self._check_failed()
+        assert ticket.ran
+        self._tickets.remove(ticket)
+        if self._on_synced is not None:
+            self._on_synced(ticket.elapsed_s)
+        if ticket.end > self.durable_offset:
+            self.durable_offset = ticket.end
+            self._mark.raise_durable(ticket.end)
+        # Files that lie wholly below are done; the last one always may have got more since.
+        for segment in [s for s in self._dirty.values() if s.end <= ticket.end]:
+            del self._dirty[segment.start]
+        if ticket.directory is not None and self.durable_offset > last_start:
+            self._directory_dirty = False
+        self._close_retired()
+
+    def lower(self, offset: int) -> None:
+        """Lower what is durable, and what outstanding tickets promise, to `offset`."""
+        for ticket in self._tickets:
+            ticket.end = min(ticket.end, offset)
+        self.durable_offset = min(self.durable_offset, offset)
+
+    def fail(self, error: OSError) -> None:
+        """Have every later sync fail."""
+        self._failed = error
+
+    def hold(self, segment: Segment) -> SegmentHold:
+        hold = SegmentHold(segment)
+        self._holds.append(hold)
+        return hold
+
+    def release(self, hold: SegmentHold) -> None:
+        self._holds.remove(hold)
+        self._close_retired()
+
+    def retire(self, segment: Segment) -> None:
+        """Close a removed segment's file once no thread uses it."""
+        self._dirty.pop(segment.start, None)
+        self._retired.append(segment.file)
+        self._close_retired()
+
+    def close(self) -> None:
+        for file in self._retired:
+            file.close()
+        self._retired.clear()
+
+    def _check_failed(self) -> None:
+        for ticket in self._tickets:
+            self._failed = ticket.error or self._failed
+        if self._failed is not None:
+            raise SyncFailed(f"fdatasync failed: {self._failed}") from self._failed
+
+    def _close_retired(self) -> None:
+        if not self._tickets and not self._holds:
+            self.close()

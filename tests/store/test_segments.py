@@ -1,0 +1,115 @@
+import threading
+from pathlib import Path
+
+import pytest
+
+from raftmq.store.disk import OsDisk
+from raftmq.store.errors import StoreError
+from raftmq.store.segments import NextSegment, SegmentFiles
+
+SIZE = 1024
+FIRST, SECOND = f"{0:020d}", f"{SIZE:020d}"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SegmentFiles:
+    disk = OsDisk(str(tmp_path))
+    disk.makedirs("log")
+    return SegmentFiles(disk, "log", SIZE)
+
+
+def names(files: SegmentFiles) -> list[str]:
+    return files.disk.listdir("log")
+
+
+def test_a_segment_has_its_size_and_zeros(files: SegmentFiles) -> None:
+    segment = files.open(SIZE)
+    assert (segment.start, segment.end, segment.written_end) == (SIZE, 2 * SIZE, SIZE)
+    assert segment.file.pread(0, 2 * SIZE) == bytes(SIZE)
+    segment.file.pwrite(0, b"a" * 20)
+    segment.fill(SIZE + 5, SIZE + 15)
+    assert segment.file.pread(0, 20) == b"a" * 5 + bytes(10) + b"a" * 5
+    assert files.starts() == [SIZE]
+
+
+def test_a_strange_name_is_no_segment(files: SegmentFiles) -> None:
+    files.disk.open("log/notes").close()
+    with pytest.raises(StoreError, match="notes"):
+        files.starts()
+
+
+def test_only_a_segment_without_anything_is_a_stray(files: SegmentFiles) -> None:
+    files.open(0).file.pwrite(0, b"x")
+    files.open(SIZE)
+    assert not files.drop_stray(0)
+    assert files.drop_stray(SIZE)
+    assert names(files) == [FIRST]
+
+
+def test_nothing_is_prepared_before_it_is_expected(files: SegmentFiles) -> None:
+    following = NextSegment(files, zero_ahead=False)
+    following.prepare()
+    following.expect(None)
+    following.prepare()
+    assert names(files) == []
+    following.expect(SIZE)
+    following.prepare()
+    assert following.is_prepared
+    assert names(files) == [SECOND]
+
+
+@pytest.mark.parametrize("zero_ahead", [False, True])
+def test_what_was_prepared_is_used_once(files: SegmentFiles, zero_ahead: bool) -> None:
+    following = NextSegment(files, zero_ahead=zero_ahead)
+    following.expect(SIZE)
+    following.prepare()
+    segment = following.get(SIZE)
+    assert following.get(SIZE) is segment, "until it has come into use"
+    assert following.expect(segment.end) is segment
+    assert not following.is_prepared
+    assert following.get(2 * SIZE).start == 2 * SIZE
+
+
+class SlowDisk(OsDisk):
+    """Stops in `open`, in another thread than the main one, until `go_on`."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.opened, self.go_on = threading.Event(), threading.Event()
+
+    def open(self, path: str, *, allocate_bytes: int | None = None):
+        file = super().open(path, allocate_bytes=allocate_bytes)
+        if threading.current_thread() is not threading.main_thread():
+            self.opened.set()
+            assert self.go_on.wait(10)
+        return file
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "stays"), [("used", True), ("dropped", False), ("got", True), ("closed", True)]
+)
+def test_what_comes_too_late_is_removed_unless_it_is_in_use(
+    tmp_path: Path, meanwhile: str, stays: bool
+) -> None:
+    disk = SlowDisk(str(tmp_path))
+    disk.makedirs("log")
+    following = NextSegment(SegmentFiles(disk, "log", SIZE), zero_ahead=False)
+    following.expect(SIZE)
+    thread = threading.Thread(target=following.prepare)
+    thread.start()
+    assert disk.opened.wait(10)
+    if meanwhile == "got":  # while the thread is opening it, too
+        kept = threading.Thread(target=following.get, args=(SIZE,))
+        disk.go_on.set()
+        kept.start()
+        kept.join(10)
+    elif meanwhile == "used":
+        following.expect(2 * SIZE)
+    elif meanwhile == "dropped":
+        following.expect(SIZE)
+    else:
+        following.close()
+    disk.go_on.set()
+    thread.join(10)
+    assert (disk.listdir("log") == [SECOND]) is stays
+    assert following.is_prepared is (meanwhile == "got")

@@ -103,7 +103,7 @@ class Applier:
                 self.applied_index + 1, self._commit_index, self._batch_bytes_max
             )
         except FrameDamaged:
-            if self._log.on_damage is None:
+            if not self._log.has_mender:
                 raise  # nobody will mend it
             return  # `resume` when it is mended; nothing behind it can be applied before it
         assert frames, (self.applied_index, self._commit_index)

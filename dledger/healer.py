@@ -223,7 +223,7 @@ class Healer:
     def start(self, pool: Executor) -> None:
         """Start to watch for damage: the log is open and the core runs."""
         self._pool = pool
-        self._log.on_damage = self._damaged
+        self._log.tell_damage(self._damaged)
         self._scrubber.start(pool)
 
     async def stop(self) -> None:

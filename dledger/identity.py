@@ -71,10 +71,10 @@ class GroupIdentity:
         """`is_empty` returns whether the log certainly has no frame. `on_failed` is called if the
         file cannot be saved."""
         self.group_id = b""  # empty: not known yet
-        self.known: Callable[[], None] = lambda: None  # called when the id becomes known or changes
         self._file = file
         self._is_empty = is_empty
         self._on_failed = on_failed
+        self._listeners: list[Callable[[], None]] = []
         self._taken = b""  # from a peer; counts when it is durable
         self._saved = b""
         self._saving: asyncio.Future[None] | None = None
@@ -92,6 +92,10 @@ class GroupIdentity:
         assert len(content) in (0, GROUP_ID_SIZE_BYTES), content
         self.group_id = self._saved = content
         log.info("group_id id=%s", content.hex() or "none")
+
+    def tell(self, listener: Callable[[], None]) -> None:
+        """Call `listener` from now on when the id becomes known or changes."""
+        self._listeners.append(listener)
 
     def start(self, pool: Executor) -> None:
         self._pool = pool
@@ -111,7 +115,7 @@ class GroupIdentity:
             self.group_id = now
             self._save()
             if changed:
-                self.known()
+                self._known()
         elif now != self.group_id:
             log.warning(
                 "group_id_differs noted=%s applied=%s", self.group_id.hex(), now.hex() or "none"
@@ -164,6 +168,10 @@ class GroupIdentity:
         self._foreign[key] = now_ms, text
         return text
 
+    def _known(self) -> None:
+        for listener in self._listeners:
+            listener()
+
     def _save(self) -> None:
         wanted = self.group_id or self._taken
         if self._file is None or self._pool is None or self._saving is not None:
@@ -189,7 +197,7 @@ class GroupIdentity:
         self._saved = content
         if not self.group_id:
             self.group_id = content
-            self.known()
+            self._known()
         self._save()
 
 

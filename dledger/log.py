@@ -6,7 +6,7 @@ file are verified again (both checksums).
 
 Damage. At start `recover` stops at each damaged place; `mend` writes the frames that belong there,
 `cut_damaged` truncates everything behind the good part. Later, a read that meets a bad frame calls
-`on_damage` and raises FrameDamaged; `overwrite` writes the frame in its place again.
+whom `tell_damage` named and raises FrameDamaged; `overwrite` writes the frame in its place again.
 
 Durability is by ticket, as in the CommitLog: `begin_sync` on the loop, `ticket.run()` in a thread,
 `finish_sync` on the loop. A truncation in between bumps the epoch: the sync then counts for
@@ -88,7 +88,7 @@ class RaftLog:
         self._cache_bytes_max = cache_bytes_max
         self._epoch = 0
         self.reads_from_file = 0  # stays as it is in the steady state
-        self.on_damage: Callable[[FrameDamaged], None] | None = None  # told of each, maybe again
+        self._on_damage: Callable[[FrameDamaged], None] | None = None
         self.configuration_indexes: list[int] = []  # frames of that kind, as `recover` met them
         self._recovery: FrameRecovery | None = None  # until the log is open
         self._first = 1  # of the log, as retention noted it
@@ -256,6 +256,14 @@ class RaftLog:
             frames.append(frame)
         return frames, None
 
+    def tell_damage(self, mender: Callable[[FrameDamaged], None]) -> None:
+        """Call `mender` for each damaged frame from now on, maybe again for the same one."""
+        self._on_damage = mender
+
+    @property
+    def has_mender(self) -> bool:
+        return self._on_damage is not None
+
     def check(self, index: int) -> FrameDamaged | None:
         """Read frame `index` from the file, past the cache; return its damage, None if it is
         intact or not in the log."""
@@ -268,8 +276,8 @@ class RaftLog:
 
     def _damaged(self, index: int, reason: str) -> FrameDamaged:
         damage = FrameDamaged(index, self.index.position_of(index), reason)
-        if self.on_damage is not None:
-            self.on_damage(damage)
+        if self._on_damage is not None:
+            self._on_damage(damage)
         return damage
 
     def _parse(self, index: int, data: bytes, offset: int) -> tuple[Frame | None, str]:

@@ -18,38 +18,21 @@ import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from raftmq.dledger.connections import (
-    Accepted,
-    Connection,
-    Dialer,
-    Dialled,
-    LinkConfig,
-    LinkHandler,
-    PeerAddress,
-    Reader,
-    now_ms,
-)
-from raftmq.dledger.identity import GroupIdentity, Meeting
+from raftmq.dledger.connections import LinkConfig, LinkHandler, PeerAddress, Reader
+from raftmq.dledger.dialer import Dialer, Local, now_ms
+from raftmq.dledger.identity import GroupIdentity
+from raftmq.dledger.incoming import WAS_REMOVED, Accepted, Incoming
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.network import FROM_PEER, Listening
 from raftmq.dledger.state import Random
-from raftmq.dledger.wire import (
-    GROUP_ID_VERSION,
-    MESSAGE_SIZE_BYTES_MAX,
-    GroupAnnounced,
-    Hello,
-    MessageReader,
-    encode_message,
-)
+from raftmq.dledger.wire import MESSAGE_SIZE_BYTES_MAX, GroupAnnounced, MessageReader
 
 __all__ = ["LinkConfig", "LinkHandler", "PeerAddress", "PeerLinks", "Reader"]
 
 log = logging.getLogger("raftmq.dledger.peers")
 
-HANDSHAKING_MAX = 64  # accepted connections that have not said hello
 # Room for votes and heartbeats behind a full buffer of frames and the one largest message.
 CONTROL_RESERVE_BYTES = MESSAGE_SIZE_BYTES_MAX + (1 << 20)
-WAS_REMOVED = "was removed from group"  # in the refusal that a removed replica gets
 
 
 class PeerLinks:
@@ -71,35 +54,36 @@ class PeerLinks:
         given. `make_reader(sender, this node)` makes the reader of a peer's messages. Without an
         `identity` this node's group id is never known."""
         assert node_id in peers, (node_id, list(peers))
-        self.node_id = node_id
-        self.make_reader = make_reader
-        self.group = group
-        self.handler = handler
-        self.config = config or LinkConfig()
-        self.identity = identity or GroupIdentity()
-        self.identity.known = self._group_known
+        identity, config = identity or GroupIdentity(), config or LinkConfig()
+        local = self.local = Local(node_id, group, peers[node_id], config, identity)
+        identity.tell(self._group_known)
+        self._handler = handler
         self._rng = rng
         self._listen_socket = listen_socket
-        self._address = peers[node_id]
-        self._dialers = {
-            peer: Dialer(self, address, rng) for peer, address in peers.items() if peer != node_id
-        }
+        self._dialers = local.dialers
+        for peer, address in peers.items():
+            if peer != node_id:
+                self._dial(address)
         self._retired: list[Dialer] = []
-        self._removed: frozenset[NodeId] = frozenset()
+        self._incoming = Incoming(local, handler, make_reader)
         self.started = False  # listens and dials
         self._server: Listening | None = None
-        self._accepted: set[Accepted] = set()
-        self._incoming: dict[NodeId, Accepted] = {}
-        self._stopping = False
-        self.refused = 0  # connections refused, or closed for malformed or illegal messages
+
+    def _dial(self, address: PeerAddress) -> Dialer:
+        dialer = Dialer(self.local, address, self._rng, self._handler)
+        self._dialers[address.node_id] = dialer
+        return dialer
 
     async def start(self) -> None:
-        """Listen, then dial. Raises OSError if the port is taken."""
-        self._server = await self.config.network.listen(
-            lambda: Accepted(self),
-            self.config.listen_host or self._address.host,
-            self._address.port,
-            self._listen_socket,
+        """Listen, then dial; anew after a `stop`. Raises OSError if the port is taken."""
+        bound, self._listen_socket = self._listen_socket, None
+        config, address = self.local.config, self.local.address
+        self._incoming.is_shut = False
+        self._server = await config.network.listen(
+            lambda: Accepted(self.local, self._incoming),
+            config.listen_host or address.host,
+            address.port,
+            bound,
         )
         self.started = True
         for dialer in self._dialers.values():
@@ -110,7 +94,6 @@ class PeerLinks:
     ) -> None:
         """Dial these peers, and nobody else, from now on; what waits for the others is still sent.
         A `removed` replica is told so when it dials."""
-        self._removed = frozenset(removed)
         self._retired = [dialer for dialer in self._retired if not dialer.is_over]
         for peer, dialer in list(self._dialers.items()):
             if peers.get(peer) != dialer.address:
@@ -118,30 +101,29 @@ class PeerLinks:
                 self._retired.append(dialer)
                 del self._dialers[peer]
         for peer, address in peers.items():
-            if peer != self.node_id and peer not in self._dialers:
-                dialer = self._dialers[peer] = Dialer(self, address, self._rng)
-                if self.started and not self._stopping:
+            if peer != self.local.node_id and peer not in self._dialers:
+                dialer = self._dial(address)
+                if self.started and not self._incoming.is_shut:
                     dialer.start()
-        for peer in self._removed & self._incoming.keys():
-            self._incoming[peer].abort()
+        self._incoming.remove(removed)
 
     async def stop(self, linger_ms: int = 200) -> None:
         """Close all links and stop reporting; buffered data gets `linger_ms` to be sent."""
-        self._stopping = True
+        self._incoming.is_shut = True
         if self._server is not None:
             self._server.close()
         dialers = [*self._dialers.values(), *self._retired]
         for dialer in dialers:
             await dialer.stop()
-        connections: list[Connection] = list(self._accepted)
-        connections += [d.connection for d in dialers if d.connection is not None]
-        for connection in connections:
-            connection.close()
-        if connections:
-            await asyncio.wait([c.lost for c in connections], timeout=linger_ms / 1000)
-            for connection in connections:
-                connection.abort()
-            await asyncio.wait([c.lost for c in connections])
+        lines = self._incoming.lines()
+        lines += [d.connection.line for d in dialers if d.connection is not None]
+        for line in lines:
+            line.close()
+        if lines:
+            await asyncio.wait([line.lost for line in lines], timeout=linger_ms / 1000)
+            for line in lines:
+                line.abort()
+            await asyncio.wait([line.lost for line in lines])
         if self._server is not None:
             await self._server.wait_closed()
             self._server = None
@@ -150,13 +132,13 @@ class PeerLinks:
         """Abort every connection now, so that the peers notice at once that this node is gone.
 
         Stops reporting; `stop` is still to be called."""
-        self._stopping = True
+        self._incoming.is_shut = True
         if self._server is not None:
             self._server.close()
         for dialer in (*self._dialers.values(), *self._retired):
             dialer.cut()
-        for accepted in list(self._accepted):
-            accepted.abort()
+        for line in self._incoming.lines():
+            line.abort()
 
     def send(self, peer: NodeId, buffers: Sequence[bytes], *, droppable: bool) -> bool:
         """Write buffers to `peer` in one call; return False if they were dropped.
@@ -167,7 +149,7 @@ class PeerLinks:
         transport = None if dialer is None else dialer.transport
         if dialer is None or transport is None:
             return False
-        limit = self.config.send_buffer_bytes_max
+        limit = self.local.config.send_buffer_bytes_max
         if transport.get_write_buffer_size() >= (
             limit if droppable else limit + CONTROL_RESERVE_BYTES
         ):
@@ -200,13 +182,17 @@ class PeerLinks:
     def refuse(self, peer: NodeId, reason: str) -> None:
         """Close the connection over which `peer` sent a message that breaks Raft's rules. It may
         dial again."""
-        self.refused += 1
-        if self.refused & (self.refused - 1) == 0:  # 1, 2, 4, 8, ...: no flood
+        self._incoming.refused()
+        total = self.refused
+        if total & (total - 1) == 0:  # 1, 2, 4, 8, ...: no flood
             words = "peer_breaks_rules peer=%s total=%d %s"
-            log.error(words, peer, self.refused, reason, extra=FROM_PEER)
-        accepted = self._incoming.get(peer)
-        if accepted is not None:
-            accepted.abort()
+            log.error(words, peer, total, reason, extra=FROM_PEER)
+        self._incoming.abort(peer)
+
+    @property
+    def refused(self) -> int:
+        """Connections refused, or closed for malformed or illegal messages."""
+        return self._incoming.refusals
 
     @property
     def told_removed(self) -> bool:
@@ -218,106 +204,34 @@ class PeerLinks:
 
     def on_announced(self, message: GroupAnnounced) -> None:
         """Note the group id of a peer that learned it after it had connected."""
-        accepted = self._incoming.get(message.sender)
-        if accepted is None:
+        line = self._incoming.line(message.sender)
+        if line is None:
             return
-        accepted.group_id = message.group_id
-        if self.identity.group_id and self.judge(accepted, message.sender, False):
+        line.group_id = message.group_id
+        if self.local.identity.group_id and self.local.judge(line, message.sender, False):
             self._part(message.sender)
+
+    def group_status(self) -> dict[str, object]:
+        return self.local.identity.status(now_ms())
 
     def _group_known(self) -> None:
         """Act on this node's group id, which has just become known: close the links to peers of
         another group, announce the id to the others, and dial the rest without delay."""
-        if self._stopping:
+        if self._incoming.is_shut:
             return
-        for peer, accepted in list(self._incoming.items()):
-            if self.judge(accepted, peer, False):
+        for peer, line in self._incoming.by_peer():
+            if self.local.judge(line, peer, False):
                 self._part(peer)
         for peer, dialer in self._dialers.items():
             opened = dialer.connection if dialer.transport is not None else None
-            if opened is not None and self.judge(opened, peer, True):
+            if opened is not None and self.local.judge(opened.line, peer, True):
                 self._part(peer)
             elif opened is not None:
-                self.announce(opened, peer)
+                dialer.announce()
             dialer.hurry()
 
-    def announce(self, connection: Dialled, peer: NodeId) -> None:
-        """Tell a peer this end's group id if that changed since the connection's handshake."""
-        known = self.identity.group_id
-        if connection.version >= GROUP_ID_VERSION and connection.said != known:
-            connection.said = known
-            message = GroupAnnounced(self.node_id, peer, known)
-            self.send(peer, encode_message(message), droppable=False)
-
-    def judge(self, connection: Connection, peer: NodeId, dialled: bool) -> str:
-        """Return why the two replicas' groups forbid them to talk; empty if they may."""
-        own, dialer = self._address, self._dialers.get(peer)
-        where = connection.where
-        if dialled and dialer is not None:
-            where = f"{dialer.address.host}:{dialer.address.port}"
-        meeting = Meeting(
-            self.node_id,
-            f"{own.host}:{own.port}",
-            peer,
-            where,
-            connection.group_id,
-            dialled,
-            alone=not self._dialers,
-        )
-        reason = self.identity.judge(meeting, now_ms())
-        if reason and not self.identity.group_id and dialer is not None:
-            dialer.ask_again()  # its id is taken from a connection dialled from here
-        return reason
-
-    def group_status(self) -> dict[str, object]:
-        return self.identity.status(now_ms())
-
     def _part(self, peer: NodeId) -> None:
-        dialer, accepted = self._dialers.get(peer), self._incoming.get(peer)
-        if accepted is not None:
-            accepted.abort()
-        if dialer is not None and dialer.connection is not None:
-            dialer.connection.abort()
-
-    # -- for the connections below --
-
-    def refusal(self, hello: Hello, transport: asyncio.BaseTransport) -> str:
-        """Return why a dialler is not welcome; empty if it is. A stranger is welcome: it may be a
-        member that this node has not heard of yet, and must hear (RaftCore.step)."""
-        if hello.group != self.group:
-            return f"this is group {self.group}, not {hello.group}"
-        if hello.receiver != self.node_id:
-            return f"this is {self.node_id}, not {hello.receiver}"
-        if hello.sender == self.node_id:
-            return f"this is {self.node_id} itself"
-        if hello.sender in self._removed:
-            return f"{hello.sender} {WAS_REMOVED} {self.group}"
-        dialer = self._dialers.get(hello.sender)
-        return self.config.network.doubt(transport, dialer.address.host) if dialer else ""
-
-    def accepted_opened(self, connection: Accepted) -> bool:
-        """Count a new connection; return False if too many have not said hello, or the links are
-        stopping."""
-        self._accepted.add(connection)
-        silent = len(self._accepted) - len(self._incoming)
-        return silent <= HANDSHAKING_MAX and not self._stopping
-
-    def accepted_welcome(self, connection: Accepted, peer: NodeId) -> None:
-        old = self._incoming.get(peer)
-        self._incoming[peer] = connection
-        if old is not None:
-            old.abort()  # the peer dialled again: it gave the old one up
         dialer = self._dialers.get(peer)
-        if dialer is not None:
-            dialer.hurry()  # it lives: no need to wait out the back-off
-
-    def accepted_lost(self, connection: Accepted) -> None:
-        self._accepted.discard(connection)
-        peer = connection.peer
-        if peer is not None and self._incoming.get(peer) is connection:
-            del self._incoming[peer]
-            self.report_closed(peer)
-
-    def report_closed(self, peer: NodeId) -> None:
-        if not self._stopping:
-            self.handler.on_closed(peer)
+        self._incoming.abort(peer)
+        if dialer is not None and dialer.connection is not None:
+            dialer.connection.line.abort()

@@ -121,7 +121,7 @@ class Scrubber:
         on_failed: Callable[[BaseException], None],
         on_blank: Callable[[int], None],
     ) -> None:
-        """`bytes_per_s` 0: off. Damaged frames are reported to `log.on_damage`; `on_blank` gets the
+        """`bytes_per_s` 0: off. The log reports damaged frames to its mender; `on_blank` gets the
         index of the frame before a damaged blank record, `on_failed` an error of the disk."""
         self._log = log
         self._bytes_per_s = bytes_per_s

@@ -51,7 +51,7 @@ async def said(reader: asyncio.StreamReader) -> bytes:
 
 
 def gate_of(net: Net, node: str) -> Gate:
-    gate = net.links[node].config.gate
+    gate = net.links[node].local.config.gate
     assert gate is not None
     return gate
 

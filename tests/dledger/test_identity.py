@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import raftmq.dledger.connections
+import raftmq.dledger.dialer
 import raftmq.dledger.identity
 from raftmq.dledger.identity import FOREIGN_MAX, FOREIGN_MS, GroupIdentity, Meeting, file_of
 from raftmq.dledger.peers import PeerAddress, PeerLinks
@@ -87,7 +87,7 @@ class World(Net):
         return identity
 
     async def close(self) -> None:
-        identities = [links.identity for links in self.links.values()]
+        identities = [links.local.identity for links in self.links.values()]
         await super().close()
         for identity in identities:
             await identity.stop()
@@ -141,11 +141,11 @@ async def test_links_from_before_the_ids_are_parted_when_these_are_known(world: 
     third = await world.begin("n2", GroupIdentity(), "n0", "n1")
     for seen in (first, second, third):
         await seen.until(lambda seen=seen: len(seen.opened) == 2)  # type: ignore[misc]
-    world.links["n0"].identity.applied(b"", ONE)
-    world.links["n2"].identity.applied(b"", ONE)
+    world.links["n0"].local.identity.applied(b"", ONE)
+    world.links["n2"].local.identity.applied(b"", ONE)
     await second.until(lambda: second.announced == 2)
     assert world.links["n1"].is_open("n0") and not first.closed
-    world.links["n1"].identity.applied(b"", TWO)
+    world.links["n1"].local.identity.applied(b"", TWO)
     await until(lambda: len(foreign(world.links["n0"])) == len(foreign(world.links["n2"])) == 2)
     assert not world.links["n1"].is_open("n0") and not world.links["n0"].is_open("n1")
     assert world.links["n0"].is_open("n2") and world.links["n2"].is_open("n0")
@@ -194,7 +194,7 @@ async def test_whoever_dials_an_empty_one_decides_nothing(world: World) -> None:
     await world.begin("n1", known(TWO), "n2")
     await until(lambda: "learns of which group" in world.links["n1"].last_error("n2"))
     assert seen.opened == ["n0"] and identity.group_id == b""
-    world.links["n0"].identity.applied(b"", ONE)  # founded, with n2 in it
+    world.links["n0"].local.identity.applied(b"", ONE)  # founded, with n2 in it
     identity.applied(b"", ONE)
     await until(lambda: foreign(world.links["n1"]))
     assert world.links["n2"].is_open("n0")
@@ -206,7 +206,7 @@ async def test_an_empty_one_that_dialled_before_there_was_an_id_dials_again(worl
     seen = await world.begin("n2", identity, "n0")
     first = await world.begin("n0", GroupIdentity())
     await seen.until(lambda: seen.opened == ["n0"])
-    world.links["n0"].identity.applied(b"", ONE)
+    world.links["n0"].local.identity.applied(b"", ONE)
     world.links["n0"].set_peers({name: world.peers[name] for name in ("n0", "n2")})
     await first.until(lambda: first.opened == ["n2"])
     assert identity.group_id == ONE
@@ -218,7 +218,7 @@ async def test_a_stranger_of_a_peer_s_name_does_not_have_it_dialled_on_and_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        raftmq.dledger.connections, "now_ms", lambda: 1.0
+        raftmq.dledger.dialer, "now_ms", lambda: 1.0
     )  # all of it within ASK_AGAIN_MS
     identity = world.empty("n2")
     seen = await world.begin("n2", identity, "n0")
@@ -272,7 +272,7 @@ async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Pat
     identity = world.empty("n2")
     blocked = world.pool.submit(gate.wait, 60)  # the pool has one thread
     asked = [0]
-    identity.known = lambda: asked.__setitem__(0, asked[0] + 1)
+    identity.tell(lambda: asked.__setitem__(0, asked[0] + 1))
     assert "first notes that it is of group id " + ONE.hex() in identity.judge(meeting(ONE), 0)
     assert "first notes that it is of group id " + ONE.hex() in identity.judge(meeting(TWO), 0)
     assert identity.group_id == b"" and asked == [0]

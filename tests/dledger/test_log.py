@@ -199,7 +199,7 @@ def test_rot_found_while_reading_is_an_error_not_a_frame(tmp_path: Path) -> None
     log = life.open()
     frames = append(log, 8)
     found: list[FrameDamaged] = []
-    log.on_damage = found.append
+    log.tell_damage(found.append)
     flip(tmp_path, frames[2].position + 80)
     assert log.frames(1, 8) == tuple(frames[:2])  # what stands before it
     with pytest.raises(StoreDamaged) as caught:

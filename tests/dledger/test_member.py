@@ -203,11 +203,7 @@ async def test_an_uncommitted_tail_is_cut_and_its_fate_told(tmp_path: Path) -> N
         payloads = new.app.payloads
         # The old leader dials again in a new life of its links.
         await old.member.links.stop()
-        links = old.member.links
-        links._stopping = False
-        for dialer in links._dialers.values():
-            dialer.start()
-        await links_listen_again(old)
+        await old.member.links.start()
         await group.until(lambda: b"lost" in old.app.fates)
         assert old.app.fates[b"lost"] == "not stored"
         assert old.app.truncations == [lost_from]
@@ -215,15 +211,6 @@ async def test_an_uncommitted_tail_is_cut_and_its_fate_told(tmp_path: Path) -> N
             await command
         await group.until(lambda: old.app.payloads == payloads)
         assert log_bytes(old)[: old.commitlog.max_offset] == log_bytes(new)
-
-
-async def links_listen_again(node: Node) -> None:
-    links = node.member.links
-    from raftmq.dledger.connections import Accepted
-
-    links._server = await asyncio.get_running_loop().create_server(
-        lambda: Accepted(links), "127.0.0.1", node.port
-    )
 
 
 async def test_commands_are_answered_when_applied(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from raftmq.dledger.incoming import HANDSHAKING_MAX
 from raftmq.dledger.messages import AppendRequest, Heartbeat
 from raftmq.dledger.peers import (
-    HANDSHAKING_MAX,
     LinkConfig,
     PeerAddress,
     PeerLinks,

@@ -85,7 +85,7 @@ class Mender:
     def _take_part(self) -> None:
         node = self.node
         self.repairing = None
-        node.log.on_damage = self._damaged
+        node.log.tell_damage(self._damaged)
         self.world.damage.takes_part(node)
         node.take_part(self._initial or node.promises.open(node.log.last_index == 0))
         for peer in node.peers:

@@ -107,9 +107,6 @@ INHERITORS: set[str] = {
     "client/signedframe.py::SignedTemplate(SendTemplate)",
     "client/sync.py::BlockingTransactionProducer(BlockingProducer)",
     "client/transaction.py::TransactionProducer(Producer)",
-    # dledger
-    "dledger/connections.py::Accepted(Connection)",
-    "dledger/connections.py::Dialled(Connection)",
     # namesrv
     "namesrv/config.py::NameServerConfig(TlsOptions)",
     # ops
@@ -175,6 +172,4 @@ PLANTED: set[str] = {
     # client
     "client/channel.py::connection.on_raw",
     # dledger
-    "dledger/healer.py::self._log.on_damage",
-    "dledger/peers.py::self.identity.known",
 }

@@ -1,0 +1,219 @@
+"""The links that peers dial: `Incoming` decides who is let in, `Accepted` is one connection. Shell.
+
+Limits: connections that have not said hello are bounded in number and in time, a hello in size.
+Malformed data closes the connection it came over, and does nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from raftmq.dledger.connections import Line, LinkHandler, Reader
+from raftmq.dledger.dialer import Local
+from raftmq.dledger.messages import NodeId
+from raftmq.dledger.network import FROM_PEER
+from raftmq.dledger.wire import (
+    GROUP_ID_VERSION,
+    Hello,
+    HelloAnswer,
+    WireError,
+    decode_hello,
+    decode_identity,
+    encode_answer,
+    encode_identity,
+    spoken,
+)
+
+log = logging.getLogger("raftmq.dledger.peers")
+
+HANDSHAKING_MAX = 64  # accepted connections that have not said hello
+HELLO_SIZE_BYTES_MAX = 1024  # more than the longest hello: 8 + 3 * 255 + 4
+WAS_REMOVED = "was removed from group"  # in the refusal that a removed replica gets
+
+
+class Incoming:
+    """The connections that peers dialled: at most one a peer brings messages."""
+
+    def __init__(
+        self,
+        local: Local,
+        handler: LinkHandler,
+        make_reader: Callable[[NodeId, NodeId], Reader],
+    ) -> None:
+        """`make_reader(sender, this node)` makes the reader of a peer's messages."""
+        self.handler = handler
+        self.refusals = 0
+        self.is_shut = False  # nobody is let in any more
+        self._local = local
+        self._make_reader = make_reader
+        self._removed: frozenset[NodeId] = frozenset()
+        self._accepted: set[Accepted] = set()
+        self._by_peer: dict[NodeId, Accepted] = {}
+
+    def lines(self) -> list[Line]:
+        return [accepted.line for accepted in self._accepted]
+
+    def by_peer(self) -> list[tuple[NodeId, Line]]:
+        return [(peer, accepted.line) for peer, accepted in self._by_peer.items()]
+
+    def line(self, peer: NodeId) -> Line | None:
+        accepted = self._by_peer.get(peer)
+        return None if accepted is None else accepted.line
+
+    def abort(self, peer: NodeId) -> None:
+        """Abort the connection that brings messages of `peer`, if there is one."""
+        line = self.line(peer)
+        if line is not None:
+            line.abort()
+
+    def remove(self, removed: Collection[NodeId]) -> None:
+        """Tell these replicas, and no others, when they dial that they were removed."""
+        self._removed = frozenset(removed)
+        for peer in self._removed:
+            self.abort(peer)
+
+    # -- for the connections --
+
+    def refusal(self, hello: Hello, transport: asyncio.BaseTransport) -> str:
+        """Return why a dialler is not welcome; empty if it is. A stranger is welcome: it may be a
+        member that this node has not heard of yet, and must hear (RaftCore.step)."""
+        group, node_id = self._local.group, self._local.node_id
+        if hello.group != group:
+            return f"this is group {group}, not {hello.group}"
+        if hello.receiver != node_id:
+            return f"this is {node_id}, not {hello.receiver}"
+        if hello.sender == node_id:
+            return f"this is {node_id} itself"
+        if hello.sender in self._removed:
+            return f"{hello.sender} {WAS_REMOVED} {group}"
+        dialer = self._local.dialers.get(hello.sender)
+        return self._local.config.network.doubt(transport, dialer.address.host) if dialer else ""
+
+    def refused(self) -> None:
+        """Count a connection that is closed because of what came over it, or did not."""
+        self.refusals += 1
+
+    def opened(self, connection: Accepted) -> bool:
+        """Count a new connection; return False if too many have not said hello, or nobody is let
+        in."""
+        self._accepted.add(connection)
+        silent = len(self._accepted) - len(self._by_peer)
+        return silent <= HANDSHAKING_MAX and not self.is_shut
+
+    def welcome(self, connection: Accepted, peer: NodeId) -> Reader:
+        """Note that the connection brings messages of `peer` from now on; return their reader."""
+        old = self.line(peer)
+        self._by_peer[peer] = connection
+        if old is not None:
+            old.abort()  # the peer dialled again: it gave the old one up
+        dialer = self._local.dialers.get(peer)
+        if dialer is not None:
+            dialer.hurry()  # it lives: no need to wait out the back-off
+        return self._make_reader(peer, self._local.node_id)
+
+    def lost(self, connection: Accepted) -> None:
+        self._accepted.discard(connection)
+        peer = connection.peer
+        if peer is not None and self._by_peer.get(peer) is connection:
+            del self._by_peer[peer]
+            if not self.is_shut:
+                self.handler.on_closed(peer)
+
+
+class Accepted(asyncio.Protocol):
+    """A connection that a peer dialled: brings the peer's hello, then its messages."""
+
+    def __init__(self, local: Local, door: Incoming) -> None:
+        self.line = Line()
+        self.peer: NodeId | None = None
+        self._local = local
+        self._door = door
+        self._hello: Hello | None = None
+        self._reader: Reader | None = None
+        self._opening = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        config = self._local.config
+        self.line.made(transport, config)
+        if not self._door.opened(self):
+            self._door.refused()
+            self.line.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(config.connect_timeout_ms / 1000, self.line.abort)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._reader is None:
+                data = self._receive_hello(data)
+            if self._reader is not None and data:
+                messages = self._reader.receive_data(data)
+                if messages:
+                    self._door.handler.on_messages(messages)
+        except WireError as error:
+            self._door.refused()
+            where = self.peer or self.line.where
+            log.warning("peer_refused from=%s reason=%s", where, error.reason, extra=FROM_PEER)
+            self.line.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.line.ended()
+        self._stop_timer()
+        self._door.lost(self)
+
+    def _receive_hello(self, data: bytes) -> bytes:
+        """Consume the hello and the dialler's group id; return the bytes behind them. Raises
+        WireError if they are malformed."""
+        self._opening += data
+        transport = self.line.transport
+        assert transport is not None
+        if self._hello is None:
+            decoded = decode_hello(self._opening)
+            if decoded is None:
+                if len(self._opening) > HELLO_SIZE_BYTES_MAX:
+                    raise WireError("a hello that does not end")
+                return b""
+            hello, size = decoded
+            self._opening = self._opening[size:]
+            if not self._answer(hello, self._door.refusal(hello, transport)):
+                return b""
+            self._hello = hello
+            if spoken(hello) < GROUP_ID_VERSION:
+                return self._welcome(hello)
+            transport.write(encode_identity(self._local.identity.group_id))
+        said = decode_identity(self._opening)
+        if said is None:
+            return b""
+        self.line.group_id, size = said
+        self._opening = self._opening[size:]
+        if not self._answer(self._hello, self._local.judge(self.line, self._hello.sender, False)):
+            return b""
+        return self._welcome(self._hello)
+
+    def _answer(self, hello: Hello, reason: str) -> bool:
+        """Answer the hello: a refusal if there is a `reason`. Return whether it is a welcome."""
+        transport = self.line.transport
+        assert transport is not None
+        transport.write(encode_answer(HelloAnswer(reason, spoken(hello))))
+        if reason:
+            self._door.refused()
+            if not self.line.group_id:  # otherwise `judge` has logged it if that was due
+                where = self.line.where
+                log.warning("peer_refused from=%s reason=%s", where, reason, extra=FROM_PEER)
+            transport.close()  # not abort: the reason shall arrive
+        return not reason
+
+    def _welcome(self, hello: Hello) -> bytes:
+        self._stop_timer()
+        rest, self._opening = self._opening, b""
+        self.peer = hello.sender
+        self._reader = self._door.welcome(self, hello.sender)
+        return rest
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

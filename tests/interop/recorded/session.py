@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 DIRECTORY = Path(__file__).parents[2] / "fixtures" / "recorded"
-CLIENTS = ("java53", "go", "node")
+CLIENTS = ("java43", "java49", "java53", "go", "node")
 
 Answer = tuple[int, bytes]  # the connection's number, a frame
 

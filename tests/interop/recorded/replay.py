@@ -117,6 +117,7 @@ class Link:
         client = socket.socket()
         client.setblocking(False)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
         client.bind((HOST, PORT_BASE + self.number))
         await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,20 +10,32 @@ import uvloop
 
 from tests.interop.recorded.replay import first_difference
 from tests.interop.recorded.session import CLIENTS, Session, path_of
+from tests.steadyloop import SteadyLoop
+
+Loop = Callable[[], asyncio.AbstractEventLoop]
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_every_answer_is_the_recorded_one(client: str, tmp_path: Path) -> None:
-    check(client, tmp_path, uvloop.new_event_loop)
+    difference = difference_of(Session.load(path_of(client)), tmp_path, SteadyLoop)
+    if difference:
+        pytest.fail(difference, pytrace=False)
 
 
 def test_another_loop_changes_no_answer(tmp_path: Path) -> None:
-    check("node", tmp_path, asyncio.new_event_loop)
+    session = Session.load(path_of("node"))
+    assert not difference_of(session, tmp_path, uvloop.new_event_loop)
 
 
-def check(client: str, root: Path, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    session = Session.load(path_of(client))
+def test_a_byte_that_is_not_the_recorded_one_is_found(tmp_path: Path) -> None:
+    session = Session.load(path_of("node"))
+    number, step = next((n, step) for n, step in enumerate(session.steps) if step.answers)
+    (of, frame), *others = step.answers
+    changed = replace(step, answers=((of, frame[:-1] + b"?"), *others))
+    short = replace(session, steps=[*session.steps[:number], changed])
+    assert difference_of(short, tmp_path, SteadyLoop).startswith(f"step {number},")
+
+
+def difference_of(session: Session, root: Path, loop: Loop) -> str:
     with asyncio.Runner(loop_factory=loop) as runner:
-        difference = runner.run(first_difference(session, root))
-    if difference:
-        pytest.fail(difference, pytrace=False)
+        return runner.run(first_difference(session, root))

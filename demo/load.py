@@ -22,7 +22,7 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.whole import wait_whole
 from raftmq.chaos.faults.base import Context, Planned
-from raftmq.chaos.faults.process import Kill
+from raftmq.chaos.faults.process import kill
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.run.observer import Observer, Watched
@@ -201,16 +201,16 @@ async def _kill_leaders(
                 "take a larger --limit or a lower --rate"
             )
         planned = Planned(number, 0.0, RESTART_AFTER_S, "kill", "leader", 0.0)
-        kill = Kill(planned, Context(cluster, history))
+        fault = kill(planned, Context(cluster, history))
         following = counts[number : number + 1]
         async with held_at(following[0], milestones, sender) if following else nullcontext():
             try:
-                await kill.inject()
-                node = kill.targets()
+                await fault.inject()
+                node = fault.targets()
                 board.say(f"kill -9 of the leader {node} at {milestones.acknowledged:,}")
                 await asyncio.sleep(RESTART_AFTER_S)
             finally:
-                await kill.heal()
+                await fault.heal()
             board.say(f"{node} started again")
             await wait_whole(cluster)
             board.say("all three replicas have caught up")

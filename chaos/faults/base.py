@@ -2,9 +2,8 @@
 
 A *kind* is data: name, family, whom it may hit, what it needs. A *planned* fault is a kind with a
 time, a target and drawn numbers, pure data out of a seed. A *fault* is the planned thing made real
-on one cluster: it injects and heals. `Deed` is the usual base of a fault: a subclass chooses its
-nodes, does and undoes; history records, order and healing after a failed or cancelled `inject` are
-here.
+on one cluster: it injects and heals. `Injection` is the usual fault: it has a deed, which does and
+undoes, and keeps history records, order and healing after a failed or cancelled `inject`.
 
 Every module of faults has one table `KINDS: Table` and, if its kinds need something of the machine
 or the cluster, one table `NEEDS`; chaos.faults.catalogue joins them.
@@ -15,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from raftmq.chaos.cluster.cluster import Cluster, NodeStatus
@@ -130,58 +129,71 @@ class Hit:
         return only.process.pid if only is not None and only.process is not None else 0
 
 
-class Deed(ABC):
-    """A fault that is written into the history. Subclasses say what to do and how to undo it.
+class Deed(Protocol):
+    """What a fault does to the nodes that it hits.
 
     `undo` must be harmless after a `do` that failed or was cancelled half way, because it is called
     then, and for nodes that came back or were started again by somebody else meanwhile.
     """
 
-    def __init__(self, planned: Planned, context: Context) -> None:
-        self.planned = planned
-        self.context = context
-        self.hit: Hit | None = None  # since when it was injected; None: nothing is wrong
-
-    @abstractmethod
     async def do(self, hit: Hit) -> None:
         """Make it happen. Raises ClusterError or OSError."""
 
-    @abstractmethod
     async def undo(self, hit: Hit) -> None:
         """Put it right. Raises ClusterError or OSError."""
 
-    @abstractmethod
-    def describe(self) -> str:
-        """Return what it does, in a few words; name the nodes once they are known."""
+    def describe(self, targets: str) -> str:
+        """Return what it does, in a few words; `targets` names the nodes, or who is to be hit."""
 
-    async def choose(self) -> Hit:
-        """Choose the nodes to hit: by the planned selector, unless a subclass overrides this.
 
-        Waits up to `CHOOSE_TIMEOUT_S` while nobody leads, as during an election.
-        """
-        deadline = time.monotonic() + CHOOSE_TIMEOUT_S
-        while True:
-            statuses = await self.context.cluster.status()
-            try:
-                nodes = select(self.planned.whom, statuses, self.planned.choice)
-            except NobodyNow:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(CHOOSE_POLL_S)
-                continue
-            return Hit(tuple(nodes), role_of(nodes[0], statuses) if nodes else "")
+async def choose_nodes(planned: Planned, context: Context) -> Hit:
+    """Choose the nodes to hit by the planned selector.
+
+    Waits up to `CHOOSE_TIMEOUT_S` while nobody leads, as during an election.
+    """
+    deadline = time.monotonic() + CHOOSE_TIMEOUT_S
+    while True:
+        statuses = await context.cluster.status()
+        try:
+            nodes = select(planned.whom, statuses, planned.choice)
+        except NobodyNow:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(CHOOSE_POLL_S)
+            continue
+        return Hit(tuple(nodes), role_of(nodes[0], statuses) if nodes else "")
+
+
+class Injection:
+    """A fault that is written into the history: a deed, and the nodes that it hits.
+
+    `choose` finds the nodes; without it, the planned selector does.
+    """
+
+    def __init__(
+        self,
+        planned: Planned,
+        context: Context,
+        deed: Deed,
+        choose: Callable[[], Awaitable[Hit]] | None = None,
+    ) -> None:
+        self.planned = planned
+        self.context = context
+        self.deed = deed
+        self._choose = choose or partial(choose_nodes, planned, context)
+        self.hit: Hit | None = None  # since when it was injected; None: nothing is wrong
 
     async def inject(self) -> None:
         """Choose, record the start, do it, record that it is done."""
         assert self.hit is None, f"{self.planned.kind} is injected already"
-        hit = await self.choose()
+        hit = await self._choose()
         op = self._write("invoke", "inject", hit)
         self.hit = hit  # from here on `heal` has something to undo, also after a cancellation
         try:
-            await self.do(hit)
+            await self.deed.do(hit)
         except (ClusterError, OSError) as error:
             self._write("fail", "inject", hit, op, error)
-            await self.undo(hit)
+            await self.deed.undo(hit)
             self.hit = None
             raise ClusterError(f"{self.planned.kind}: {error}") from error
         self._write("ok", "inject", hit, op)
@@ -192,7 +204,7 @@ class Deed(ABC):
             return
         op = self._write("invoke", "heal", self.hit)
         try:
-            await self.undo(self.hit)
+            await self.deed.undo(self.hit)
         except (ClusterError, OSError) as error:
             self._write("fail", "heal", self.hit, op, error)
             raise ClusterError(f"{self.planned.kind} cannot be healed: {error}") from error
@@ -201,9 +213,14 @@ class Deed(ABC):
         self._write("ok", "heal", hit, op)
         self.hit = None
 
+    def describe(self) -> str:
+        """Return what it does."""
+        return self.deed.describe(self.targets())
+
     def targets(self) -> str:
         """Return the nodes' names once they are known, else the selector."""
-        return ", ".join(self.hit.names) if self.hit and self.hit.nodes else self.planned.whom
+        names = self.hit.names if self.hit is not None else []
+        return ", ".join(names) or self.planned.whom
 
     def _write(
         self, type_: str, function: str, hit: Hit, op: int = 0, error: Exception | None = None
@@ -223,6 +240,11 @@ class Deed(ABC):
             fields["error"] = str(error)
         history.event(type_, function, PROCESS, op, **fields)
         return op
+
+
+def injected(deed: Callable[[Planned, Context], Deed]) -> Factory:
+    """Return what makes a fault of such a deed, with the planned nodes."""
+    return lambda planned, context: Injection(planned, context, deed(planned, context))
 
 
 def role_of(node: Node, statuses: Sequence[NodeStatus]) -> str:

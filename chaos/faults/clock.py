@@ -7,10 +7,8 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.faults.base import Context, Deed, Hit, Kind, Planned, Table
+from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Planned, Table, injected
 from raftmq.chaos.faults.disk import faults_of
 from raftmq.chaos.faults.steering import Steering
 
@@ -18,30 +16,30 @@ MONTH_S = 30 * 86_400.0
 STROBE_MS_MIN = 1
 
 
-class ClockStep(Deed):
+class ClockStep:
     """The clock is off by `sign` times step_s seconds until it is healed."""
 
     def __init__(self, planned: Planned, context: Context, sign: int, step_s: float) -> None:
-        super().__init__(planned, context)
+        self._context = context
         self._step_s = sign * planned.figure("step_s", step_s)
 
     async def do(self, hit: Hit) -> None:
         for node in hit.nodes:
-            Steering(faults_of(self.context, node)).set_clock(round(self._step_s * 1000))
+            Steering(faults_of(self._context, node)).set_clock(round(self._step_s * 1000))
 
     async def undo(self, hit: Hit) -> None:
         for node in hit.nodes:
-            Steering(faults_of(self.context, node)).set_clock(0)
+            Steering(faults_of(self._context, node)).set_clock(0)
 
-    def describe(self) -> str:
-        return f"clock of {self.targets()} off by {self._step_s:+.3f} s"
+    def describe(self, targets: str) -> str:
+        return f"clock of {targets} off by {self._step_s:+.3f} s"
 
 
-class ClockStrobe(Deed):
+class ClockStrobe:
     """The clock is off by delta_ms for period_ms, right for period_ms, and so on."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
-        super().__init__(planned, context)
+        self._context = context
         self._delta_ms = round(planned.figure("delta_ms", 1000))
         self._period_ms = round(planned.figure("period_ms", 20))
         if self._period_ms < STROBE_MS_MIN:
@@ -49,20 +47,20 @@ class ClockStrobe(Deed):
 
     async def do(self, hit: Hit) -> None:
         for node in hit.nodes:
-            steering = Steering(faults_of(self.context, node))
+            steering = Steering(faults_of(self._context, node))
             steering.set_clock(0, self._delta_ms, self._period_ms)
 
     async def undo(self, hit: Hit) -> None:
         for node in hit.nodes:
-            Steering(faults_of(self.context, node)).set_clock(0)
+            Steering(faults_of(self._context, node)).set_clock(0)
 
-    def describe(self) -> str:
+    def describe(self, targets: str) -> str:
         every = f"{self._delta_ms:+d} ms every other {self._period_ms} ms"
-        return f"clock of {self.targets()} off by {every}"
+        return f"clock of {targets} off by {every}"
 
 
-def _step(sign: int, step_s: float = 60.0) -> Callable[[Planned, Context], Deed]:
-    return lambda planned, context: ClockStep(planned, context, sign, step_s)
+def _step(sign: int, step_s: float = 60.0) -> Factory:
+    return injected(lambda planned, context: ClockStep(planned, context, sign, step_s))
 
 
 def _kind(name: str, description: str, params: dict[str, tuple[float, float]]) -> Kind:
@@ -85,6 +83,6 @@ KINDS: Table = {
             "its clock jumps ahead by delta_ms and back, every period_ms",
             {"delta_ms": (50.0, 5000.0), "period_ms": (5.0, 100.0)},
         ),
-        ClockStrobe,
+        injected(ClockStrobe),
     ),
 }

@@ -9,7 +9,7 @@ import asyncio
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.compose import ComposeCluster
-from raftmq.chaos.faults.base import Context, Deed, Factory, Hit, Kind, Planned
+from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Planned, injected
 
 _BY_FAMILY = {
     "process": "",
@@ -30,16 +30,16 @@ def why_not(kind: Kind) -> str | None:
     return _CANNOT.get(kind.name) or _BY_FAMILY[kind.family] or None
 
 
-class CutContainers(Deed):
+class CutContainers:
     """Takes containers off all networks; healing joins them again with the same names."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
-        super().__init__(planned, context)
+        self._context = context
         self._networks: dict[str, list[tuple[str, list[str]]]] = {}
 
     @property
     def cluster(self) -> ComposeCluster:
-        cluster = self.context.cluster
+        cluster = self._context.cluster
         if not isinstance(cluster, ComposeCluster):
             raise ClusterError("these are no containers")
         return cluster
@@ -54,8 +54,8 @@ class CutContainers(Deed):
             await asyncio.to_thread(self.cluster.join, name, networks)
             del self._networks[name]
 
-    def describe(self) -> str:
-        return f"{self.targets()}: off its networks"
+    def describe(self, targets: str) -> str:
+        return f"{targets}: off its networks"
 
 
-MADE_BY: dict[str, Factory] = {"cut-node": CutContainers}
+MADE_BY: dict[str, Factory] = {"cut-node": injected(CutContainers)}

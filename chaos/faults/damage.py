@@ -31,7 +31,7 @@ from raftmq.chaos.faults.aim import (
     slots,
     used_units,
 )
-from raftmq.chaos.faults.base import Context, Deed, Hit, Kind, Planned, Table
+from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Planned, Table, injected
 from raftmq.chaos.faults.disk import POLL_S, STEADY_S, lose_disk, store_of
 from raftmq.chaos.faults.power import owned
 from raftmq.chaos.faults.process import Kill
@@ -45,37 +45,39 @@ LOG_LINES = 40
 Harm = Callable[[Path, random.Random, bool], str]
 
 
-class Damage(Kill):
+class Damage:
     """SIGKILL, damage, start; healing waits until the node serves."""
 
     def __init__(self, planned: Planned, context: Context, harm: Harm) -> None:
-        super().__init__(planned, context)
+        self._planned = planned
+        self._context = context
+        self._kill = Kill(context.cluster)
         self._harm = harm
         self._done: dict[str, str] = {}
         self._replaced: set[str] = set()
 
     async def do(self, hit: Hit) -> None:
-        await super().do(hit)
-        may_cut = flush_of(self.context.cluster.state()) == "SYNC_FLUSH"
+        await self._kill.do(hit)
+        may_cut = flush_of(self._context.cluster.state()) == "SYNC_FLUSH"
         for node in hit.nodes:
-            rng = random.Random(f"{self.planned.number}:{self.planned.choice}:{node.name}")
-            store = store_of(self.context, node)
+            rng = random.Random(f"{self._planned.number}:{self._planned.choice}:{node.name}")
+            store = store_of(self._context, node)
             self._done[node.name] = await asyncio.to_thread(self._hurt, store, rng, may_cut)
-        await super().undo(hit)
+        await self._kill.undo(hit)
 
     def _hurt(self, store: Path, rng: random.Random, may_cut: bool) -> str:
         with owned(store):
             return self._harm(store, rng, may_cut)
 
     async def undo(self, hit: Hit) -> None:
-        await super().undo(hit)
+        await self._kill.undo(hit)
         for node in hit.nodes:
             if node.name in self._done:
                 await self._see_to(node)
 
     async def _see_to(self, node: Node) -> None:
         """Return once the node serves; replace it if it refuses to start."""
-        cluster = self.context.cluster
+        cluster = self._context.cluster
         steady_s = begin_s = time.monotonic()
         while time.monotonic() < begin_s + UP_S:
             (status,) = [s for s in await cluster.status() if s.node.name == node.name]
@@ -91,20 +93,20 @@ class Damage(Kill):
 
     async def _replace(self, node: Node) -> None:
         """Give a node that refused to start an empty disk, once; leave a killed one."""
-        last = tail(log_path(self.context.cluster.directory, node), LOG_LINES).splitlines()
+        last = tail(log_path(self._context.cluster.directory, node), LOG_LINES).splitlines()
         words = next((line for line in reversed(last) if line.startswith(REFUSALS)), "")
         if not words:
             return
-        raft = MODES[self.context.cluster.state().mode].engine == RAFT
+        raft = MODES[self._context.cluster.state().mode].engine == RAFT
         if node.name in self._replaced or not raft:
             raise ClusterError(f"{node.name} does not come back: {words}")
         self._replaced.add(node.name)
         self._done[node.name] += f"; it refused ({words}) and was given an empty disk"
-        await asyncio.to_thread(lose_disk, self.context, node)
+        await asyncio.to_thread(lose_disk, self._context, node)
 
-    def describe(self) -> str:
+    def describe(self, targets: str) -> str:
         done = "; ".join(f"{name}: {what}" for name, what in self._done.items())
-        return done or f"{self.planned.kind} at {self.targets()}"
+        return done or f"{self._planned.kind} at {targets}"
 
 
 # ---- kinds of damage --------------------------------------------------------------------------
@@ -342,13 +344,13 @@ def _entry(
     description: str,
     whom: tuple[str, ...] = ("follower", "leader", "most-behind"),
     needs: frozenset[str] = frozenset(),
-) -> tuple[Kind, Callable[[Planned, Context], Deed]]:
+) -> tuple[Kind, Factory]:
     kind = Kind(name, "damage", description, whom, needs, lasts_s=(1.0, 3.0))
-    return kind, lambda planned, context: Damage(planned, context, harm)
+    return kind, injected(lambda planned, context: Damage(planned, context, harm))
 
 
 _RAFT = frozenset({"raft"})
-_TABLE: tuple[tuple[Kind, Callable[[Planned, Context], Deed]], ...] = (
+_TABLE: tuple[tuple[Kind, Factory], ...] = (
     _entry("torn-tail", torn_tail, "the log's end is garbage, half a frame, or short"),
     _entry("flip-header", flip_header, "a bit of a durable frame's header", needs=_RAFT),
     _entry("flip-payload", flip_payload, "a bit of a durable frame's messages", needs=_RAFT),

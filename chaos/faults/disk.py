@@ -19,7 +19,7 @@ from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from raftmq.chaos.cluster.launch import node_directory
 from raftmq.chaos.cluster.topology import CLASSIC, MODES
 from raftmq.chaos.faults import power
-from raftmq.chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table
+from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Need, Planned, Table, injected
 from raftmq.chaos.faults.power import FAULTS, Cut, LoopDisk, owned
 from raftmq.chaos.faults.process import Kill, alive
 from raftmq.chaos.faults.steering import (
@@ -56,22 +56,19 @@ def faults_of(context: Context, node: Node) -> Path:
     return node_directory(context.cluster.directory, node) / FAULTS
 
 
-class Told(Deed):
+class Told:
     """Rules for the disks of the nodes it hits, in force as long as it lasts."""
 
     def __init__(
         self, planned: Planned, context: Context, rules: RulesOf, words: str, *, may_end: bool
     ) -> None:
         """`may_end`: a broker may end itself because of it."""
-        super().__init__(planned, context)
+        self._context = context
+        self._key = str(planned.number)
         self._rules = tuple(rules(planned))
         self._words = words
         self._may_end = may_end
         self._ran: list[str] = []  # when it was injected: to be started if they end
-
-    @property
-    def _key(self) -> str:
-        return str(self.planned.number)
 
     async def do(self, hit: Hit) -> None:
         self._ran = [node.name for node in hit.nodes if alive(node)]
@@ -88,7 +85,7 @@ class Told(Deed):
 
     async def _see_to(self, name: str) -> None:
         """Wait until the node either serves or has ended; then start it if it ended."""
-        cluster = self.context.cluster
+        cluster = self._context.cluster
         steady_s = until_s = time.monotonic()
         until_s += END_S
         while time.monotonic() < until_s:
@@ -104,79 +101,95 @@ class Told(Deed):
         raise ClusterError(f"{name} neither serves nor ends, {END_S:g} s after its disk was healed")
 
     def _steering(self, node: Node) -> Steering:
-        return Steering(faults_of(self.context, node))
+        return Steering(faults_of(self._context, node))
 
-    def describe(self) -> str:
-        return f"{self.targets()}: {self._words}"
+    def describe(self, targets: str) -> str:
+        return f"{targets}: {self._words}"
 
 
-class PowerCut(Kill):
+class PowerCut:
     """SIGKILL to all at once, then unsynced changes are undone; healing starts them again."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
-        super().__init__(planned, context)
-        self.cuts: dict[str, Cut] = {}
+        self._planned = planned
+        self._context = context
+        self._kill = Kill(context.cluster)
+        self._cuts: dict[str, Cut] = {}
 
     async def do(self, hit: Hit) -> None:
-        await super().do(hit)
-        temper = LOSE_ALL if self.planned.figure("lose_all", 0) else None
+        await self._kill.do(hit)
+        temper = LOSE_ALL if self._planned.figure("lose_all", 0) else None
         for node in hit.nodes:
-            rng = random.Random(f"{self.planned.number}:{self.planned.choice}:{node.name}")
-            home, store = faults_of(self.context, node), store_of(self.context, node)
-            self.cuts[node.name] = await asyncio.to_thread(power.cut, home, store, rng, temper)
+            rng = random.Random(f"{self._planned.number}:{self._planned.choice}:{node.name}")
+            home, store = faults_of(self._context, node), store_of(self._context, node)
+            self._cuts[node.name] = await asyncio.to_thread(power.cut, home, store, rng, temper)
 
-    def describe(self) -> str:
-        taken = "; ".join(f"{name}: {cut}" for name, cut in self.cuts.items())
-        return f"power cut of {self.targets()}" + (f" ({taken})" if taken else "")
+    async def undo(self, hit: Hit) -> None:
+        await self._kill.undo(hit)
+
+    def describe(self, targets: str) -> str:
+        taken = "; ".join(f"{name}: {cut}" for name, cut in self._cuts.items())
+        return f"power cut of {targets}" + (f" ({taken})" if taken else "")
 
 
-class KernelPowerCut(Kill):
+class KernelPowerCut:
     """The same by the kernel: each store is a file system of its own that is shut down."""
 
+    def __init__(self, planned: Planned, context: Context) -> None:
+        self._context = context
+        self._kill = Kill(context.cluster)
+
     async def do(self, hit: Hit) -> None:
-        disks = [LoopDisk.of_store(store_of(self.context, node)) for node in hit.nodes]
-        await super().do(hit)
+        disks = [LoopDisk.of_store(store_of(self._context, node)) for node in hit.nodes]
+        await self._kill.do(hit)
         for disk in disks:
             await asyncio.to_thread(disk.cut)
 
-    def describe(self) -> str:
-        return f"power cut of {self.targets()}, by the kernel (FS_IOC_SHUTDOWN)"
+    async def undo(self, hit: Hit) -> None:
+        await self._kill.undo(hit)
+
+    def describe(self, targets: str) -> str:
+        return f"power cut of {targets}, by the kernel (FS_IOC_SHUTDOWN)"
 
 
-class DiskLoss(Kill):
+class DiskLoss:
     """SIGKILL, and the store is gone; started again with an empty disk.
 
     A classic master cannot fetch what it lost: heal does what an operator would. The slave is
     stopped in order, its store is copied to the master's disk, and both are started.
     """
 
+    def __init__(self, planned: Planned, context: Context) -> None:
+        self._context = context
+        self._kill = Kill(context.cluster)
+
     async def do(self, hit: Hit) -> None:
-        await super().do(hit)
+        await self._kill.do(hit)
         for node in hit.nodes:
-            await asyncio.to_thread(lose_disk, self.context, node)
+            await asyncio.to_thread(lose_disk, self._context, node)
 
     async def undo(self, hit: Hit) -> None:
-        cluster = self.context.cluster
-        for name in list(self._taken):
+        cluster = self._context.cluster
+        for name in list(self._kill.taken):
             node = cluster.state().node(name)
             if not alive(node) and needs_restoring(cluster.state(), node):
                 await self._restore(node)
-        await super().undo(hit)
+        await self._kill.undo(hit)
 
     async def _restore(self, master: Node) -> None:
-        cluster = self.context.cluster
+        cluster = self._context.cluster
         slaves = [n for n in cluster.state().members(master.group) if n.name != master.name]
-        slave = next((n for n in slaves if store_of(self.context, n).exists()), None)
+        slave = next((n for n in slaves if store_of(self._context, n).exists()), None)
         if slave is None:
             raise ClusterError(f"{master.name} has no slave to be restored from")
         if alive(slave):
             process = cluster.signal(slave.name, signal.SIGTERM)
             await cluster.wait_dead(process, END_S)
-        await asyncio.to_thread(copy_store, self.context, slave, master)
+        await asyncio.to_thread(copy_store, self._context, slave, master)
         cluster.start(slave.name)
 
-    def describe(self) -> str:
-        return f"disk of {self.targets()} lost, started again with an empty or restored one"
+    def describe(self, targets: str) -> str:
+        return f"disk of {targets} lost, started again with an empty or restored one"
 
 
 def needs_restoring(state: ClusterState, node: Node) -> bool:
@@ -227,11 +240,8 @@ def empty(store: Path) -> None:
                 entry.unlink()
 
 
-def _told(rules: RulesOf, words: str, *, may_end: bool = True) -> Callable[..., Told]:
-    def make(planned: Planned, context: Context) -> Told:
-        return Told(planned, context, rules, words, may_end=may_end)
-
-    return make
+def _told(rules: RulesOf, words: str, *, may_end: bool = True) -> Factory:
+    return injected(lambda planned, context: Told(planned, context, rules, words, may_end=may_end))
 
 
 def _needs_layer(cluster: ClusterState | None) -> str | None:
@@ -326,7 +336,7 @@ KINDS: Table = {
             lasts_s=(0.5, 2.0),
             params={"lose_all": (0.0, 0.0)},
         ),
-        PowerCut,
+        injected(PowerCut),
     ),
     "kernel-power-cut": (
         Kind(
@@ -336,7 +346,7 @@ KINDS: Table = {
             _ONE,
             frozenset({"loop-device"}),
         ),
-        KernelPowerCut,
+        injected(KernelPowerCut),
     ),
     "disk-loss": (
         Kind(
@@ -347,7 +357,7 @@ KINDS: Table = {
             ("follower", "leader", "most-behind", "minority"),
             frozenset({"copies"}),
         ),
-        DiskLoss,
+        injected(DiskLoss),
     ),
 }
 NEEDS: dict[str, Need] = {

@@ -7,10 +7,20 @@ new routes and new leaders have to wait.
 from __future__ import annotations
 
 from raftmq.chaos.cluster.clusterfile import ClusterState
-from raftmq.chaos.faults.base import Context, Fault, Hit, Kind, Need, Planned, Table
+from raftmq.chaos.faults.base import (
+    Context,
+    Fault,
+    Hit,
+    Injection,
+    Kind,
+    Need,
+    Planned,
+    Table,
+    injected,
+)
 from raftmq.chaos.faults.links import Links
 from raftmq.chaos.faults.network import LinkFault, around, cut
-from raftmq.chaos.faults.process import Kill, Pause
+from raftmq.chaos.faults.process import Pause, kill
 from raftmq.chaos.faults.rules import Rule
 
 _WHOM = ("namesrv", "namesrvs")
@@ -18,7 +28,8 @@ _LASTS_S = (2.0, 8.0)
 
 
 def _out_of_reach(planned: Planned, context: Context) -> Fault:
-    return LinkFault(planned, context, _cut, "nobody reaches it")
+    deed = LinkFault(planned, context, _cut, "nobody reaches it")
+    return Injection(planned, context, deed, deed.choose)
 
 
 def _cut(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
@@ -41,7 +52,7 @@ KINDS: Table = {
             frozenset({"names"}),
             lasts_s=_LASTS_S,
         ),
-        Kill,
+        kill,
     ),
     "namesrv-pause": (
         Kind(
@@ -52,7 +63,7 @@ KINDS: Table = {
             frozenset({"names"}),
             lasts_s=_LASTS_S,
         ),
-        Pause,
+        injected(Pause),
     ),
     "namesrv-cut": (
         Kind(

@@ -13,7 +13,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from raftmq.chaos.cluster import namespaces
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.faults.base import Context, Deed, Factory, Fault, Hit, Kind, Need, Planned, Table
+from raftmq.chaos.faults.base import (
+    Context,
+    Factory,
+    Fault,
+    Hit,
+    Injection,
+    Kind,
+    Need,
+    Planned,
+    Table,
+    choose_nodes,
+)
 from raftmq.chaos.faults.select import pick_some
 
 HUB = "hub"  # the host of the clients and of the harness
@@ -23,22 +34,23 @@ Pair = tuple[str, str]  # (sender, host that does not get it), names of nodes or
 PairsOf = Callable[[Hit, Planned, ClusterState], list[Pair]]
 
 
-class WireCut(Deed):
+class WireCut:
     """Cuts directed pairs of hosts: one does not hear the other."""
 
     def __init__(self, planned: Planned, context: Context, pairs_of: PairsOf, words: str) -> None:
-        super().__init__(planned, context)
-        self._pairs_of = pairs_of
+        self._planned = planned
+        self._context = context
+        self.pairs_of = pairs_of
         self._words = words
-        self.pairs: tuple[Pair, ...] = ()
+        self._pairs: tuple[Pair, ...] = ()
 
     async def choose(self) -> Hit:
-        hit = await super().choose()
-        state = self.context.cluster.state()
-        self.pairs = tuple(self._pairs_of(hit, self.planned, state))
-        if not self.pairs:
+        hit = await choose_nodes(self._planned, self._context)
+        state = self._context.cluster.state()
+        self._pairs = tuple(self.pairs_of(hit, self._planned, state))
+        if not self._pairs:
             raise ClusterError(
-                f"{self.planned.kind}: {self.planned.whom} has nobody to be cut from"
+                f"{self._planned.kind}: {self._planned.whom} has nobody to be cut from"
             )
         return hit
 
@@ -48,14 +60,14 @@ class WireCut(Deed):
     async def undo(self, hit: Hit) -> None:
         await self._apply("flush to {} nud permanent dev {}")  # harmless where there is none
 
-    def describe(self) -> str:
-        return f"{self.targets()}: {self._words} (below TCP)"
+    def describe(self, targets: str) -> str:
+        return f"{targets}: {self._words} (below TCP)"
 
     async def _apply(self, words: str) -> None:
-        state = self.context.cluster.state()
-        for source in dict.fromkeys(pair[0] for pair in self.pairs):
+        state = self._context.cluster.state()
+        for source in dict.fromkeys(pair[0] for pair in self._pairs):
             device = "br0" if source == HUB else "eth0"
-            targets = [target for sender, target in self.pairs if sender == source]
+            targets = [target for sender, target in self._pairs if sender == source]
             commands = ["neigh " + words.format(_address(state, t), device) for t in targets]
             await asyncio.to_thread(namespaces.ip, commands, f"{state.netns}-{source}")
 
@@ -119,7 +131,8 @@ def _entry(
     name: str, description: str, words: str, pairs_of: PairsOf, whom: tuple[str, ...]
 ) -> tuple[Kind, Factory]:
     def make(planned: Planned, context: Context) -> Fault:
-        return WireCut(planned, context, pairs_of, words)
+        deed = WireCut(planned, context, pairs_of, words)
+        return Injection(planned, context, deed, deed.choose)
 
     kind = Kind(name, "network", description, whom, frozenset({"netns"}), lasts_s=(2, 6))
     return kind, make

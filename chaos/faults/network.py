@@ -15,7 +15,19 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from raftmq.chaos.cluster.linkmap import CLIENT, CLIENTS, HA, NAMES, PEER, Link
-from raftmq.chaos.faults.base import Context, Deed, Factory, Fault, Hit, Kind, Need, Planned, Table
+from raftmq.chaos.faults.base import (
+    Context,
+    Deed,
+    Factory,
+    Fault,
+    Hit,
+    Injection,
+    Kind,
+    Need,
+    Planned,
+    Table,
+    choose_nodes,
+)
 from raftmq.chaos.faults.links import Links
 from raftmq.chaos.faults.rules import BACK, BOTH, FORWARD, Rule
 from raftmq.chaos.faults.select import pick, pick_some
@@ -23,52 +35,58 @@ from raftmq.chaos.faults.select import pick, pick_some
 RulesOf = Callable[[Links, Hit, Planned, ClusterState], list[Rule]]
 
 
-class LinkFault(Deed):
+class LinkFault:
     """A fault made of proxy rules that are in force from inject to heal."""
 
     def __init__(self, planned: Planned, context: Context, rules_of: RulesOf, words: str) -> None:
-        super().__init__(planned, context)
+        self.planned = planned
+        self._context = context
         self._rules_of = rules_of
         self._words = words
         self.rules: tuple[Rule, ...] = ()  # to be in force, once the nodes are chosen
 
     @property
     def links(self) -> Links:
-        if self.context.links is None:
+        if self._context.links is None:
             raise ClusterError("this needs the cluster's links")
-        return self.context.links
-
-    @property
-    def owner(self) -> str:
-        return str(self.planned.number)
+        return self._context.links
 
     async def choose(self) -> Hit:
         """Choose nodes and rules. Raises ClusterError without rules: it would prove nothing."""
-        links, hit = self.links, await super().choose()
-        state = self.context.cluster.state()
+        links, hit = self.links, await choose_nodes(self.planned, self._context)
+        state = self._context.cluster.state()
         self.rules = tuple(self._rules_of(links, hit, self.planned, state))
         if not self.rules:
             raise ClusterError(f"{self.planned.kind}: {self.planned.whom} has no such link")
         return hit
 
+    async def impose(self, rules: Sequence[Rule]) -> None:
+        await self.links.impose(str(self.planned.number), rules)
+
+    async def lift(self) -> None:
+        await self.links.lift(str(self.planned.number))
+
     async def do(self, hit: Hit) -> None:
-        await self.links.impose(self.owner, self.rules)
+        await self.impose(self.rules)
 
     async def undo(self, hit: Hit) -> None:
-        await self.links.lift(self.owner)
+        await self.lift()
 
-    def describe(self) -> str:
+    def describe(self, targets: str) -> str:
         figures = ", ".join(f"{name} {_short(v)}" for name, v in self.planned.params.items())
-        return f"{self.targets()}: {self._words}" + (f" ({figures})" if figures else "")
+        return f"{targets}: {self._words}" + (f" ({figures})" if figures else "")
 
 
-class Flapping(LinkFault):
+class Flapping:
     """Links cut and healed again every few moments."""
 
-    _task: asyncio.Task[None] | None = None
+    def __init__(self, cut: LinkFault) -> None:
+        self._cut = cut
+        self._task: asyncio.Task[None] | None = None
+        self.describe = cut.describe
 
     async def do(self, hit: Hit) -> None:
-        await super().do(hit)
+        await self._cut.do(hit)
         self._task = asyncio.create_task(self._flap(), name="flapping")
 
     async def undo(self, hit: Hit) -> None:
@@ -76,54 +94,62 @@ class Flapping(LinkFault):
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        await super().undo(hit)
+        await self._cut.undo(hit)
         if task is not None and not task.cancelled():
             raise ClusterError(f"it did not flap to the end: {task.exception()}")
 
     async def _flap(self) -> None:
-        every_s = self.planned.figure("every_ms", 200) / 1000
+        every_s = self._cut.planned.figure("every_ms", 200) / 1000
         while True:
             await asyncio.sleep(every_s)
-            await self.links.lift(self.owner)
+            await self._cut.lift()
             await asyncio.sleep(every_s)
-            await self.links.impose(self.owner, self.rules)
+            await self._cut.impose(self._cut.rules)
 
 
-class Swizzle(LinkFault):
+class Swizzle:
     """Links cut one by one, restored one by one in another order."""
+
+    def __init__(self, cut: LinkFault) -> None:
+        self._cut = cut
+        self.describe = cut.describe
 
     async def do(self, hit: Hit) -> None:
         order = self._order(0)
         for count in range(1, len(order) + 1):
-            await self.links.impose(self.owner, order[:count])
+            await self._cut.impose(order[:count])
             await asyncio.sleep(self._step_s)
 
     async def undo(self, hit: Hit) -> None:
         order = self._order(1)
         while len(order) > 1:
             order.pop()
-            await self.links.impose(self.owner, order)
+            await self._cut.impose(order)
             await asyncio.sleep(self._step_s)
-        await super().undo(hit)
+        await self._cut.undo(hit)
 
     def _order(self, turn: int) -> list[Rule]:
-        order = list(self.rules)
-        rng = self.planned.rng()
+        order = list(self._cut.rules)
+        rng = self._cut.planned.rng()
         for _ in range(turn + 1):
             rng.shuffle(order)
         return order
 
     @property
     def _step_s(self) -> float:
-        return self.planned.figure("step_ms", 100) / 1000
+        return self._cut.planned.figure("step_ms", 100) / 1000
 
 
-class Reset(LinkFault):
+class Reset:
     """Resets connections once; nothing to undo."""
 
+    def __init__(self, cut: LinkFault) -> None:
+        self._cut = cut
+        self.describe = cut.describe
+
     async def do(self, hit: Hit) -> None:
-        names = {rule.link for rule in self.rules}
-        await self.links.reset([link for link in self.links.all if link.name in names])
+        names = {rule.link for rule in self._cut.rules}
+        await self._cut.links.reset([link for link in self._cut.links.all if link.name in names])
 
     async def undo(self, hit: Hit) -> None:
         """Do nothing: a peer that lost a connection makes another."""
@@ -274,15 +300,16 @@ def _entry(
     words: str,
     rules_of: RulesOf,
     whom: tuple[str, ...] = _ONE,
-    made_by: type[LinkFault] = LinkFault,
+    made_of: Callable[[LinkFault], Deed] = lambda cut: cut,
     *,
     lasts_s: tuple[float, float] = (2, 6),
     params: dict[str, tuple[float, float]] | None = None,
 ) -> tuple[Kind, Factory]:
     def make(planned: Planned, context: Context) -> Fault:
-        return made_by(planned, context, rules_of, words)
+        links = LinkFault(planned, context, rules_of, words)
+        return Injection(planned, context, made_of(links), links.choose)
 
-    oneoff = made_by is Reset
+    oneoff = made_of is Reset
     kind = Kind(
         name, "network", description, whom, _LINKS, oneoff, lasts_s=lasts_s, params=params or {}
     )
@@ -348,7 +375,7 @@ _ENTRIES = (
         "a node cut off and let back again every few moments",
         "cut off and let back again and again",
         _cut_node,
-        made_by=Flapping,
+        made_of=Flapping,
         params={"every_ms": (50, 700)},
     ),
     _entry(

@@ -8,127 +8,159 @@ from __future__ import annotations
 
 import signal
 
+from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.cluster.process import ProcessId, state
+from raftmq.chaos.cluster.process import state
 from raftmq.chaos.cluster.restart import ORDERLY_S
 from raftmq.chaos.cluster.topology import MODES, RAFT
 from raftmq.chaos.cluster.transfer import transfer
 from raftmq.chaos.cluster.whole import wait_whole
-from raftmq.chaos.faults.base import Context, Deed, Hit, Kind, Need, Planned, Table, role_of
+from raftmq.chaos.faults.base import (
+    Context,
+    Fault,
+    Hit,
+    Injection,
+    Kind,
+    Need,
+    Planned,
+    Table,
+    choose_nodes,
+    injected,
+    role_of,
+)
 from raftmq.chaos.faults.select import select
 
 
-class Kill(Deed):
-    """SIGKILL to all of them at once; healing starts them again."""
+class Kill:
+    """A signal that ends all of them at once, SIGKILL or SIGTERM; healing starts them again."""
 
-    number = signal.SIGKILL
-    words = "kill -9 of"
-
-    def __init__(self, planned: Planned, context: Context) -> None:
-        super().__init__(planned, context)
-        self._taken: list[str] = []  # down because of this fault
+    def __init__(self, cluster: Cluster, number: signal.Signals = signal.SIGKILL) -> None:
+        self._cluster = cluster
+        self._number = number
+        self.taken: list[str] = []  # down because of this fault
 
     async def do(self, hit: Hit) -> None:
         processes = []
-        cluster = self.context.cluster
+        cluster = self._cluster
         for node in hit.nodes:
             if (
                 cluster.is_alive(node.name) or len(hit.nodes) == 1
             ):  # of several some may be down already
-                processes.append(cluster.signal(node.name, self.number))
-                self._taken.append(node.name)
+                processes.append(cluster.signal(node.name, self._number))
+                self.taken.append(node.name)
         if not processes:
             raise ClusterError("none of them is running")
         for process in processes:
-            await self.wait_gone(process)
-
-    async def wait_gone(self, process: ProcessId) -> None:
-        await self.context.cluster.wait_dead(process)
+            if self._number == signal.SIGKILL:
+                await cluster.wait_dead(process)
+            else:
+                await cluster.wait_dead(process, ORDERLY_S)
 
     async def undo(self, hit: Hit) -> None:
         """Start the nodes that this fault took down and that are still down."""
-        cluster = self.context.cluster
-        for name in list(self._taken):
-            if not cluster.is_alive(name):
-                cluster.start(name)
-            self._taken.remove(name)
+        for name in list(self.taken):
+            if not self._cluster.is_alive(name):
+                self._cluster.start(name)
+            self.taken.remove(name)
 
-    def describe(self) -> str:
-        return f"{self.words} {self.targets()}, started again later"
-
-
-class Term(Kill):
-    """SIGTERM: an orderly end, with leadership handed over; healing starts it again."""
-
-    number = signal.SIGTERM
-    words = "kill -15 of"
-
-    async def wait_gone(self, process: ProcessId) -> None:
-        await self.context.cluster.wait_dead(process, ORDERLY_S)
+    def describe(self, targets: str) -> str:
+        return f"kill -{self._number.value} of {targets}, started again later"
 
 
-class Pause(Deed):
+class Pause:
     """SIGSTOP: sockets stay open and nothing moves; healing sends SIGCONT."""
 
+    def __init__(self, planned: Planned, context: Context) -> None:
+        self._cluster = context.cluster
+
     async def do(self, hit: Hit) -> None:
-        frozen = [self.context.cluster.signal(node.name, signal.SIGSTOP) for node in hit.nodes]
+        frozen = [self._cluster.signal(node.name, signal.SIGSTOP) for node in hit.nodes]
         for process in frozen:
-            await self.context.cluster.wait_stopped(process)
+            await self._cluster.wait_stopped(process)
 
     async def undo(self, hit: Hit) -> None:
         for name in hit.names:
-            if self.context.cluster.is_alive(name):
-                self.context.cluster.signal(name, signal.SIGCONT)
+            if self._cluster.is_alive(name):
+                self._cluster.signal(name, signal.SIGCONT)
 
-    def describe(self) -> str:
-        return f"{self.targets()} frozen (SIGSTOP), let go on later"
+    def describe(self, targets: str) -> str:
+        return f"{targets} frozen (SIGSTOP), let go on later"
 
 
-class RollingRestart(Term):
+class RollingRestart:
     """Restarts every broker in order, one after the other, the leader last."""
 
+    def __init__(self, planned: Planned, context: Context) -> None:
+        self._planned = planned
+        self._cluster = context.cluster
+        self._term = Kill(context.cluster, signal.SIGTERM)
+
     async def choose(self) -> Hit:
-        statuses = await self.context.cluster.status()
-        nodes = select(self.planned.whom, statuses, self.planned.choice)
+        statuses = await self._cluster.status()
+        nodes = select(self._planned.whom, statuses, self._planned.choice)
         nodes.sort(key=lambda node: role_of(node, statuses) == "leader")
         return Hit(tuple(nodes), role_of(nodes[0], statuses) if nodes else "")
 
     async def do(self, hit: Hit) -> None:
         for node in hit.nodes:
-            await super().do(Hit((node,)))
+            await self._term.do(Hit((node,)))
             await self.undo(hit)
-            await wait_whole(self.context.cluster)
+            await wait_whole(self._cluster)
 
-    def describe(self) -> str:
-        return f"rolling restart of {self.targets()}"
+    async def undo(self, hit: Hit) -> None:
+        await self._term.undo(hit)
+
+    def describe(self, targets: str) -> str:
+        return f"rolling restart of {targets}"
 
 
-class Transfer(Deed):
+class Transfer:
     """Hands leadership over on request; nothing to undo."""
 
-    to = ""
+    def __init__(self, planned: Planned, context: Context) -> None:
+        self._planned = planned
+        self._context = context
+        self._to = ""
 
     async def choose(self) -> Hit:
         """Choose the leader as the node hit; the selector says who gets leadership."""
-        hit = await super().choose()
+        hit = await choose_nodes(self._planned, self._context)
         if hit.role == "leader":
             return hit
         (chosen,) = hit.nodes
-        leader = await self.context.cluster.leader(chosen.group)
+        leader = await self._context.cluster.leader(chosen.group)
         if leader is None:
             raise ClusterError("there is no leader to take leadership from")
-        self.to = chosen.name
+        self._to = chosen.name
         return Hit((leader,), "leader")
 
     async def do(self, hit: Hit) -> None:
-        _, new = await transfer(self.context.cluster, hit.nodes[0].group, self.to)
-        self.to = new.name
+        _, new = await transfer(self._context.cluster, hit.nodes[0].group, self._to)
+        self._to = new.name
 
     async def undo(self, hit: Hit) -> None:
         """Do nothing: a change of leader is no damage."""
 
-    def describe(self) -> str:
-        return f"leadership taken from {self.targets()}" + (f" to {self.to}" if self.to else "")
+    def describe(self, targets: str) -> str:
+        return f"leadership taken from {targets}" + (f" to {self._to}" if self._to else "")
+
+
+def kill(planned: Planned, context: Context) -> Injection:
+    return Injection(planned, context, Kill(context.cluster))
+
+
+def _term(planned: Planned, context: Context) -> Fault:
+    return Injection(planned, context, Kill(context.cluster, signal.SIGTERM))
+
+
+def _rolling(planned: Planned, context: Context) -> Fault:
+    deed = RollingRestart(planned, context)
+    return Injection(planned, context, deed, deed.choose)
+
+
+def _transfer(planned: Planned, context: Context) -> Fault:
+    deed = Transfer(planned, context)
+    return Injection(planned, context, deed, deed.choose)
 
 
 def alive(node: Node) -> bool:
@@ -167,12 +199,12 @@ _TRANSFER = Kind(
 )
 
 KINDS: Table = {
-    "kill": (_KILL, Kill),
-    "term": (_TERM, Term),
-    "pause": (_PAUSE, Pause),
-    "restart-all": (_RESTART_ALL, Kill),
-    "stop-all": (_STOP_ALL, Term),
-    "rolling-restart": (_ROLLING, RollingRestart),
-    "transfer": (_TRANSFER, Transfer),
+    "kill": (_KILL, kill),
+    "term": (_TERM, _term),
+    "pause": (_PAUSE, injected(Pause)),
+    "restart-all": (_RESTART_ALL, kill),
+    "stop-all": (_STOP_ALL, _term),
+    "rolling-restart": (_ROLLING, _rolling),
+    "transfer": (_TRANSFER, _transfer),
 }
 NEEDS: dict[str, Need] = {"raft": _needs_raft}

@@ -72,26 +72,8 @@ INHERITORS: set[str] = {
     # chaos
     "chaos/cluster/compose.py::ComposeCluster(Cluster)",
     "chaos/cluster/compose.py::ContainerRun(ProcessId)",
-    "chaos/faults/clock.py::ClockStep(Deed)",
-    "chaos/faults/clock.py::ClockStrobe(Deed)",
-    "chaos/faults/compose.py::CutContainers(Deed)",
-    "chaos/faults/damage.py::Damage(Kill)",
-    "chaos/faults/disk.py::DiskLoss(Kill)",
-    "chaos/faults/disk.py::KernelPowerCut(Kill)",
-    "chaos/faults/disk.py::PowerCut(Kill)",
-    "chaos/faults/disk.py::Told(Deed)",
     "chaos/faults/faultdisk.py::FaultDisk(OsDisk)",
     "chaos/faults/faultdisk.py::FaultFile(OsFile)",
-    "chaos/faults/netns.py::WireCut(Deed)",
-    "chaos/faults/network.py::Flapping(LinkFault)",
-    "chaos/faults/network.py::LinkFault(Deed)",
-    "chaos/faults/network.py::Reset(LinkFault)",
-    "chaos/faults/network.py::Swizzle(LinkFault)",
-    "chaos/faults/process.py::Kill(Deed)",
-    "chaos/faults/process.py::Pause(Deed)",
-    "chaos/faults/process.py::RollingRestart(Term)",
-    "chaos/faults/process.py::Term(Kill)",
-    "chaos/faults/process.py::Transfer(Deed)",
     "chaos/workloads/delayed.py::DelayedWorkload(PostedWorkload)",
     "chaos/workloads/locks.py::LocksWorkload(GroupWorkload)",
     "chaos/workloads/locks.py::Work(Consumption)",
@@ -153,8 +135,6 @@ LATE_ATTRIBUTES: set[str] = {
     "broker/broker.py::Broker.transactions",
     # chaos
     "chaos/cluster/docker.py::_Unix.sock",
-    "chaos/faults/network.py::Flapping._task",
-    "chaos/faults/process.py::Transfer.to",
     # store
 }
 

@@ -16,7 +16,7 @@ from raftmq.chaos.cluster.probe import ReplicaView, leader_of
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.cluster.whole import wait_whole
 from raftmq.chaos.faults import power
-from raftmq.chaos.faults.base import Context, Deed, Planned
+from raftmq.chaos.faults.base import Context, Injection, Planned
 from raftmq.chaos.faults.catalogue import make
 from raftmq.chaos.faults.power import LoopDisk
 from raftmq.chaos.history.files import HistoryWriter, read_records
@@ -76,11 +76,11 @@ class Town:
         await self.cluster.close()
         self.history.close()
 
-    def fault(self, kind: str, whom: str, choice: float = 0.5, **params: float) -> Deed:
+    def fault(self, kind: str, whom: str, choice: float = 0.5, **params: float) -> Injection:
         self._faults += 1
         planned = Planned(self._faults, 0, 1, kind, whom, choice, params)
         fault = make(planned, self.context)
-        assert isinstance(fault, Deed)
+        assert isinstance(fault, Injection)
         return fault
 
     async def send(self, timeout_ms: int = 60_000) -> None:

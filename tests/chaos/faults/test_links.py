@@ -14,7 +14,7 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.cluster.whole import wait_whole
-from raftmq.chaos.faults.base import Context, Deed, Fault, Planned
+from raftmq.chaos.faults.base import Context, Fault, Injection, Planned
 from raftmq.chaos.faults.catalogue import make
 from raftmq.chaos.faults.links import Links
 from raftmq.chaos.history.files import HistoryWriter
@@ -89,7 +89,7 @@ class Scene:
         """A fault that is injected, and the first node that it hit."""
         fault = self.fault(kind, whom, **params)
         await fault.inject()
-        assert isinstance(fault, Deed) and fault.hit is not None
+        assert isinstance(fault, Injection) and fault.hit is not None
         return fault, fault.hit.names[0]
 
     async def ask(self, node: str, timeout_ms: int, *, as_client: bool = True) -> bool:

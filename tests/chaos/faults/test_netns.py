@@ -13,7 +13,7 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from raftmq.chaos.cluster.topology import Shape, on_hosts, plan, ports_needed
 from raftmq.chaos.cluster.whole import wait_whole
-from raftmq.chaos.faults.base import Context, Hit, Planned
+from raftmq.chaos.faults.base import Context, Hit, Injection, Planned
 from raftmq.chaos.faults.catalogue import find, make, unavailable
 from raftmq.chaos.faults.netns import KINDS, WireCut
 from raftmq.chaos.history.files import HistoryWriter
@@ -46,8 +46,8 @@ def test_who_does_not_hear_whom(kind: str, pairs: str, tmp_path: Path) -> None:
     planned = Planned(1, 0, 1, kind, "leader", 0.0)
     with HistoryWriter(tmp_path / "h.jsonl") as history:
         fault = KINDS[kind][1](planned, Context(Cluster(tmp_path), history))
-        assert isinstance(fault, WireCut)
-        found = fault._pairs_of(Hit((state.node("n0"),)), planned, state)
+        assert isinstance(fault, Injection) and isinstance(fault.deed, WireCut)
+        found = fault.deed.pairs_of(Hit((state.node("n0"),)), planned, state)
     assert sorted(f"{a}>{b}" for a, b in found) == sorted(pairs.split())
 
 
@@ -95,7 +95,7 @@ async def torment(cluster: Cluster, state: ClusterState, context: Context) -> No
         for number, kind in enumerate(("wire-cut-node", "wire-one-way-out", "wire-halves")):
             fault = make(Planned(number, 0, 1, kind, "leader", 0.0), context)
             await fault.inject()
-            assert isinstance(fault, WireCut) and fault.hit is not None
+            assert isinstance(fault, Injection) and fault.hit is not None
             await led_by_another(cluster, fault.hit.nodes[0])
             await producer.send(Message("T", kind.encode()), timeout_ms=120_000)
             await fault.heal()

@@ -241,5 +241,6 @@ async def test_a_cancelled_injection_can_be_healed(
     assert [r["f"] for r in scene.records()] == ["inject", "heal", "heal"]
 
 
-def test_signals_are_what_they_say() -> None:
-    assert (process.Kill.number, process.Term.number) == (signal.SIGKILL, signal.SIGTERM)
+@pytest.mark.parametrize(("kind", "number"), [("kill", signal.SIGKILL), ("term", signal.SIGTERM)])
+def test_signals_are_what_they_say(scene: Scene, kind: str, number: int) -> None:
+    assert scene.fault(kind, "leader").describe().startswith(f"kill -{number} of leader")

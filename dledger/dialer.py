@@ -164,11 +164,7 @@ class Dialer:
     """Keeps one connection to one peer up, by a task that it owns."""
 
     def __init__(
-        self,
-        local: Local,
-        address: PeerAddress,
-        rng: Random,
-        handler: LinkHandler,
+        self, local: Local, address: PeerAddress, rng: Random, handler: LinkHandler
     ) -> None:
         self.address = address
         self.transport: asyncio.Transport | None = None  # set while messages may go out

@@ -23,6 +23,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
+from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import FrameDamaged
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.log import RaftLog
@@ -37,6 +38,7 @@ from raftmq.dledger.repair import (
     StartRepair,
     Wanted,
     answer,
+    standing_of,
 )
 from raftmq.dledger.scrub import Scrubber
 from raftmq.dledger.settings import MemberConfig
@@ -67,19 +69,14 @@ class Healer:
         clock_ms: Callable[[], float],
         *,
         send: Callable[[RepairRequest | RepairResponse], None],
-        standing: Callable[[], tuple[Standing, int, int]],
-        on_mended: Callable[[], None],
         on_failed: Callable[[str, BaseException], None],
     ) -> None:
-        """`standing` returns this replica's standing, commit index and term, once the core runs.
-        `on_mended` is called when a frame is readable again, `on_failed` when the disk fails."""
+        """`on_failed` is called when the disk fails."""
         self._config = config
         self._disk = disk
         self._log = raft_log
         self._clock_ms = clock_ms
         self._send = send
-        self._standing = standing
-        self._on_mended = on_mended
         self._on_failed = on_failed
         voters = frozenset(config.peers)
         # Drawn, so that an answer to an earlier process is not taken for one to this.
@@ -90,6 +87,8 @@ class Healer:
             raft_log, config.scrub_bytes_per_s, self._scrub_failed, self._blank_damaged
         )
         self._pool: Executor | None = None
+        self._core: RaftCore | None = None  # once it runs
+        self._on_mended: Callable[[], None] = lambda: None
         self._log_is_busy = False  # a thread works on it, before it is open
         self._verdict: asyncio.Future[Patch | GiveUp] | None = None
         self._wanted: Wanted | None = None
@@ -220,9 +219,10 @@ class Healer:
 
     # -- while it runs --------------------------------------------------------------------------
 
-    def start(self, pool: Executor) -> None:
-        """Start to watch for damage: the log is open and the core runs."""
-        self._pool = pool
+    def start(self, pool: Executor, core: RaftCore, on_mended: Callable[[], None]) -> None:
+        """Start to watch for damage: the log is open and the core runs. `on_mended` is called when
+        a frame is readable again."""
+        self._pool, self._core, self._on_mended = pool, core, on_mended
         self._log.tell_damage(self._damaged)
         self._scrubber.start(pool)
 
@@ -238,7 +238,7 @@ class Healer:
         self._frames.tick(now_ms)
         self._send_requests()
         for index in self._frames.hopeless(now_ms):
-            if index > self._standing()[1]:
+            if self._core is not None and index > self._core.commit_index:
                 # The next start gives it up, and recovers: see dledger.repair.
                 damage = StoreDamaged(self._log.index.position_of(index), f"frame {index}")
                 self._on_failed("nobody else has an uncommitted frame", damage)
@@ -274,11 +274,12 @@ class Healer:
         self._on_mended()
 
     def _answer(self, request: RepairRequest) -> RepairResponse:
-        if self._log.is_open:
-            standing, commit, term = self._standing()
-            return answer(request, self._log.index, commit, standing, self._log.frames, term)
+        core, frames = self._core, self._log.frames
+        if core is not None:
+            standing = standing_of(core.role, core.leader_ready, core.whole)
+            return answer(request, self._log.index, core.commit_index, standing, frames, core.term)
         index = _NOTHING if self._log_is_busy else self._log.index
-        return answer(request, index, 0, Standing.REPAIRS, self._log.frames, 0)
+        return answer(request, index, 0, Standing.REPAIRS, frames, 0)
 
     def _is_there(self, index: int, term: int) -> bool:
         """Return whether the frame is still in the log: neither truncated nor deleted by

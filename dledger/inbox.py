@@ -49,33 +49,25 @@ class Inbox:
 
     def on_messages(self, messages: list[PeerMessage]) -> None:
         pump = self._pump
-        if pump is None or not self._life.running:
-            if self._life.failure is None:
-                self._take_early(messages)
-            return
-        takers, step, now_ms = self._takers, pump.core.step, pump.core_ms()
         try:
-            for message in messages:
-                take = takers.get(type(message))
-                if take is None:
-                    step(message, now_ms)  # type: ignore[arg-type]  # all others are the core's
-                else:
-                    take(message)
+            if pump is not None and self._life.running:
+                takers, step, now_ms = self._takers, pump.core.step, pump.core_ms()
+                for message in messages:
+                    take = takers.get(type(message))
+                    if take is None:
+                        step(message, now_ms)  # type: ignore[arg-type]  # all others are the core's
+                    else:
+                        take(message)
+            elif self._life.failure is None:
+                for message in messages:
+                    self._early.get(type(message), _ignore)(message)
         except MessageRefused as refused:
             self._refuse(refused.sender, refused.reason)
         except Exception as error:  # ring boundary: a broken promise stops the node
             self._fail("a message broke an invariant", error)
             return
-        pump.run()
-
-    def _take_early(self, messages: list[PeerMessage]) -> None:
-        try:
-            for message in messages:
-                take = self._early.get(type(message))
-                if take is not None:
-                    take(message)
-        except Exception as error:  # ring boundary: a broken promise stops the node
-            self._fail("a message broke an invariant", error)
+        if pump is not None:
+            pump.run()
 
     def on_opened(self, peer: NodeId) -> None:
         log.info("peer_opened node=%s peer=%s", self._node_id, peer)
@@ -91,3 +83,7 @@ class Inbox:
 
     def on_failed(self, error: BaseException) -> None:
         self._fail("a peer link's task ended", error)
+
+
+def _ignore(message: PeerMessage) -> None:
+    """Drop a message that comes too early."""

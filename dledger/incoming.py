@@ -37,10 +37,7 @@ class Incoming:
     """The connections that peers dialled: at most one a peer brings messages."""
 
     def __init__(
-        self,
-        local: Local,
-        handler: LinkHandler,
-        make_reader: Callable[[NodeId, NodeId], Reader],
+        self, local: Local, handler: LinkHandler, make_reader: Callable[[NodeId, NodeId], Reader]
     ) -> None:
         """`make_reader(sender, this node)` makes the reader of a peer's messages."""
         self.handler = handler

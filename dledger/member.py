@@ -48,7 +48,7 @@ from raftmq.dledger.proposals import Proposals
 from raftmq.dledger.proposer import Proposer
 from raftmq.dledger.pump import Life, Pump
 from raftmq.dledger.reads import Reads
-from raftmq.dledger.repair import RepairRequest, RepairResponse, Standing, standing_of
+from raftmq.dledger.repair import RepairRequest, RepairResponse
 from raftmq.dledger.roles import Roles
 from raftmq.dledger.roster import Roster, members_of
 from raftmq.dledger.saver import HardStateSaver
@@ -118,14 +118,7 @@ class RaftMember:
         self._enforcement = Enforcement(enforced, config.links.gate, disk_failed)
         self._roster = Roster(config, disk, disk_failed)
         self.healer = Healer(
-            config,
-            disk,
-            self.log,
-            clock_ms,
-            send=self._send,
-            standing=self._standing,
-            on_mended=self._resume,
-            on_failed=disk_failed,
+            config, disk, self.log, clock_ms, send=self._send, on_failed=disk_failed
         )
         self.inbox = Inbox(
             config.node_id,
@@ -181,7 +174,7 @@ class RaftMember:
         self.life.running = True
         self._roster.follow(pump.core, self.links, self.healer)
         parts.flusher.start()
-        self.healer.start(self._pool)
+        self.healer.start(self._pool, pump.core, pump.applier.resume)
         await self._open_links()
         parts.chores.start()
         if pump.core.commit_index > applied:
@@ -287,14 +280,7 @@ class RaftMember:
             on_failed=lambda reason, error: self._on_fatal(f"{reason}: {error!r}"),
         )
         chores = Chores(
-            pump,
-            flusher,
-            self.healer,
-            installer,
-            self._roster,
-            self._enforcement,
-            pool,
-            clock_ms,
+            pump, flusher, self.healer, installer, self._roster, self._enforcement, pool, clock_ms
         )
         succession = Succession(pump, installer, Preference(config.preference), clock_ms)
         return Parts(pump, flusher, installer, chores, succession)
@@ -499,14 +485,6 @@ class RaftMember:
 
     def _is_empty(self) -> bool:
         return self._parts is not None and self.core.last_index == 0
-
-    def _standing(self) -> tuple[Standing, int, int]:
-        core = self.core
-        standing = standing_of(core.role, core.leader_ready, core.whole)
-        return standing, core.commit_index, core.term
-
-    def _resume(self) -> None:
-        self.parts.pump.applier.resume()
 
     def _members_changed(self) -> None:
         core = self.core

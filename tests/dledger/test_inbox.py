@@ -42,7 +42,7 @@ class World:
         pump = SimpleNamespace(
             core=core,
             core_ms=lambda: 5.0,
-            run=lambda: self.seen.append("run"),
+            run=lambda: self.seen.append("run") if self.life.running else None,
             drive=lambda *call: self.seen.append(call),
         )
         self.inbox.open(cast(Any, pump), {Install: lambda _: self.seen.append("install")})

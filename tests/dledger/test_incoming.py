@@ -1,0 +1,86 @@
+"""Who is let in, and which connection brings a peer's messages."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from raftmq.dledger.connections import LinkConfig, PeerAddress
+from raftmq.dledger.dialer import Local
+from raftmq.dledger.identity import GroupIdentity
+from raftmq.dledger.incoming import HANDSHAKING_MAX, Accepted, Incoming
+from raftmq.dledger.wire import Hello, MessageReader
+
+
+class World:
+    """The incoming side of n0 in group g, to which n1 and strangers dial."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+        address = PeerAddress("n0", "127.0.0.1", 1)
+        self.local = Local("n0", "g", address, LinkConfig(), GroupIdentity())
+        handler = SimpleNamespace(on_closed=self.closed.append)
+        self.incoming = Incoming(self.local, cast(Any, handler), MessageReader)
+
+    def accept(self, peer: str | None = None) -> Accepted:
+        accepted = Accepted(self.local, self.incoming)
+        assert self.incoming.opened(accepted)
+        if peer is not None:
+            accepted.peer = peer
+            self.incoming.welcome(accepted, peer)
+        return accepted
+
+    def refusal(self, hello: Hello) -> str:
+        return self.incoming.refusal(hello, asyncio.BaseTransport())
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [
+        (Hello("g", "n1", "n0"), ""),
+        (Hello("g", "stranger", "n0"), ""),
+        (Hello("h", "n1", "n0"), "this is group g, not h"),
+        (Hello("g", "n1", "n2"), "this is n0, not n2"),
+        (Hello("g", "n0", "n0"), "this is n0 itself"),
+        (Hello("g", "gone", "n0"), "gone was removed from group g"),
+    ],
+)
+async def test_who_is_refused_and_why(hello: Hello, why: str) -> None:
+    world = World()
+    world.incoming.remove({"gone"})
+    assert world.refusal(hello) == why
+
+
+async def test_a_peer_that_dials_again_gives_up_its_old_connection() -> None:
+    world = World()
+    old = world.accept("n1")
+    new = world.accept("n1")
+    world.incoming.lost(old)
+    assert world.closed == []
+    assert world.incoming.line("n1") is new.line
+    world.incoming.lost(new)
+    assert world.closed == ["n1"]
+    assert world.incoming.line("n1") is None
+
+
+async def test_connections_that_say_nothing_are_bounded_in_number() -> None:
+    world = World()
+    world.accept("n1")
+    silent = [world.accept() for _ in range(HANDSHAKING_MAX)]
+    assert not world.incoming.opened(Accepted(world.local, world.incoming))
+    assert len(world.incoming.lines()) == HANDSHAKING_MAX + 2
+    for accepted in silent[:2]:
+        world.incoming.lost(accepted)
+    world.accept()
+
+
+async def test_nobody_is_let_in_and_nothing_is_reported_once_it_is_shut() -> None:
+    world = World()
+    known = world.accept("n1")
+    world.incoming.is_shut = True
+    assert not world.incoming.opened(Accepted(world.local, world.incoming))
+    world.incoming.lost(known)
+    assert world.closed == []

@@ -22,7 +22,7 @@ export const onUnauthorized = (handler) => { askForToken = handler; };
 
 const authorization = () => (token.get() ? { Authorization: `Bearer ${token.get()}` } : {});
 
-/** path segments are the caller's to encode: `seg`. */
+/** Encode one segment of a path; callers do this for every name that they put into one. */
 export const seg = encodeURIComponent;
 
 export function query(parameters) {
@@ -30,10 +30,10 @@ export function query(parameters) {
   return given.length ? `?${new URLSearchParams(given)}` : "";
 }
 
-/** The JSON of an answer that succeeds. */
+/** Return the JSON of a successful answer. */
 export const call = async (...what) => (await versioned(...what)).value;
 
-/** {value, version}: `version` is what If-Match takes. */
+/** Return {value, version}; `version` is the value for If-Match. */
 export async function versioned(method, path, { body, headers, signal } = {}) {
   const answer = await fetch(`/api/v1${path}`, {
     method,
@@ -56,8 +56,9 @@ export async function versioned(method, path, { body, headers, signal } = {}) {
 
 export const get = (path, options) => call("GET", path, options);
 
-/** Events for ever: `take(event)` for each, `state(connected)` when the stream comes and goes. With
- *  fetch, for EventSource cannot show a token. Begins with what the name server remembers. */
+/** Read events without end: call `take(event)` for each, and `state(connected)` when the stream opens
+ *  or breaks. It uses fetch, because EventSource cannot send a token. The name server first sends the
+ *  events that it has kept. */
 export async function follow(take, state) {
   let last = "0-0";
   for (;;) {
@@ -77,7 +78,7 @@ export async function follow(take, state) {
         for (const part of parts) last = deliver(part, take) || last;
       }
     } catch {
-      // told by `state`; tried again below
+      // `state` has reported it; the next attempt is below
     }
     state(false);
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));

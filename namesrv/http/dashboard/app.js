@@ -1,4 +1,4 @@
-// The shell: pages by the address after #, one state, live events and polling.
+// The application: it chooses the page by the address after #, holds the state, reads events and polls.
 
 import { ApiError, follow, get, onUnauthorized, token } from "/dashboard/api.js";
 import { ask, toast } from "/dashboard/dialog.js";
@@ -53,7 +53,7 @@ function update() {
   });
 }
 
-/** One look at the cluster; another one behind it if it was asked for meanwhile. */
+/** Load the cluster's state once, and once more if that was asked for in the meantime. */
 async function look() {
   if (looking) {
     lookAgain = true;
@@ -134,7 +134,7 @@ function decoded(text) {
   }
 }
 
-/** [page, argument, parameters] of the address. */
+/** Return [page, argument, parameters] of the address. */
 function place() {
   const [path, parameters = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/").map(decoded);
@@ -203,7 +203,7 @@ await look();
 try {
   app.me = await get("/whoami");
 } catch {
-  // the server decides anyway; buttons stay as for an admin
+  // the server decides in any case; the buttons stay as for an admin
 }
 setInterval(() => !document.hidden && look(), POLL_MS);
 setInterval(update, 1000); // "12 s ago" goes on

@@ -1,4 +1,4 @@
-// The cluster: what each replica believes, side by side.
+// The cluster page: each replica's own view of its group, side by side.
 
 import { call, get, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
@@ -18,7 +18,7 @@ export function clusterPage(app) {
   const faults = new Map(); // address → the faults in force, where they may be switched; null: not there
   let timer = 0;
 
-  /** Who takes faults is asked once, what is in force again and again. */
+  /** Ask once which nodes accept faults, and repeatedly which faults are in force. */
   async function askFaults() {
     for (const group of app.cluster?.groups ?? [])
       for (const broker of group.brokers) {
@@ -112,7 +112,7 @@ function card(app, group, faults) {
     beliefs(group, findings));
 }
 
-/** Frames (classic: bytes) that a replica is behind the furthest of its group. */
+/** Return how many frames (classic mode: bytes) a replica is behind the most advanced of its group. */
 function behind(group, broker) {
   const of = (node) => (classic(group) ? node.commitLog?.maxOffset : node.commitIndex) ?? 0;
   const most = Math.max(...group.brokers.filter((one) => one.node).map((one) => of(one.node)));
@@ -195,7 +195,7 @@ function beliefs(group, findings) {
           })))))));
 }
 
-// --- what can be done
+// --- actions
 
 const groupOf = (app, name) => app.cluster.groups.find((group) => group.name === name);
 

@@ -1,4 +1,4 @@
-// Consumer groups: who reads what, how far behind; offsets set anew, groups paused.
+// The consumers page: who reads which queue and how far behind; it also resets offsets and pauses groups.
 
 import { call, get, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";

@@ -1,11 +1,11 @@
-// Questions before anything is done, and short words afterwards.
+// Dialogs that ask before an action, and notices that report its result.
 
 import { ApiError } from "/dashboard/api.js";
 import { h } from "/dashboard/dom.js";
 
 const TOAST_MS = 6000;
 
-/** Ask; resolves to the form's values, or null. `words` say what will happen. */
+/** Show a dialog; resolve to the form's values, or null. `words` explain what will happen. */
 export function ask({ title, words = [], fields = [], action, danger = false }) {
   const dialog = document.getElementById("dialog");
   return new Promise((resolve) => {
@@ -21,7 +21,7 @@ export function ask({ title, words = [], fields = [], action, danger = false }) 
     form.querySelector("[data-cancel]").addEventListener("click", () => dialog.close());
     dialog.replaceChildren(form);
     const closed = () => {
-      // A dialog tells its end a moment later; by then the next question may be in it.
+      // The close event comes a moment later; by then the dialog may show the next question.
       if (dialog.open && form.isConnected) return;
       dialog.removeEventListener("close", closed);
       resolve(given);
@@ -38,7 +38,7 @@ export function toast(text, kind = "") {
   setTimeout(() => box.remove(), TOAST_MS);
 }
 
-/** Do it and say how it went. True if it was done. */
+/** Perform an action and report its result. Return true if it succeeded. */
 export async function attempt(what, work) {
   try {
     const answer = await work();

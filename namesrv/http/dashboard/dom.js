@@ -1,9 +1,9 @@
-// Elements out of data. Text is always text: nothing here parses HTML, so no message body, topic
-// name or broker's word can become markup.
+// Builds elements from data. Text stays text: nothing here parses HTML, so no message body, topic
+// name or broker's answer can become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** h("p", {class: "x"}, "text", child, [more]): attributes that are false, null or undefined are left out. */
+/** h("p", {class: "x"}, "text", child, [more]): false, null and undefined attributes are left out. */
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -31,15 +31,15 @@ function add(element, children) {
   }
 }
 
-/** A long list, of a page's own level: built anew only when `version` is another. */
+/** A long list at a page's top level; it is built again only when `version` changes. */
 export function lazy(tag, attributes, version, build) {
   const element = h(tag, { ...attributes, "data-version": version });
   element.build = () => add(element, build());
   return element;
 }
 
-/** Make `old` look like `fresh` with the least change: focus, selection and scrolling stay. Children
- *  with data-key are matched by it. What a person is typing into is left alone. */
+/** Make `old` look like `fresh` with the least change, so that focus, selection and scrolling stay.
+ *  Children with data-key are matched by it. An input that somebody is typing into is left alone. */
 export function morph(old, fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) {
     old.replaceWith(fresh);
@@ -85,7 +85,7 @@ function morphChildren(old, fresh) {
   }
 }
 
-/** Replace the content of `place` by `children`, gently. */
+/** Replace the content of `place` by `children` with the least change. */
 export function show(place, ...children) {
   const fresh = place.cloneNode(false);
   add(fresh, children);

@@ -1,4 +1,4 @@
-// What happens, as it happens, and every failover moment by moment.
+// The events page: events as they happen, and a timeline of each failover.
 
 import { get } from "/dashboard/api.js";
 import { h } from "/dashboard/dom.js";

@@ -1,4 +1,4 @@
-// Figures and times for people.
+// Formats figures and times for display.
 
 const whole = new Intl.NumberFormat("en");
 
@@ -52,7 +52,7 @@ export function moment(ms) {
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${clock(ms)}`;
 }
 
-/** A replica's name; in classic groups that is only its broker id. */
+/** Return a replica's name; in classic groups that is only its broker id. */
 export const replicaName = (name) => (/^\d+$/.test(name) ? `broker ${name}` : name);
 
 export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;

@@ -1,4 +1,4 @@
-// Who should lead a group, and who belongs to it: asked first, with what it will mean.
+// Dialogs that change a group's leader, its preferred leader and its members.
 
 import { call, get, seg, versioned } from "/dashboard/api.js";
 import { ask, attempt, toast } from "/dashboard/dialog.js";
@@ -9,7 +9,7 @@ const choice = (name, value, title, more, checked) =>
   h("label", { class: "choice" }, h("input", { type: "radio", name, value, checked, required: true }),
     h("span", null, title, more && h("span", { class: "muted" }, ` ${more}`)));
 
-/** What is asked of the leader before a dialog can be shown; null if it does not answer. */
+/** Ask the leader for what a dialog shows; return null if it does not answer. */
 async function asked(work) {
   try {
     return await work();
@@ -67,7 +67,7 @@ export async function changeMembers(app, group) {
   app.look();
 }
 
-/** How many of so many voters may fail. */
+/** Return how many of `voters` may fail. */
 const spare = (voters) => Math.floor((voters - 1) / 2);
 const voting = (voters) => `${plural(voters, "voter")}, of which ${spare(voters) === 0 ? "none" : number(spare(voters))} may fail`;
 const voters = (items) => items.filter((one) => one.role === "voter").length;

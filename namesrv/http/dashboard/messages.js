@@ -1,4 +1,4 @@
-// Finding messages, and where one message is.
+// The messages page: it finds messages and shows where each of them is stored.
 
 import { call, get, query, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
@@ -134,7 +134,7 @@ function results({ items, errors = [] }) {
 
 const preview = (message) => (bodyOf(message).text ?? `${bytes(message.bodySize)} of data`).slice(0, 160);
 
-/** {text} or {data: base64}; a list leaves large bodies out. */
+/** Return a body as {text} or {data: base64}; lists leave large bodies out. */
 const bodyOf = ({ text, body }) => (typeof text === "string" ? { text } : { data: body ?? "" });
 
 export function messagePage(app, id) {

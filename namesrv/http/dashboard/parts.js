@@ -23,10 +23,10 @@ export function table(label, columns, rows) {
       h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h("td", { class: columns[at][1] }, cell)))))));
 }
 
-/** What a bar of lag is measured against: a handful of messages must not look like a disaster. */
+/** The lag that fills a bar: a handful of messages must not look like a disaster. */
 export const lagScale = (lags) => Math.max(100, ...lags);
 
-/** A share of a whole as a bar; the figure stands beside it, so the bar is decoration. */
+/** A share as a bar; the figure stands beside it, so the bar is decoration. */
 export const bar = (share, kind = "") =>
   h("span", { class: `bar ${kind}`, "aria-hidden": "true" }, h("span", { style: { width: `${Math.max(0, Math.min(1, share)) * 100}%` } }));
 
@@ -50,7 +50,7 @@ const STAGES = {
   routeChanged: ["Clients told", "the name server routes to it"],
 };
 
-/** A failover moment by moment: a bar in proportion, and every moment in words. */
+/** A failover's timeline: a bar in proportion, and every step in words. */
 export function timeline(failover, nameOf = (text) => text) {
   const firsts = [];
   for (const mark of failover.marks) if (!firsts.some((one) => one.what === mark.what)) firsts.push(mark);
@@ -78,7 +78,7 @@ export function timeline(failover, nameOf = (text) => text) {
       })));
 }
 
-/** `start` and `stop` of a page that loads at once, and again every `everyMs` while it is looked at and `wanted`. */
+/** Return `start` and `stop` of a page that loads at once, and every `everyMs` while it is visible and `wanted`. */
 export function polled(load, everyMs, wanted = () => true) {
   let timer = 0;
   return {

@@ -1,4 +1,4 @@
-// Topics: all of them in one list, and one of them with its queues and who reads it.
+// The topics page: the list of all topics, and one topic with its queues and consumers.
 
 import { get, query, seg } from "/dashboard/api.js";
 import { h, lazy } from "/dashboard/dom.js";
@@ -11,7 +11,7 @@ const TYPING_MS = 180;
 
 export const permissions = (perm) => [perm & 4 && "read", perm & 2 && "write"].filter(Boolean).join(", ") || "none";
 
-/** A long list by name: searched at the server, read page by page as it is scrolled to. */
+/** A long list by name: the server searches it, and pages are loaded as they are scrolled to. */
 export function longList(app, { path, nameOf }) {
   const list = { items: [], next: null, q: "", error: "", errors: [], loaded: false, version: 0 };
   let timer = 0;

@@ -59,8 +59,9 @@ from raftmq.dledger.messages import (
     VoteResponse,
 )
 from raftmq.dledger.outbox import Outbox
+from raftmq.dledger.patience import Patience
 from raftmq.dledger.progress import Progress
-from raftmq.dledger.quorum import Outcome
+from raftmq.dledger.quorum import Outcome, Tally
 from raftmq.dledger.state import NEVER_MS, CoreConfig, Random
 from raftmq.store.frame import Frame
 
@@ -73,25 +74,6 @@ class RaftCore:
     Invariants: there is one leader a term; `_leading` is there exactly in the role LEADER, and
     `_candidacy` exactly in the roles PRE_CANDIDATE and CANDIDATE."""
 
-    __slots__ = (
-        "_ballot",
-        "_candidacy",
-        "_following",
-        "_leading",
-        "_log",
-        "_membership",
-        "_missed_term",
-        "_now_ms",
-        "_outbox",
-        "_takes_frames",
-        "_timer",
-        "config",
-        "has_room",
-        "leader",
-        "node_id",
-        "role",
-        "unfit",
-    )
     following_class: ClassVar[type[Following]] = Following
     leading_class: ClassVar[type[Leading]] = Leading
     membership_class: ClassVar[type[Membership]] = Membership
@@ -122,7 +104,9 @@ class RaftCore:
         self._ballot = ballot = Ballot(hard_state, incarnation, log_index.last_term, outbox)
         self._log = log = CoreLog(log_index, commit_index, outbox)
         self._membership = self.membership_class(node_id, configurations, log.commit_index, outbox)
-        self._timer = ElectionTimer(config, rng, now_ms)
+        patience = Patience(config.election_ms_min, config.election_ms_max)
+        self._timer = ElectionTimer(config, rng, patience)
+        self._timer.reset(now_ms)
         self._following = self.following_class(
             node_id, ballot, log, self._membership, outbox, segment_end
         )
@@ -159,9 +143,12 @@ class RaftCore:
             if self._leading is not None and self._leading.transfer.target is None:
                 timer.patience.mistaken()  # deposed, and lives
             self._become_follower(message.term, sender if leads else None, f"{sender} is ahead")
-        if isinstance(message, AppendResponse | HeartbeatResponse):
+        if isinstance(message, AppendResponse):
             if self._leading is not None and message.request_term == self._ballot.term:
-                self._take_answer(self._leading, message)
+                self._leading.take_append_response(message, self._now_ms)
+        elif isinstance(message, HeartbeatResponse):
+            if self._leading is not None and message.request_term == self._ballot.term:
+                self._end_if(self._leading.take_heartbeat_response(message, self._now_ms))
         elif isinstance(message, AppendRequest):
             if message.term < self._ballot.term:
                 self._following.answer_append(message)
@@ -181,12 +168,6 @@ class RaftCore:
             self._on_vote_response(message)
         else:
             self._on_timeout_now(message)
-
-    def _take_answer(self, leading: Leading, answer: AppendResponse | HeartbeatResponse) -> None:
-        if isinstance(answer, AppendResponse):
-            leading.take_append_response(answer, self._now_ms)
-        else:
-            self._end_if(leading.take_heartbeat_response(answer, self._now_ms))
 
     def _end_if(self, reason: str) -> None:
         """End the leadership, if there is a reason to."""
@@ -243,7 +224,7 @@ class RaftCore:
         on a replica that does not lead.
         """
         if self._leading is not None:
-            successor = self._leading.successor()
+            successor = self._leading.tracker.successor()
             self._become_follower(self._ballot.term, None, reason)
             self._timer.stepped_down()
             if successor is not None:
@@ -374,16 +355,18 @@ class RaftCore:
         self._campaign(pre_vote=False, transfer=transfer)
 
     def _campaign(self, pre_vote: bool, transfer: bool = False) -> None:
+        ballot, tally = self._ballot, Tally(self._membership.voters)
+        tally.record(self.node_id, True, ballot.recovering)
+        term = ballot.term + 1 if pre_vote else ballot.term
         self._candidacy = Candidacy(
-            self.node_id, self._ballot, self._membership.voters, pre_vote, transfer, self._now_ms
+            self.node_id, ballot.incarnation, term, pre_vote, transfer, tally, self._now_ms
         )
         self._timer.reset(self._now_ms)
         self._ask_for_votes(self._candidacy)
         self._count_votes()
 
     def _ask_for_votes(self, candidacy: Candidacy) -> None:
-        peers, incarnation = self._membership.peers, self._ballot.incarnation
-        for request in candidacy.requests(peers, self._log.index, incarnation):
+        for request in candidacy.requests(self._membership.peers, self._log.index):
             self._outbox.send(request)
         candidacy.due_ms = self._now_ms + self.config.heartbeat_ms
 
@@ -409,12 +392,12 @@ class RaftCore:
         self._leading = self.leading_class(
             self.node_id,
             self.config,
-            candidacy.tally,
             self._ballot,
             self._log,
             self._membership,
             self._timer,
             self._outbox,
+            candidacy.tally,
         )
         self._leading.begin(self._now_ms)
 

@@ -12,39 +12,27 @@ has to lead. It also tells its leader that it is short of room (following.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from raftmq.dledger.ballot import Ballot
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import NodeId, VoteRequest, VoteResponse
 from raftmq.dledger.quorum import Tally
 
 
+@dataclass(slots=True, eq=False)
 class Candidacy:
-    """One round of votes, or of PreVotes, for `term`; this replica votes for itself."""
+    """One round of votes, or of PreVotes, for `term`. `transfer`: the leader asked for it."""
 
-    __slots__ = ("_node_id", "began_ms", "due_ms", "pre_vote", "tally", "term", "transfer")
+    _node_id: NodeId
+    _incarnation: int
+    term: int
+    pre_vote: bool
+    transfer: bool
+    tally: Tally
+    began_ms: float
+    due_ms: float = 0.0  # when unanswered requests are sent again
 
-    def __init__(
-        self,
-        node_id: NodeId,
-        ballot: Ballot,
-        voters: frozenset[NodeId],
-        pre_vote: bool,
-        transfer: bool,
-        now_ms: float,
-    ) -> None:
-        self._node_id = node_id
-        self.pre_vote = pre_vote
-        self.transfer = transfer  # the leader asked for it
-        self.term = ballot.term + 1 if pre_vote else ballot.term
-        self.began_ms = now_ms
-        self.due_ms = now_ms  # when unanswered requests are sent again
-        self.tally = Tally(voters)
-        self.tally.record(node_id, True, ballot.recovering)
-
-    def requests(
-        self, peers: Iterable[NodeId], log: LogIndex, incarnation: int
-    ) -> Iterator[VoteRequest]:
+    def requests(self, peers: Iterable[NodeId], log: LogIndex) -> Iterator[VoteRequest]:
         """Yield a request to each voter whose answer may still change something."""
         tally = self.tally
         for peer in peers:
@@ -64,7 +52,7 @@ class Candidacy:
                 log.last_term,
                 self.pre_vote,
                 self.transfer,
-                incarnation,
+                self._incarnation,
             )
 
     def is_answered_by(self, response: VoteResponse) -> bool:

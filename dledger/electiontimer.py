@@ -13,41 +13,28 @@ milliseconds.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.patience import FACTOR_MAX, Patience
 from raftmq.dledger.state import NEVER_MS, CoreConfig, Random
 
 
+@dataclass(slots=True, eq=False)
 class ElectionTimer:
     """One replica's election timer. `closed`: the peers whose connection is known to be closed.
     `contact_ms`: when the leader was heard last."""
 
-    __slots__ = (
-        "_config",
-        "_given_up_ms",
-        "_rng",
-        "_stood_back",
-        "_yielded",
-        "closed",
-        "contact_ms",
-        "due_ms",
-        "given_up",
-        "patience",
-    )
-
-    def __init__(self, config: CoreConfig, rng: Random, now_ms: float) -> None:
-        self._config = config
-        self._rng = rng
-        self.patience = Patience(config.election_ms_min, config.election_ms_max)
-        self.closed: set[NodeId] = set()
-        self.given_up: set[NodeId] = set()  # for silence, though connected
-        self._given_up_ms = 0.0
-        self.contact_ms = NEVER_MS
-        self.due_ms = 0.0
-        self._yielded = False  # to another's PreVote
-        self._stood_back = False  # for lack of disk room
-        self.reset(now_ms)
+    _config: CoreConfig
+    _rng: Random
+    patience: Patience
+    closed: set[NodeId] = field(default_factory=set)
+    given_up: set[NodeId] = field(default_factory=set)  # for silence, though connected
+    _given_up_ms: float = 0.0
+    contact_ms: float = NEVER_MS
+    due_ms: float = 0.0
+    _yielded: bool = False  # to another's PreVote
+    _stood_back: bool = False  # for lack of disk room
 
     def reset(self, now_ms: float) -> None:
         """Begin a new time-out."""

@@ -12,6 +12,7 @@ that are not contiguous. An honest leader sends none of these.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from raftmq.dledger.ballot import Ballot
 from raftmq.dledger.configuration import ConfigurationError, check_proposed
@@ -31,38 +32,19 @@ from raftmq.store.frame import Frame, FrameKind
 from raftmq.store.record import BLANK_SIZE_BYTES
 
 
+@dataclass(slots=True, eq=False)
 class Following:
     """The follower's half of replication. Its caller has checked that a request's sender leads the
     request's term, and calls `enter_term` before anything of a new term."""
 
-    __slots__ = (
-        "_ack_due",
-        "_ballot",
-        "_log",
-        "_membership",
-        "_node_id",
-        "_outbox",
-        "_segment_end",
-        "_verified_index",
-    )
-
-    def __init__(
-        self,
-        node_id: NodeId,
-        ballot: Ballot,
-        log: CoreLog,
-        membership: Membership,
-        outbox: Outbox,
-        segment_end: Callable[[int], int] | None,
-    ) -> None:
-        self._node_id = node_id
-        self._ballot = ballot
-        self._log = log
-        self._membership = membership
-        self._outbox = outbox
-        self._segment_end = segment_end
-        self._verified_index = 0  # equals this term's leader up to here
-        self._ack_due = False  # verified frames wait for `durable` to be acknowledged
+    _node_id: NodeId
+    _ballot: Ballot
+    _log: CoreLog
+    _membership: Membership
+    _outbox: Outbox
+    _segment_end: Callable[[int], int] | None
+    _verified_index: int = 0  # equals this term's leader up to here
+    _ack_due: bool = False  # verified frames wait for `durable` to be acknowledged
 
     def enter_term(self) -> None:
         """Note that the term is a new one: nothing is known to match its leader."""
@@ -182,47 +164,32 @@ class Following:
         self, request: AppendRequest, conflict_index: int = 0, conflict_term: int = 0
     ) -> None:
         """Answer a request that does not fit, or is of an earlier term."""
-        self._respond(
-            request.sender,
-            request.term,
-            False,
-            0,
-            request.prev_index,
-            conflict_index,
-            conflict_term,
+        self._outbox.send(
+            AppendResponse(
+                self._node_id,
+                request.sender,
+                self._ballot.term,
+                request.term,
+                False,
+                0,
+                request.prev_index,
+                conflict_index,
+                conflict_term,
+                self._log.index.last_index,
+                not self._ballot.whole,
+            )
         )
 
     def _acknowledge(self, leader: NodeId, prev_index: int) -> None:
         """Tell the leader what is proven to match and durable; the rest stays due."""
+        term, last_index = self._ballot.term, self._log.index.last_index
         match_index = min(self._log.durable_index, self._verified_index)
-        assert match_index <= self._log.index.last_index, (match_index, self._log.index)
+        assert match_index <= last_index, (match_index, self._log.index)
         self._ack_due = match_index < self._verified_index
-        self._respond(leader, self._ballot.term, True, match_index, prev_index, 0, 0)
-
-    def _respond(
-        self,
-        to: NodeId,
-        request_term: int,
-        success: bool,
-        match_index: int,
-        prev_index: int,
-        conflict_index: int,
-        conflict_term: int,
-    ) -> None:
-        ballot = self._ballot
+        me, recovering = self._node_id, not self._ballot.whole
         self._outbox.send(
             AppendResponse(
-                self._node_id,
-                to,
-                ballot.term,
-                request_term,
-                success,
-                match_index,
-                prev_index,
-                conflict_index,
-                conflict_term,
-                self._log.index.last_index,
-                not ballot.whole,
+                me, leader, term, term, True, match_index, prev_index, 0, 0, last_index, recovering
             )
         )
 

@@ -11,6 +11,7 @@ Where a method returns a reason, the leader cannot go on, and its caller ends th
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
 from typing import ClassVar
 
 from raftmq.dledger.ballot import Ballot
@@ -41,64 +42,52 @@ from raftmq.dledger.transfer import Transfer
 from raftmq.store.frame import Frame, FrameKind
 
 
+@dataclass(slots=True, eq=False)
 class Leading:
     """One leadership. `ready`: its no-op is committed. `wants_noop`: a no-op must be proposed
     next. `round`: the last heartbeat round."""
 
-    __slots__ = (
-        "_appends_due",
-        "_ballot",
-        "_config",
-        "_first_index",
-        "_heartbeat_due_ms",
-        "_log",
-        "_membership",
-        "_node_id",
-        "_outbox",
-        "_pace",
-        "_reads",
-        "_recovery",
-        "_timer",
-        "_tracker",
-        "progress",
-        "ready",
-        "round",
-        "transfer",
-        "wants_noop",
-    )
     recovery_class: ClassVar[type[Recovery]] = Recovery
 
-    def __init__(
-        self,
-        node_id: NodeId,
-        config: CoreConfig,
-        tally: Tally,
-        ballot: Ballot,
-        log: CoreLog,
-        membership: Membership,
-        timer: ElectionTimer,
-        outbox: Outbox,
-    ) -> None:
-        """`tally`: the votes that elected it."""
-        self._node_id = node_id
-        self._config = config
-        self._ballot = ballot
-        self._log = log
-        self._membership = membership
-        self._timer = timer
-        self._outbox = outbox
-        self._tracker = tracker = Tracker(node_id, config)
-        self.progress = tracker.progress
-        self._recovery = self.recovery_class(node_id, tally, ballot, log, membership, tracker)
+    _node_id: NodeId
+    _config: CoreConfig
+    _ballot: Ballot
+    _log: CoreLog
+    _membership: Membership
+    _timer: ElectionTimer
+    _outbox: Outbox
+    tally: InitVar[Tally]  # the votes that elected it
+    ready: bool = False
+    wants_noop: bool = True
+    round: int = 0
+    _appends_due: bool = False
+    _heartbeat_due_ms: float = 0.0
+    _first_index: int = field(init=False)  # only from there on acks commit
+    tracker: Tracker = field(init=False)
+    progress: dict[NodeId, Progress] = field(init=False)  # the tracker's
+    _recovery: Recovery = field(init=False)
+    _pace: CatchUpPace = field(init=False)
+    _reads: ReadIndex = field(init=False)
+    transfer: Transfer = field(init=False)
+
+    def __post_init__(self, tally: Tally) -> None:
+        config = self._config
+        self._first_index = self._log.index.last_index + 1
+        self.tracker = Tracker(self._node_id, config)
+        self.progress = self.tracker.progress
+        self._recovery = self.recovery_class(
+            self._node_id,
+            self._ballot,
+            self._log,
+            self._membership,
+            self.tracker,
+            self._first_index,
+            tally.granted,
+            provisional=not tally.by_majority,
+        )
         self._pace = CatchUpPace(config.catch_up_bytes_per_s)
         self._reads = ReadIndex(config.reads_waiting_max)
         self.transfer = Transfer(config.transfer_ms)
-        self._first_index = log.index.last_index + 1  # only from there on acks commit
-        self.ready = False
-        self.wants_noop = True
-        self.round = 0
-        self._appends_due = False
-        self._heartbeat_due_ms = 0.0
 
     def begin(self, now_ms: float) -> None:
         """Assert leadership."""
@@ -117,7 +106,7 @@ class Leading:
     def configure(self, now_ms: float) -> None:
         """Follow the configuration in force."""
         membership, last_index = self._membership, self._log.index.last_index
-        new = self._tracker.configure(
+        new = self.tracker.configure(
             membership.configurations.current, max(self._first_index, last_index), now_ms
         )
         if self._first_index <= last_index:  # else `begin` sends it
@@ -173,7 +162,7 @@ class Leading:
             self._check_learner(self.progress[change.node_id], now_ms)
         voters = after.voters
         good = int(self._node_id in voters and self._ballot.whole)
-        good += self._tracker.good(voters, now_ms)
+        good += self.tracker.good(voters, now_ms)
         needed = majority(len(voters))
         if good < needed:
             raise ChangeRefused(
@@ -182,7 +171,7 @@ class Leading:
         return after
 
     def _check_learner(self, progress: Progress, now_ms: float) -> None:
-        if not self._tracker.answers(progress, now_ms):
+        if not self.tracker.answers(progress, now_ms):
             raise ChangeRefused(f"{progress.peer} does not answer")
         if progress.recovering or progress.recovering is None:
             raise ChangeRefused(f"{progress.peer} is recovering")
@@ -310,7 +299,7 @@ class Leading:
         5.4.2)."""
         log, membership = self._log, self._membership
         own = log.durable_index if self._ballot.whole else 0
-        candidate = self._tracker.committed(own if membership.is_voter else None)
+        candidate = self.tracker.committed(own if membership.is_voter else None)
         if candidate > log.commit_index and candidate >= self._first_index:
             log.commit(candidate)
             membership.commit(candidate)
@@ -440,9 +429,9 @@ class Leading:
         # CheckQuorum: when a majority has not been heard for a whole election time-out.
         own = now_ms if self._membership.is_voter else None
         longest_ms = self._timer.longest_ms
-        quorum_due_ms = self._tracker.heard_ms(own) + longest_ms
+        quorum_due_ms = self.tracker.heard_ms(own) + longest_ms
         if now_ms >= quorum_due_ms:
-            self._timer.give_up([progress.peer for progress in self._tracker.voting], now_ms)
+            self._timer.give_up([progress.peer for progress in self.tracker.voting], now_ms)
             return "no majority answers"
         if now_ms >= self._pace.due_ms:
             self._pace.due_ms = NEVER_DUE_MS
@@ -459,7 +448,7 @@ class Leading:
     def _let_go(self, now_ms: float) -> None:
         """Stop sending to removed members: this round's heartbeat was the last message to them."""
         configurations = self._membership.configurations
-        if self._tracker.let_go(self._log.commit_index, configurations.index, now_ms):
+        if self.tracker.let_go(self._log.commit_index, configurations.index, now_ms):
             self.configure(now_ms)
             self._outbox.configuration_changed = self._outbox.dirty = True
 
@@ -478,7 +467,7 @@ class Leading:
         """Send a heartbeat round for new reads, unless one is in flight: then they share the
         next."""
         if self._reads.newest_round > self.round:
-            if not self._tracker.voting:
+            if not self.tracker.voting:
                 self.round += 1  # a group of one needs nobody's confirmation
                 self._confirm_reads()
             elif self._reads.oldest_round > self.round:
@@ -486,7 +475,7 @@ class Leading:
 
     def _confirm_reads(self) -> None:
         own = self.round if self._ballot.whole else 0
-        confirmed = self._tracker.confirmed_round(own if self._membership.is_voter else None)
+        confirmed = self.tracker.confirmed_round(own if self._membership.is_voter else None)
         self._outbox.reads.extend(self._reads.confirm(confirmed))
         self._outbox.dirty = True  # the next round may start
 
@@ -513,10 +502,6 @@ class Leading:
         target = self.transfer.target
         self.transfer.give_up()
         self._tell_role(f"transfer to {target} given up: {reason}")
-
-    def successor(self) -> NodeId | None:
-        """Return the follower that should take over, if there is any."""
-        return self._tracker.successor()
 
     # -- connections ------------------------------------------------------------------------
 

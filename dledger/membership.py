@@ -32,17 +32,6 @@ from raftmq.store.frame import Frame
 class Membership:
     """One replica's view of its group. `peers`: it sends to these; a leader sets them."""
 
-    __slots__ = (
-        "_node_id",
-        "_outbox",
-        "_vouched",
-        "configurations",
-        "is_voter",
-        "peers",
-        "pending_index",
-        "voters",
-    )
-
     def __init__(
         self, node_id: NodeId, configurations: Configurations, commit_index: int, outbox: Outbox
     ) -> None:

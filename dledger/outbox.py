@@ -10,39 +10,27 @@ be something to do.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from raftmq.dledger.messages import HardState, Outgoing, Ready, RoleEvent
 from raftmq.store.frame import Frame
 
 
+@dataclass(slots=True, eq=False)
 class Outbox:
     """The effects of the core that its shell has not taken yet."""
 
-    __slots__ = (
-        "append",
-        "commit_index",
-        "configuration_changed",
-        "dirty",
-        "failed_reads",
-        "handed_index",
-        "hard_state",
-        "messages",
-        "reads",
-        "role",
-        "truncate_from",
-    )
-
-    def __init__(self, last_index: int) -> None:
-        self.handed_index = last_index  # the last frame given to the shell for writing
-        self.dirty = False
-        self.append: list[Frame] = []
-        self.messages: list[Outgoing] = []
-        self.reads: list[tuple[int, int]] = []
-        self.failed_reads: list[int] = []
-        self.truncate_from: int | None = None
-        self.hard_state: HardState | None = None
-        self.commit_index: int | None = None
-        self.role: RoleEvent | None = None
-        self.configuration_changed = False
+    handed_index: int  # the last frame given to the shell for writing
+    dirty: bool = False
+    append: list[Frame] = field(default_factory=list)
+    messages: list[Outgoing] = field(default_factory=list)
+    reads: list[tuple[int, int]] = field(default_factory=list)
+    failed_reads: list[int] = field(default_factory=list)
+    truncate_from: int | None = None
+    hard_state: HardState | None = None
+    commit_index: int | None = None
+    role: RoleEvent | None = None
+    configuration_changed: bool = False
 
     def send(self, message: Outgoing) -> None:
         self.messages.append(message)

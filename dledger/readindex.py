@@ -12,7 +12,7 @@ wait, at most `count_max`.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raftmq.dledger.errors import Busy
 
@@ -24,16 +24,14 @@ class _Batch:
     tokens: list[int]
 
 
+@dataclass(slots=True, eq=False)
 class ReadIndex:
     """The unconfirmed reads of one leadership."""
 
-    __slots__ = ("_batches", "_count_max", "_unready", "count")
-
-    def __init__(self, count_max: int) -> None:
-        self._count_max = count_max
-        self.count = 0
-        self._batches: deque[_Batch] = deque()
-        self._unready: list[int] = []
+    _count_max: int
+    count: int = 0
+    _batches: deque[_Batch] = field(default_factory=deque)
+    _unready: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """True if there are reads that a round may confirm."""

@@ -93,50 +93,34 @@ itself. In a group of two, while one of them recovers, only both together can el
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from raftmq.dledger.ballot import Ballot
 from raftmq.dledger.corelog import CoreLog
 from raftmq.dledger.membership import Membership
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.progress import Progress
-from raftmq.dledger.quorum import Tally, witnesses
+from raftmq.dledger.quorum import witnesses
 from raftmq.dledger.tracker import Tracker
 
 
+@dataclass(slots=True, eq=False)
 class Recovery:
     """How one leader brings recovering followers, and itself, back to being whole.
 
-    `provisional`: elected by all, fewer than a majority whole. `first_index`: the leader's first
-    frame, which is its own barrier, and that of all voters while it is provisional."""
+    `provisional`: elected by all, fewer than a majority whole. `electors`: who voted for it, 0
+    whole, or with its incarnation. `first_index`: the leader's first frame, which is its own
+    barrier, and that of all voters while it is provisional."""
 
-    __slots__ = (
-        "_ballot",
-        "_electors",
-        "_first_index",
-        "_log",
-        "_membership",
-        "_node_id",
-        "_tracker",
-        "provisional",
-    )
-
-    def __init__(
-        self,
-        node_id: NodeId,
-        tally: Tally,
-        ballot: Ballot,
-        log: CoreLog,
-        membership: Membership,
-        tracker: Tracker,
-    ) -> None:
-        """`tally`: the votes that elected the leader."""
-        self._node_id = node_id
-        self._ballot = ballot
-        self._log = log
-        self._membership = membership
-        self._tracker = tracker
-        self._first_index = log.index.last_index + 1
-        self.provisional = not tally.by_majority
-        self._electors = tally.granted  # who voted for it: 0 whole, or incarnation
+    _node_id: NodeId
+    _ballot: Ballot
+    _log: CoreLog
+    _membership: Membership
+    _tracker: Tracker
+    _first_index: int
+    _electors: Mapping[NodeId, int]
+    provisional: bool
 
     def meet(self, progress: Progress, recovering: int, last_index: int) -> bool:
         """Start the recovery of an incarnation unknown until now, whose log ends at `last_index`:

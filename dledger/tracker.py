@@ -8,6 +8,8 @@ removed one until it knows of its removal or has had time to learn of it. Only v
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from raftmq.dledger.configuration import Configuration
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.progress import Progress
@@ -15,16 +17,14 @@ from raftmq.dledger.quorum import reached_by_majority
 from raftmq.dledger.state import CoreConfig
 
 
+@dataclass(slots=True, eq=False)
 class Tracker:
     """One leader's followers. `voting`: those of them that count."""
 
-    __slots__ = ("_config", "_node_id", "progress", "voting")
-
-    def __init__(self, node_id: NodeId, config: CoreConfig) -> None:
-        self._node_id = node_id
-        self._config = config
-        self.progress: dict[NodeId, Progress] = {}
-        self.voting: tuple[Progress, ...] = ()
+    _node_id: NodeId
+    _config: CoreConfig
+    progress: dict[NodeId, Progress] = field(default_factory=dict)
+    voting: tuple[Progress, ...] = ()
 
     def configure(
         self, configuration: Configuration, next_index: int, now_ms: float

@@ -3,21 +3,21 @@ Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from raftmq.dledger.errors import Busy
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.pace import NEVER_DUE_MS
 
 
+@dataclass(slots=True, eq=False)
 class Transfer:
     """At most one transfer at a time. `target` is None, and `due_ms` never comes, if there is
     none."""
 
-    __slots__ = ("_timeout_ms", "due_ms", "target")
-
-    def __init__(self, timeout_ms: float) -> None:
-        self._timeout_ms = timeout_ms
-        self.target: NodeId | None = None
-        self.due_ms = NEVER_DUE_MS  # it is given up then
+    _timeout_ms: float
+    target: NodeId | None = None
+    due_ms: float = NEVER_DUE_MS  # it is given up then
 
     def begin(self, target: NodeId, now_ms: float) -> None:
         """Begin a transfer, or give the same one more time. Raises Busy for another target."""

@@ -536,7 +536,7 @@ class _CountsLearners(Leading):
 
     def configure(self, now_ms: float) -> None:
         super().configure(now_ms)
-        self._tracker.voting = tuple(self.progress.values())
+        self.tracker.voting = tuple(self.progress.values())
 
 
 class CountsLearners(RaftCore):

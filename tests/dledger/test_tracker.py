@@ -1,0 +1,110 @@
+"""The progress tracker: who counts, what a majority has reached, and whom it lets go."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from raftmq.dledger.configuration import Change, ChangeKind, Configuration, founding
+from raftmq.dledger.quorum import majority
+from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.tracker import Tracker
+
+CONFIG = CoreConfig()
+ADD_X = Change(ChangeKind.ADD_LEARNER, "x", "x:1")
+
+
+def group(names: str) -> Configuration:
+    return founding((name, f"{name}:1") for name in names)
+
+
+def make(names: str = "abc") -> Tracker:
+    tracker = Tracker("a", CONFIG)
+    tracker.configure(group(names), 1, 0.0)
+    return tracker
+
+
+def test_it_follows_the_others_and_learners_do_not_count() -> None:
+    tracker = make()
+    new = tracker.configure(group("abc").after(ADD_X), 5, 0.0)
+    assert [(p.peer, p.next_index) for p in new] == [("x", 5)]
+    assert list(tracker.progress) == ["b", "c", "x"]
+    assert [p.peer for p in tracker.voting] == ["b", "c"]
+    assert tracker.configure(group("abc").after(ADD_X), 9, 0.0) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_committed_is_what_a_majority_has(count: int) -> None:
+    names = "abcde"[:count]
+    tracker = make(names)
+    for reached in product(range(3), repeat=count):
+        for progress, index in zip(tracker.voting, reached[1:], strict=True):
+            progress.whole_index = progress.whole_round = index
+            progress.heard_ms = float(index)
+        enough = [i for i in range(3) if sum(r >= i for r in reached) >= majority(count)]
+        assert tracker.committed(reached[0]) == max(enough)
+        assert tracker.confirmed_round(reached[0]) == max(enough)
+        assert tracker.heard_ms(float(reached[0])) == max(enough)
+
+
+def test_a_leader_that_is_leaving_does_not_count_itself() -> None:
+    tracker = make("abc")
+    tracker.progress["b"].whole_index = 4
+    assert tracker.committed(9) == 4
+    assert tracker.committed(None) == 0
+
+
+def test_only_whole_voters_hold_a_frame() -> None:
+    tracker = make()
+    tracker.configure(group("abc").after(ADD_X), 1, 0.0)
+    for progress in tracker.progress.values():
+        progress.whole_index = 7
+    assert tracker.holders(7) == 2
+    assert tracker.holders(8) == 0
+    tracker.progress["b"].recovering = 5
+    assert tracker.holders(7) == 1
+
+
+def test_a_removed_member_stays_until_it_knows_or_has_had_time() -> None:
+    without_c = group("abc").after(Change(ChangeKind.REMOVE, "c"))
+    for match_index, now_ms, gone in (
+        (0, 0.0, False),
+        (6, 0.0, True),
+        (5, 0.0, False),
+        (0, CONFIG.departure_ms, True),
+    ):
+        tracker = make()
+        tracker.configure(without_c, 1, 0.0)
+        assert [p.peer for p in tracker.voting] == ["b"]
+        tracker.progress["c"].match_index = match_index
+        assert tracker.let_go(6, 6, now_ms) == gone
+        assert ("c" in tracker.progress) != gone
+    tracker = make()
+    tracker.configure(without_c, 1, 0.0)
+    tracker.configure(group("abc"), 1, 1.0)  # it came back into force
+    assert not tracker.let_go(9, 0, 2 * CONFIG.departure_ms)
+
+
+def test_the_successor_is_whole_then_has_room_then_has_most_of_the_log() -> None:
+    assert make("a").successor() is None
+    kinds = list(product((0, 7), (False, True), (1, 2)))
+    for facts in product(kinds, repeat=2):
+        tracker = make()
+        for progress, (recovering, no_room, match_index) in zip(tracker.voting, facts, strict=True):
+            progress.recovering, progress.match_index = recovering, match_index
+            progress.no_room = no_room
+        order = {p.peer: (not p.recovering, not p.no_room, p.match_index) for p in tracker.voting}
+        successor = tracker.successor()
+        assert successor is not None
+        assert order[successor] == max(order.values())
+
+
+def test_whoever_was_silent_too_long_or_recovers_is_not_good() -> None:
+    tracker = make("abcd")
+    now_ms = CONFIG.election_ms_max
+    tracker.progress["b"].heard_ms = now_ms
+    tracker.progress["c"].heard_ms = now_ms
+    tracker.progress["c"].recovering = 3
+    assert tracker.good(frozenset("abcd"), now_ms) == 1
+    assert tracker.good(frozenset("acd"), now_ms) == 0

@@ -1,0 +1,29 @@
+"""A transfer: one at a time, and one that is over never comes due."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftmq.dledger.errors import Busy
+from raftmq.dledger.pace import NEVER_DUE_MS
+from raftmq.dledger.transfer import Transfer
+
+
+def test_one_at_a_time() -> None:
+    transfer = Transfer(1_000)
+    transfer.check_none()
+    transfer.begin("b", 50.0)
+    assert (transfer.target, transfer.due_ms) == ("b", 1_050.0)
+    for other in (lambda: transfer.begin("c", 60.0), transfer.check_none):
+        with pytest.raises(Busy, match="handed to b"):
+            other()
+    transfer.begin("b", 60.0)
+    assert transfer.due_ms == 1_060.0
+
+
+def test_one_that_is_given_up_never_comes_due() -> None:
+    transfer = Transfer(1_000)
+    transfer.begin("b", 50.0)
+    transfer.give_up()
+    assert (transfer.target, transfer.due_ms) == (None, NEVER_DUE_MS)
+    transfer.begin("c", 60.0)

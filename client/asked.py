@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from raftmq.client.decode import decode_messages
 from raftmq.client.listen import Deliverer
+from raftmq.client.membership import Membership
 from raftmq.client.message import MessageQueue
-from raftmq.client.runninginfo import Told, running_info
+from raftmq.client.runninginfo import running_info
 from raftmq.remoting.admin_headers import ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -22,30 +23,32 @@ from raftmq.store.record import RecordError
 logger = logging.getLogger(__name__)
 
 
-class AskedConsumer(Told, Protocol):
-    """The parts of a consumer that the handlers need."""
+class Movable(Protocol):
+    """A consumer that can be moved."""
 
-    group: str
+    @property
+    def offsets(self) -> dict[MessageQueue, int]: ...
 
-    def ids_changed(self, request: RemotingCommand) -> None:
-        """Handle 40: the group's members changed."""
-        ...
-
-    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> int:
-        """Move held queues to `offsets`, because an administrator resets the group. Returns how
-        many of the queues are held."""
+    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Move queues, which are held, to `offsets`: an administrator resets the group."""
         ...
 
 
 class Asked:
-    """The request handlers of one consumer. `deliverer()` returns its listener's deliverer; None
-    for a consumer without a listener, which does not serve 309."""
+    """The request handlers of one consumer. `deliverer` is its listener's; None for a consumer
+    without a listener, which does not serve 309."""
 
     def __init__(
-        self, consumer: AskedConsumer, deliverer: Callable[[], Deliverer] | None = None
+        self,
+        membership: Membership,
+        consumer: Movable,
+        deliverer: Deliverer | None = None,
+        orderly: bool = False,
     ) -> None:
+        self._membership = membership
         self._consumer = consumer
         self._deliverer = deliverer
+        self._orderly = orderly
 
     def handlers(self) -> Mapping[int, Handler]:
         known: dict[int, Handler] = {
@@ -59,21 +62,23 @@ class Asked:
         return known
 
     def _ids_changed(self, _connection: Connection, request: RemotingCommand) -> None:
-        self._consumer.ids_changed(request)
+        self._membership.rebalancer.ids_changed(request)
 
     async def _reset(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Handle 220: continue held queues at the offsets in the body."""
         header = ResetOffsetHeader.parse(request.ext)
-        count = 0
-        if header.group == self._consumer.group:
-            count = await self._consumer.go_on_at(reset_table(request.body))
-        logger.warning("offsets_reset topic=%s queues=%d", header.topic, count)
+        held = {}
+        if header.group == self._membership.group:
+            table, workers = reset_table(request.body), self._membership.workers
+            held = {queue: offset for queue, offset in table.items() if queue in workers}
+            await self._consumer.go_on_at(held)
+        logger.warning("offsets_reset topic=%s queues=%d", header.topic, len(held))
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS)
 
     def _status(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Handle 221: answer with this consumer's offset in every held queue of the topic."""
         ext = request.ext or {}
-        if ext.get("group") != self._consumer.group:
+        if ext.get("group") != self._membership.group:
             remark = f"no consumer of group {ext.get('group')} here"
             return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
         table = {
@@ -85,7 +90,7 @@ class Asked:
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, body)
 
     def _running_info(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        body = running_info(self._consumer)
+        body = running_info(self._membership, self._consumer.offsets, self._orderly)
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, body)
 
     async def _consume_directly(
@@ -99,11 +104,11 @@ class Asked:
         except RecordError as error:
             return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
         assert self._deliverer is not None
-        done = await self._deliverer().offer(messages)
+        done = await self._deliverer.offer(messages)
         result = {
             "autoCommit": True,
             "consumeResult": "CR_SUCCESS" if done else "CR_LATER",
-            "order": self._consumer.orderly,
+            "order": self._orderly,
             "spentTimeMills": round((time.monotonic() - started_s) * 1000),
         }
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS, None, {}, dumps(result))

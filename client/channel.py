@@ -8,24 +8,22 @@ OK, as nearly all do, it decodes only the fields it needs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from msgspec import MsgspecError, Struct, field
 from msgspec.json import Decoder
 
+from raftmq.client.pending import Pending
 from raftmq.remoting.codec import RawFrame, decode_command
 from raftmq.remoting.command import JSON, RESPONSE_FLAG
 from raftmq.remoting.connection import ClientConnection, Connection
 from raftmq.remoting.errors import RemotingProtocolError
 
-if TYPE_CHECKING:
-    from raftmq.client.pending import Pending
-
 # (channel, pending, response code, remark, extFields)
-OnAnswer = Callable[["Channel", "Pending", int, str, dict[str, str]], None]
+OnAnswer = Callable[["Channel", Pending, int, str, dict[str, str]], None]
 # (channel, pending, answer) → False if the fast path does not apply; then nothing was changed.
-OnStored = Callable[["Channel", "Pending", "StoredAnswer"], bool]
+OnStored = Callable[["Channel", Pending, "StoredAnswer"], bool]
 OnLost = Callable[["Channel", "list[Pending]"], None]
 _NO_FIELDS: dict[str, str] = {}
 # Sends are numbered from here. The connection numbers its other requests from 0, so the two meet
@@ -93,7 +91,7 @@ class Channel:
         self._on_answer = on_answer
         self._on_lost = on_lost
         self._on_stored = on_stored
-        connection.on_raw = self._receive
+        connection.hand_to(self._receive)
         connection.on_close(self._closed)
 
     @property

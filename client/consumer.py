@@ -19,16 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from raftmq.client.allocation import AllocationStrategy, allocate_averagely
 from raftmq.client.asked import Asked
 from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
-from raftmq.client.instance import ClientInstance, InstanceConfig, local_address
+from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.client.lifecycle import entered, left
 from raftmq.client.listen import (
     ConcurrentDeliverer,
@@ -37,24 +34,19 @@ from raftmq.client.listen import (
     Listener,
     OrderlyDeliverer,
 )
-from raftmq.client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
-from raftmq.client.locks import LockConfig, QueueLocks
+from raftmq.client.localoffsets import OffsetStorage, offsets_of
+from raftmq.client.locks import LockConfig
+from raftmq.client.membership import Membership
 from raftmq.client.message import RETRY_PREFIX, MessageModel, MessageQueue
 from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.offsetstore import Offsets, OffsetStore, OnCommit
-from raftmq.client.processqueue import Batch, CacheBudget
+from raftmq.client.offsetstore import OnCommit
+from raftmq.client.processqueue import Batch
 from raftmq.client.pull import PullConfig, QueueWorker
-from raftmq.client.rebalance import Rebalancer
-from raftmq.client.route import ReplicaGroup
 from raftmq.client.sendback import SendBack
 from raftmq.client.subscription import (
     ALL,
-    Subscription,
     check_in_broker,
-    consumer_heartbeat,
-    subscribe,
 )
-from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
@@ -98,8 +90,6 @@ class PushConsumer:
     `on_committing(queue, offset)` before a commit that waits for confirmation is sent.
     """
 
-    consume_type = "CONSUME_PASSIVELY"
-
     def __init__(
         self,
         group: str,
@@ -116,28 +106,19 @@ class PushConsumer:
         if config.orderly:
             config = replace(config, pull=replace(config.pull, consume_tasks=1))
         self.config = config
-        self._broadcasting = config.message_model is MessageModel.BROADCASTING
         self._listener = listener
-        self._instance = ClientInstance(namesrv, instance_config)
-        self._on_commit = on_commit
-        self._on_committing = on_committing
-        self._workers: dict[MessageQueue, QueueWorker] = {}
-        self._budget = CacheBudget(config.pull.limits)
-        self._offsets: Offsets | None = None
-        self._deliverer: Deliverer | None = None
-        self._locks: QueueLocks | None = None
-        self._rebalancer = Rebalancer(
-            group,
-            self._instance,
-            self,
-            None if self._broadcasting else config.allocation,
-            config.rebalance_interval_ms,
-        )
-        self._subscriptions = self._rebalancer.subscriptions
-        self._asked = Asked(self, self._delivering)
-        self._greeting: asyncio.Task[Any] | None = None
+        self._instance = instance = ClientInstance(namesrv, instance_config)
+        model, storage = config.message_model, config.offset_storage
+        self._broadcasting = model is MessageModel.BROADCASTING
+        offsets = offsets_of(group, instance, model, storage, on_commit, on_committing)
+        lock = config.lock if config.orderly and not self._broadcasting else None
+        self.membership = Membership(
+            group, "CONSUME_PASSIVELY", instance, self, offsets, config, config.pull, lock,
+            config.stop_grace_ms,
+        )  # fmt: skip
+        self._deliverer = self._new_deliverer()
+        self._asked = Asked(self.membership, self, self._deliverer, config.orderly)
         self._retry_look: asyncio.TimerHandle | None = None
-        self.started_ms = 0
 
     @property
     def client_id(self) -> str:
@@ -146,17 +127,17 @@ class PushConsumer:
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
         """Return the queues this consumer holds now."""
-        return tuple(sorted(self._workers))
+        return self.membership.queues
 
     @property
     def timed_out(self) -> int:
         """Count the messages sent back because the listener held them for `consume_timeout_ms`."""
-        return self._deliverer.timed_out if self._deliverer else 0
+        return self._deliverer.timed_out
 
     @property
     def offsets(self) -> dict[MessageQueue, int]:
         """Return each held queue's finished offset: what has been or will be committed."""
-        return self._offsets.table.finished() if self._offsets else {}
+        return self.membership.offsets.table.finished()
 
     __aenter__, __aexit__ = entered, left
 
@@ -165,33 +146,24 @@ class PushConsumer:
 
         `expression_type` is TAG ("a || b") or SQL92, which brokers evaluate if configured to.
         A changed expression for a topic already consumed applies from the next rebalance on."""
-        version = int(time.time() * 1000)
-        self._subscriptions[topic] = subscribe(topic, expression, version, expression_type)
-        self._rebalancer.subscription_changed()
+        self.membership.subscribe(topic, expression, expression_type)
 
     def unsubscribe(self, topic: str) -> None:
         """Give up the topic's queues at the next rebalance, and request one at once."""
-        self._subscriptions.pop(topic, None)
-        self._rebalancer.subscription_changed()
+        self.membership.unsubscribe(topic)
 
     async def start(self) -> None:
         """Join the group. Waits for a server only to have SQL92 expressions checked; raises
         BrokerRefused if one is invalid or the broker does not filter by SQL92."""
-        self.started_ms = int(time.time() * 1000)
-        retry_topic = RETRY_PREFIX + self.group
         if not self._broadcasting:
-            self._subscriptions[retry_topic] = subscribe(retry_topic, ALL, self.started_ms)
-        await self._instance.start(self._heartbeat, self._asked.handlers())
+            self.membership.subscribe(RETRY_PREFIX + self.group, ALL, "TAG")
+        await self.membership.start(self._asked.handlers())
         try:
             await self._check_expressions()
         except BaseException:
-            await self._instance.unregister(None, self.group)
-            await self._instance.stop()
+            await self._instance.leave(None, self.group)
             raise
-        self._instance.directory.watch_leaders(self._leader_changed)
-        self._offsets = self._new_offsets()
-        self._deliverer = self._new_deliverer()
-        self._rebalancer.start()
+        self.membership.rebalancer.start()
         self._instance.spawn(self._commit_forever(), "commit offsets")
         if isinstance(self._deliverer, ConcurrentDeliverer) and self.config.consume_timeout_ms:
             work = self._deliverer.expire_forever(self.config.consume_timeout_ms)
@@ -202,34 +174,29 @@ class PushConsumer:
         the group."""
         if not self._instance.running:
             return
-        await self._rebalancer.stop()  # so that it takes no queues while they are given up
         if self._retry_look is not None:
             self._retry_look.cancel()
-        await self.give_up(list(self._workers))
-        if self._locks is not None:
-            await self._locks.release_all()
-        await self._instance.unregister(None, self.group)
-        await self._instance.stop()
+        await self.membership.stop()
 
     async def commit(self) -> dict[MessageQueue, int]:
         """Commit now the offsets that moved since the last commit; return those confirmed."""
-        return await self._store().commit_confirmed()
+        return await self.membership.offsets.commit_confirmed()
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue a held queue at `offset`; cached messages are dropped."""
-        worker = self._workers[queue]
+        worker = self.membership.workers[queue]
         worker.reset(offset)
-        self._store().table.begin(queue, offset, told=False)
+        self.membership.offsets.table.begin(queue, offset, told=False)
 
     def pause(self, queues: Sequence[MessageQueue] | None = None) -> None:
         """Stop pulling from these queues (None: all held now); cached messages are still
         delivered."""
-        for queue in self._workers if queues is None else queues:
-            self._workers[queue].pause()
+        for queue in self.membership.workers if queues is None else queues:
+            self.membership.workers[queue].pause()
 
     def resume(self, queues: Sequence[MessageQueue] | None = None) -> None:
-        for queue in self._workers if queues is None else queues:
-            self._workers[queue].resume()
+        for queue in self.membership.workers if queues is None else queues:
+            self.membership.workers[queue].resume()
 
     # ---- called by the queue workers
 
@@ -237,102 +204,49 @@ class PushConsumer:
         """Do nothing: the worker's own tasks take the messages."""
 
     async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
-        assert self._deliverer is not None
         await self._deliverer.deliver(queue, batch.messages, finish)
 
     def advanced(self, queue: MessageQueue, offset: int) -> None:
-        self._store().table.advance(queue, offset)
+        self.membership.offsets.table.advance(queue, offset)
 
     def rewound(self, queue: MessageQueue, offset: int) -> None:
-        self._store().table.begin(queue, offset, told=False)
+        self.membership.offsets.table.begin(queue, offset, told=False)
 
-    async def subscription_outdated(self) -> None:
-        if self._greeting is None or self._greeting.done():
-            self._greeting = self._instance.spawn(self._instance.heartbeat_all(), "heartbeat")
-        await asyncio.wait((self._greeting,))
+    # ---- called by the membership
 
-    # ---- called by the rebalancer
+    def began(self, worker: QueueWorker, offset: int) -> None:
+        """Do nothing: the worker and the offset table know all."""
 
-    def held(self) -> Mapping[MessageQueue, Subscription]:
-        return {queue: worker.subscription for queue, worker in self._workers.items()}
+    async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+        await self.membership.offsets.commit_confirmed(queues)
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
         """Do nothing: a push consumer has no use for it."""
 
-    async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
-        config = self.config
-        try:
-            # Take the lock first: the previous holder commits before it releases it.
-            if self._locks is not None and not await self._locks.acquire(queue):
-                logger.info("queue_locked_by_another queue=%s", queue)
-                return False
-            start, told = await self._store().start_offset(
-                queue, config.consume_from, config.consume_from_timestamp_ms
-            )
-        except (ClientError, OSError) as error:
-            logger.warning("start_offset_failed queue=%s error=%s", queue, error)
-            return False
-        self._store().table.begin(queue, start, told)
-        worker = QueueWorker(
-            queue, self.group, subscription, start, self._instance, self, config.pull, self._budget
-        )
-        self._workers[queue] = worker
-        worker.start()
-        logger.info("queue_taken queue=%s offset=%d", queue, start)
-        return True
+    # ---- called on an administrator's request
 
-    async def give_up(self, queues: Sequence[MessageQueue]) -> None:
-        """Stop the queues' workers, commit what is finished, release the locks, drop the queues."""
-        workers = [self._workers.pop(queue) for queue in queues]
-        idle = await asyncio.gather(*(w.stop(self.config.stop_grace_ms) for w in workers))
-        await self._store().commit_confirmed(queues)
-        if self._locks is not None:
-            rest = dict(zip(queues, idle, strict=True))
-            await self._locks.release([queue for queue in queues if rest[queue]])
-            await self._locks.release([q for q in queues if not rest[q]], tell=False)
-        for queue in queues:
-            self._store().table.drop(queue)
-            logger.info("queue_given_up queue=%s", queue)
+    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
+        for queue, offset in offsets.items():
+            await self.seek(queue, offset)
+        await self.commit()
 
-    # ---- offsets, leaders, heartbeats
-
-    def _new_offsets(self) -> Offsets:
-        if not self._broadcasting:
-            return OffsetStore(self.group, self._instance, self._on_commit, self._on_committing)
-        storage = self.config.offset_storage
-        if storage is None:
-            address = socket.inet_ntoa(local_address())
-            storage = OffsetFile(offset_file(self.group, address))
-        return LocalOffsetStore(self._instance, storage)
+    # ---- inside
 
     def _new_deliverer(self) -> Deliverer:
-        """Make the deliverer, and the queue locks if the consumer is orderly."""
-        back = SendBack(self.group, self._instance)
+        config, locks = self.config, self.membership.locks
         if self._broadcasting:
             return Deliverer(self._listener)
-        if not self.config.orderly:
-            policy = self.config.failure
-            limit = self.config.listeners_max
-            return ConcurrentDeliverer(self._listener, back, policy, self._sent_back, limit)
-        self._locks = QueueLocks(self.group, self._instance, self.config.lock, self._lock_lost)
-        self._locks.start()
-        return OrderlyDeliverer(self._listener, back, self.config.failure, self._locks)
-
-    def _lock_lost(self, queue: MessageQueue) -> None:
-        """Drop a queue that another member has locked, without committing, and rebalance."""
-        worker = self._workers.pop(queue, None)
-        if worker is not None:
-            self._store().table.drop(queue)
-            self._instance.spawn(self._begin_anew(worker), f"begin anew {queue}")
-
-    async def _begin_anew(self, worker: QueueWorker) -> None:
-        await worker.stop(0)
-        self._rebalancer.ask()
+        back = SendBack(self.group, self._instance)
+        if locks is not None:
+            return OrderlyDeliverer(self._listener, back, config.failure, locks)
+        return ConcurrentDeliverer(
+            self._listener, back, config.failure, self._sent_back, config.listeners_max
+        )
 
     async def _check_expressions(self) -> None:
         """Have a broker check (46) expressions that only brokers can judge. A cluster that is not
         up yet is no error."""
-        for subscription in list(self._subscriptions.values()):
+        for subscription in list(self.membership.subscriptions.values()):
             if subscription.expression_type == "TAG":
                 continue
             try:
@@ -348,7 +262,7 @@ class PushConsumer:
         retry_topic = RETRY_PREFIX + self.group
         known = any(
             queue.topic == retry_topic and queue.broker_name == broker_name
-            for queue in self._workers
+            for queue in self.membership.workers
         )
         if not known and self._retry_look is None:
             loop = asyncio.get_running_loop()
@@ -356,66 +270,12 @@ class PushConsumer:
 
     def _look_for_retries(self) -> None:
         self._retry_look = None
-        self._rebalancer.ask()
+        self.membership.rebalancer.ask()
 
     async def _commit_forever(self) -> None:
         while True:
             await asyncio.sleep(self.config.commit_interval_ms / 1000)
             if self.config.confirm_commits:
-                await self._store().commit_confirmed()
+                await self.membership.offsets.commit_confirmed()
             else:
-                await self._store().commit_oneway()
-
-    def _leader_changed(self, group: ReplicaGroup) -> None:
-        if not self._broadcasting:
-            self._store().table.forget_told(group.name)
-        if self._locks is not None:
-            self._locks.leader_changed(group.name)
-        for queue, worker in self._workers.items():
-            if queue.broker_name == group.name:
-                worker.leader_changed()
-
-    def _heartbeat(self) -> Mapping[str, Any]:
-        config, subscriptions = self.config, self._subscriptions.values()
-        model, begin = config.message_model.value, config.consume_from.value
-        return consumer_heartbeat(self.group, self.consume_type, model, begin, subscriptions)
-
-    def _store(self) -> Offsets:
-        assert self._offsets is not None, "not started"
-        return self._offsets
-
-    # ---- for client.asked
-
-    def ids_changed(self, request: RemotingCommand) -> None:
-        self._rebalancer.ids_changed(request)
-
-    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> int:
-        held = {queue: offset for queue, offset in offsets.items() if queue in self._workers}
-        for queue, offset in held.items():
-            await self.seek(queue, offset)
-        await self.commit()
-        return len(held)
-
-    @property
-    def instance(self) -> ClientInstance:
-        return self._instance
-
-    @property
-    def subscriptions(self) -> Mapping[str, Subscription]:
-        return self._subscriptions
-
-    @property
-    def workers(self) -> Mapping[MessageQueue, QueueWorker]:
-        return self._workers
-
-    @property
-    def locks(self) -> QueueLocks | None:
-        return self._locks
-
-    @property
-    def orderly(self) -> bool:
-        return self.config.orderly
-
-    def _delivering(self) -> Deliverer:
-        assert self._deliverer is not None, "not started"
-        return self._deliverer
+                await self.membership.offsets.commit_oneway()

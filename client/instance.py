@@ -71,6 +71,7 @@ class ClientInstance:
         self._greeted: set[str] = set()
         self._beats: set[asyncio.Task[bool]] = set()  # heartbeats that are not answered yet
         self._leaving = False
+        self._greeting: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> bool:
@@ -212,11 +213,20 @@ class ClientInstance:
         if beats:
             await asyncio.wait(beats)
 
-    async def unregister(self, producer_group: str | None, consumer_group: str | None) -> None:
-        """Unregister at every replica (35), so that the other members rebalance at once. Heartbeats
-        in flight are awaited first, and none is sent any more: Apache's brokers process heartbeats
-        and unregistrations in different threads, and a heartbeat that is overtaken would leave a
-        ghost member in the group, with queues of its own."""
+    async def heartbeat_shared(self) -> None:
+        """Do as `heartbeat_all`; calls at the same time share one round of heartbeats."""
+        if self._greeting is None or self._greeting.done():
+            self._greeting = self.spawn(self.heartbeat_all(), "heartbeat")
+        await asyncio.wait((self._greeting,))
+
+    async def leave(self, producer_group: str | None, consumer_group: str | None) -> None:
+        """Unregister at every replica (35), so that the other members rebalance at once, and stop.
+
+        Heartbeats in flight are awaited first, and none is sent any more: Apache's brokers process
+        heartbeats and unregistrations in different threads, and a heartbeat that is overtaken would
+        leave a ghost member in the group, with queues of its own."""
+        if not self.running:
+            return
         self._leaving = True
         if self._beats:
             await asyncio.wait(self._beats, timeout=LEAVE_S)
@@ -226,6 +236,7 @@ class ClientInstance:
         if consumer_group is not None:
             ext["consumerGroup"] = consumer_group
         await asyncio.gather(*(self._goodbye(a, ext) for a in self.directory.addresses()))
+        await self.stop()
 
     async def _goodbye(self, address: str, ext: dict[str, str]) -> None:
         command = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, dict(ext))

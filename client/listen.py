@@ -158,7 +158,6 @@ class ConcurrentDeliverer(Deliverer):
         self._sent_back = sent_back
         self._places = asyncio.Semaphore(at_once_max) if at_once_max else nullcontext()
         self._deliveries: set[Delivery] = set()
-        self._now = asyncio.get_running_loop().time
         limit = policy.max_reconsume_times
         self._reconsume_times_max = RECONSUME_TIMES_MAX if limit is None else limit
 
@@ -185,7 +184,7 @@ class ConcurrentDeliverer(Deliverer):
         """Send back messages that the listener has had for longer than `timeout_ms`."""
         while True:
             await asyncio.sleep(timeout_ms / EXPIRY_LOOKS / 1000)
-            before = self._now() - timeout_ms / 1000
+            before = asyncio.get_running_loop().time() - timeout_ms / 1000
             slow = [d for d in self._deliveries if d.since is not None and d.since <= before]
             await asyncio.gather(*(self._expire(d) for d in slow if d.messages))
 
@@ -194,7 +193,7 @@ class ConcurrentDeliverer(Deliverer):
         given = delivery.messages
         restore_topics(given)
         async with self._places:
-            delivery.since = self._now()
+            delivery.since = asyncio.get_running_loop().time()
             answer = await self._listen(given)
             delivery.since = None
         if delivery.going_back is not None:

@@ -18,28 +18,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from raftmq.client.allocation import AllocationStrategy, allocate_averagely
 from raftmq.client.asked import Asked
 from raftmq.client.errors import ClientError
-from raftmq.client.instance import ClientInstance, InstanceConfig, local_address
+from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.client.lifecycle import entered, left
-from raftmq.client.localoffsets import LocalOffsetStore, OffsetFile, OffsetStorage, offset_file
-from raftmq.client.locks import QueueLocks
+from raftmq.client.localoffsets import OffsetStorage, offsets_of
+from raftmq.client.membership import Membership
 from raftmq.client.message import MessageExt, MessageModel, MessageQueue
 from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.offsetstore import Offsets, OffsetStore, max_offset, min_offset, offset_for
-from raftmq.client.processqueue import Batch, CacheBudget
+from raftmq.client.offsetstore import max_offset, min_offset, offset_for
+from raftmq.client.processqueue import Batch
 from raftmq.client.pull import PullConfig, QueueWorker
-from raftmq.client.rebalance import Rebalancer
-from raftmq.client.route import ReplicaGroup
-from raftmq.client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
-from raftmq.remoting.command import RemotingCommand
+from raftmq.client.subscription import ALL, subscribe
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +63,6 @@ class LitePullConsumer:
     ClientError. `on_queues_changed(topic, queues)` is called when queues of the topic are added or
     removed, and when they are first seen."""
 
-    consume_type = "CONSUME_ACTIVELY"
-    locks: QueueLocks | None = None
-    orderly = False
-
     def __init__(
         self,
         group: str,
@@ -83,31 +74,22 @@ class LitePullConsumer:
     ) -> None:
         self.group = group
         self.config = config or LitePullConfig()
-        self._pull_config = replace(self.config.pull, consume_tasks=0, lite=True)
-        self._broadcasting = self.config.message_model is MessageModel.BROADCASTING
-        self._instance = ClientInstance(namesrv, instance_config)
+        self._instance = instance = ClientInstance(namesrv, instance_config)
+        model, storage = self.config.message_model, self.config.offset_storage
+        pull = replace(self.config.pull, consume_tasks=0, lite=True)
+        offsets = offsets_of(group, instance, model, storage)
+        self.membership = Membership(
+            group, "CONSUME_ACTIVELY", instance, self, offsets, self.config, pull
+        )
+        self._asked = Asked(self.membership, self)
         self._on_queues_changed = on_queues_changed
         self._seen_queues: dict[str, frozenset[MessageQueue]] = {}
-        self._workers: dict[MessageQueue, QueueWorker] = {}
-        self._budget = CacheBudget(self._pull_config.limits)
-        self._offsets: Offsets = self._new_offsets()
         self._polled: dict[MessageQueue, int] = {}  # everything below was handed out
         self._processed: dict[MessageQueue, int] = {}  # handed out before the latest poll
         self._paused: set[MessageQueue] = set()
         self._arrival = asyncio.Event()
         self._commit_due = 0.0
         self._assigned = False
-        self._rebalancer = Rebalancer(
-            group,
-            self._instance,
-            self,
-            None if self._broadcasting else self.config.allocation,
-            self.config.rebalance_interval_ms,
-        )
-        self._subscriptions = self._rebalancer.subscriptions
-        self._asked = Asked(self)
-        self._greeting: asyncio.Task[Any] | None = None
-        self.started_ms = 0
 
     @property
     def client_id(self) -> str:
@@ -116,7 +98,7 @@ class LitePullConsumer:
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
         """Return the queues this consumer has now."""
-        return tuple(sorted(self._workers))
+        return self.membership.queues
 
     __aenter__, __aexit__ = entered, left
 
@@ -124,13 +106,10 @@ class LitePullConsumer:
         """Share the topic's queues with the group. Cannot be combined with `assign`."""
         if self._assigned:
             raise ClientError(-1, "queues are assigned: subscribe to nothing")
-        version = int(time.time() * 1000)
-        self._subscriptions[topic] = subscribe(topic, expression, version, expression_type)
-        self._rebalancer.subscription_changed()
+        self.membership.subscribe(topic, expression, expression_type)
 
     def unsubscribe(self, topic: str) -> None:
-        self._subscriptions.pop(topic, None)
-        self._rebalancer.subscription_changed()
+        self.membership.unsubscribe(topic)
 
     async def assign(
         self, queues: Iterable[MessageQueue], expression: str = ALL, expression_type: str = "TAG"
@@ -138,7 +117,7 @@ class LitePullConsumer:
         """Consume exactly these queues from now on; to be called after `start`. Cannot be combined
         with `subscribe`. Raises ClientError if a queue's start offset cannot be found out; queues
         that sort before it are assigned then."""
-        if self._subscriptions and not self._assigned:
+        if self.membership.subscriptions and not self._assigned:
             raise ClientError(-1, "topics are subscribed to: assign nothing")
         self._assigned = True
         wanted = set(queues)
@@ -147,34 +126,30 @@ class LitePullConsumer:
             queue.topic: subscribe(queue.topic, expression, version, expression_type)
             for queue in wanted
         }
-        await self._rebalancer.stop()
-        self._subscriptions.clear()
-        self._subscriptions.update(by_topic)
+        await self.membership.rebalancer.stop()
+        self.membership.subscriptions.clear()
+        self.membership.subscriptions.update(by_topic)
         for topic in by_topic:
             await self._instance.directory.route(topic)
         await self._instance.heartbeat_all()
-        await self.give_up([queue for queue in self._workers if queue not in wanted])
-        for queue in sorted(wanted - set(self._workers)):
-            if not await self.take(queue, by_topic[queue.topic]):
+        await self.membership.give_up(
+            [queue for queue in self.membership.workers if queue not in wanted]
+        )
+        for queue in sorted(wanted - set(self.membership.workers)):
+            if not await self.membership.take(queue, by_topic[queue.topic]):
                 raise ClientError(-1, f"where to begin in {queue} could not be found out")
 
     async def start(self) -> None:
         """Start, without waiting for any server."""
-        self.started_ms = int(time.time() * 1000)
-        await self._instance.start(self._heartbeat, self._asked.handlers())
-        self._instance.directory.watch_leaders(self._leader_changed)
+        await self.membership.start(self._asked.handlers())
         self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
         if not self._assigned:
-            self._rebalancer.start()
+            self.membership.rebalancer.start()
 
     async def stop(self) -> None:
         """Auto-commit what was processed, and leave the group."""
-        if not self._instance.running:
-            return
-        await self._rebalancer.stop()
-        await self.give_up(list(self._workers))
-        await self._instance.unregister(None, self.group)
-        await self._instance.stop()
+        if self._instance.running:
+            await self.membership.stop()
 
     async def poll(self, timeout_ms: int = 5_000, count_max: int = 0) -> list[MessageExt]:
         """Return the next messages of one queue, queues taking turns; [] if none came in time."""
@@ -185,11 +160,11 @@ class LitePullConsumer:
         count = count_max or self.config.poll_size
         while True:
             self._arrival.clear()
-            for queue in list(self._workers):
-                worker = self._workers.pop(queue, None)
+            for queue in list(self.membership.workers):
+                worker = self.membership.workers.pop(queue, None)
                 if worker is None:
                     continue
-                self._workers[queue] = worker  # behind the others
+                self.membership.workers[queue] = worker  # behind the others
                 batch = worker.taken(count)
                 if batch is not None:
                     return batch.messages
@@ -204,13 +179,15 @@ class LitePullConsumer:
     ) -> dict[MessageQueue, int]:
         """Commit `offsets`, or all that was handed out; return what brokers confirmed."""
         given = self._polled if offsets is None else offsets
-        chosen = {queue: offset for queue, offset in given.items() if queue in self._workers}
+        chosen = {
+            queue: offset for queue, offset in given.items() if queue in self.membership.workers
+        }
         self._processed.update(chosen)  # so that auto-commit does not commit less
         return await self._commit(chosen)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return what the group committed (broadcasting: this member); None for nothing."""
-        return await self._offsets.committed(queue)
+        return await self.membership.offsets.committed(queue)
 
     def position(self, queue: MessageQueue) -> int:
         """Return the offset below which everything was handed out. Raises KeyError for a queue that
@@ -219,7 +196,7 @@ class LitePullConsumer:
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Hand out from `offset` on. Raises KeyError for a queue that is not held."""
-        self._workers[queue].reset(offset)
+        self.membership.workers[queue].reset(offset)
         self.rewound(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
@@ -240,14 +217,14 @@ class LitePullConsumer:
         """Neither pull nor hand out these queues until `resume`, also if they are taken later."""
         for queue in queues:
             self._paused.add(queue)
-            if queue in self._workers:
-                self._workers[queue].pause()
+            if queue in self.membership.workers:
+                self.membership.workers[queue].pause()
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
             self._paused.discard(queue)
-            if queue in self._workers:
-                self._workers[queue].resume()
+            if queue in self.membership.workers:
+                self.membership.workers[queue].resume()
         self._arrival.set()
 
     # ---- called by the queue workers
@@ -264,17 +241,21 @@ class LitePullConsumer:
 
     def rewound(self, queue: MessageQueue, offset: int) -> None:
         self._polled[queue] = self._processed[queue] = offset
-        self._offsets.table.begin(queue, offset, told=False)
+        self.membership.offsets.table.begin(queue, offset, told=False)
 
-    async def subscription_outdated(self) -> None:
-        if self._greeting is None or self._greeting.done():
-            self._greeting = self._instance.spawn(self._instance.heartbeat_all(), "heartbeat")
-        await asyncio.wait((self._greeting,))
+    # ---- called by the membership
 
-    # ---- called by the rebalancer
+    def began(self, worker: QueueWorker, offset: int) -> None:
+        self._polled[worker.queue] = self._processed[worker.queue] = offset
+        if worker.queue in self._paused:
+            worker.pause()
 
-    def held(self) -> Mapping[MessageQueue, Subscription]:
-        return {queue: worker.subscription for queue, worker in self._workers.items()}
+    async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+        if self.config.auto_commit:
+            await self._commit({q: self._processed[q] for q in queues if q in self._processed})
+        for queue in queues:
+            self._polled.pop(queue, None)
+            self._processed.pop(queue, None)
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
         if self._seen_queues.get(topic) == frozenset(queues):
@@ -286,106 +267,31 @@ class LitePullConsumer:
             except Exception:
                 logger.exception("queues_changed_callback_failed")  # must not stop the rebalance
 
-    async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
-        config = self.config
-        try:
-            start, told = await self._offsets.start_offset(
-                queue, config.consume_from, config.consume_from_timestamp_ms
-            )
-        except (ClientError, OSError) as error:
-            logger.warning("start_offset_failed queue=%s error=%s", queue, error)
-            return False
-        self._offsets.table.begin(queue, start, told)
-        self._polled[queue] = self._processed[queue] = start
-        worker = QueueWorker(
-            queue,
-            self.group,
-            subscription,
-            start,
-            self._instance,
-            self,
-            self._pull_config,
-            self._budget,
-        )
-        if queue in self._paused:
-            worker.pause()
-        self._workers[queue] = worker
-        worker.start()
-        return True
+    # ---- called on an administrator's request
 
-    async def give_up(self, queues: Sequence[MessageQueue]) -> None:
-        workers = [self._workers.pop(queue) for queue in queues]
-        await asyncio.gather(*(worker.stop(0) for worker in workers))
-        if self.config.auto_commit:
-            await self._commit({q: self._processed[q] for q in queues if q in self._processed})
-        for queue in queues:
-            self._polled.pop(queue, None)
-            self._processed.pop(queue, None)
-            self._offsets.table.drop(queue)
-
-    # ---- for client.asked
-
-    def ids_changed(self, request: RemotingCommand) -> None:
-        if not self._assigned:
-            self._rebalancer.ids_changed(request)
-
-    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> int:
-        held = {queue: offset for queue, offset in offsets.items() if queue in self._workers}
-        for queue, offset in held.items():
+    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
+        for queue, offset in offsets.items():
             await self.seek(queue, offset)
-        await self.commit(held)
-        return len(held)
+        await self.commit(offsets)
 
     @property
     def offsets(self) -> dict[MessageQueue, int]:
         """Return, by queue, the offset below which everything counts as processed."""
         return dict(self._processed)
 
-    @property
-    def workers(self) -> Mapping[MessageQueue, QueueWorker]:
-        return self._workers
-
-    @property
-    def instance(self) -> ClientInstance:
-        return self._instance
-
-    @property
-    def subscriptions(self) -> Mapping[str, Subscription]:
-        return self._subscriptions
-
     # ---- inside
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-    def _new_offsets(self) -> Offsets:
-        if not self._broadcasting:
-            return OffsetStore(self.group, self._instance)
-        storage = self.config.offset_storage
-        if storage is None:
-            storage = OffsetFile(offset_file(self.group, socket.inet_ntoa(local_address())))
-        return LocalOffsetStore(self._instance, storage)
 
     async def _auto_commit(self) -> None:
         self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
         await self._commit(self._processed)
 
     async def _commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        table = self._offsets.table
+        table = self.membership.offsets.table
         for queue, offset in offsets.items():
             if offset < table.finished().get(queue, offset):
                 table.begin(queue, offset, told=False)  # the user goes back
             table.advance(queue, offset)
-        return await self._offsets.commit_confirmed(list(offsets))
-
-    def _leader_changed(self, group: ReplicaGroup) -> None:
-        if not self._broadcasting:
-            self._offsets.table.forget_told(group.name)
-        for queue, worker in self._workers.items():
-            if queue.broker_name == group.name:
-                worker.leader_changed()
-
-    def _heartbeat(self) -> Mapping[str, Any]:
-        config, subscriptions = self.config, self._subscriptions.values()
-        model, begin = config.message_model.value, config.consume_from.value
-        return consumer_heartbeat(self.group, self.consume_type, model, begin, subscriptions)
+        return await self.membership.offsets.commit_confirmed(list(offsets))

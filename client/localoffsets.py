@@ -12,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from raftmq.client.instance import ClientInstance
-from raftmq.client.message import MessageQueue
+from raftmq.client.instance import ClientInstance, local_address
+from raftmq.client.message import MessageModel, MessageQueue
 from raftmq.client.offsets import ConsumeFrom, OffsetTable
-from raftmq.client.offsetstore import initial_offset
+from raftmq.client.offsetstore import Offsets, OffsetStore, OnCommit, initial_offset
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import MessageQueue as WireQueue
 from raftmq.remoting.fastjson import dumps, loads_object
@@ -149,3 +150,19 @@ class LocalOffsetStore:
             if self._saved is None:
                 self._saved = dict(await in_thread_to_its_end(self._storage.load))
             return self._saved
+
+
+def offsets_of(
+    group: str,
+    instance: ClientInstance,
+    model: MessageModel,
+    storage: OffsetStorage | None,
+    on_commit: OnCommit | None = None,
+    on_committing: OnCommit | None = None,
+) -> Offsets:
+    """Make a consumer's offsets: on the brokers, or, broadcasting, in `storage` (None: a file)."""
+    if model is not MessageModel.BROADCASTING:
+        return OffsetStore(group, instance, on_commit, on_committing)
+    if storage is None:
+        storage = OffsetFile(offset_file(group, socket.inet_ntoa(local_address())))
+    return LocalOffsetStore(instance, storage)

@@ -62,7 +62,6 @@ class QueueLocks:
         self._perhaps: set[MessageQueue] = set()
         self._at_work: set[MessageQueue] = set()  # given up without telling; never unlocked later
         self._changed = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
         self._instance.spawn(self._renew_forever(), "renew locks")
@@ -70,14 +69,12 @@ class QueueLocks:
     def valid(self, queue: MessageQueue) -> bool:
         """Return whether the lock is granted and recent enough to consume under."""
         asked_at = self._asked_at.get(queue)
-        return (
-            asked_at is not None and self._loop.time() - asked_at < self._config.age_max_ms / 1000
-        )
+        return asked_at is not None and _now() - asked_at < self._config.age_max_ms / 1000
 
     def age_ms(self, queue: MessageQueue) -> float | None:
         """Return the time since the last request that was granted; None if there is none."""
         asked_at = self._asked_at.get(queue)
-        return None if asked_at is None else (self._loop.time() - asked_at) * 1000
+        return None if asked_at is None else (_now() - asked_at) * 1000
 
     async def acquire(self, queue: MessageQueue) -> bool:
         """Ask for one lock; if granted, it is renewed from now on. Raises ClientError."""
@@ -153,7 +150,7 @@ class QueueLocks:
 
         def command() -> RemotingCommand:
             nonlocal asked_at
-            asked_at = self._loop.time()  # the last attempt is the one that is answered
+            asked_at = _now()  # the last attempt is the one that is answered
             return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, body)
 
         self._perhaps.update(queues)
@@ -189,6 +186,10 @@ class QueueLocks:
                 "onlyThisBroker": False,
             }
         )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _unlock(body: bytes) -> RemotingCommand:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from raftmq.client.errors import (
     CODE_TIMEOUT,
@@ -28,8 +28,6 @@ from raftmq.client.sendframe import OutgoingSend
 
 if TYPE_CHECKING:
     import asyncio
-
-    from raftmq.client.channel import Channel
 
 SendCallback = Callable[[SendResult | None, ClientError | None], None]
 
@@ -68,6 +66,14 @@ def judge(code: int, remark: str) -> Verdict:
     if code in RETRIED_ELSEWHERE:
         return Verdict.LATER
     return Verdict.REFUSED
+
+
+class Carrier(Protocol):
+    """The channel over which an attempt was written."""
+
+    def forget(self, opaque: int) -> None:
+        """Stop expecting an answer to `opaque`."""
+        ...
 
 
 class Pending:
@@ -110,11 +116,11 @@ class Pending:
         self.done = False
         self.code = CODE_TIMEOUT
         self.reason = "not sent in time"
-        self.channel: Channel | None = None
+        self.channel: Carrier | None = None
         self.opaque = 0
         self.sent_at = 0.0
         self.scout: asyncio.Future[bool] | None = None
-        self.earlier: list[tuple[Channel, int]] | None = None
+        self.earlier: list[tuple[Carrier, int]] | None = None
 
     def failed_attempt(self, code: int, reason: str, unknown: bool) -> None:
         """Take note that the current attempt ended without success."""

@@ -117,6 +117,7 @@ class Producer:
         """Start accepting sends, without waiting for any server."""
         await self._instance.start(self._heartbeat, self._handlers())
         self._engine = SendEngine(self._instance, self.group, self.config, self._alternative)
+        self._engine.start()
 
     async def stop(self) -> None:
         """End undecided sends as they stand, unregister at the brokers, and close."""
@@ -127,8 +128,7 @@ class Producer:
                 self._engine.finish(pending, None, pending.error())
         self._unrouted.clear()
         self._engine.stop()
-        await self._instance.unregister(self.group, None)
-        await self._instance.stop()
+        await self._instance.leave(self.group, None)
         self._engine = None
 
     @property

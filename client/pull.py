@@ -87,10 +87,6 @@ class WorkerOwner(Protocol):
         """Take note that the queue goes on at `offset`, whatever was finished before."""
         ...
 
-    async def subscription_outdated(self) -> None:
-        """Tell the brokers our subscription: one does not know it (yet)."""
-        ...
-
 
 class QueueWorker:
     """Pulls and consumes one queue."""
@@ -336,7 +332,7 @@ class QueueWorker:
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
         ):
             self._back_off()
-            await self._owner.subscription_outdated()
+            await self._instance.heartbeat_shared()
         else:
             logger.warning(
                 "pull_refused queue=%s code=%d remark=%s", self.queue, code, response.remark

@@ -87,9 +87,7 @@ class PullConsumer:
         await self._instance.start(self._heartbeat)
 
     async def stop(self) -> None:
-        if self._instance.running:
-            await self._instance.unregister(None, self.group)
-            await self._instance.stop()
+        await self._instance.leave(None, self.group)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Ask for the topic's route and return its readable queues."""

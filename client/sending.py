@@ -97,8 +97,11 @@ class SendEngine:
         self.now = self._loop.time
         self._asked_route_at = 0.0
         self._pulses = Pulses(instance.beat, instance.spawn, self.now)
-        instance.directory.watch_leaders(self._leader_changed)
-        instance.spawn(self._sweep(), "send sweep")
+
+    def start(self) -> None:
+        """Follow the leaders, and sweep until the instance stops."""
+        self._instance.directory.watch_leaders(self._leader_changed)
+        self._instance.spawn(self._sweep(), "send sweep")
 
     # ---- taking in
 

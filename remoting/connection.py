@@ -151,6 +151,10 @@ class Connection(asyncio.Protocol):
         buffered = self._transport.get_write_buffer_size() if self._transport else 0
         return self._out_bytes + buffered
 
+    def hand_to(self, handler: RawHandler) -> None:
+        """Give every further arrival's frames to `handler`, which may `dispatch` them."""
+        self.on_raw = handler
+
     def on_close(self, callback: CloseCallback) -> None:
         """Call `callback(connection, reason)` once when the connection has ended."""
         if self._lost.done():

@@ -36,6 +36,8 @@ class Wire:
 
     def on_close(self, callback: object) -> None: ...
 
+    def hand_to(self, handler: object) -> None: ...
+
     def answers(self) -> list[RawFrame]:
         """To all that was written since the last time."""
         frames = FrameReader().split(b"".join(self.written))

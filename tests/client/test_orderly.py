@@ -77,8 +77,10 @@ async def test_a_lock_that_is_lost_begins_anew_where_the_other_one_stopped() -> 
 
         fill(cluster, 4, queues=1)
         async with orderly(cluster, listen, config) as consumer:
-            await until(lambda: consumer.workers.get(queue(0)))
-            await until(lambda: consumer.workers[queue(0)].process_queue.cached_count == 4)
+            await until(lambda: consumer.membership.workers.get(queue(0)))
+            await until(
+                lambda: consumer.membership.workers[queue(0)].process_queue.cached_count == 4
+            )
             broker.locks[("g", "T", 0)] = "somebody"
             await until(lambda: queue(0) not in consumer.queues)
             log.offsets[("g", "T", 0)] = 3  # somebody works
@@ -96,7 +98,7 @@ async def test_an_old_lock_is_not_believed() -> None:
         seen = Seen()
         async with orderly(cluster, seen, config) as consumer:
             await until(lambda: queue(0) in consumer.queues)
-            await until(lambda: not consumer.locks.valid(queue(0)))  # type: ignore[union-attr]
+            await until(lambda: not consumer.membership.locks.valid(queue(0)))  # type: ignore[union-attr]
             before = cluster.brokers["g0"][0].count(LOCK)
             fill(cluster, 1, queues=1)
             await until(lambda: len(seen.messages) == 1)
@@ -156,7 +158,9 @@ async def test_locks_by_themselves_count_from_the_asking() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
-            locks = QueueLocks("other", consumer.instance, LockConfig(), lambda _queue: None)
+            locks = QueueLocks(
+                "other", consumer.membership.instance, LockConfig(), lambda _queue: None
+            )
             assert locks.age_ms(queue(0)) is None and not locks.valid(queue(0))
             assert await locks.acquire(queue(0))
             age_ms = locks.age_ms(queue(0))
@@ -172,7 +176,9 @@ async def test_a_lock_that_is_not_believed_any_more_is_given_back_all_the_same()
         broker = cluster.brokers["g0"][0]
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
-            locks = QueueLocks("other", consumer.instance, LockConfig(), lambda _queue: None)
+            locks = QueueLocks(
+                "other", consumer.membership.instance, LockConfig(), lambda _queue: None
+            )
             for number in range(3):
                 assert await locks.acquire(queue(number))
             locks.leader_changed("g0")
@@ -191,7 +197,9 @@ async def test_a_lock_whose_grant_was_not_heard_is_given_back_at_the_end() -> No
         broker = cluster.brokers["g0"][0]
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
-            locks = QueueLocks("other", consumer.instance, LockConfig(), lambda _queue: None)
+            locks = QueueLocks(
+                "other", consumer.membership.instance, LockConfig(), lambda _queue: None
+            )
             broker.locks[("other", "T", 0)] = consumer.client_id  # the answer was lost
             locks._perhaps.add(queue(0))
             await locks.release_all()

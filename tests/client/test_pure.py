@@ -553,6 +553,8 @@ class Answered:
 
     def on_close(self, callback: object) -> None: ...
 
+    def hand_to(self, handler: object) -> None: ...
+
     def dispatch(self, frame: RawFrame) -> None:
         self.dispatched.append(frame[1])
 

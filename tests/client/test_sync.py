@@ -45,7 +45,7 @@ PAIRS = [
     (LitePullConsumer, BlockingLitePullConsumer),
     (PullConsumer, BlockingPullConsumer),
 ]
-CALLED_BACK = {"consume", "give_up", "go_on_at", "subscription_outdated", "take"}  # by own parts
+CALLED_BACK = {"consume", "given_up", "go_on_at"}  # by own parts
 
 
 @pytest.fixture(autouse=True)

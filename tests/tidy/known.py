@@ -50,9 +50,6 @@ IN_CIRCLES: set[str] = {
     "broker/sending/waiting.py",
     "broker/tables/sentonce.py",
     "broker/tables/state.py",
-    # client
-    "client/channel.py",
-    "client/pending.py",
 }
 
 # Classes that inherit from a class of the product.
@@ -149,7 +146,5 @@ PLANTED: set[str] = {
     "broker/http/api.py::broker.registrar.on_route",
     "broker/operating/metrics.py::self._broker.sends.on_stored",
     "broker/replication/members.py::broker.roles.place",
-    # client
-    "client/channel.py::connection.on_raw",
     # dledger
 }

@@ -1,0 +1,203 @@
+"""A consumer's membership in its group: what it subscribes to, the queues it holds, and what it
+tells the brokers.
+
+The rebalancer says which queues to take and give up. A queue that is held has a worker, which pulls
+it, and an entry in the offset table. An orderly consumer holds its lock, too, and loses the queue
+with the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from raftmq.client.allocation import AllocationStrategy
+from raftmq.client.errors import ClientError
+from raftmq.client.instance import ClientInstance
+from raftmq.client.locks import LockConfig, QueueLocks
+from raftmq.client.message import MessageModel, MessageQueue
+from raftmq.client.offsets import ConsumeFrom
+from raftmq.client.offsetstore import Offsets
+from raftmq.client.processqueue import CacheBudget
+from raftmq.client.pull import PullConfig, QueueWorker, WorkerOwner
+from raftmq.client.rebalance import Rebalancer
+from raftmq.client.route import ReplicaGroup
+from raftmq.client.subscription import Subscription, consumer_heartbeat, subscribe
+from raftmq.remoting.connection import Handler
+
+logger = logging.getLogger(__name__)
+
+
+class MemberConfig(Protocol):
+    """The settings that every member of a group has."""
+
+    @property
+    def message_model(self) -> MessageModel: ...
+
+    @property
+    def allocation(self) -> AllocationStrategy: ...
+
+    @property
+    def consume_from(self) -> ConsumeFrom: ...
+
+    @property
+    def consume_from_timestamp_ms(self) -> int: ...
+
+    @property
+    def rebalance_interval_ms(self) -> int: ...
+
+
+class Member(WorkerOwner, Protocol):
+    """The parts of a consumer that its membership calls."""
+
+    def began(self, worker: QueueWorker, offset: int) -> None:
+        """Take note that a queue is held from now on; its worker starts next."""
+        ...
+
+    async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+        """Commit what is finished: the queues' workers have stopped."""
+        ...
+
+    def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
+        """Take note that the allocation of `topic` was computed; `queues` are all it has."""
+        ...
+
+
+class Membership:
+    """One consumer's membership. `lock`: queues are held under their broker's lock."""
+
+    def __init__(
+        self,
+        group: str,
+        consume_type: str,
+        instance: ClientInstance,
+        member: Member,
+        offsets: Offsets,
+        config: MemberConfig,
+        pull: PullConfig,
+        lock: LockConfig | None = None,
+        stop_grace_ms: int = 0,
+    ) -> None:
+        self.group = group
+        self.consume_type = consume_type
+        self.instance = instance
+        self.offsets = offsets
+        self.workers: dict[MessageQueue, QueueWorker] = {}
+        self.started_ms = 0
+        self.locks = QueueLocks(group, instance, lock, self._lock_lost) if lock else None
+        self._member = member
+        self._config = config
+        self._pull = pull
+        self._stop_grace_ms = stop_grace_ms
+        self._budget = CacheBudget(pull.limits)
+        self._broadcasting = config.message_model is MessageModel.BROADCASTING
+        strategy = None if self._broadcasting else config.allocation
+        self.rebalancer = Rebalancer(group, instance, self, strategy, config.rebalance_interval_ms)
+        self.subscriptions = self.rebalancer.subscriptions
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """Return the queues held now."""
+        return tuple(sorted(self.workers))
+
+    def subscribe(self, topic: str, expression: str, expression_type: str) -> None:
+        """Subscribe from the next rebalance on. Raises ClientError (bad expression)."""
+        version = int(time.time() * 1000)
+        self.subscriptions[topic] = subscribe(topic, expression, version, expression_type)
+        self.rebalancer.subscription_changed()
+
+    def unsubscribe(self, topic: str) -> None:
+        self.subscriptions.pop(topic, None)
+        self.rebalancer.subscription_changed()
+
+    async def start(self, handlers: Mapping[int, Handler]) -> None:
+        """Start the instance; `rebalancer.start` makes it take queues."""
+        self.started_ms = int(time.time() * 1000)
+        await self.instance.start(self._heartbeat, handlers)
+        self.instance.directory.watch_leaders(self._leader_changed)
+        if self.locks is not None:
+            self.locks.start()
+
+    async def stop(self) -> None:
+        """Give up all queues and leave the group."""
+        await self.rebalancer.stop()  # so that it takes no queues while they are given up
+        await self.give_up(list(self.workers))
+        if self.locks is not None:
+            await self.locks.release_all()
+        await self.instance.leave(None, self.group)
+
+    # ---- called by the rebalancer
+
+    def held(self) -> Mapping[MessageQueue, Subscription]:
+        return {queue: worker.subscription for queue, worker in self.workers.items()}
+
+    def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
+        self._member.queues_changed(topic, queues)
+
+    async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
+        """Begin with a queue; return False if its lock or its offset cannot be had now."""
+        config = self._config
+        try:
+            # Take the lock first: the previous holder commits before it releases it.
+            if self.locks is not None and not await self.locks.acquire(queue):
+                logger.info("queue_locked_by_another queue=%s", queue)
+                return False
+            start, told = await self.offsets.start_offset(
+                queue, config.consume_from, config.consume_from_timestamp_ms
+            )
+        except (ClientError, OSError) as error:
+            logger.warning("start_offset_failed queue=%s error=%s", queue, error)
+            return False
+        self.offsets.table.begin(queue, start, told)
+        worker = QueueWorker(
+            queue, self.group, subscription, start, self.instance, self._member, self._pull,
+            self._budget,
+        )  # fmt: skip
+        self._member.began(worker, start)
+        self.workers[queue] = worker
+        worker.start()
+        logger.info("queue_taken queue=%s offset=%d", queue, start)
+        return True
+
+    async def give_up(self, queues: Sequence[MessageQueue]) -> None:
+        """Stop the queues' workers, commit what is finished, release the locks, drop the queues."""
+        workers = [self.workers.pop(queue) for queue in queues]
+        idle = await asyncio.gather(*(worker.stop(self._stop_grace_ms) for worker in workers))
+        await self._member.given_up(queues)
+        if self.locks is not None:
+            rest = dict(zip(queues, idle, strict=True))
+            await self.locks.release([queue for queue in queues if rest[queue]])
+            await self.locks.release([q for q in queues if not rest[q]], tell=False)
+        for queue in queues:
+            self.offsets.table.drop(queue)
+            logger.info("queue_given_up queue=%s", queue)
+
+    # ---- inside
+
+    def _lock_lost(self, queue: MessageQueue) -> None:
+        """Drop a queue that another member has locked, without committing, and rebalance."""
+        worker = self.workers.pop(queue, None)
+        if worker is not None:
+            self.offsets.table.drop(queue)
+            self.instance.spawn(self._begin_anew(worker), f"begin anew {queue}")
+
+    async def _begin_anew(self, worker: QueueWorker) -> None:
+        await worker.stop(0)
+        self.rebalancer.ask()
+
+    def _leader_changed(self, group: ReplicaGroup) -> None:
+        if not self._broadcasting:
+            self.offsets.table.forget_told(group.name)
+        if self.locks is not None:
+            self.locks.leader_changed(group.name)
+        for queue, worker in self.workers.items():
+            if queue.broker_name == group.name:
+                worker.leader_changed()
+
+    def _heartbeat(self) -> Mapping[str, Any]:
+        model, begin = self._config.message_model.value, self._config.consume_from.value
+        subscriptions = self.subscriptions.values()
+        return consumer_heartbeat(self.group, self.consume_type, model, begin, subscriptions)

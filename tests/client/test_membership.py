@@ -1,0 +1,88 @@
+"""A consumer's membership in its group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from raftmq.client import ClientError, ConsumerConfig, MessageModel, MessageQueue, PullConfig
+from raftmq.client.instance import ClientInstance
+from raftmq.client.membership import Membership
+from raftmq.client.offsetstore import OffsetStore
+from raftmq.client.processqueue import Batch
+from raftmq.client.pull import QueueWorker
+from raftmq.remoting.codes import RequestCode
+from tests.client.fakes import FakeCluster, queue
+from tests.waiting import until
+
+PULL = PullConfig(consume_tasks=0, suspend_ms=200)
+
+
+class Notes:
+    """A member that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[MessageQueue, int] = {}
+        self.gone: list[MessageQueue] = []
+        self.all: tuple[MessageQueue, ...] = ()
+
+    def arrived(self, queue: MessageQueue) -> None: ...
+
+    async def consume(
+        self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]
+    ) -> None: ...
+
+    def advanced(self, queue: MessageQueue, offset: int) -> None: ...
+
+    def rewound(self, queue: MessageQueue, offset: int) -> None: ...
+
+    def began(self, worker: QueueWorker, offset: int) -> None:
+        self.offsets[worker.queue] = offset
+
+    async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+        self.gone += queues
+
+    def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
+        self.all = tuple(queues)
+
+
+def member_of(cluster: FakeCluster, notes: Notes, config: ConsumerConfig) -> Membership:
+    instance = ClientInstance(cluster.namesrv)
+    offsets = OffsetStore("g", instance)
+    return Membership("g", "CONSUME_PASSIVELY", instance, notes, offsets, config, PULL)
+
+
+async def test_a_member_takes_its_queues_and_gives_them_up_when_it_leaves() -> None:
+    notes = Notes()
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.logs["g0"].append("T", 0, b"x")
+        cluster.logs["g0"].offsets["g", "T", 0] = 1
+        member = member_of(cluster, notes, ConsumerConfig())
+        member.subscribe("T", "*", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        await until(lambda: len(member.queues) == 4)
+        assert member.queues == notes.all == tuple(queue(number) for number in range(4))
+        assert notes.offsets == {queue(number): int(number == 0) for number in range(4)}
+        assert {by.topic for by in member.held().values()} == {"T"}
+        await member.stop()
+        assert sorted(notes.gone) == list(notes.all) and member.queues == ()
+        assert cluster.brokers["g0"][0].count(RequestCode.UNREGISTER_CLIENT) == 1
+        assert not member.instance.running
+
+
+async def test_a_topic_unsubscribed_from_is_given_up() -> None:
+    notes = Notes()
+    async with FakeCluster({"g0": 1}) as cluster:
+        config = ConsumerConfig(message_model=MessageModel.BROADCASTING)
+        member = member_of(cluster, notes, config)
+        with pytest.raises(ClientError):
+            member.subscribe("T", "a || ", "TAG")
+        member.subscribe("T", "a", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        await until(lambda: len(member.queues) == 4)
+        member.unsubscribe("T")
+        await until(lambda: member.queues == ())
+        await member.stop()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from raftmq.client.decode import decode_messages
-from raftmq.client.listen import Deliverer
+from raftmq.client.listen import Listener, called
 from raftmq.client.membership import Membership
 from raftmq.client.message import MessageQueue
 from raftmq.client.runninginfo import running_info
@@ -35,19 +35,19 @@ class Movable(Protocol):
 
 
 class Asked:
-    """The request handlers of one consumer. `deliverer` is its listener's; None for a consumer
-    without a listener, which does not serve 309."""
+    """The request handlers of one consumer. `listener` None: a consumer without one, which
+    does not serve 309."""
 
     def __init__(
         self,
         membership: Membership,
         consumer: Movable,
-        deliverer: Deliverer | None = None,
+        listener: Listener | None = None,
         orderly: bool = False,
     ) -> None:
         self._membership = membership
         self._consumer = consumer
-        self._deliverer = deliverer
+        self._listener = listener
         self._orderly = orderly
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -57,7 +57,7 @@ class Asked:
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
         }
-        if self._deliverer is not None:
+        if self._listener is not None:
             known[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self._consume_directly
         return known
 
@@ -103,8 +103,8 @@ class Asked:
             messages = decode_messages(request.body, name)
         except RecordError as error:
             return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
-        assert self._deliverer is not None
-        done = await self._deliverer.offer(messages)
+        assert self._listener is not None
+        done = await called(self._listener, messages) is None
         result = {
             "autoCommit": True,
             "consumeResult": "CR_SUCCESS" if done else "CR_LATER",

@@ -28,6 +28,7 @@ from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientError, 
 from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.client.lifecycle import entered, left
 from raftmq.client.listen import (
+    BroadcastDeliverer,
     ConcurrentDeliverer,
     Deliverer,
     FailurePolicy,
@@ -117,7 +118,7 @@ class PushConsumer:
             config.stop_grace_ms,
         )  # fmt: skip
         self._deliverer = self._new_deliverer()
-        self._asked = Asked(self.membership, self, self._deliverer, config.orderly)
+        self._asked = Asked(self.membership, self, listener, config.orderly)
         self._retry_look: asyncio.TimerHandle | None = None
 
     @property
@@ -132,7 +133,8 @@ class PushConsumer:
     @property
     def timed_out(self) -> int:
         """Count the messages sent back because the listener held them for `consume_timeout_ms`."""
-        return self._deliverer.timed_out
+        one = self._deliverer
+        return one.timed_out if isinstance(one, ConcurrentDeliverer) else 0
 
     @property
     def offsets(self) -> dict[MessageQueue, int]:
@@ -235,7 +237,7 @@ class PushConsumer:
     def _new_deliverer(self) -> Deliverer:
         config, locks = self.config, self.membership.locks
         if self._broadcasting:
-            return Deliverer(self._listener)
+            return BroadcastDeliverer(self._listener)
         back = SendBack(self.group, self._instance)
         if locks is not None:
             return OrderlyDeliverer(self._listener, back, config.failure, locks)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -72,59 +71,29 @@ class Locks(Protocol):
     async def hold(self, queue: MessageQueue) -> None: ...
 
 
-class Deliverer:
-    """Runs the listener over a batch until every message in it is dealt with. This class is for
-    broadcasting, and the base of the others."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self.delivered = 0  # messages the listener succeeded with
-        self.failed = 0  # failed deliveries of messages, each attempt counted
-        self.timed_out = 0  # messages sent back while the listener had them
-        self.last_ms = 0.0  # duration of the listener's last call
+class Deliverer(Protocol):
+    """Runs the listener over a batch until every message in it is dealt with."""
 
     async def deliver(
         self, queue: MessageQueue, messages: list[MessageExt], finish: Finish
     ) -> None:
         """Deliver a batch. Returns when all messages are dealt with and the listener has returned.
         Calls `finish` if the messages are dealt with long before the listener returns."""
-        failed = (await self._attempt(messages))[0]
+        ...
+
+
+class BroadcastDeliverer:
+    """Delivers to listeners of broadcasting consumers, once."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    async def deliver(
+        self, queue: MessageQueue, messages: list[MessageExt], finish: Finish
+    ) -> None:
+        failed = failed_of(messages, await called(self._listener, messages))
         if failed:
             logger.warning("broadcast_not_consumed queue=%s count=%d", queue, len(failed))
-
-    async def offer(self, messages: list[MessageExt]) -> bool:
-        """Deliver once, on an administrator's request; not counted, and not sent back. Returns
-        whether the listener succeeded."""
-        restore_topics(messages)
-        return await self._listen(messages) is None
-
-    async def _attempt(self, messages: list[MessageExt]) -> tuple[list[MessageExt], Later]:
-        """Call the listener once; return (messages that failed, the listener's answer)."""
-        restore_topics(messages)
-        answer = await self._listen(messages)
-        done = len(messages) if answer is None else min(max(answer.done, 0), len(messages))
-        self.delivered += done
-        self.failed += len(messages) - done
-        return messages[done:], answer or Later()
-
-    async def _listen(self, messages: list[MessageExt]) -> Later | None:
-        """Call the listener; return None if it succeeded. An exception means: again later."""
-        started_s = time.monotonic()
-        try:
-            given = self._listener(list(messages))
-            result = await given if inspect.isawaitable(given) else given
-        except Exception as error:
-            logger.warning("listener_raised count=%d", len(messages), exc_info=error)
-            return Later()
-        finally:
-            self.last_ms = (time.monotonic() - started_s) * 1000
-        if result is None or result is ConsumeResult.SUCCESS:
-            return None
-        if isinstance(result, Later):
-            return result if result.done < len(messages) else None
-        if result is not ConsumeResult.RECONSUME_LATER:
-            logger.error("listener_returned_nonsense value=%r", result)
-        return Later()
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +108,7 @@ class Delivery:
     going_back: asyncio.Future[None] | None = None
 
 
-class ConcurrentDeliverer(Deliverer):
+class ConcurrentDeliverer:
     """Delivers to concurrent listeners. `sent_back(broker_name)` is called for every message that
     is sent back. `at_once_max`: concurrent calls of the listener over all queues; 0: any number.
     The consume time-out covers only running calls, not those that wait for their turn."""
@@ -152,7 +121,8 @@ class ConcurrentDeliverer(Deliverer):
         sent_back: Callable[[str], None],
         at_once_max: int = 0,
     ) -> None:
-        super().__init__(listener)
+        self.timed_out = 0  # messages sent back while the listener had them
+        self._listener = listener
         self._back = back
         self._policy = policy
         self._sent_back = sent_back
@@ -191,10 +161,9 @@ class ConcurrentDeliverer(Deliverer):
     async def _try(self, delivery: Delivery) -> bool:
         """Attempt a delivery; return whether messages are left to be redelivered here."""
         given = delivery.messages
-        restore_topics(given)
         async with self._places:
             delivery.since = asyncio.get_running_loop().time()
-            answer = await self._listen(given)
+            answer = await called(self._listener, given)
             delivery.since = None
         if delivery.going_back is not None:
             await asyncio.wait((delivery.going_back,))  # a cancellation does not cancel that
@@ -202,10 +171,7 @@ class ConcurrentDeliverer(Deliverer):
         left = set(map(id, delivery.messages))
         if len(left) < len(given):
             logger.info("late_answer_ignored count=%d", len(given) - len(left))
-        failed = given[len(given) if answer is None else max(answer.done, 0) :]
-        failed = [message for message in failed if id(message) in left]
-        self.failed += len(failed)
-        self.delivered += len(left) - len(failed)
+        failed = [message for message in failed_of(given, answer) if id(message) in left]
         if failed and self._policy.send_back:
             failed = await self._send_back(failed, answer.delay_level if answer else 0)
         delivery.messages = failed
@@ -239,13 +205,13 @@ class ConcurrentDeliverer(Deliverer):
         return kept
 
 
-class OrderlyDeliverer(Deliverer):
+class OrderlyDeliverer:
     """Delivers to orderly listeners, under the queue's lock."""
 
     def __init__(
         self, listener: Listener, back: SendBack, policy: FailurePolicy, locks: Locks
     ) -> None:
-        super().__init__(listener)
+        self._listener = listener
         self._back = back
         self._policy = policy
         self._locks = locks
@@ -255,8 +221,10 @@ class OrderlyDeliverer(Deliverer):
     ) -> None:
         while True:
             await self._locks.hold(queue)
-            messages, answer = await self._attempt(messages)
-            messages = [m for m in messages if not await self._given_up(m, answer)]
+            answer = await called(self._listener, messages)
+            failed = failed_of(messages, answer)
+            answer = answer or Later()
+            messages = [m for m in failed if not await self._given_up(m, answer)]
             if not messages:
                 return
             for message in messages:
@@ -276,6 +244,29 @@ class OrderlyDeliverer(Deliverer):
         if not over and answer.delay_level != DEAD_LETTER_NOW:
             return False
         return await self._back.send(message, DEAD_LETTER_NOW, limit or 0)
+
+
+async def called(listener: Listener, messages: list[MessageExt]) -> Later | None:
+    """Call the listener; return None if it succeeded. An exception means: again later."""
+    restore_topics(messages)
+    try:
+        given = listener(list(messages))
+        result = await given if inspect.isawaitable(given) else given
+    except Exception as error:
+        logger.warning("listener_raised count=%d", len(messages), exc_info=error)
+        return Later()
+    if result is None or result is ConsumeResult.SUCCESS:
+        return None
+    if isinstance(result, Later):
+        return result if result.done < len(messages) else None
+    if result is not ConsumeResult.RECONSUME_LATER:
+        logger.error("listener_returned_nonsense value=%r", result)
+    return Later()
+
+
+def failed_of(messages: list[MessageExt], answer: Later | None) -> list[MessageExt]:
+    """Return the messages that failed, by the listener's answer."""
+    return [] if answer is None else messages[max(answer.done, 0) :]
 
 
 def restore_topics(messages: list[MessageExt]) -> None:

@@ -35,8 +35,8 @@ from raftmq.client.message import MessageQueue, SendResult, SendStatus
 from raftmq.client.pending import STORED, Pending, Verdict, judge
 from raftmq.client.pulse import Pulses
 from raftmq.client.route import ReplicaGroup
-from raftmq.client.sendframe import SEND_REPLY_MESSAGE_V2, ZLIB, SendTemplate
-from raftmq.client.signedframe import template_for
+from raftmq.client.sendframe import SEND_REPLY_MESSAGE_V2, ZLIB
+from raftmq.client.signedframe import Template, template_for
 from raftmq.remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class SendEngine:
         self._lanes: dict[str, Lane] = {}
         self._channels: dict[str, Channel] = {}
         # By group, topic and code: three look-ups are cheaper than making a tuple as the key.
-        self._templates: dict[str, dict[str, dict[int, SendTemplate]]] = {}
+        self._templates: dict[str, dict[str, dict[int, Template]]] = {}
         self._room: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
@@ -210,7 +210,7 @@ class SendEngine:
                 return True
         return False
 
-    def _new_template(self, topic: str, broker_name: str, code: int) -> SendTemplate:
+    def _new_template(self, topic: str, broker_name: str, code: int) -> Template:
         credentials = self._instance.config.credentials
         template = template_for(credentials, self._producer_group, topic, broker_name, code)
         self._templates.setdefault(broker_name, {}).setdefault(topic, {})[code] = template

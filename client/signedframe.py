@@ -7,6 +7,8 @@ and end are prepared, and only what differs between messages is put in between (
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import orjson
 
 from raftmq.client.sendframe import FRAME_PREFIX, SEND_BATCH_MESSAGE, OutgoingSend, SendTemplate
@@ -19,10 +21,10 @@ from raftmq.remoting.acl.signature import (
 )
 
 
-class SignedTemplate(SendTemplate):
+class SignedTemplate:
     """A template whose frames are signed."""
 
-    __slots__ = ("_after_properties", "_before_queue", "_extra", "_secret")
+    __slots__ = ("_after_properties", "_before_queue", "_extra", "_plain", "_secret")
 
     def __init__(
         self,
@@ -32,7 +34,7 @@ class SignedTemplate(SendTemplate):
         broker_name: str,
         code: int,
     ) -> None:
-        super().__init__(producer_group, topic, broker_name, code)
+        self._plain = SendTemplate(producer_group, topic, broker_name, code)
         fields = {ACCESS_KEY: credentials.access_key}
         if credentials.security_token:
             fields[SECURITY_TOKEN] = credentials.security_token
@@ -49,7 +51,7 @@ class SignedTemplate(SendTemplate):
         text = b"".join(
             (self._before_queue, changing, properties, self._after_properties, item.body)
         )
-        plain = super().frame(item, queue_id, opaque, rpc_flag)
+        plain = self._plain.frame(item, queue_id, opaque, rpc_flag)
         _, plain_size = FRAME_PREFIX.unpack_from(plain)
         start = FRAME_PREFIX.size
         header = plain[start : start + plain_size]
@@ -61,13 +63,19 @@ class SignedTemplate(SendTemplate):
         return b"".join((prefix, header[:at], added, header[at:], item.body))
 
 
+class Template(Protocol):
+    """A SendTemplate or a SignedTemplate."""
+
+    def frame(self, item: OutgoingSend, queue_id: int, opaque: int, rpc_flag: int = 0) -> bytes: ...
+
+
 _OPENING = b'"extFields":{'
 _NAME = SIGNATURE.encode()
 
 
 def template_for(
     credentials: Credentials | None, producer_group: str, topic: str, broker_name: str, code: int
-) -> SendTemplate:
+) -> Template:
     """Return the template for sends, signed with `credentials` if there are any."""
     if credentials is None:
         return SendTemplate(producer_group, topic, broker_name, code)

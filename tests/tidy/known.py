@@ -81,9 +81,6 @@ INHERITORS: set[str] = {
     "chaos/workloads/retries.py::RetriesWorkload(PostedWorkload)",
     "chaos/workloads/transactions.py::TransactionsWorkload(PostedWorkload)",
     # client
-    "client/listen.py::ConcurrentDeliverer(Deliverer)",
-    "client/listen.py::OrderlyDeliverer(Deliverer)",
-    "client/signedframe.py::SignedTemplate(SendTemplate)",
     "client/sync.py::BlockingTransactionProducer(BlockingProducer)",
     "client/transaction.py::TransactionProducer(Producer)",
     # namesrv

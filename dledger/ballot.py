@@ -13,7 +13,7 @@ from raftmq.dledger.outbox import Outbox
 
 
 class Ballot:
-    """The promises of one replica. `whole`: it has forgotten none, or has recovered (standing.py).
+    """The promises of one replica. `whole`: it has forgotten none, or has recovered (recovery.py).
     `incarnation`: a number above 0 that no earlier process of this node has used."""
 
     __slots__ = ("_outbox", "_voted_incarnation", "incarnation", "term", "voted_for", "whole")

@@ -68,8 +68,8 @@ class Chores:
         self.pump.disk.look(core_ms)
         if core_ms >= core.next_deadline_ms:
             core.tick(core_ms)
-        if core.patience != self._back_off:
-            self._back_off = core.patience
+        if core.back_off != self._back_off:
+            self._back_off = core.back_off
             log.warning("patience_changed node=%s factor=%d", core.node_id, self._back_off)
         if now_ms >= self._healing_due_ms:
             self._healing_due_ms = now_ms + HEALING_MS

@@ -12,7 +12,7 @@ How a shell drives it (`member.py`, and the simulator, which is the specificatio
 `perform` does the steps of `Ready` in their order. Whenever none is left and `core.wants_noop` is
 true, the shell seals a no-op at `core.last_index + 1` with `core.term` and proposes it: nothing
 else can be proposed before it. It opens a leader's term (`leader_ready` becomes true only when it
-is committed), or is a recovering follower's barrier (standing.py).
+is committed), or is a recovering follower's barrier (recovery.py).
 
 `incarnation` is a number above 0 that no earlier process of this node has used. A replica that has
 not recovered says so in its hard state (`whole` is false); that must be durable before the first
@@ -36,6 +36,7 @@ from raftmq.dledger.ballot import Ballot
 from raftmq.dledger.configuration import Change, Configuration, Configurations
 from raftmq.dledger.corelog import CoreLog
 from raftmq.dledger.election import Candidacy
+from raftmq.dledger.electionbackoff import ElectionBackOff
 from raftmq.dledger.electiontimer import ElectionTimer
 from raftmq.dledger.errors import MessageRefused, NotLeader
 from raftmq.dledger.following import Following
@@ -59,7 +60,6 @@ from raftmq.dledger.messages import (
     VoteResponse,
 )
 from raftmq.dledger.outbox import Outbox
-from raftmq.dledger.patience import Patience
 from raftmq.dledger.progress import Progress
 from raftmq.dledger.quorum import Outcome, Tally
 from raftmq.dledger.state import NEVER_MS, CoreConfig, Random
@@ -69,7 +69,7 @@ from raftmq.store.frame import Frame
 class RaftCore:
     """One replica: its role, and the parts that hold all else. `unfit`: why it must not lead (its
     disk); `has_room`: on its disk, set by the shell; if not, it leads only if nobody else can.
-    Times are milliseconds of one clock that never goes back (attention.py).
+    Times are milliseconds of one clock that never goes back (stallclock.py).
 
     Invariants: there is one leader a term; `_leading` is there exactly in the role LEADER, and
     `_candidacy` exactly in the roles PRE_CANDIDATE and CANDIDATE."""
@@ -104,8 +104,8 @@ class RaftCore:
         self._ballot = ballot = Ballot(hard_state, incarnation, log_index.last_term, outbox)
         self._log = log = CoreLog(log_index, commit_index, outbox)
         self._membership = self.membership_class(node_id, configurations, log.commit_index, outbox)
-        patience = Patience(config.election_ms_min, config.election_ms_max)
-        self._timer = ElectionTimer(config, rng, patience)
+        back_off = ElectionBackOff(config.election_ms_min, config.election_ms_max)
+        self._timer = ElectionTimer(config, rng, back_off)
         self._timer.reset(now_ms)
         self._following = self.following_class(
             node_id, ballot, log, self._membership, outbox, segment_end
@@ -141,7 +141,7 @@ class RaftCore:
             # prove itself first.)
             leads = kind is AppendRequest or kind is Heartbeat or kind is TimeoutNow
             if self._leading is not None and self._leading.transfer.target is None:
-                timer.patience.mistaken()  # deposed, and lives
+                timer.back_off.mistaken()  # deposed, and lives
             self._become_follower(message.term, sender if leads else None, f"{sender} is ahead")
         if isinstance(message, AppendResponse):
             if self._leading is not None and message.request_term == self._ballot.term:
@@ -435,7 +435,7 @@ class RaftCore:
         if candidacy is None or not candidacy.is_answered_by(response):
             if not response.pre_vote and 0 < self._missed_term == response.request_term:
                 self._missed_term = 0
-                self._timer.patience.mistaken()  # the vote was on its way
+                self._timer.back_off.mistaken()  # the vote was on its way
         elif response.request_incarnation == self._ballot.incarnation:
             candidacy.tally.record(response.sender, response.granted, response.recovering)
             self._count_votes()
@@ -535,7 +535,7 @@ class RaftCore:
 
     @property
     def whole(self) -> bool:
-        """False while this replica may have forgotten promises (standing.py)."""
+        """False while this replica may have forgotten promises (recovery.py)."""
         return self._ballot.whole
 
     @property
@@ -601,9 +601,9 @@ class RaftCore:
         return 0 if self._leading is None else self._leading.round
 
     @property
-    def patience(self) -> int:
-        """The election back-off: the factor on the configured election time-outs (patience.py)."""
-        return self._timer.patience.factor
+    def back_off(self) -> int:
+        """The factor on the configured election time-outs (electionbackoff.py)."""
+        return self._timer.back_off.factor
 
     def lag_bytes(self, progress: Progress) -> int:
         """Return how many bytes of the log a follower lacks."""

@@ -2,8 +2,9 @@
 silence. Raft 5.2, 9.3. Pure.
 
 Each time-out is drawn anew between the configured bounds and lengthened by the election back-off
-(patience.py). A peer that was given up for silence, whose connection never closed, and which is
-heard within the longest possible time-out after all, was only slow: that lengthens the next ones.
+(electionbackoff.py). A peer that was given up for silence, whose connection never closed, and which
+is heard within the longest possible time-out after all, was only slow: that lengthens the next
+ones.
 
 Invariants: `yielded` and `stood_back` hold until the timer is set anew, so each lengthens a
 time-out at most once; a peer in `given_up` is not in `closed`. Times are the core's, in
@@ -15,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from raftmq.dledger.electionbackoff import FACTOR_MAX, ElectionBackOff
 from raftmq.dledger.messages import NodeId
-from raftmq.dledger.patience import FACTOR_MAX, Patience
 from raftmq.dledger.state import NEVER_MS, CoreConfig, Random
 
 
@@ -27,7 +28,7 @@ class ElectionTimer:
 
     _config: CoreConfig
     _rng: Random
-    patience: Patience
+    back_off: ElectionBackOff
     closed: set[NodeId] = field(default_factory=set)
     given_up: set[NodeId] = field(default_factory=set)  # for silence, though connected
     _given_up_ms: float = 0.0
@@ -40,13 +41,13 @@ class ElectionTimer:
         """Begin a new time-out."""
         low, high = self._config.election_ms_min, self._config.election_ms_max
         drawn_ms = low + self._rng.random() * (high - low)
-        self.due_ms = now_ms + drawn_ms * self.patience.factor
+        self.due_ms = now_ms + drawn_ms * self.back_off.factor
         self._yielded = self._stood_back = False
 
     @property
     def longest_ms(self) -> float:
         """The longest time-out, with the back-off as it is now."""
-        return self._config.election_ms_max * self.patience.factor
+        return self._config.election_ms_max * self.back_off.factor
 
     def jitter_ms(self) -> float:
         """Draw a short delay, so that followers that see the same close do not ask at once."""
@@ -66,8 +67,8 @@ class ElectionTimer:
 
     def leader_heard(self, now_ms: float) -> None:
         """Note a message of the leader, before the timer is set anew for it."""
-        if self.patience.tried:
-            self.patience.heard(now_ms, now_ms - self.contact_ms)
+        if self.back_off.tried:
+            self.back_off.heard(now_ms, now_ms - self.contact_ms)
         self.contact_ms = now_ms
 
     # -- peers ------------------------------------------------------------------------------
@@ -79,11 +80,11 @@ class ElectionTimer:
         if peer in self.given_up:
             self.given_up.clear()
             if now_ms - self._given_up_ms < FACTOR_MAX * self._config.election_ms_max:
-                self.patience.mistaken()
+                self.back_off.mistaken()
 
     def give_up(self, peers: Iterable[NodeId], now_ms: float) -> None:
         """Note that `peers` are given up as silent for too long."""
-        self.patience.interrupted()
+        self.back_off.interrupted()
         self.given_up = set(peers) - self.closed
         self._given_up_ms = now_ms
 
@@ -102,7 +103,7 @@ class ElectionTimer:
         two that saw the same close would split the vote. Only once: the answer may not reach it."""
         if not self._yielded:
             self._yielded = True
-            decided_ms = self._config.heartbeat_ms * self.patience.factor
+            decided_ms = self._config.heartbeat_ms * self.back_off.factor
             self.due_ms = max(self.due_ms, now_ms + decided_ms + self.jitter_ms())
 
     def stands_back(self, now_ms: float) -> bool:
@@ -126,4 +127,4 @@ class ElectionTimer:
             self.due_ms = now_ms + (self._config.close_jitter_ms / 2 + self.jitter_ms())
         elif now_ms - began_ms < self._config.election_ms_min:
             # The peers answer fast: undo the election back-off for this time-out.
-            self.due_ms = now_ms + (self.due_ms - now_ms) / self.patience.factor
+            self.due_ms = now_ms + (self.due_ms - now_ms) / self.back_off.factor

@@ -4,7 +4,7 @@ A `SlotFile` whose content is, big-endian,
 
     off size field
     0   1    version    2
-    1   1    flags      1: this replica may have lost promises (standing.py)
+    1   1    flags      1: this replica may have lost promises (recovery.py)
     2   8    term
     10  2    length of the vote; 0xFFFF: voted for nobody in this term
     12  n    id of the node voted for, UTF-8

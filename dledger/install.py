@@ -36,7 +36,7 @@ So its acknowledgements of frames stay true as far as they can matter, and a rep
 stays whole. By Raft 5.4.1 its log is at least as good as before with regard to committed frames:
 no vote that it grants from now on can elect a leader without a committed frame. Term and vote are
 not touched. A recovering replica has nothing to keep; it becomes whole by its barrier, as always
-(standing.py), which is a frame above X.
+(recovery.py), which is a frame above X.
 
 But between the decision and its restart the replica must acknowledge nothing (such as a next
 leader's append to the old log): it falls silent first (installer.py), before the installation is

@@ -4,7 +4,8 @@ A `Leading` lives as long as one leadership: whatever it knows of followers, rea
 goes with it. The leader writes and sends at the same time; its own copy counts, like every other,
 only once it is durable. Frames of an earlier term are committed by committing one of its own term
 (Raft 5.4.2, figure 8): the no-op that opens the term. Limits: bytes and messages in flight per
-peer, bytes uncommitted, reads waiting, bytes a second for followers that are far behind (pace.py).
+peer, bytes uncommitted, reads waiting, bytes a second for followers that are far behind
+(appendthrottle.py).
 
 Where a method returns a reason, the leader cannot go on, and its caller ends the leadership.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass, field
 from typing import ClassVar
 
+from raftmq.dledger.appendthrottle import NEVER_DUE_MS, AppendThrottle
 from raftmq.dledger.ballot import Ballot
 from raftmq.dledger.configuration import Change, ChangeKind, Configuration
 from raftmq.dledger.corelog import CoreLog
@@ -31,11 +33,10 @@ from raftmq.dledger.messages import (
     TimeoutNow,
 )
 from raftmq.dledger.outbox import Outbox
-from raftmq.dledger.pace import NEVER_DUE_MS, CatchUpPace
 from raftmq.dledger.progress import PROBE, STRANDED, Progress
 from raftmq.dledger.quorum import Tally, majority
 from raftmq.dledger.readindex import ReadIndex
-from raftmq.dledger.standing import Recovery
+from raftmq.dledger.recovery import Recovery
 from raftmq.dledger.state import CoreConfig
 from raftmq.dledger.tracker import Tracker
 from raftmq.dledger.transfer import Transfer
@@ -66,7 +67,7 @@ class Leading:
     tracker: Tracker = field(init=False)
     progress: dict[NodeId, Progress] = field(init=False)  # the tracker's
     _recovery: Recovery = field(init=False)
-    _pace: CatchUpPace = field(init=False)
+    _throttle: AppendThrottle = field(init=False)
     _reads: ReadIndex = field(init=False)
     transfer: Transfer = field(init=False)
 
@@ -85,7 +86,7 @@ class Leading:
             tally.granted,
             provisional=not tally.by_majority,
         )
-        self._pace = CatchUpPace(config.catch_up_bytes_per_s)
+        self._throttle = AppendThrottle(config.catch_up_bytes_per_s)
         self._reads = ReadIndex(config.reads_waiting_max)
         self.transfer = Transfer(config.transfer_ms)
 
@@ -209,10 +210,10 @@ class Leading:
             far = end_position - position > config.inflight_bytes_max
             last = log.last_within(first, bytes_max)
             end_position = log.end_of(last)
-            if far and last <= commit_index:  # pace.py
-                if not self._pace.may_send(now_ms):
+            if far and last <= commit_index:  # appendthrottle.py
+                if not self._throttle.may_send(now_ms):
                     return False
-                self._pace.sent(end_position - position)
+                self._throttle.sent(end_position - position)
         prev_index, term = first - 1, self._ballot.term
         own = prev_index >= self._first_index  # nearly always: spares a search
         prev_term = term if own else log.term_at(prev_index)
@@ -309,7 +310,7 @@ class Leading:
                 self._reads.release(self.round + 1, candidate)
 
     def _certify(self) -> str:
-        """Bring recovery forward (standing.py). Return a reason to end, or ""."""
+        """Bring recovery forward (recovery.py). Return a reason to end, or ""."""
         forgetful = self._recovery.forgetful()
         if forgetful is not None:
             return f"{forgetful} may not know its vote"
@@ -420,7 +421,7 @@ class Leading:
     @property
     def next_deadline_ms(self) -> float:
         # The quorum is checked at each heartbeat.
-        return min(self._heartbeat_due_ms, self._pace.due_ms, self.transfer.due_ms)
+        return min(self._heartbeat_due_ms, self._throttle.due_ms, self.transfer.due_ms)
 
     def tick(self, now_ms: float) -> str:
         """Do what is due. Return a reason to end, or ""."""
@@ -433,14 +434,14 @@ class Leading:
         if now_ms >= quorum_due_ms:
             self._timer.give_up([progress.peer for progress in self.tracker.voting], now_ms)
             return "no majority answers"
-        if now_ms >= self._pace.due_ms:
-            self._pace.due_ms = NEVER_DUE_MS
+        if now_ms >= self._throttle.due_ms:
+            self._throttle.due_ms = NEVER_DUE_MS
             self._appends_due = self._outbox.dirty = True
         if now_ms >= self._heartbeat_due_ms:
             if self._recovery.is_stuck(now_ms - self._config.election_ms_max):
                 return "too few replicas are whole"
-            if self._timer.patience.tried:
-                self._timer.patience.heard(now_ms, now_ms - quorum_due_ms + longest_ms)
+            if self._timer.back_off.tried:
+                self._timer.back_off.heard(now_ms, now_ms - quorum_due_ms + longest_ms)
             self._send_heartbeats(now_ms)
             self._let_go(now_ms)
         return ""

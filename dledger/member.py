@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from raftmq.dledger.applier import Application, Applier
-from raftmq.dledger.attention import AttendedClock
 from raftmq.dledger.chores import Chores
 from raftmq.dledger.configuration import Change, Configurations
 from raftmq.dledger.core import RaftCore
@@ -54,6 +53,7 @@ from raftmq.dledger.roster import Roster, members_of
 from raftmq.dledger.saver import HardStateSaver
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.stallclock import StallAwareClock
 from raftmq.dledger.state import Random
 from raftmq.dledger.status import repairing_status, status_of
 from raftmq.dledger.wire import GroupAnnounced, encode_message
@@ -205,7 +205,7 @@ class RaftMember:
         config, clock_ms, application = self.config, self._clock_ms, self._application
         pool = self._pool
         pump: Pump  # made last: it has the others, and some of them call it
-        core_ms = AttendedClock(clock_ms, config.core.heartbeat_ms)
+        core_ms = StallAwareClock(clock_ms, config.core.heartbeat_ms)
         core = RaftCore(
             config.node_id,
             configurations,

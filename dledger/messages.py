@@ -7,7 +7,7 @@ or candidacy is recognised and dropped.
 `incarnation` is a number, never 0, that every start of a process draws anew: it tells this
 process's messages from those of an earlier process of the same node, before it lost its memory.
 Messages of voters and followers carry `recovering`: 0, or, from a replica that may have lost
-promises, its incarnation (standing.py).
+promises, its incarnation (recovery.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HardState:
 
     term: int
     voted_for: NodeId | None
-    whole: bool = True  # False: this replica may have lost promises (standing.py)
+    whole: bool = True  # False: this replica may have lost promises (recovery.py)
 
 
 @dataclass(frozen=True, slots=True)

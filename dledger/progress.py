@@ -91,7 +91,7 @@ class Progress:
         self.whole_round = 0  # highest heartbeat round it answered while whole
         self.recovering: int | None = None  # 0: whole; else the incarnation; None: not heard yet
         self.reported_index = 0  # match_index of its newest heartbeat response
-        self.barrier_index = 0  # a recovering one is whole once it has this frame (standing.py)
+        self.barrier_index = 0  # a recovering one is whole once it has this frame (recovery.py)
         self.certified = 0  # the incarnation that has been found to be whole again
         self.no_room_told = False  # it has said so, ahead of its next heartbeat response
         self.no_room = False  # as of its last heartbeat response: its disk is short of room

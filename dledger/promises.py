@@ -2,7 +2,7 @@
 recover because some may be lost.
 
 A replica's promises are its votes (the vote file) and what it acknowledged (the log). It starts
-recovering (standing.py says what follows from that) when it cannot know that it has them all:
+recovering (recovery.py says what follows from that) when it cannot know that it has them all:
 
 1. There is no vote file: a first start and a lost disk look alike.
 2. The vote file is damaged.

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import ParamSpec
 
 from raftmq.dledger.applier import Applier
-from raftmq.dledger.attention import AttendedClock
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.diskwatch import DiskWatch
 from raftmq.dledger.errors import FrameDamaged, NotLeader
@@ -29,6 +28,7 @@ from raftmq.dledger.proposer import Proposer
 from raftmq.dledger.reads import Reads
 from raftmq.dledger.roles import Roles
 from raftmq.dledger.saver import HardStateSaver
+from raftmq.dledger.stallclock import StallAwareClock
 from raftmq.dledger.wire import encode_append, encode_message
 from raftmq.dledger.writer import FrameWriter
 
@@ -56,7 +56,7 @@ class Pump:
 
     life: Life
     core: RaftCore
-    core_ms: AttendedClock  # the time as the core is told it
+    core_ms: StallAwareClock  # the time as the core is told it
     log: RaftLog
     writer: FrameWriter
     promises: Promises

@@ -45,7 +45,7 @@ class Outcome(Enum):
 class Tally:
     """The votes of one election, by voter: each counts once however often it answers.
 
-    A majority of all voters wins, but only whole voters count for it (standing.py); and so do all
+    A majority of all voters wins, but only whole voters count for it (recovery.py); and so do all
     voters together, whole or not."""
 
     __slots__ = ("granted", "refused", "voters")

@@ -2,7 +2,7 @@
 
 The core decides which configuration is in force; the roster follows it: the links dial its members,
 the healer asks them, the newest committed one is saved in the configuration file (by a whole
-replica only, see standing.py), and retention keeps its frame until that is durable.
+replica only, see recovery.py), and retention keeps its frame until that is durable.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class Random(Protocol):
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
     """The core's settings: time-outs in milliseconds, limits in bytes or pieces. The election
-    back-off (patience.py) multiplies election time-outs that prove too short."""
+    back-off (electionbackoff.py) multiplies election time-outs that prove too short."""
 
     heartbeat_ms: float = 75  # < election_ms_min / 4: three lost ones depose nobody
     election_ms_min: float = 350
@@ -29,7 +29,7 @@ class CoreConfig:
     append_bytes_max: int = 1 << 20  # frames of one request; a larger single frame goes alone
     inflight_bytes_max: int = 8 << 20  # per follower; passed by at most one request
     inflight_messages_max: int = 256  # per follower
-    catch_up_bytes_per_s: int = 64 << 20  # to all that are far behind (pace.py); 0: no limit
+    catch_up_bytes_per_s: int = 64 << 20  # to all that are far behind together; 0: no limit
     uncommitted_bytes_max: int = 64 << 20  # accepted by the leader; beyond: Busy
     reads_waiting_max: int = 16_384  # unconfirmed reads; beyond: Busy
     learner_lag_bytes_max: int = 1 << 20  # of the log; one that lacks more is not promoted

@@ -13,13 +13,13 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
     """Return the view of a member whose core runs.
 
     `durable_index` is proven by fdatasync, in ASYNC_FLUSH too. `whole` is False, and `recovering`
-    says why, while this replica may have lost promises (standing.py). `match`, `next`, `state`,
+    says why, while this replica may have lost promises (recovery.py). `match`, `next`, `state`,
     `whole`, `room` (on its disk) and `behind_bytes` (of the part of the log that is still here) of
     a peer are None on a node that does not lead; `inflight` counts requests, and `contact_ms` is
     how long ago it was heard last (a follower knows that of its leader). `healing` has `repairing`,
     `damaged`, `damaged_count`, `mended`, `scrub` (healer.py) and `installing`, `behind_bytes`
     (installer.py). `preferred`: the preferred leader, if any. `patience`: the election back-off,
-    the factor on the configured election time-outs (patience.py)."""
+    the factor on the configured election time-outs (electionbackoff.py)."""
     core, log, links, health = pump.core, pump.log, pump.links, pump.disk.health
     now_ms = pump.core_ms()
     peers: dict[str, dict[str, object]] = {}
@@ -52,7 +52,7 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
         "last_index": core.last_index,
         "durable_index": log.durable_index,
         "voted_for": core.voted_for,
-        "patience": core.patience,
+        "patience": core.back_off,
         "flush": config.flush.value,
         "failure": pump.life.failure,
         "whole": core.whole,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raftmq.dledger.appendthrottle import NEVER_DUE_MS
 from raftmq.dledger.errors import Busy
 from raftmq.dledger.messages import NodeId
-from raftmq.dledger.pace import NEVER_DUE_MS
 
 
 @dataclass(slots=True, eq=False)

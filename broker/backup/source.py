@@ -20,8 +20,8 @@ from raftmq.broker.backup.protocol import (
     Facts,
     decode_facts,
 )
+from raftmq.dledger.appendthrottle import NEVER_DUE_MS, AppendThrottle
 from raftmq.dledger.install import Installation, InstallationDamaged, decode_installation
-from raftmq.dledger.pace import NEVER_DUE_MS, CatchUpPace
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -85,7 +85,7 @@ class RemoteSource:
         self._client = client
         self._confirm = confirm
         self._wait_s = wait_s
-        self._pace = CatchUpPace(bytes_per_s)
+        self._throttle = AppendThrottle(bytes_per_s)
         # Small enough that the rate holds within a second, too.
         self._read_bytes = min(READ_BYTES_MAX, max(4096, bytes_per_s // 4 or READ_BYTES_MAX))
         self._session = ""
@@ -108,11 +108,11 @@ class RemoteSource:
     async def read(self, position: int, size: int) -> bytes:
         size = min(size, self._read_bytes)
         now_ms = time.monotonic() * 1000
-        while not self._pace.may_send(now_ms):
-            await asyncio.sleep((self._pace.due_ms - now_ms) / 1000)
-            self._pace.due_ms = NEVER_DUE_MS
+        while not self._throttle.may_send(now_ms):
+            await asyncio.sleep((self._throttle.due_ms - now_ms) / 1000)
+            self._throttle.due_ms = NEVER_DUE_MS
             now_ms = time.monotonic() * 1000
-        self._pace.sent(size)
+        self._throttle.sent(size)
         answer = await self._ask("read", position=str(position), size=str(size))
         if not answer.body:
             raise BackupError(f"{self.address} answered a read at {position} with nothing")

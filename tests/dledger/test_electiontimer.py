@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from raftmq.dledger.electionbackoff import FACTOR_MAX, ElectionBackOff
 from raftmq.dledger.electiontimer import ElectionTimer
-from raftmq.dledger.patience import FACTOR_MAX, Patience
 from raftmq.dledger.state import CoreConfig
 
 CONFIG = CoreConfig()
@@ -15,10 +15,10 @@ MIN_MS, MAX_MS = CONFIG.election_ms_min, CONFIG.election_ms_max
 
 
 def make(factor: int = 1) -> ElectionTimer:
-    patience = Patience(MIN_MS, MAX_MS)
-    while patience.factor < factor:
-        patience.mistaken()
-    timer = ElectionTimer(CONFIG, random.Random(1), patience)
+    back_off = ElectionBackOff(MIN_MS, MAX_MS)
+    while back_off.factor < factor:
+        back_off.mistaken()
+    timer = ElectionTimer(CONFIG, random.Random(1), back_off)
     timer.reset(0.0)
     return timer
 
@@ -64,9 +64,9 @@ def test_a_peer_that_was_only_slow_is_a_mistake(
         timer.peer_closed(peer)
     timer.give_up(("b",), 100.0)
     timer.heard(speaker, 100.0 + after_ms)
-    assert timer.patience.tried == bool(mistakes)
+    assert timer.back_off.tried == bool(mistakes)
     timer.heard(speaker, 100.0 + after_ms)  # counts once
-    assert timer.patience.factor == 1
+    assert timer.back_off.factor == 1
 
 
 def test_a_close_after_the_silence_is_no_mistake() -> None:
@@ -74,7 +74,7 @@ def test_a_close_after_the_silence_is_no_mistake() -> None:
     timer.give_up(("b",), 0.0)
     timer.peer_closed("b")
     timer.heard("b", 1.0)
-    assert not timer.patience.tried
+    assert not timer.back_off.tried
 
 
 def test_it_yields_and_stands_back_once_a_time_out() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from raftmq.dledger.appendthrottle import NEVER_DUE_MS
 from raftmq.dledger.errors import Busy
-from raftmq.dledger.pace import NEVER_DUE_MS
 from raftmq.dledger.transfer import Transfer
 
 

@@ -1,8 +1,8 @@
 """Planted breaks: each takes one rule away. A checker that misses any of them is worth nothing.
 
 Most are faults that real systems had: 1, 3 and 5 are pysyncobj 0.3.17's, 2 was jraft #1241.
-13 to 17 and 19 take a rule of dledger/standing.py away. Those of its rules whose want needs more
-losses at a time than the promise covers are tested in tests/dledger/test_standing.py.
+13 to 17 and 19 take a rule of dledger/recovery.py away. Those of its rules whose want needs more
+losses at a time than the promise covers are tested in tests/dledger/test_recovery.py.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from raftmq.dledger.messages import (
 from raftmq.dledger.progress import Progress
 from raftmq.dledger.promises import Promises
 from raftmq.dledger.quorum import Tally, majority, reached_by_majority
+from raftmq.dledger.recovery import Recovery
 from raftmq.dledger.repair import Patch, RepairResponse, StartRepair, Wanted
 from raftmq.dledger.slots import SlotFile
-from raftmq.dledger.standing import Recovery
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
 from raftmq.store.logsync import SyncTicket
 from tests.simulator.disk import SimFile

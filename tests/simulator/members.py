@@ -7,7 +7,7 @@ goes wrong. All of this is drawn from a generator of its own.
 Knows what is true of configurations, from the frames that were written: what the promise covers
 ("at most a minority of the voters at a time") is judged by every configuration that may be in
 force: the newest one committed, all proposed behind it, and whatever older one a replica still
-goes by because it has not heard of the next (dledger/standing.py).
+goes by because it has not heard of the next (dledger/recovery.py).
 """
 
 from __future__ import annotations

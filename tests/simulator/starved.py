@@ -16,8 +16,8 @@ from enum import Enum
 
 from raftmq.dledger.configuration import Configuration
 from raftmq.dledger.core import RaftCore
+from raftmq.dledger.electionbackoff import CALM_TIMEOUTS
 from raftmq.dledger.messages import Role
-from raftmq.dledger.patience import CALM_TIMEOUTS
 from raftmq.dledger.wire import PeerMessage
 from tests.simulator.node import SimNode
 from tests.simulator.world import World
@@ -65,7 +65,7 @@ class StarvedNode(SimNode):
         self._rested_ms = self.world.now_ms
 
     def _attend(self) -> None:
-        """What attention.py does: however long it rested, one step is counted."""
+        """What stallclock.py does: however long it rested, one step is counted."""
         rested_ms = self.world.now_ms - self._rested_ms
         if self.attends:
             self._missed_ms += max(0.0, rested_ms - self.world.config.heartbeat_ms)
@@ -138,7 +138,7 @@ class StarvedWorld(World):
             self.checker.fail(f"no leader is kept: the longest lasted {kept_ms:.0f} ms")
         if self.acknowledged == acknowledged:
             self.checker.fail("nothing is acknowledged")
-        patience = max(node.core.patience for node in self.nodes.values())
+        patience = max(node.core.back_off for node in self.nodes.values())
         self._feed()
         self._run_until(self.now_ms + 2 * (CALM_TIMEOUTS + 1) * self.config.election_ms_max)
         return {
@@ -199,7 +199,7 @@ class StarvedWorld(World):
         self._cut_off_leader()
         while self.leader() == before:
             if self.now_ms - began_ms > ROUNDS_MAX * self.config.election_ms_max:
-                patience = {name: node.core.patience for name, node in self.nodes.items()}
+                patience = {name: node.core.back_off for name, node in self.nodes.items()}
                 self.checker.fail(f"no failover in the configured time: {patience}")
             self._run_until(self.now_ms + SAMPLE_MS)
         return self.now_ms - began_ms

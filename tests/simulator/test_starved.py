@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from raftmq.dledger.core import RaftCore
-from raftmq.dledger.patience import Patience
+from raftmq.dledger.electionbackoff import ElectionBackOff
 from tests.simulator.checks import CheckFailed
 from tests.simulator.starved import Restless, Slow, StarvedNode, StarvedWorld
 
 SEEDS = range(3)
 
 
-class Hardened(Patience):
+class Hardened(ElectionBackOff):
     """Learns nothing: the time-outs stay what is configured."""
 
     __slots__ = ()
@@ -22,7 +22,7 @@ class Hardened(Patience):
     def mistaken(self) -> None: ...
 
 
-class Unforgiving(Patience):
+class Unforgiving(ElectionBackOff):
     """Never goes back to the time-outs that are configured."""
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class ImpatientCore(RaftCore):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._timer.patience = Hardened(self.config.election_ms_min, self.config.election_ms_max)
+        self._timer.back_off = Hardened(self.config.election_ms_min, self.config.election_ms_max)
 
 
 class UnforgivingCore(RaftCore):
@@ -43,7 +43,7 @@ class UnforgivingCore(RaftCore):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._timer.patience = Unforgiving(self.config.election_ms_min, self.config.election_ms_max)
+        self._timer.back_off = Unforgiving(self.config.election_ms_min, self.config.election_ms_max)
 
 
 CASES = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raftmq.dledger.attention import AttendedClock
 from raftmq.dledger.messages import Role
+from raftmq.dledger.stallclock import StallAwareClock
 from tests.dledger.group import Group
 from tests.dledger.members import Group as Members
 
@@ -21,7 +21,7 @@ class Hands:
 
 def test_it_goes_like_the_clock_while_turns_are_short() -> None:
     hands = Hands()
-    clock = AttendedClock(hands, STEP_MS)
+    clock = StallAwareClock(hands, STEP_MS)
     for _ in range(1_000):
         hands.now_ms += 10
         assert clock() == hands.now_ms
@@ -32,7 +32,7 @@ def test_it_goes_like_the_clock_while_turns_are_short() -> None:
 
 def test_a_long_turn_counts_as_one_step_whoever_asks_how_often() -> None:
     hands = Hands()
-    clock = AttendedClock(hands, STEP_MS)
+    clock = StallAwareClock(hands, STEP_MS)
     began_ms = clock()
     for _ in range(100):
         hands.now_ms += 20
@@ -49,7 +49,7 @@ def test_a_time_out_takes_so_many_turns_however_late_they_are() -> None:
     group.elect("a")
     core = group["b"].core
     hands.now_ms = group.now_ms
-    clock = AttendedClock(hands, core.config.heartbeat_ms)
+    clock = StallAwareClock(hands, core.config.heartbeat_ms)
     turns = 0
     while core.role is Role.FOLLOWER:
         hands.now_ms += 10_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from raftmq.dledger.electionbackoff import CALM_TIMEOUTS, FACTOR_MAX, ElectionBackOff
 from raftmq.dledger.messages import Heartbeat, Role, VoteRequest, VoteResponse
-from raftmq.dledger.patience import CALM_TIMEOUTS, FACTOR_MAX, Patience
 from raftmq.dledger.state import CoreConfig
 from tests.dledger.group import Group
 
@@ -14,20 +14,20 @@ MIN_MS, MAX_MS = CONFIG.election_ms_min, CONFIG.election_ms_max
 CALM_MS = CALM_TIMEOUTS * MAX_MS
 
 
-def tried(mistakes: int) -> Patience:
-    patience = Patience(MIN_MS, MAX_MS)
+def tried(mistakes: int) -> ElectionBackOff:
+    back_off = ElectionBackOff(MIN_MS, MAX_MS)
     for _ in range(mistakes):
-        patience.mistaken()
-    return patience
+        back_off.mistaken()
+    return back_off
 
 
-def led(patience: Patience, ms: float, silent_ms: float, since_ms: float = 0.0) -> int:
+def led(back_off: ElectionBackOff, ms: float, silent_ms: float, since_ms: float = 0.0) -> int:
     """Somebody leads for `ms`, and is heard every `silent_ms`."""
     now_ms = since_ms
     while now_ms <= since_ms + ms:
-        patience.heard(now_ms, silent_ms)
+        back_off.heard(now_ms, silent_ms)
         now_ms += silent_ms
-    return patience.factor
+    return back_off.factor
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,17 @@ def test_each_mistake_but_the_first_doubles_up_to_the_limit(mistakes: int, facto
 
 
 def test_all_is_forgiven_after_calm_times() -> None:
-    patience = tried(99)
-    assert led(patience, CALM_MS - 1, CONFIG.heartbeat_ms) == FACTOR_MAX
-    assert led(patience, CONFIG.heartbeat_ms * 2, CONFIG.heartbeat_ms, CALM_MS) == 1
-    assert not patience.tried
+    back_off = tried(99)
+    assert led(back_off, CALM_MS - 1, CONFIG.heartbeat_ms) == FACTOR_MAX
+    assert led(back_off, CONFIG.heartbeat_ms * 2, CONFIG.heartbeat_ms, CALM_MS) == 1
+    assert not back_off.tried
 
 
 def test_a_first_mistake_is_forgiven_too() -> None:
-    patience = tried(1)
-    led(patience, CALM_MS + CONFIG.heartbeat_ms, CONFIG.heartbeat_ms)
-    patience.mistaken()
-    assert patience.factor == 1
+    back_off = tried(1)
+    led(back_off, CALM_MS + CONFIG.heartbeat_ms, CONFIG.heartbeat_ms)
+    back_off.mistaken()
+    assert back_off.factor == 1
 
 
 def test_heartbeats_at_half_of_the_shortest_time_out_are_calm() -> None:
@@ -57,18 +57,18 @@ def test_heartbeats_at_half_of_the_shortest_time_out_are_calm() -> None:
 
 
 def test_where_silences_are_still_long_a_step_is_forgiven_in_the_time_outs_in_use() -> None:
-    patience = tried(99)
+    back_off = tried(99)
     silent_ms = MIN_MS * 4  # 4 * MARGIN: a factor of 8 outlasts it, one of 4 does not
-    assert led(patience, CALM_MS * 15, silent_ms) == 16
-    assert led(patience, CALM_MS * 2, silent_ms, CALM_MS * 15) == 8
-    assert led(patience, CALM_MS * 40, silent_ms, CALM_MS * 17) == 8
+    assert led(back_off, CALM_MS * 15, silent_ms) == 16
+    assert led(back_off, CALM_MS * 2, silent_ms, CALM_MS * 15) == 8
+    assert led(back_off, CALM_MS * 40, silent_ms, CALM_MS * 17) == 8
 
 
 def test_a_time_without_a_leader_is_not_calm() -> None:
-    patience = tried(99)
-    led(patience, CALM_MS - 100, CONFIG.heartbeat_ms)
-    patience.interrupted()
-    assert led(patience, 1_000, CONFIG.heartbeat_ms, CALM_MS) == FACTOR_MAX
+    back_off = tried(99)
+    led(back_off, CALM_MS - 100, CONFIG.heartbeat_ms)
+    back_off.interrupted()
+    assert led(back_off, 1_000, CONFIG.heartbeat_ms, CALM_MS) == FACTOR_MAX
 
 
 # -- what a replica learns from ----------------------------------------------------------------
@@ -81,7 +81,7 @@ def group_of_a() -> Group:
 
 
 def mistakes(group: Group, name: str) -> int:
-    return group[name].core._timer.patience._mistakes
+    return group[name].core._timer.back_off._mistakes
 
 
 def gives_up(group: Group, name: str) -> None:
@@ -103,7 +103,7 @@ def test_a_leader_that_speaks_after_all_was_slow() -> None:
         gives_up(group, "b")
         assert group["b"].core.role is Role.PRE_CANDIDATE
         group.inject(heartbeat(group, "b"))
-        assert group["b"].core.patience == expected
+        assert group["b"].core.back_off == expected
         wait_ms = group["b"].core.next_deadline_ms - group.now_ms
         assert expected * MIN_MS <= wait_ms <= expected * MAX_MS
 
@@ -142,9 +142,9 @@ def test_whoever_is_cut_off_asks_in_vain_and_learns_nothing() -> None:
     group.dropped.clear()
     group.run(2 * CONFIG.heartbeat_ms)
     core = group["c"].core
-    assert (core.leader, core.patience) == ("a", 1)
+    assert (core.leader, core.back_off) == ("a", 1)
     assert (group["a"].core.term, core.next_deadline_ms - group.now_ms <= MAX_MS) == (1, True)
-    # A silence that no patience outlasts proves nothing.
+    # A silence that no back-off outlasts proves nothing.
     assert mistakes(group, "c") == 0
 
 
@@ -160,7 +160,7 @@ def test_votes_that_come_after_their_round_were_slow() -> None:
         late = VoteResponse("c", "a", term, term, False, True, core.incarnation)
         for _ in range(3):  # asked again, it answers again: that is one mistake
             core.step(late, group.now_ms)
-        assert core.patience == expected
+        assert core.back_off == expected
 
 
 def test_a_vote_behind_the_deciding_one_is_not_late() -> None:
@@ -185,8 +185,8 @@ def test_a_leader_waits_for_its_majority_with_the_same_patience() -> None:
     group = group_of_a()
     core = group["a"].core
     for _ in range(3):
-        core._timer.patience.mistaken()
-    assert core.patience == 4
+        core._timer.back_off.mistaken()
+    assert core.back_off == 4
     group["b"].down = group["c"].down = True
     group.run(4 * MAX_MS - 1)
     assert core.role is Role.LEADER
@@ -195,7 +195,7 @@ def test_a_leader_waits_for_its_majority_with_the_same_patience() -> None:
     # Should they answer now, they were slow once more.
     group["b"].down = False
     group.run(2 * CONFIG.heartbeat_ms)
-    assert core.patience == 8
+    assert core.back_off == 8
 
 
 # -- what it may cost --------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_one_patient_replica_delays_nobody_else() -> None:
     """Its own time-out is long; what it answers to others goes by what is configured."""
     group = group_of_a()
     for _ in range(9):
-        group["c"].core._timer.patience.mistaken()
+        group["c"].core._timer.back_off.mistaken()
     group.run(CONFIG.heartbeat_ms)
     group["a"].down = True  # and no connection closes
     began_ms = group.now_ms
@@ -218,7 +218,7 @@ def test_an_election_that_is_lost_in_good_time_is_repeated_as_configured() -> No
     group = Group("abc")
     core = group["a"].core
     for _ in range(9):
-        core._timer.patience.mistaken()
+        core._timer.back_off.mistaken()
     group.campaign("a")
     core.step(VoteResponse("b", "a", core.term, core.term + 1, True, True, 1), group.now_ms)
     for voter in "bc":
@@ -232,7 +232,7 @@ def test_whoever_yields_to_another_candidate_is_as_patient() -> None:
     group = Group("abc")
     core = group["a"].core
     for _ in range(3):
-        core._timer.patience.mistaken()
+        core._timer.back_off.mistaken()
     core._timer.due_ms = group.now_ms
     core.step(VoteRequest("b", "a", 1, 0, 0, pre_vote=True), group.now_ms)
     assert core.next_deadline_ms - group.now_ms >= 4 * CONFIG.heartbeat_ms

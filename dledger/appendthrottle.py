@@ -16,7 +16,7 @@ BURST_S = 0.1
 NEVER_DUE_MS = float("inf")
 
 
-class CatchUpPace:
+class AppendThrottle:
     """The leader's append throttle, for all its followers. Times are the core's, in
     milliseconds."""
 

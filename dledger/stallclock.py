@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class AttendedClock:
+class StallAwareClock:
     """The stall-aware clock: call it for the time, and call `turn` once in every turn of the
     loop."""
 

@@ -28,7 +28,7 @@ CALM_TIMEOUTS = 10  # nearly a hundred heartbeats: remaining starvation would sh
 MARGIN = 1.5  # times the longest silence: heartbeats may come at half of the shortest time-out
 
 
-class Patience:
+class ElectionBackOff:
     """The election back-off of one replica. Times are the core's, in milliseconds."""
 
     __slots__ = ("_calm", "_calm_ms", "_min_ms", "_mistakes", "_steady", "factor")

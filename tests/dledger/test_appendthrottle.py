@@ -1,32 +1,32 @@
-"""The pace of those that are far behind: a rate over time, and nobody else is held back."""
+"""The throttle of those that are far behind: a rate over time, and nobody else is held back."""
 
 from __future__ import annotations
 
-from raftmq.dledger.pace import NEVER_DUE_MS, CatchUpPace
+from raftmq.dledger.appendthrottle import NEVER_DUE_MS, AppendThrottle
 from raftmq.dledger.state import CoreConfig
 from tests.dledger.group import Group
 
 
 def test_the_rate_holds_over_time_whatever_the_size_of_a_request() -> None:
     for size in (10, 1_000, 30_000):
-        pace = CatchUpPace(100_000)
+        throttle = AppendThrottle(100_000)
         sent = 0
         now_ms = 1_000.0
         while now_ms < 11_000:
-            while pace.may_send(now_ms):
-                pace.sent(size)
+            while throttle.may_send(now_ms):
+                throttle.sent(size)
                 sent += size
-            assert pace.due_ms > now_ms
-            now_ms, pace.due_ms = pace.due_ms, NEVER_DUE_MS
+            assert throttle.due_ms > now_ms
+            now_ms, throttle.due_ms = throttle.due_ms, NEVER_DUE_MS
         assert 980_000 <= sent <= 1_000_000 + 10_000 + size
 
 
 def test_without_a_rate_nothing_waits() -> None:
-    pace = CatchUpPace(0)
+    throttle = AppendThrottle(0)
     for _ in range(100):
-        assert pace.may_send(0)
-        pace.sent(1 << 20)
-    assert pace.due_ms == NEVER_DUE_MS
+        assert throttle.may_send(0)
+        throttle.sent(1 << 20)
+    assert throttle.due_ms == NEVER_DUE_MS
 
 
 PACED = CoreConfig(append_bytes_max=500, inflight_bytes_max=1_000, catch_up_bytes_per_s=10_000)

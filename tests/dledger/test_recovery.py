@@ -1,4 +1,4 @@
-"""Whole and recovering replicas: each rule of dledger/standing.py by itself. (How they play
+"""Whole and recovering replicas: each rule of dledger/recovery.py by itself. (How they play
 together is in scripts/ and in the simulator, where rules 1, 2 and the barrier are also taken away
 one by one. What the simulator cannot show the want of, because it needs more losses at a time
 than the promise covers, or two of them within one candidacy, is here only.)"""

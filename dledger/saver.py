@@ -18,23 +18,22 @@ class HardStateSaver:
     """Saves one member's hard state. Runs on the loop, except the saving."""
 
     def __init__(self, file: HardStateFile) -> None:
+        self.busy = False  # an attribute: the pump asks in every turn of its loop
         self._file = file
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-votes")
         self._saving: asyncio.Future[None] | None = None
         self._begun_ms: float | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._saving is not None
 
     def save(self, state: HardState, then: Callable[[BaseException | None], None]) -> None:
         """Call `then(error or None)` on the loop when `state` is durable, or cannot be made so."""
         assert self._saving is None
         loop = asyncio.get_running_loop()
         saving = self._saving = loop.run_in_executor(self._pool, self._file.save, state)
+        self.busy = True
 
         def done(future: asyncio.Future[None]) -> None:
             self._saving = self._begun_ms = None
+            self.busy = False
             then(future.exception())
 
         saving.add_done_callback(done)

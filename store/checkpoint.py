@@ -30,7 +30,7 @@ the log is found.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from google_crc32c import value as crc32c
 
@@ -109,14 +109,7 @@ class Checkpoint:
             self._file.pwrite(0, self._record())
 
     def _record(self) -> bytes:
-        fields = self.fields
-        numbers = _FIELDS.pack(
-            fields.physic_timestamp_ms,
-            fields.logics_timestamp_ms,
-            fields.index_timestamp_ms,
-            fields.durable_offset,
-            fields.confirm_offset,
-        )
+        numbers = _FIELDS.pack(*astuple(self.fields))
         return numbers + _SEAL.pack(_SEAL_MAGIC, crc32c(numbers))
 
     def sync(self) -> None:

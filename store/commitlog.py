@@ -104,8 +104,7 @@ class CommitLog:
             self._note_restored(max(gone, default=-size) + size)
         for start in starts:
             # The last one may be short: killed between creating and allocating it.
-            segment = files.open(start, sparse=restore and start != starts[-1])
-            segment.written_end = segment.end
+            segment = files.reopen(start, sparse=restore and start != starts[-1])
             if segment.file.size_bytes != size:
                 raise StoreError(f"{segment.path} has {segment.file.size_bytes} bytes")
             self._segments.append(segment)
@@ -127,12 +126,7 @@ class CommitLog:
         missing = self._restorable(start, end)
         if self._segments:
             self._note_restored(missing[-1] + self.segment_size_bytes)
-        front: list[Segment] = []
-        for at in missing:
-            segment = self._files.open(at, sparse=True)
-            segment.written_end = segment.end
-            front.append(segment)
-        self._segments[:0] = front
+        self._segments[:0] = [self._files.reopen(at, sparse=True) for at in missing]
         self._settled = False
         self.min_offset = start
         self.max_offset = self._segments[-1].end
@@ -225,15 +219,12 @@ class CommitLog:
     def place(self, length: int) -> int:
         """Return the position that the next `length` bytes get. Raises RecordTooLarge."""
         position = self.max_offset
-        segment_end = (
-            self._segments[-1].end if self._segments else (position + self.segment_size_bytes)
-        )
+        segment_end = self._segments[-1].end if self._segments else self.segment_end(position)
         if length + BLANK_SIZE_BYTES <= segment_end - position:
             return position
         if length + BLANK_SIZE_BYTES > self.segment_size_bytes:
-            raise RecordTooLarge(
-                f"{length} bytes do not fit a segment of {self.segment_size_bytes}"
-            )
+            size = self.segment_size_bytes
+            raise RecordTooLarge(f"{length} bytes do not fit a segment of {size}")
         return segment_end
 
     def write(self, position: int, data: bytes | memoryview) -> None:
@@ -248,23 +239,9 @@ class CommitLog:
         assert self._settled
         if length is None:
             length = sum(map(len, buffers))
-        if (
-            position != self.max_offset
-            or not self._segments
-            or (position == self._segments[-1].end)
-        ):
+        if position != self.max_offset or self._is_full:
             self._roll(position)
-        segment = self._segments[-1]
-        end = position + length
-        assert end + BLANK_SIZE_BYTES <= segment.end, (position, length, segment.end)
-        # Before writing: a failed write may have written some of it.
-        segment.written_end = end
-        self.syncs.wrote(segment)
-        if len(buffers) == 1:
-            segment.file.pwrite(position - segment.start, buffers[0])
-        else:
-            segment.file.pwritev(position - segment.start, buffers)
-        self.max_offset = end
+        self._append(buffers, length, BLANK_SIZE_BYTES)
 
     def start_at(self, offset: int) -> None:
         """Let an empty log begin at `offset`, the first byte of a segment of the copied log."""
@@ -277,14 +254,26 @@ class CommitLog:
         record and all that follows it in its segment. They end in the segment that they begin in,
         and may fill it. Raises OSError, after which the end is unchanged."""
         assert self._settled
-        if not self._segments or self.max_offset == self._segments[-1].end:
+        if self._is_full:
             self._roll(self.max_offset)
-        segment = self._segments[-1]
-        position, end = self.max_offset, self.max_offset + len(data)
-        assert end <= segment.end, (position, len(data), segment.end)
+        self._append((data,), len(data), 0)
+
+    @property
+    def _is_full(self) -> bool:
+        return not self._segments or self.max_offset == self._segments[-1].end
+
+    def _append(self, buffers: Sequence[bytes | memoryview], length: int, spare_bytes: int) -> None:
+        """Write at the end; `spare_bytes` are to be left of the last segment."""
+        segment, position = self._segments[-1], self.max_offset
+        end = position + length
+        assert end + spare_bytes <= segment.end, (position, length, segment.end)
+        # Before writing: a failed write may have written some of it.
         segment.written_end = end
         self.syncs.wrote(segment)
-        segment.file.pwrite(position - segment.start, data)
+        if len(buffers) == 1:
+            segment.file.pwrite(position - segment.start, buffers[0])
+        else:
+            segment.file.pwritev(position - segment.start, buffers)
         self.max_offset = end
 
     def prepare_next(self) -> None:
@@ -353,10 +342,8 @@ class CommitLog:
     def extend(self) -> None:
         """Before settling: add one segment, for a patch that needs it. Raises OSError."""
         assert not self._settled
-        segment = self._files.open(self.max_offset)
-        segment.written_end = segment.end
-        self._segments.append(segment)
-        self.max_offset = segment.end
+        self._segments.append(self._files.reopen(self.max_offset))
+        self.max_offset = self._segments[-1].end
 
     def hold(self, offset: int) -> SegmentHold:
         """Hold the segment of `offset` open for a thread that reads it; hand the hold to `release`

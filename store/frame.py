@@ -26,6 +26,7 @@ neither is. Pure: bytes in, bytes out.
 """
 
 import struct
+from dataclasses import dataclass
 from enum import IntEnum
 
 from google_crc32c import value as crc32c
@@ -58,6 +59,7 @@ class FrameError(Exception):
         self.reason = reason
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Frame:
     """A sealed frame. Immutable by convention; `data` is header and payload, the bytes on disk.
 
@@ -65,25 +67,13 @@ class Frame:
     the same as the attributes.
     """
 
-    __slots__ = ("data", "index", "kind", "position", "record_count", "term", "timestamp_ms")
-
-    def __init__(
-        self,
-        index: int,
-        term: int,
-        position: int,
-        timestamp_ms: int,
-        kind: int,
-        record_count: int,
-        data: bytes,
-    ) -> None:
-        self.index = index
-        self.term = term
-        self.position = position
-        self.timestamp_ms = timestamp_ms
-        self.kind = kind
-        self.record_count = record_count
-        self.data = data
+    index: int
+    term: int
+    position: int
+    timestamp_ms: int
+    kind: int
+    record_count: int
+    data: bytes
 
     @property
     def size_bytes(self) -> int:

@@ -26,7 +26,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raftmq.store.disk import Disk, File
 from raftmq.store.indexkeys import IndexKey
@@ -265,16 +265,14 @@ class IndexFile:
         self.slots = None
 
 
+@dataclass(eq=False, slots=True)
 class FileFlush:
     """A flush of one file: `run` it in the pool, then `finish`."""
 
-    __slots__ = ("_file", "_header", "_pages", "full_until_ms")
-
-    def __init__(self, file: IndexFile, header: bytes, full_until_ms: int | None) -> None:
-        self._file = file
-        self._header = header
-        self._pages: list[int] = []
-        self.full_until_ms = full_until_ms  # its last message's store time, if the file is full
+    _file: IndexFile
+    _header: bytes
+    full_until_ms: int | None  # its last message's store time, if the file is full
+    _pages: list[int] = field(default_factory=list)
 
     def run(self) -> None:
         """Write slots and header and sync them. Blocking. Slots may change meanwhile, and those

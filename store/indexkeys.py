@@ -272,28 +272,22 @@ class KeyWalker:
     def _hash(self, text: bytes) -> int:
         """Return the `key_hash` of `topic#key`, given as bytes, from cached parts."""
         head, middle, tail = text[:-_MIDDLE], text[-_MIDDLE:-_TAIL], text[-_TAIL:]
-        value = self._heads.get(head)
-        if value is None:
+        value, part, last = self._heads.get(head), self._middles.get(middle), self._tails.get(tail)
+        if value is None or part is None or last is None:
             if not text.isascii():
                 return _absolute(java_string_hash(str(text, "utf-8", "replace")) & _MASK)
-            value = _remember(self._heads, head, _POWER_MIDDLE)
-        part = self._middles.get(middle)
-        if part is None:
-            if not text.isascii():
-                return _absolute(java_string_hash(str(text, "utf-8", "replace")) & _MASK)
-            part = _remember(self._middles, middle, _POWER_TAIL)
-        last = self._tails.get(tail)
-        if last is None:
-            if not text.isascii():
-                return _absolute(java_string_hash(str(text, "utf-8", "replace")) & _MASK)
-            last = _remember(self._tails, tail, 1)
+            value = _known(self._heads, head, _POWER_MIDDLE)
+            part = _known(self._middles, middle, _POWER_TAIL)
+            last = _known(self._tails, tail, 1)
         value = (value + part + last) & _MASK
         return value if value < 0x80000000 else _absolute(value)
 
 
-def _remember(known: dict[bytes, int], part: bytes, power: int) -> int:
-    """Cache and return a new part's hash, times the power for the characters behind it. Only for
+def _known(known: dict[bytes, int], part: bytes, power: int) -> int:
+    """Return a part's hash, times the power for the characters behind it, and cache it. Only for
     ASCII texts, so that a cached part never belongs to a text of another kind."""
+    if part in known:
+        return known[part]
     if len(known) >= _PARTS_MAX:
         known.clear()
     value = known[part] = (java_string_hash(str(part, "ascii")) * power) & _MASK

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.disk import Disk, File
@@ -31,19 +32,17 @@ class NoMark:
         pass
 
 
+@dataclass(eq=False, slots=True)
 class SyncTicket:
     """One fdatasync to be done: `run` it anywhere, then hand it to `finish_sync`."""
 
-    __slots__ = ("_disk", "directory", "elapsed_s", "end", "error", "files", "ran")
-
-    def __init__(self, disk: Disk, directory: str | None, files: list[File], end: int) -> None:
-        self._disk = disk
-        self.directory = directory  # None: no new names in it
-        self.files = files
-        self.end = end  # durable up to here afterwards; a truncation meanwhile lowers it
-        self.error: OSError | None = None
-        self.ran = False
-        self.elapsed_s = 0.0  # how long `run` took
+    _disk: Disk
+    directory: str | None  # None: no new names in it
+    files: list[File]
+    end: int  # durable up to here afterwards; a truncation meanwhile lowers it
+    error: OSError | None = None
+    ran: bool = False
+    elapsed_s: float = 0.0  # how long `run` took
 
     def run(self) -> None:
         """Sync the files. Blocking. Raises OSError; then this ticket can never be finished."""
@@ -60,13 +59,11 @@ class SyncTicket:
         self.ran = True
 
 
+@dataclass(eq=False, slots=True)
 class SegmentHold:
     """Keeps a segment's file open for a thread that reads it, whatever retention does meanwhile."""
 
-    __slots__ = ("_segment",)
-
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
+    _segment: Segment
 
     def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes at CommitLog offset `offset`, which lies in this segment."""

@@ -49,23 +49,21 @@ class KeyQuery:
     index_offset: int
 
 
+@dataclass(frozen=True, slots=True)
 class IndexFlush:
     """A flush of index files: `run` it in the pool, then `MessageIndex.finish_flush`."""
 
-    __slots__ = ("_directory", "_disk", "directory_dirty", "files")
-
-    def __init__(self, disk: Disk, directory: str, dirty: bool, files: list[FileFlush]) -> None:
-        self._disk = disk
-        self._directory = directory
-        self.directory_dirty = dirty
-        self.files = files
+    disk: Disk
+    directory: str
+    directory_dirty: bool
+    files: list[FileFlush]
 
     def run(self) -> None:
         """Write and sync the files. Blocking. Raises OSError."""
         for file in self.files:
             file.run()
         if self.directory_dirty:
-            self._disk.sync_directory(self._directory)
+            self.disk.sync_directory(self.directory)
 
 
 class MessageIndex:

@@ -148,22 +148,21 @@ class QueueRepairs:
     def _bounds(self, queue: ConsumeQueue, offset: int, dispatched_offset: int) -> tuple[int, int]:
         """Return between which log offsets the records of the wrong units around `offset` must
         be."""
-        start, end = self.commitlog.min_offset, dispatched_offset
-        distance = 1
-        while (below := offset - distance) >= queue.min_offset:
-            position = self.position_if_right(queue, below)
+        below, above = (self._nearest_right(queue, offset, step) for step in (-1, 1))
+        return (
+            below if below >= 0 else self.commitlog.min_offset,
+            above if above >= 0 else dispatched_offset,
+        )
+
+    def _nearest_right(self, queue: ConsumeQueue, offset: int, step: int) -> int:
+        """Return where the nearest right unit points on that side, in doubling steps; -1 if none
+        is found."""
+        while queue.min_offset <= offset + step < queue.max_offset:
+            position = self.position_if_right(queue, offset + step)
             if position >= 0:
-                start = position
-                break
-            distance *= 2
-        distance = 1
-        while (above := offset + distance) < queue.max_offset:
-            position = self.position_if_right(queue, above)
-            if position >= 0:
-                end = position
-                break
-            distance *= 2
-        return start, end
+                return position
+            step *= 2
+        return -1
 
     def position_if_right(self, queue: ConsumeQueue, offset: int) -> int:
         """Return where the unit at `offset` points, if a record of that queue and offset is there;

@@ -275,6 +275,7 @@ def decode_record(buffer: Buffer, offset: int = 0, *, check_body: bool = True) -
     )
 
 
+@dataclass(eq=False, slots=True)
 class RecordWalk:
     """Goes from record to record: iterate it once for (offset in the buffer, size) of each.
 
@@ -282,13 +283,12 @@ class RecordWalk:
     it is the last; `detail` says it in words. Frame headers are skipped and not reported.
     """
 
-    def __init__(self, buffer: Buffer, base: int | None, check_body: bool) -> None:
-        self._buffer = buffer
-        self._base = base
-        self._check_body = check_body
-        self.end = 0
-        self.stop = StopReason.END_OF_BUFFER
-        self.detail = ""
+    _buffer: Buffer
+    _base: int | None
+    _check_body: bool
+    end: int = 0
+    stop: StopReason = StopReason.END_OF_BUFFER
+    detail: str = ""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         buffer, base = self._buffer, self._base

@@ -86,10 +86,6 @@ class FrameHeader:
     def end(self) -> int:
         return self.position + HEADER_SIZE_BYTES + self.payload_length
 
-    @property
-    def payload_position(self) -> int:
-        return self.position + HEADER_SIZE_BYTES
-
 
 @dataclass(frozen=True, slots=True)
 class FrameDamage:

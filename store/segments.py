@@ -26,18 +26,16 @@ class SegmentInfo:
     path: str
 
 
+@dataclass(eq=False, slots=True)
 class Segment:
     """An open segment. From `written_end` on, if that is below the segment's end, the file holds
     only zeros."""
 
-    __slots__ = ("end", "file", "path", "start", "written_end")
-
-    def __init__(self, start: int, size: int, path: str, file: File) -> None:
-        self.start = start
-        self.end = start + size
-        self.path = path
-        self.file = file
-        self.written_end = start
+    start: int
+    end: int
+    path: str
+    file: File
+    written_end: int
 
     def fill(self, begin: int, end: int) -> None:
         """Overwrite [begin, end) with zeros."""
@@ -82,7 +80,13 @@ class SegmentFiles:
             if not existed and self.disk.exists(path):
                 self.disk.remove(path)  # a full disk: leave no half segment behind
             raise
-        return Segment(start, size, path, file)
+        return Segment(start, start + size, path, file, start)
+
+    def reopen(self, start: int, *, sparse: bool = False) -> Segment:
+        """Open a segment that may hold anything, or restore it as zeros."""
+        segment = self.open(start, sparse=sparse)
+        segment.written_end = segment.end
+        return segment
 
     def drop_stray(self, start: int) -> bool:
         """Remove a last segment that was never written to (prepared, then the log was truncated,

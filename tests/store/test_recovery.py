@@ -65,7 +65,7 @@ def test_everything_is_found_again(disk: OsDisk) -> None:
     middle = writer.frames[4]
     walk = FrameWalk(log, middle.position, writer.frames[8].position)
     assert [h.index for h in walk] == [5, 6, 7, 8]
-    assert seen[3].payload_position == writer.frames[3].payload_position
+    assert (seen[3].position, seen[3].end) == (writer.frames[3].position, writer.frames[3].end)
 
 
 def test_an_empty_log(disk: OsDisk) -> None:

@@ -304,7 +304,7 @@ class FaultPlan:
             return
         self._stop(node, power=False)
         if world.rng.random() < 0.5 and node.name != alone:
-            for other in world.nodes.keys() - {node.name, alone}:
+            for other in sorted(world.nodes.keys() - {node.name, alone}):
                 self._cut({(other, node.name), (node.name, other)})
         world.cut -= {(alone, node.name), (node.name, alone)}
 

@@ -14,6 +14,7 @@ deadline passed                       SendOutcomeUnknown if any attempt is unkno
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -76,51 +77,26 @@ class Carrier(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """One undecided send. `channel` and `opaque` identify the current attempt, `earlier` those that
     were given up unanswered; their late success still counts."""
 
-    __slots__ = (
-        "attempts",
-        "callback",
-        "channel",
-        "code",
-        "deadline",
-        "done",
-        "earlier",
-        "fixed",
-        "item",
-        "opaque",
-        "queue",
-        "reason",
-        "scout",
-        "sent_at",
-        "unknown",
-    )
-
-    def __init__(
-        self,
-        item: OutgoingSend,
-        queue: MessageQueue,
-        fixed: bool,
-        deadline: float,
-        callback: SendCallback,
-    ) -> None:
-        self.item = item
-        self.queue = queue
-        self.fixed = fixed  # the caller chose the queue: no other group will do
-        self.deadline = deadline  # loop time, seconds
-        self.callback = callback
-        self.attempts = 0
-        self.unknown = False
-        self.done = False
-        self.code = CODE_TIMEOUT
-        self.reason = "not sent in time"
-        self.channel: Carrier | None = None
-        self.opaque = 0
-        self.sent_at = 0.0
-        self.scout: asyncio.Future[bool] | None = None
-        self.earlier: list[tuple[Carrier, int]] | None = None
+    item: OutgoingSend
+    queue: MessageQueue
+    fixed: bool  # the caller chose the queue: no other group will do
+    deadline: float  # loop time, seconds
+    callback: SendCallback
+    attempts: int = 0
+    unknown: bool = False
+    done: bool = False
+    code: int = CODE_TIMEOUT
+    reason: str = "not sent in time"
+    channel: Carrier | None = None
+    opaque: int = 0
+    sent_at: float = 0.0
+    scout: asyncio.Future[bool] | None = None
+    earlier: list[tuple[Carrier, int]] | None = None
 
     def failed_attempt(self, code: int, reason: str, unknown: bool) -> None:
         """Take note that the current attempt ended without success."""

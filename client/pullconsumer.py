@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import MessageExt, MessageModel, MessageQueue
 from raftmq.client.offsets import ConsumeFrom
 from raftmq.client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
-from raftmq.client.retry import CONTROL, RetryPolicy
+from raftmq.client.retry import CONTROL
 from raftmq.client.route import LEADER_ID
 from raftmq.client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -230,13 +231,7 @@ class PullConsumer:
         return response if response.code == ResponseCode.SUCCESS else None
 
     async def _ask(self, queue: MessageQueue, header: PullHeader, wait_ms: int) -> RemotingCommand:
-        policy = RetryPolicy(
-            CONTROL.pause_ms_first,
-            CONTROL.pause_ms_max,
-            CONTROL.growth,
-            CONTROL.jitter_ms,
-            time_ms_max=wait_ms + (CONTROL.time_ms_max or 0),
-        )
+        policy = replace(CONTROL, time_ms_max=wait_ms + (CONTROL.time_ms_max or 0))
         for again in (True, False):
             response = await self._instance.invoke_leader(
                 queue.broker_name,

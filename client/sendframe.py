@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import orjson
 
@@ -82,28 +83,17 @@ class SendTemplate:
         return prefix + header + body
 
 
+@dataclass(slots=True, eq=False)
 class OutgoingSend:
     """One encoded send, which every attempt repeats: same UNIQ_KEY, same body."""
 
-    __slots__ = ("body", "born_ms", "code", "flag", "properties_json", "sys_flag", "unique_key")
-
-    def __init__(
-        self,
-        code: int,
-        body: bytes,
-        unique_key: str,
-        properties_json: bytes,
-        sys_flag: int,
-        flag: int,
-        born_ms: int,
-    ) -> None:
-        self.code = code
-        self.body = body
-        self.unique_key = unique_key
-        self.properties_json = properties_json
-        self.sys_flag = sys_flag
-        self.flag = flag
-        self.born_ms = born_ms
+    code: int
+    body: bytes
+    unique_key: str
+    properties_json: bytes
+    sys_flag: int
+    flag: int
+    born_ms: int
 
 
 def outgoing(

@@ -55,7 +55,7 @@ class CheckpointFields:
 
 
 class Checkpoint:
-    """The open checkpoint file; also the CommitLog's DurableMark."""
+    """The open checkpoint file; also the CommitLog's durable mark."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk

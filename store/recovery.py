@@ -1,8 +1,8 @@
 """Recovery: finds the end of a CommitLog, in Raft mode and in classic mode.
 
-Raft mode. `walk_frames` goes from frame header to frame header; `recover_frames` checks them
-from the first segment to the end, hands each to a callback (the Raft log builds its index from
-it: one pass does both), and settles the log behind the last good frame. In old segments it
+Raft mode. `FrameWalk` goes from frame header to frame header; `FrameRecovery` checks them from the
+first segment to the end, hands each to a callback (the Raft log builds its index from it: one pass
+does both), and settles the log behind the last good frame. In old segments it
 verifies only the headers, 60 bytes a frame with a CRC of their own, and that they continue each
 other; from `verify_from` on also each payload's CRC. `verify_from` is the third last segment, or
 the one that holds the durable hint if that is earlier, since a power cut tears nothing below, or
@@ -12,8 +12,7 @@ fetched from a peer.
 A bad frame is one of two things:
 - below the durable hint (bytes that once were durable): damage. Nothing is truncated.
   `FrameRecovery` stops there, takes the frames that belong there (`patch`) and walks on, until the
-  log is recovered or its owner gives up everything behind the good part (`cut`). Without an owner
-  that can do that (`recover_frames`) it is StoreDamaged.
+  log is recovered or its owner gives up everything behind the good part (`cut`).
 - at or above it: a tail that was written, never synced and therefore never acknowledged. Pages
   reach the disk in any order, so good frames may stand behind the hole: all of it is truncated.
 The hint is the CommitLog's durable mark, exact after a kill; see store.checkpoint. If the mark

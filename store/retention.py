@@ -1,4 +1,4 @@
-"""Retention: decides which segments to delete. Pure; MessageStore carries it out.
+"""Retention: decides which segments to delete. Pure; store.expiry asks it.
 
 Following Apache's broker: segments older than `reserved_hours` are deleted in the hours
 `delete_when`, or at any time once the disk is fuller than `disk_ratio_max`. Above

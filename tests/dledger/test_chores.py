@@ -22,7 +22,7 @@ class World:
         self.fails = False
         note = self.note
         core = SimpleNamespace(
-            node_id="n0", voters=(), next_deadline_ms=2_000.0, patience=1, tick=note("core")
+            node_id="n0", voters=(), next_deadline_ms=2_000.0, back_off=1, tick=note("core")
         )
         self.log = SimpleNamespace(
             wants_next_segment=False, commitlog=SimpleNamespace(prepare_next=self.prepare)

@@ -1,6 +1,10 @@
-"""A hook of mkdocs: a page that mkdocs.yml's `nav` does not name stands under "More".
+"""Hooks of mkdocs, for the navigation and for diagrams.
 
-So whoever writes a page need not know of the navigation, and nobody misses the page.
+A page that mkdocs.yml's `nav` does not name stands under "More": whoever writes a page need not know
+of the navigation, and nobody misses the page.
+
+A page with diagrams loads docs/javascripts/mermaid.tiny.js (MIT; npm's @mermaid-js/tiny 11.17.2, as
+published). Without it the theme would load Mermaid from the network.
 """
 
 from __future__ import annotations
@@ -10,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
+
+MERMAID = "javascripts/mermaid.tiny.js"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -21,6 +29,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         if left:
             config.nav.append({"More": left})
     return config
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Called by mkdocs with each page's HTML; returns what is written."""
+    if 'class="mermaid"' not in output:
+        return output
+    script = f'<script src="{get_relative_url(MERMAID, page.url)}"></script></head>'
+    return output.replace("</head>", script, 1)
 
 
 def named(nav: Any) -> Iterator[str]:

@@ -71,6 +71,17 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text()), sheet
 
 
+def test_pages_with_diagrams_load_what_draws_them_from_the_site(site: Path) -> None:
+    script = "javascripts/mermaid.tiny.js"
+    assert (
+        (site / script)
+        .read_text()
+        .endswith('globalThis.__esbuild_esm_mermaid_nm["mermaid"].default;\n')
+    )
+    assert f'<script src="{script}"></script>' in (site / "architecture.html").read_text()
+    assert script not in (site / "index.html").read_text()
+
+
 def test_a_search_finds_the_pages(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
     assert "Where we depart from the Raft paper" in index

@@ -1,7 +1,7 @@
 """Hooks of mkdocs, for the navigation and for diagrams.
 
-A page that mkdocs.yml's `nav` does not name stands under "More": whoever writes a page need not know
-of the navigation, and nobody misses the page.
+A page that mkdocs.yml's `nav` does not name stands under "More": its author need not know of the
+navigation, and nobody misses the page.
 
 A page with diagrams loads docs/javascripts/mermaid.tiny.js (MIT; npm's @mermaid-js/tiny 11.17.2, as
 published). Without it the theme would load Mermaid from the network.

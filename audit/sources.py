@@ -111,18 +111,18 @@ class QueueFiles(InputPartition):  # type: ignore[misc]  # pyspark is untyped he
     files: list[QueueFile]
 
 
-class _StoreReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """The base of the readers: the stores and how their segments are split."""
+class Stores:
+    """The stores that a source reads, and how their segments are split."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.stores = _stores(options)
+        self.directories = _stores(options)
         self.split_bytes = int(options.get("splitBytes", SPLIT_BYTES))
         if self.split_bytes < SPLIT_BYTES_MIN:
             raise ValueError(f"splitBytes must be at least {SPLIT_BYTES_MIN}")
 
     def partitions(self) -> list[InputPartition]:
         found: list[InputPartition] = []
-        for store, directory in self.stores.items():
+        for store, directory in self.directories.items():
             for segment in segments(directory):
                 for start in range(segment.base, segment.end, self.split_bytes):
                     end = min(start + self.split_bytes, segment.end)
@@ -130,11 +130,11 @@ class _StoreReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untype
         return found
 
 
-class RecordReader(_StoreReader):
+class RecordReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
     """Reads records, optionally of one topic, with or without bodies."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
+        self.partitions = Stores(options).partitions
         self.topic = options.get("topic")
         self.body = _flag(options, "body", True)
         until = options.get("until")
@@ -156,8 +156,11 @@ class RecordReader(_StoreReader):
         )
 
 
-class LogReader(_StoreReader):
+class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
     """Reads every item of the log."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.partitions = Stores(options).partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SegmentRange):
@@ -168,18 +171,21 @@ class LogReader(_StoreReader):
         yield from log_batches(data, base, start, end, partition.store)
 
 
-class QueueReader(_StoreReader):
+class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
     """Reads ConsumeQueue units; a partition is about `splitBytes` of files."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.stores = Stores(options)
 
     def partitions(self) -> list[InputPartition]:
         found: list[InputPartition] = []
-        for store, directory in self.stores.items():
+        for store, directory in self.stores.directories.items():
             files: list[QueueFile] = []
             size_bytes = 0
             for file in queue_files(directory):
                 files.append(file)
                 size_bytes += file.size_bytes
-                if size_bytes >= self.split_bytes:
+                if size_bytes >= self.stores.split_bytes:
                     found.append(QueueFiles(store, files))
                     files, size_bytes = [], 0
             if files:
@@ -206,7 +212,7 @@ class QueueReader(_StoreReader):
             yield pa.RecordBatch.from_arrays(columns, schema=UNIT_SCHEMA)
 
 
-class BlockReader(_StoreReader):
+class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
     """Reads block hashes.
 
     `limits` {store: position}: how far each store is read; `skipped` {store: [[from, to], …]}:
@@ -214,7 +220,7 @@ class BlockReader(_StoreReader):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
+        self.partitions = Stores(options).partitions
         self.limits: dict[str, int] = orjson.loads(options["limits"])
         self.skipped: dict[str, list[tuple[int, int]]] = orjson.loads(options["skipped"])
         self.cuts: list[int] = orjson.loads(options["cuts"])

@@ -27,7 +27,7 @@ from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.run.observer import Observer, Watched
 from raftmq.chaos.workloads.consumers import drain, join_group
-from raftmq.chaos.workloads.log import Consumption, Item, KeyedSender, Tally
+from raftmq.chaos.workloads.log import Commits, Consumption, Item, KeyedSender, Tally
 
 TOPIC = "Flights"
 GROUP = "flight-consumers"
@@ -140,13 +140,13 @@ async def _run(
 ) -> tuple[Tally, bool]:
     namesrv = cluster.state().namesrv
     watched = Watched(TOPIC, GROUP, QUEUES)
-    consumption = Consumption(history)
+    consumption, commits = Consumption(history), Commits(history)
     milestones = Milestones()
     async with AsyncExitStack() as stack:
         async with Admin(namesrv) as admin:
             await admin.topic.create(TOPIC, QUEUES)
         names = ["consumer-0", "consumer-1"]
-        await join_group(stack, namesrv, watched, names, consumption, JOIN_TIMEOUT_S)
+        await join_group(stack, namesrv, watched, names, consumption, commits, JOIN_TIMEOUT_S)
         observer = await stack.enter_async_context(Observer(cluster, history, (watched,)))
         producer = await stack.enter_async_context(Producer("flight-producers", namesrv))
         sender = KeyedSender(

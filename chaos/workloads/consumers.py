@@ -11,7 +11,7 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.credentials import signing
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.run.observer import Observer, Watched
-from raftmq.chaos.workloads.log import Consumption
+from raftmq.chaos.workloads.log import Commits, Consumption
 from raftmq.client import (
     Admin,
     CacheLimits,
@@ -22,6 +22,7 @@ from raftmq.client import (
     PullConfig,
     PushConsumer,
 )
+from raftmq.client.listen import Listener
 
 COMMIT_INTERVAL_MS = 500
 CONSUME_BATCH = 256
@@ -54,14 +55,15 @@ class ConsumerGroup:
         group: str,
         *,
         orderly: bool = False,
-        consumption: Consumption | None = None,
+        listener: Callable[[str], Listener] | None = None,
         config: ConsumerConfig | None = None,
         kind: type[PushConsumer] = PushConsumer,
     ) -> None:
-        """`consumption` has the listeners; `config` and `kind` are the consumers'."""
+        """`listener` makes a consumer's, by name; `config` and `kind` are the consumers'."""
         self.topic = topic
         self.group = group
-        self.consumption = consumption or Consumption(history, group, orderly=orderly)
+        self._listener = listener or Consumption(history, group, orderly=orderly).listener
+        self._commits = Commits(history)
         self._namesrv = namesrv
         self._history = history
         self._config = config or consumer_config(orderly=orderly)
@@ -82,14 +84,13 @@ class ConsumerGroup:
     async def join(self, name: str) -> None:
         """Let a consumer with that new name join. Does not wait for any server."""
         assert name not in self._members, f"{name} is in already"
-        seen = self.consumption
         consumer = self._kind(
             self.group,
             self._namesrv,
-            seen.listener(name),
+            self._listener(name),
             config=self._config,
-            on_commit=seen.committer(name, self.group),
-            on_committing=seen.committing(name, self.group),
+            on_commit=self._commits.committer(name, self.group),
+            on_committing=self._commits.committing(name, self.group),
         )
         consumer.subscribe(self.topic)
         self._note("join", name)
@@ -183,6 +184,7 @@ async def join_group(
     watched: Watched,
     names: Sequence[str],
     consumption: Consumption,
+    commits: Commits,
     timeout_s: float,
 ) -> list[PushConsumer]:
     """Start one consumer per name; return once the topic's queues are shared out among them.
@@ -198,8 +200,8 @@ async def join_group(
             consumption.listener(name),
             config=config,
             instance_config=signing(),
-            on_commit=consumption.committer(name, watched.group),
-            on_committing=consumption.committing(name, watched.group),
+            on_commit=commits.committer(name, watched.group),
+            on_committing=commits.committing(name, watched.group),
         )
         consumer.subscribe(watched.topic)
         consumers.append(await stack.enter_async_context(consumer))

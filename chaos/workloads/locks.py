@@ -29,11 +29,12 @@ LONG_WORK_MS = 400.0
 LONG_SHARE = 0.01
 
 
-class Work(Consumption):
+class Work:
     """Consumption that takes time, with each piece of work recorded."""
 
     def __init__(self, history: HistoryWriter, group: str, rng: random.Random) -> None:
-        super().__init__(history, group, orderly=True)
+        self._consumption = Consumption(history, group, orderly=True)
+        self._history = history
         self._group = group
         self._rng = rng
 
@@ -43,7 +44,7 @@ class Work(Consumption):
             done = False
             try:
                 await asyncio.sleep(self._pause_s())
-                self.accept(process, messages)
+                self._consumption.accept(process, messages)
                 done = True
             finally:
                 self._worked(process, messages, began_ns, done)
@@ -85,6 +86,6 @@ class LocksWorkload(GroupWorkload):
         work = Work(env.history, config.group, random.Random(env.rng.random()))
         return ConsumerGroup(
             env.namesrv, env.history, config.topic, config.group,
-            consumption=work,
+            listener=work.listener,
             config=replace(base, pull=replace(base.pull, consume_batch_size=BATCH)),
         )  # fmt: skip

@@ -332,7 +332,7 @@ class KeyedSender:
 
 
 class Consumption:
-    """Records and counts, by position, what a group's consumers accepted and committed.
+    """Records and counts, by position, what a group's consumers accepted.
 
     `orderly`: the consumers promise the order of each queue, and checks hold them to it.
     """
@@ -344,7 +344,6 @@ class Consumption:
         if orderly:
             self._more["orderly"] = True
         self._seen: dict[tuple[str, int], OffsetCounts] = defaultdict(OffsetCounts)
-        self._commits: dict[tuple[str, MessageQueue, int], int] = {}  # unanswered → op
 
     @property
     def distinct(self) -> int:
@@ -381,14 +380,22 @@ class Consumption:
             counts.add(offset)
         self.deliveries += len(offsets)
 
+
+class Commits:
+    """Records what a group's consumers committed, each request and each answer."""
+
+    def __init__(self, history: HistoryWriter) -> None:
+        self._history = history
+        self._open: dict[tuple[str, MessageQueue, int], int] = {}  # unanswered → op
+
     def committing(self, process: str, group: str) -> Callable[[MessageQueue, int], None]:
         """Return a PushConsumer's `on_committing` for the consumer called `process`."""
 
         def begin(queue: MessageQueue, offset: int) -> None:
             op = self._history.next_op()
-            self._commits[process, queue, offset] = op
-            if len(self._commits) > COMMITS_OPEN_MAX:
-                del self._commits[next(iter(self._commits))]
+            self._open[process, queue, offset] = op
+            if len(self._open) > COMMITS_OPEN_MAX:
+                del self._open[next(iter(self._open))]
             self._commit("invoke", process, group, op, queue, offset)
 
         return begin
@@ -397,7 +404,7 @@ class Consumption:
         """Return a PushConsumer's `on_commit` for the consumer called `process`."""
 
         def committed(queue: MessageQueue, offset: int) -> None:
-            op = self._commits.pop((process, queue, offset), None) or self._history.next_op()
+            op = self._open.pop((process, queue, offset), None) or self._history.next_op()
             self._commit("ok", process, group, op, queue, offset)
 
         return committed

@@ -22,7 +22,7 @@ from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks
 from raftmq.chaos.workloads.consumers import POLL_S, ConsumerGroup, drain_group
-from raftmq.chaos.workloads.log import NS_PER_S, Consumption
+from raftmq.chaos.workloads.log import NS_PER_S
 from raftmq.chaos.workloads.messages import all_queues
 from raftmq.client import (
     Admin,
@@ -109,7 +109,7 @@ class Paced:
             await self._work(number)
 
 
-class Deliveries(Consumption):
+class Deliveries:
     """The deliveries to a group's consumers, written as `deliver`. `refuses(id, times)`: the
     listener gives this one back. `news` is called with the id of each that was accepted."""
 
@@ -121,7 +121,7 @@ class Deliveries(Consumption):
         news: Callable[[str], None],
         refuses: Callable[[str, int], bool] = lambda name, times: False,
     ) -> None:
-        super().__init__(history, group)
+        self._history = history
         self._work = work
         self._group = group
         self._news = news
@@ -150,7 +150,6 @@ class Deliveries(Consumption):
 
     def _write(self, process: str, message: MessageExt, times: int, accepted: bool) -> None:
         topic, broker, queue = real_queue(message, self._group)
-        self.deliveries += 1
         self._history.event(
             "ok",
             "deliver",
@@ -279,7 +278,9 @@ class PostedWorkload(ABC):
         """Make the consumers."""
         config, env = self.config, self.env
         seen = Deliveries(env.history, self.name, config.group, self._news)
-        return ConsumerGroup(env.namesrv, env.history, config.topic, config.group, consumption=seen)
+        return ConsumerGroup(
+            env.namesrv, env.history, config.topic, config.group, listener=seen.listener
+        )
 
     async def _evidence(self, deadline_s: float) -> None:
         """Record what the broker's own topics say."""

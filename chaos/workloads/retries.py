@@ -88,7 +88,7 @@ class RetriesWorkload(PostedWorkload):
         group = f"{config.group}-dead"
         topic = DLQ_PREFIX + config.group
         seen = Deliveries(env.history, self.name, group, self._news)
-        dead = ConsumerGroup(env.namesrv, env.history, topic, group, consumption=seen)
+        dead = ConsumerGroup(env.namesrv, env.history, topic, group, listener=seen.listener)
         await stack.enter_async_context(dead)
         await dead.join(f"{config.name}-undertaker")
         await super().start(stack)
@@ -106,7 +106,7 @@ class RetriesWorkload(PostedWorkload):
 
         return ConsumerGroup(
             env.namesrv, env.history, config.topic, config.group,
-            consumption=seen, config=retries_config(), kind=Recorded,
+            listener=seen.listener, config=retries_config(), kind=Recorded,
         )  # fmt: skip
 
     def _fails(self, name: str, times: int) -> bool:

@@ -18,6 +18,7 @@ from raftmq.chaos.history.files import HistoryWriter, read_history
 from raftmq.chaos.workloads import log
 from raftmq.chaos.workloads.log import (
     BACKLOG_PER_WINDOW,
+    Commits,
     Consumption,
     Item,
     KeyedSender,
@@ -308,9 +309,10 @@ def test_consumption_is_written_and_counted_by_position(writer: HistoryWriter) -
     listen = consumption.listener("consumer-0")
     listen([message(1, 5), message(1, 6)])
     listen([message(1, 6)])
-    consumption.committing("consumer-0", "G")(QUEUES[1], 7)
-    consumption.committing("consumer-0", "G")(QUEUES[2], 3)
-    consumption.committer("consumer-0", "G")(QUEUES[1], 7)
+    commits = Commits(writer)
+    commits.committing("consumer-0", "G")(QUEUES[1], 7)
+    commits.committing("consumer-0", "G")(QUEUES[2], 3)
+    commits.committer("consumer-0", "G")(QUEUES[1], 7)
     writer.flush()
     history = read_history(writer.path)
     assert (consumption.distinct, consumption.deliveries) == (2, 3)
@@ -327,10 +329,10 @@ def test_unanswered_commits_are_bounded(
     writer: HistoryWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "COMMITS_OPEN_MAX", 3)
-    consumption = Consumption(writer, "G")
+    commits = Commits(writer)
     for offset in range(5):
-        consumption.committing("consumer-0", "G")(QUEUES[1], offset)
-    assert [offset for _, _, offset in consumption._commits] == [2, 3, 4]
-    consumption.committer("consumer-0", "G")(QUEUES[1], 0)  # forgotten: the answer stands alone
+        commits.committing("consumer-0", "G")(QUEUES[1], offset)
+    assert [offset for _, _, offset in commits._open] == [2, 3, 4]
+    commits.committer("consumer-0", "G")(QUEUES[1], 0)  # forgotten: the answer stands alone
     writer.flush()
     assert read_history(writer.path).commits[0].offset == 0

@@ -119,15 +119,20 @@ class StandInAdmin:
     """Offsets by queue; a queue that is not there is one nobody answers for."""
 
     def __init__(self, ends: dict[int, int], committed: dict[int, int]) -> None:
-        self.ends, self.committed = ends, committed
+        self.offset = StandInOffsets(ends, committed)
 
-    async def max_offset(self, of: MessageQueue) -> int:
-        if of.queue_id not in self.ends:
+
+class StandInOffsets:
+    def __init__(self, ends: dict[int, int], committed: dict[int, int]) -> None:
+        self._ends, self._committed = ends, committed
+
+    async def max(self, of: MessageQueue) -> int:
+        if of.queue_id not in self._ends:
             raise BrokerUnreachable("silence")
-        return self.ends[of.queue_id]
+        return self._ends[of.queue_id]
 
-    async def consumer_offset(self, group: str, of: MessageQueue) -> int | None:
-        return self.committed.get(of.queue_id)
+    async def committed(self, group: str, of: MessageQueue) -> int | None:
+        return self._committed.get(of.queue_id)
 
 
 @pytest.mark.parametrize(

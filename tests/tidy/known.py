@@ -125,8 +125,6 @@ LATE_ATTRIBUTES: set[str] = {
     "broker/broker.py::Broker.server",
     "broker/broker.py::Broker.timers",
     "broker/broker.py::Broker.transactions",
-    # chaos
-    "chaos/cluster/docker.py::_Unix.sock",
 }
 
 # Functions that are set as an attribute of another object.

@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.context import Context
 from raftmq.broker.errors import EngineError
 from raftmq.broker.housekeeping import Chore
-from raftmq.broker.tables.acltable import delete_account, put_account, put_white_addresses, seed
+from raftmq.broker.tables.acltable import (
+    AclTable,
+    delete_account,
+    put_account,
+    put_white_addresses,
+    seed,
+)
 from raftmq.broker.tables.state import several
 from raftmq.remoting.acl import Accounts, AclError
 from raftmq.remoting.aclfile import AccountFile
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 LOG = logging.getLogger("raftmq.broker.acl")
 
@@ -32,50 +36,49 @@ WATCH_MS = 1_000  # between two looks at a classic broker's file
 SEED_MS = 500  # between two attempts of a leader to put the file's accounts into the log
 
 
+def load_account_file(config: BrokerConfig, table: AclTable) -> AccountFile:
+    """Read the file of accounts at the start, when the tables are loaded. Blocking. Raises
+    EngineError."""
+    file = AccountFile(config.acl_file)
+    if not config.acl_enable:
+        return file
+    if not file.exists and not config.is_classic:
+        if table.accounts is not None or config.raft_join:
+            LOG.info("acl_file_missing path=%s: the group has its accounts", file.path)
+            return file
+    try:
+        file.read()
+    except AclError as error:
+        raise EngineError(f"aclEnable=true: aclFile={error}") from error
+    return file
+
+
 class AccountBook:
-    """The accounts of a broker with aclEnable; one per broker. `on_change()` is called when other
-    accounts come into force."""
+    """The accounts of a broker with aclEnable; one per broker."""
 
-    def __init__(self, broker: Broker, on_change: Callable[[], None]) -> None:
-        self._broker = broker
-        self._config = broker.config
-        self._on_change = on_change
-        self._file = AccountFile(broker.config.acl_file)
-        self._wins = broker.config.acl_file_wins
+    def __init__(self, context: Context, file: AccountFile) -> None:
+        self._context = context
+        self._config = context.config
+        self._table = context.state.acl
+        self._file = file
+        self._wins = context.config.acl_file_wins
+        self._seen = self.current()
         self._changing = asyncio.Lock()  # one change at a time: each builds on the last one
-
-    def use_log(
-        self,
-        propose: Callable[[bytes], Awaitable[int]],
-        propose_then: Callable[[bytes, Callable[[Exception | None], None]], None],
-        barrier: Callable[[], Awaitable[None]],
-    ) -> None:
-        """Set the way changes are made in Raft mode: `propose` returns once a command is committed
-        and applied here, `barrier` once this replica certainly leads."""
-        self._propose, self._propose_then, self._barrier = propose, propose_then, barrier
 
     @property
     def path(self) -> str:
         return str(self._file.path)
 
     def current(self) -> Accounts:
-        """Return the accounts in force."""
-        table = self._broker.state.acl
-        if self._config.is_classic or table.accounts is None:
+        """Return the accounts in force: another object after each change."""
+        if self._config.is_classic or self._table.accounts is None:
             return self._file.accounts
-        return table.accounts
+        return self._table.accounts
 
-    def load(self) -> None:
-        """Read the file at the start, when the tables are loaded. Blocking. Raises EngineError."""
-        config, table = self._config, self._broker.state.acl
-        if not self._file.exists and not config.is_classic:
-            if table.accounts is not None or config.raft_join:
-                LOG.info("acl_file_missing path=%s: the group has its accounts", self._file.path)
-                return
-        try:
-            self._file.read()
-        except AclError as error:
-            raise EngineError(f"aclEnable=true: aclFile={error}") from error
+    def changed(self) -> bool:
+        """Return whether other accounts came into force since this was asked last."""
+        before, self._seen = self._seen, self.current()
+        return self._seen is not before
 
     def chores(self) -> list[Chore]:
         if self._config.is_classic:
@@ -92,18 +95,18 @@ class AccountBook:
                 await self._rewrite(changed)
             else:
                 await self._replicate(changed)
-        self._on_change()
 
     async def _replicate(self, changed: Callable[[Accounts], Accounts]) -> None:
-        broker = self._broker
-        await self._barrier()  # only a replica that certainly leads knows the current accounts
+        await (
+            self._context.log.barrier()
+        )  # only a replica that certainly leads knows the current accounts
         before = self.current()
         after = changed(before)
-        if after is before and broker.state.acl.accounts is not None:
+        if after is before and self._table.accounts is not None:
             return
-        commands = [] if broker.state.acl.accounts is not None else [seed(before)]
+        commands = [] if self._table.accounts is not None else [seed(before)]
         commands += difference(before, after)
-        await self._propose(several(commands))
+        await self._context.log.propose(several(commands))
 
     async def _rewrite(self, changed: Callable[[Accounts], Accounts]) -> None:
         loop = asyncio.get_running_loop()
@@ -113,11 +116,9 @@ class AccountBook:
 
     def seed_if_needed(self) -> None:
         """Put the file's accounts into the log if needed; a chore of a leader in Raft mode."""
-        broker = self._broker
-        table = broker.state.acl
-        if not broker.roles.leading or self._changing.locked():
+        if not self._context.roles.leading or self._changing.locked():
             return
-        if table.accounts is not None and not self._wins:
+        if self._table.accounts is not None and not self._wins:
             return
         if not self._file.exists:
             return
@@ -129,17 +130,13 @@ class AccountBook:
                 LOG.info("acl_not_seeded: %s", error)
             else:
                 LOG.warning("acl_seeded path=%s forced=%s", self._file.path, force)
-                self._on_change()
 
-        self._propose_then(seed(self._file.accounts, force=force), done)
+        self._context.log.propose_then(seed(self._file.accounts, force=force), done)
 
     async def _look_at_file(self) -> None:
         async with self._changing:
-            before = self._file.accounts
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, self._file.read_if_changed)
-        if self._file.accounts is not before:
-            self._on_change()
 
 
 def difference(before: Accounts, after: Accounts) -> list[bytes]:

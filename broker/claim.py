@@ -13,8 +13,8 @@ import logging
 import socket
 
 from raftmq.broker.config import BrokerConfig
+from raftmq.broker.construction import web_settings
 from raftmq.broker.errors import EngineError
-from raftmq.broker.http.api import web_settings
 from raftmq.broker.tables.installation import RAFT_DIRECTORY
 from raftmq.remoting.boundport import BoundPort
 from raftmq.store.disk import OsDisk
@@ -53,6 +53,7 @@ class Claim:
         self._replicates = replicates
         self._ports: dict[str, BoundPort] = {}
         self.port = config.listen_port  # for listenPort=0 the port taken
+        self.http_port = 0  # and where HTTP listens, if it does
 
     def take(self) -> None:
         """Claim lock, identity and ports. Raises StoreInUse, WrongIdentity, EngineError, OSError;
@@ -74,6 +75,7 @@ class Claim:
             web = web_settings(config, self.port)
             where = f"httpBindAddress={web.bind_address} httpPort={web.port}"
             self._bind("http", where, web.bind_address.strip("[]"), web.port)
+            self.http_port = self._ports["http"].port
         if self._replicates:
             self._bind_replication()
         if not known:

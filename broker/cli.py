@@ -16,16 +16,17 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 import uvloop
 
 from raftmq import __version__
 from raftmq.broker.backup.cli import backup, restore, verify
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import Broker, open_broker
 from raftmq.broker.claim import described
 from raftmq.broker.config import OPTIONS, BrokerConfig, Loaded, load
 from raftmq.broker.errors import ConfigError, EngineError, StateError
@@ -46,6 +47,8 @@ from raftmq.store.ownership import StoreInUse, StoreLock, lock_store
 from raftmq.web.auth import WebConfigError
 
 log = logging.getLogger("raftmq.broker.cli")
+
+T = TypeVar("T")
 
 # The hot path makes tuples, not cycles: collecting young objects every 700 of them, the default,
 # costs a leader several percent and frees nothing that reference counts would not.
@@ -217,64 +220,77 @@ async def run(
     try:
         status = None
         while status is None:
-            broker = Broker(config, machine.disk, lock=lock, wall_ms=machine.wall_ms)
-            broker.http.faults = machine.faults
-            status = await _run_one(broker, stopping, where)
+            status = await _run_one(config, machine, lock, stopping, where)
     finally:
         stopping.cancel()
     return status
 
 
 async def _run_one(
-    broker: Broker, stopping: asyncio.Future[Any], where: dict[str, object]
+    config: BrokerConfig,
+    machine: Machine,
+    lock: StoreLock,
+    stopping: asyncio.Future[Any],
+    where: dict[str, object],
 ) -> int | None:
     """Run until the broker ends. Returns the exit status; None if a new broker is to start in its
     place."""
-    loop, config = asyncio.get_running_loop(), broker.config
-    where["term"] = lambda: broker.roles.term
-    loop.set_exception_handler(lambda _, context: _on_exception(broker, context))
+    loop = asyncio.get_running_loop()
+    opening = open_broker(
+        config, machine.disk, lock=lock, wall_ms=machine.wall_ms, faults=machine.faults
+    )
+    broker = None
     try:
-        if not await _started(broker, stopping):
+        broker = await _unless(stopping, opening)
+        if broker is not None:
+            where["term"] = lambda roles=broker.roles: roles.term
+            loop.set_exception_handler(partial(_on_exception, broker))
+            started = await _unless(stopping, _started(broker))
+        if broker is None or started is None:
             log.info("stopping reason=signal, before the start was through")
-            await broker.stop()
+            if broker is not None:
+                await broker.stop()
             return 0
     except START_ERRORS as error:
         log.critical("start_failed %s: %s", type(error).__name__, error)
         click.echo(f"mqbroker: cannot start: {error}", err=True)
-        await broker.stop()
+        if broker is not None:
+            await broker.stop()
         return 2 if isinstance(error, WRONG) else 1
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     click.echo(f"mqbroker {config.broker_name}/{config.node_name} listens on {broker.address}")
     sys.stdout.flush()
-    assert broker.failed is not None
-    asked = asyncio.ensure_future(broker.stop_wanted.wait())
+    wanted = broker.life.stop_wanted
+    asked = asyncio.ensure_future(wanted.wait())
     ends: list[asyncio.Future[Any]] = [stopping, broker.failed, asked]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     reason = broker.failed.result() if broker.failed.done() else ""
     log.info("stopping reason=%s", reason or ("asked" if asked.done() else "signal"))
     asked.cancel()
     await broker.stop()
-    if broker.begins_anew and not stopping.done() and not broker.stop_wanted.is_set():
+    if broker.begins_anew and not stopping.done() and not wanted.is_set():
         return None
     if reason:
         click.echo(f"mqbroker: failed: {reason}", err=True)
     return 1 if reason else 0
 
 
-async def _started(broker: Broker, stopping: asyncio.Future[Any]) -> bool:
-    """Start the broker; return False if a signal came first. A start with a damaged log may wait
-    long for its peers."""
-    starting = asyncio.ensure_future(broker.start())
-    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait([starting])
-    if starting.cancelled():
-        return False
-    starting.result()
+async def _started(broker: Broker) -> bool:
+    await broker.start()
     return True
+
+
+async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of `work`; None if a signal came first, and `work` was given up. A start
+    with a damaged log may wait long for its peers."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+    return None if task.cancelled() else task.result()
 
 
 def _on_exception(broker: Broker, context: dict[str, object]) -> None:

@@ -204,15 +204,17 @@ class ClientTable:
             if self._count >= self._clients_max:
                 raise Refused(
                     ResponseCode.SYSTEM_BUSY,
-                    f"[BUSY] {self._clients_max} clients are known already",
+                    f"{self._clients_max} clients are known already",
+                    tag="BUSY",
                 )
             if len(self._by_connection.get(member.connection, ())) >= (
                 MEMBERSHIPS_PER_CONNECTION_MAX
             ):
                 raise Refused(
                     ResponseCode.SYSTEM_BUSY,
-                    f"[BUSY] {MEMBERSHIPS_PER_CONNECTION_MAX} clients and groups are known of this "
+                    f"{MEMBERSHIPS_PER_CONNECTION_MAX} clients and groups are known of this "
                     "connection already",
+                    tag="BUSY",
                 )
             self._count += 1
         elif not self._may_replace(old.connection, member.connection):

@@ -12,6 +12,9 @@ from raftmq.store.frame import HEADER_SIZE_BYTES
 from raftmq.store.indexfile import IndexLimits
 from raftmq.store.record import BLANK_SIZE_BYTES
 from raftmq.store.retention import RetentionPolicy
+from raftmq.web.auth import WebSettings
+
+HTTP_PORT_ABOVE = 4  # the default httpPort is so much above listenPort
 
 
 def store_config(config: BrokerConfig) -> StoreConfig:
@@ -62,3 +65,17 @@ def template_topic(config: BrokerConfig) -> TopicConfig | None:
         return None
     count = config.default_topic_queue_nums
     return TopicConfig(DEFAULT_TOPIC, count, count, config.broker_permission | 1)
+
+
+def web_settings(config: BrokerConfig, listen_port: int) -> WebSettings:
+    """Return the web server's settings. `listen_port`: where the broker really listens."""
+    port = config.http_port
+    if port < 0:
+        port = config.listen_port and listen_port + HTTP_PORT_ABOVE
+    return WebSettings(
+        enabled=config.http_enable,
+        bind_address=config.http_bind_address,
+        port=port,
+        advertised=config.http_advertised_address,
+        tokens_file=config.http_tokens_file,
+    )

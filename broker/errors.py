@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 from raftmq.ops.options import ConfigError
+from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
 
-__all__ = ["ConfigError", "EngineError", "OutcomeUnknown", "Refused", "StateError"]
+__all__ = [
+    "ConditionUnmet",
+    "ConfigError",
+    "EngineError",
+    "OutcomeUnknown",
+    "Refused",
+    "StateError",
+    "not_leader",
+]
 
-UNKNOWN_PREFIX = "[OUTCOME_UNKNOWN]"  # starts a remark; clients know it
+NOT_LEADER = "NOT_LEADER"
+UNKNOWN = "OUTCOME_UNKNOWN"
 
 
 class Refused(RemotingError):
-    """A request that is definitely not carried out; `code` and the text go to the requester."""
+    """A request that is definitely not carried out; `code` and the text go to the requester.
 
-    def __init__(self, code: int, remark: str, *, retriable: bool = False) -> None:
-        super().__init__(remark, code=code)
-        self.remark = remark
+    `tag`: a word for programs, such as BUSY. The remark begins with it, in brackets."""
+
+    def __init__(self, code: int, words: str, *, tag: str = "", retriable: bool = False) -> None:
+        self.tag = tag
+        self.remark = f"[{tag}] {words}" if tag else words
         self.retriable = retriable
+        super().__init__(self.remark, code=code)
+
+
+class ConditionUnmet(Refused):
+    """A conditional change that was not made: the resource has another `version`; None: there is no
+    such resource."""
+
+    def __init__(self, version: str | None) -> None:
+        has = "there is no such resource" if version is None else f"its version is {version}"
+        super().__init__(ResponseCode.SYSTEM_ERROR, has)
+        self.version = version
 
 
 class OutcomeUnknown(RemotingError):
     """A change that was put into the log and may or may not be committed."""
 
     retriable = True
+    tag = UNKNOWN
 
-    def __init__(self, remark: str) -> None:
-        super().__init__(f"{UNKNOWN_PREFIX} {remark}", outcome_unknown=True)
+    def __init__(self, words: str) -> None:
+        self.remark = f"[{UNKNOWN}] {words}"
+        super().__init__(self.remark, outcome_unknown=True)
 
 
 class StateError(Exception):
@@ -34,3 +59,7 @@ class StateError(Exception):
 
 class EngineError(Exception):
     """The configured replication engine cannot be used."""
+
+
+def not_leader(words: str = "this replica is not the leader") -> Refused:
+    return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, words, tag=NOT_LEADER)

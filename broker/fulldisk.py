@@ -10,16 +10,14 @@ again. A replica that is short of room tells its group so, and is not made leade
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
+from raftmq.broker.context import Context
 from raftmq.broker.diskroom import DiskRoom
 from raftmq.broker.errors import Refused
 from raftmq.broker.housekeeping import Chore
-from raftmq.broker.replication.engine import RaftEngine
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.service import RoleChange, Service
 from raftmq.dledger.errors import RaftError
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 log = logging.getLogger("raftmq.broker.disk")
 
@@ -29,60 +27,79 @@ BY = "full disk"  # the initiator named in the transfer's event
 
 
 class FullDisk:
-    """Watches the disk with its chores and keeps in `broker.sends.disk_full` why sends are refused.
-    One per broker."""
+    """Watches the disk with its chores and keeps in `sends.disk_full` why sends are refused. One
+    per broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, sends: SendPath) -> None:
+        self._context = context
+        self._sends = sends
+        self._told = ("ok", "")
         self.room = DiskRoom()
 
-    def chores(self) -> list[Chore]:
-        return [
-            Chore("disk_usage", LOOK_MS, self.look),
-            Chore("full_disk", TICK_MS, self.tick),
-        ]
+    def service(self) -> Service:
+        return Service(
+            chores=[
+                Chore("disk_usage", LOOK_MS, self.look),
+                Chore("full_disk", TICK_MS, self.tick),
+            ],
+            role_changed=self._role_changed,
+        )
 
     def look(self) -> None:
         """Look at how full the disk is. Raises OSError."""
-        broker, room = self._broker, self.room
-        config, was_full = broker.config, room.full
+        config, room = self._context.config, self.room
+        was_full = room.full
         room.look(
-            broker.disk.usage(),
+            self._context.disk.usage(),
             config.disk_space_warning_level_ratio,
             config.disk_space_warning_free_bytes,
         )
         if room.full != was_full:
             log.warning("disk_full=%s percent=%d", room.full, room.percent)
-        if isinstance(broker.engine, RaftEngine):
-            broker.engine.room_is(not room.short)
+        if self._context.log.raft is not None:
+            self._context.log.raft.room_is(not room.short)
         self.tick()
-        broker.http.look_at_disk()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Publish a change of the disk's state."""
+        state, reason = disk_state(self._context.log.status(), self._sends.disk_full)
+        if state != self._told[0]:
+            detail = {"state": state, "was": self._told[0], "reason": reason}
+            self._context.events.tell("diskState", detail)
+        self._told = (state, reason)
 
     def tick(self) -> None:
         """Decide whether sends are refused, and whether another replica should lead."""
-        broker, room = self._broker, self.room
-        hoped = False
-        if isinstance(broker.engine, RaftEngine):
-            target = broker.engine.successor_with_room(room.full and broker.roles.leading)
-            hoped = broker.engine.hopes_for_room
+        room, sends, engine = self.room, self._sends, self._context.log.raft
+        leading, hoped = self._context.roles.leading, False
+        if engine is not None:
+            target = engine.successor_with_room(room.full and leading)
+            hoped = engine.hopes_for_room
             if target is not None:
                 self._hand_over(target)
         refused = room.full and not hoped
-        if broker.roles.leading and refused != bool(broker.sends.disk_full):
+        if leading and refused != bool(sends.disk_full):
             log.warning("sends_refused=%s disk_percent=%d", refused, room.percent)
         text = f"the disk is {room.percent} percent full; the message was not stored"
-        broker.sends.disk_full = text if refused else ""
+        sends.disk_full = text if refused else ""
 
-    def leads_now(self) -> None:
+    def _role_changed(self, change: RoleChange) -> None:
         """Take sends after becoming leader; the next tick finds out whether others have room."""
-        if isinstance(self._broker.engine, RaftEngine):
-            self._broker.sends.disk_full = ""
+        if change.began and self._context.log.raft is not None:
+            self._sends.disk_full = ""
 
     def _hand_over(self, target: str) -> None:
         try:
-            self._broker.hand_over(target)
+            self._context.log.hand_over(target)
         except (Refused, RaftError) as error:  # state just changed: the next tick looks again
             log.info("full_disk_waits name=%s: %s", target, error)
             return
         log.warning("full_disk_hands_over name=%s percent=%d", target, self.room.percent)
-        self._broker.http.tell("transfer", {"to": target, "by": BY})
+        self._context.events.tell("transfer", {"to": target, "by": BY})
+
+
+def disk_state(status: dict[str, object], disk_full: str) -> tuple[str, str]:
+    """Return the disk's state (dledger.health, or "full" while sends are refused) and why."""
+    state, reason = str(status.get("disk_state") or "ok"), str(status.get("disk_reason") or "")
+    return ("full", disk_full) if disk_full and state == "ok" else (state, reason)

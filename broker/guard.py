@@ -6,9 +6,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from raftmq.broker.consuming.queries import not_leader
-from raftmq.broker.errors import OutcomeUnknown, Refused
-from raftmq.broker.sending.answers import NOT_LEADER
+from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused, not_leader
 from raftmq.dledger.errors import Busy, NotLeader, RaftError
 from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
@@ -20,16 +18,15 @@ from raftmq.remoting.errors import RemotingError
 class Guard:
     """Wraps handlers. A refusal because this replica does not lead names the leader, if known."""
 
-    def __init__(self, counted: Callable[[int], None], leader_address: Callable[[], str]) -> None:
-        """`counted(request code)` is called for every request."""
-        self._counted = counted
+    def __init__(self, leader_address: Callable[[], str]) -> None:
         self._leader_address = leader_address
+        self.requests: dict[int, int] = {}  # except sends, by code
 
     def around(self, handler: Handler) -> Handler:
         def guarded(
             connection: Connection, request: RemotingCommand
         ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand | None] | None:
-            self._counted(request.code)
+            self.requests[request.code] = self.requests.get(request.code, 0) + 1
             try:
                 answer = handler(connection, request)
             except RemotingError as error:
@@ -57,11 +54,12 @@ class Guard:
             return self._refusal(request, error)
 
     def _refusal(self, request: RemotingCommand, error: RemotingError) -> RemotingCommand:
-        remark = str(error)
         ext: dict[str, str] = {}
-        if remark.startswith(NOT_LEADER) and (leader := self._leader_address()):
-            ext["leaderAddr"] = leader
-        return RemotingCommand.response_to(request, error.code, remark, ext)
+        if isinstance(error, Refused) and error.tag == NOT_LEADER:
+            leader = self._leader_address()
+            if leader:
+                ext["leaderAddr"] = leader
+        return RemotingCommand.response_to(request, error.code, str(error), ext)
 
 
 def _translated(error: RaftError) -> RemotingError:
@@ -69,7 +67,7 @@ def _translated(error: RaftError) -> RemotingError:
     if isinstance(error, NotLeader):
         return not_leader()
     if isinstance(error, Busy):
-        return Refused(ResponseCode.SYSTEM_BUSY, f"[BUSY] {error}", retriable=True)
+        return Refused(ResponseCode.SYSTEM_BUSY, f"{error}", retriable=True, tag="BUSY")
     if isinstance(error, CommandOutcomeUnknown):
         return OutcomeUnknown(str(error))
     return Refused(ResponseCode.SYSTEM_ERROR, str(error))

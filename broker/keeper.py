@@ -14,15 +14,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-from raftmq.broker.config import BrokerConfig
+from raftmq.broker.context import Context
 from raftmq.broker.housekeeping import Chore
-from raftmq.broker.replication.engine import Engine, FramedEngine
 from raftmq.broker.retention import Retention
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.configfiles import ConfigFiles
-from raftmq.broker.tables.installation import RAFT_DIRECTORY, prepare
-from raftmq.broker.tables.state import BrokerState
-from raftmq.store.disk import Disk
 from raftmq.store.messagestore import MessageStore
 
 log = logging.getLogger("raftmq.broker.keeper")
@@ -33,19 +29,7 @@ QUEUE_REPAIR_PERIOD_MS = 50  # between steps of 16 MiB
 
 
 class Keeper(Protocol):
-    """Keeps the tables' files; one per broker. Call `prepare` before the store is opened and `load`
-    before the engine is made."""
-
-    installed_index: int  # tables may be ahead of the log up to here (tables.installation)
-    spare: Callable[[int], int]  # retention's limit → the limit that timer messages allow
-
-    def prepare(self) -> None:
-        """Carry out a snapshot installation, if one is noted. Blocking."""
-        ...
-
-    def load(self) -> None:
-        """Fill the tables. Blocking."""
-        ...
+    """Keeps the tables' files; one per broker. They are loaded before (broker.opening)."""
 
     def chores(self) -> list[Chore]:
         """Return periodic work; it may block the housekeeper's slow task."""
@@ -65,37 +49,32 @@ class Keeper(Protocol):
 
 
 class RaftKeeper:
-    """Keeps snapshots of the tables. `engine` is only called when chores run, not before."""
+    """Keeps snapshots of the tables."""
 
     def __init__(
         self,
-        config: BrokerConfig,
-        disk: Disk,
-        state: BrokerState,
-        store: MessageStore,
+        context: Context,
         pool: Executor,
-        *,
-        engine: Callable[[], FramedEngine],
         retention: Retention,
+        *,
+        covered_index: int,
+        spare: Callable[[int], int],
+        needed_from: Callable[[], int | None],
     ) -> None:
-        self._config = config
-        self._disk = disk
-        self._state = state
-        self._store = store
+        """`covered_index`: up to where the snapshots reach that were loaded. `spare(position)`:
+        retention's limit, or a lower one that waiting messages allow. `needed_from()`: the lowest
+        position that a backup still reads, or None."""
+        self._context = context
+        self._config = context.config
+        self._disk = context.disk
+        self._state = context.state
+        self._store = context.store
         self._pool = pool
-        self._engine = engine
         self._retention = retention
-        self.installed_index = 0
-        self.covered_index = 0  # frames up to here are in durable snapshots
+        self._spare = spare
+        self._needed_from = needed_from
+        self.covered_index = covered_index  # frames up to here are in durable snapshots
         self.fallback_index = 0  # and up to here in the .bak ones, used if those are damaged
-        self.needed_from: Callable[[], int | None] = lambda: None  # position a backup needs
-        self.spare: Callable[[int], int] = lambda position: position
-
-    def prepare(self) -> None:
-        self.installed_index = prepare(self._disk, self._store.config, RAFT_DIRECTORY)
-
-    def load(self) -> None:
-        self.covered_index = snapshot.load(self._disk, self._state)
 
     def chores(self) -> list[Chore]:
         return [
@@ -106,7 +85,7 @@ class RaftKeeper:
 
     async def repair_queues(self) -> None:
         """Repair errors found in ConsumeQueues, a piece at a time. Raises OSError."""
-        store, repairs, engine = self._store, self._store.repairs, self._engine()
+        store, repairs, engine = self._store, self._store.repairs, self._context.log.framed
         if store.queues.corrected_to != store.commitlog.min_offset:
             store.derived.correct_min_offset()  # retention met a flush; nothing is captured before
         step = repairs.begin(store.derived.dispatched_offset, engine.frame_is_damaged)
@@ -124,7 +103,7 @@ class RaftKeeper:
         copies = snapshot.capture(self._state)
         if copies.applied_index <= self.covered_index:
             return
-        engine = self._engine()
+        engine = self._context.log.framed
         waited_ms = 0
         while engine.durable_index < copies.applied_index:
             if waited_ms >= DURABLE_WAIT_MS:
@@ -144,18 +123,18 @@ class RaftKeeper:
         """Delete old segments, as far as the snapshots and their .bak files cover them. While a
         replica is refilled from here by snapshot install, or a backup reads, what those need stays,
         unless the disk is too full for that."""
-        engine, store = self._engine(), self._store
+        engine, store = self._context.log.framed, self._store
         refilled = engine.refilled
         if refilled and not self._retention.disk_is_full:
             log.info("retention_waits for=%s", ",".join(refilled))
             return
-        position = self.spare(self._retention.expired_before(at_once=at_once))
+        position = self._spare(self._retention.expired_before(at_once=at_once))
         index = engine.log_index
         covered = min(self.fallback_index, index.last_index)
         if position <= store.commitlog.min_offset or covered < index.first_index:
             return
         position = min(position, index.end_of(covered))
-        needed = self.needed_from()
+        needed = self._needed_from()
         if needed is not None and not self._retention.disk_is_full:
             position = min(position, needed)
         before = store.commitlog.min_offset
@@ -176,35 +155,27 @@ class RaftKeeper:
 class ClassicKeeper:
     """Keeps the tables in Apache's files, and regularly flushes the queues and the checkpoint."""
 
-    installed_index = 0
-
     def __init__(
         self,
-        config: BrokerConfig,
-        files: ConfigFiles,
-        store: MessageStore,
+        context: Context,
         pool: Executor,
-        *,
-        engine: Callable[[], Engine],
         retention: Retention,
+        *,
+        files: ConfigFiles,
+        spare: Callable[[int], int],
     ) -> None:
-        self.files = files
-        self._config = config
-        self._store = store
+        """`spare` is as in RaftKeeper."""
+        self._context = context
+        self._config = context.config
+        self._files = files
+        self._store = context.store
         self._pool = pool
-        self._engine = engine
         self._retention = retention
-        self.spare: Callable[[int], int] = lambda position: position
-
-    def prepare(self) -> None:
-        """Do nothing: classic mode has no snapshot installation."""
-
-    def load(self) -> None:
-        self.files.load()
+        self._spare = spare
 
     def chores(self) -> list[Chore]:
         return [
-            Chore("config_files", self._config.flush_consumer_offset_interval, self.files.save),
+            Chore("config_files", self._config.flush_consumer_offset_interval, self._files.save),
             Chore("queues", self._config.snapshot_interval_ms, self._flush),
             Chore("retention", self._config.clean_resource_interval, self.retain),
         ]
@@ -216,15 +187,15 @@ class ClassicKeeper:
         """Delete old segments."""
         store = self._store
         before = store.commitlog.min_offset
-        position = self.spare(self._retention.expired_before(at_once=at_once))
-        if position > before and self._engine().delete_before(position) > before:
+        position = self._spare(self._retention.expired_before(at_once=at_once))
+        if position > before and self._context.log.engine.delete_before(position) > before:
             log.info("log_trimmed from=%d to=%d", before, store.commitlog.min_offset)
 
     async def settle(self) -> None:
-        await self.files.settle()
+        await self._files.settle()
 
     def close(self) -> None:
-        self.files.write_now()
+        self._files.write_now()
 
 
 async def flush_queues(store: MessageStore, pool: Executor) -> None:

@@ -83,12 +83,13 @@ class Registrar:
         *,
         cluster: str,
         broker_name: str,
-        address: Callable[[], str],
+        address: str,
         ha_address: Callable[[], str],
-        http_address: Callable[[], str] = lambda: "",
+        http_address: str = "",
         identity: Callable[[], Identity],
         topics: Topics,
         on_master: Callable[[str, str], None],
+        on_route: Callable[[str, int | None, str], None] = lambda server, broker_id, why: None,
         needs_master: bool,
         period_ms: int,
         timeout_ms: int,
@@ -127,7 +128,7 @@ class Registrar:
         self.registered: dict[str, Identity] = {}  # by name server: what it was last told
         # Called for each change of a route with the name server, the brokerId it now lists this
         # broker under (None: not listed), and the reason.
-        self.on_route: Callable[[str, int | None, str], None] = lambda server, broker_id, why: None
+        self._on_route = on_route
 
     def start(self) -> None:
         for server in self._name_servers:
@@ -173,7 +174,7 @@ class Registrar:
         """Note that this broker left that name server's routes; return whether it was there."""
         had = self.registered.pop(server, None) is not None
         if had:
-            self.on_route(server, None, why)
+            self._on_route(server, None, why)
         return had
 
     async def _keep(self, server: str) -> None:
@@ -217,7 +218,7 @@ class Registrar:
         before = self.registered.get(server)
         self.registered[server] = identity
         if before is None or before.broker_id != identity.broker_id:
-            self.on_route(server, identity.broker_id, "registered")
+            self._on_route(server, identity.broker_id, "registered")
         if before != identity:
             log.info(
                 "registered namesrv=%s broker_id=%d term=%d",
@@ -276,7 +277,7 @@ class Registrar:
         self.body_bytes_sent += len(body)
         header = RegisterBrokerHeader(
             self._broker_name,
-            self._address(),
+            self._address,
             self._cluster,
             self._ha_address(),
             identity.broker_id,
@@ -286,7 +287,7 @@ class Registrar:
             raft_role=identity.role or None,
             topic_delta=base is not None,
             delta_base=base,
-            http_address=self._http_address(),
+            http_address=self._http_address,
         )
         return RemotingCommand.request(RequestCode.REGISTER_BROKER, header.to_ext(), body)
 
@@ -300,7 +301,7 @@ class Registrar:
         return self._body[1]
 
     async def _unregister(self, server: str, broker_id: int) -> bool:
-        header = BrokerHeader(self._broker_name, self._address(), self._cluster, broker_id)
+        header = BrokerHeader(self._broker_name, self._address, self._cluster, broker_id)
         command = RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header.to_ext())
         try:
             answer = await self._tell(server, command, UNREGISTER_TIMEOUT_MS)

@@ -366,6 +366,11 @@ class ConsumeQueueStore:
         """Return the queue; None if it never had a message."""
         return self._queues.get((topic, queue_id))
 
+    def end_of(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset that the next message gets; 0 for a queue without a file."""
+        queue = self.queue(topic, queue_id)
+        return 0 if queue is None else queue.max_offset
+
     def queues(self) -> Iterator[ConsumeQueue]:
         """Iterate over all queues, in no particular order."""
         return iter(self._queues.values())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import orjson
 
-OVERTAKEN = "[OVERTAKEN]"  # the bytes asked for are not in the log any more
-GONE = "[GONE]"  # the session is forgotten
-BEHIND = "[BEHIND]"  # this replica has not applied that much yet
+OVERTAKEN = "OVERTAKEN"  # the bytes asked for are not in the log any more
+GONE = "GONE"  # the session is forgotten
+BEHIND = "BEHIND"  # this replica has not applied that much yet
 CHUNK_BYTES = 256 << 10  # of a parcel
 READ_BYTES_MAX = 1 << 20  # of the log, in one answer
 

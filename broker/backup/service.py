@@ -25,7 +25,6 @@ import asyncio
 import logging
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from raftmq.broker.backup.protocol import (
     BEHIND,
@@ -37,19 +36,17 @@ from raftmq.broker.backup.protocol import (
     encode_facts,
 )
 from raftmq.broker.backup.settings import settings_of
-from raftmq.broker.consuming.queries import not_leader
-from raftmq.broker.errors import Refused
-from raftmq.broker.keeper import RaftKeeper, finished
+from raftmq.broker.context import Context
+from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.keeper import finished
 from raftmq.broker.replication.engine import RaftEngine
+from raftmq.broker.service import Service
 from raftmq.broker.tables.installation import BrokerCapture, capture
 from raftmq.dledger.install import INSTALLATION_BYTES_MAX, Installation, configuration_part
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.fastjson import dumps
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 log = logging.getLogger("raftmq.broker.backup")
 
@@ -75,15 +72,13 @@ class _Session:
 class Backups:
     """The handler and the sessions of backups; one per broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._sessions: dict[str, _Session] = {}
         self._beginning = 0
-        if isinstance(broker.keeper, RaftKeeper):
-            broker.keeper.needed_from = self.needed_from
 
-    def handlers(self) -> dict[int, Handler]:
-        return {int(RequestCode.BACKUP): self.handle}
+    def service(self) -> Service:
+        return Service(handlers={int(RequestCode.BACKUP): self.handle})
 
     def needed_from(self) -> int | None:
         """Return the CommitLog offset from which on a backup still reads, or None."""
@@ -113,20 +108,21 @@ class Backups:
 
     async def _mark(self, request: RemotingCommand, _: dict[str, str]) -> RemotingCommand:
         engine = self._engine()
-        if not self._broker.roles.leading:
+        if not self._context.roles.leading:
             raise not_leader()
         index = await engine.read_barrier()
         return RemotingCommand.response_to(request, body=dumps({"index": index}))
 
     async def _begin(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
-        broker, engine = self._broker, self._engine()
+        context, engine = self._context, self._engine()
         at_least = _number(ext, "atLeast")
         self._expire()
         if len(self._sessions) + self._beginning >= SESSIONS_MAX:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
-                f"[BUSY] {SESSIONS_MAX} backups are read from this replica already",
+                f"{SESSIONS_MAX} backups are read from this replica already",
                 retriable=True,
+                tag="BUSY",
             )
         self._beginning += 1
         try:
@@ -138,11 +134,11 @@ class Backups:
         facts = self._facts(engine, captured.applied_index)
         end = index.end_of(facts.index)
         name = secrets.token_hex(8)
-        now_ms = broker.clock_ms()
+        now_ms = context.clock_ms()
         session = _Session(b"", facts.begin, end, now_ms, now_ms, facts.begin)
         self._sessions[name] = session
         first, previous_term = index.first_index, index.previous_term
-        segment_size_bytes = broker.store.commitlog.segment_size_bytes
+        segment_size_bytes = context.store.commitlog.segment_size_bytes
 
         def encoded() -> bytes:
             return Installation(
@@ -183,7 +179,7 @@ class Backups:
     async def _read(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
         session = self._session(ext)
         position, size = _number(ext, "position"), _number(ext, "size")
-        commitlog = self._broker.store.commitlog
+        commitlog = self._context.store.commitlog
         if not session.begin <= position < session.end or not 0 < size <= READ_BYTES_MAX:
             raise Refused(
                 ResponseCode.INVALID_PARAMETER,
@@ -193,7 +189,8 @@ class Backups:
         if position < commitlog.min_offset:
             raise Refused(
                 ResponseCode.PULL_OFFSET_MOVED,
-                f"{OVERTAKEN} retention has removed the log before {commitlog.min_offset}",
+                f"retention has removed the log before {commitlog.min_offset}",
+                tag=OVERTAKEN,
             )
         session.needed = position
         hold = commitlog.hold(position)
@@ -203,7 +200,7 @@ class Backups:
             data = await finished(loop.run_in_executor(None, hold.read, position, size))
         except OSError as error:
             raise Refused(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_ERROR] {error}", retriable=True
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"{error}", retriable=True, tag="DISK_ERROR"
             ) from error
         finally:
             commitlog.release(hold)
@@ -226,25 +223,26 @@ class Backups:
 
     async def _captured(self, engine: RaftEngine, at_least: int) -> BrokerCapture:
         """Return a copy of the tables, once they reflect frame `at_least`. Raises Refused."""
-        broker = self._broker
-        deadline_ms = broker.clock_ms() + WAIT_MS
+        context = self._context
+        deadline_ms = context.clock_ms() + WAIT_MS
         while True:
-            applied = broker.state.applied_index
+            applied = context.state.applied_index
             # Installed tables may be ahead of the log for a while.
             if at_least <= applied <= engine.log_index.last_index:
-                captured = capture(broker.state, broker.store)
+                captured = capture(context.state, context.store)
                 if captured is not None:
                     return captured
-            if broker.clock_ms() >= deadline_ms:
+            if context.clock_ms() >= deadline_ms:
                 raise Refused(
                     ResponseCode.SERVICE_NOT_AVAILABLE,
-                    f"{BEHIND} this replica has applied frame {applied}; {at_least} is asked for",
+                    f"this replica has applied frame {applied}; {at_least} is asked for",
                     retriable=True,
+                    tag=BEHIND,
                 )
             await asyncio.sleep(POLL_MS / 1000)
 
     def _facts(self, engine: RaftEngine, index: int) -> Facts:
-        config, core = self._broker.config, engine.core
+        config, core = self._context.config, engine.core
         return Facts(
             group=config.group_name,
             broker=config.broker_name,
@@ -255,14 +253,14 @@ class Backups:
             index=index,
             term=engine.log_index.term_at(index),
             current_term=core.term,
-            begin=self._broker.store.commitlog.min_offset,
+            begin=self._context.store.commitlog.min_offset,
             settings=settings_of(config),
-            time_ms=self._broker.wall_ms(),
+            time_ms=self._context.wall_ms(),
         )
 
     def _engine(self) -> RaftEngine:
-        engine = self._broker.engine
-        if not isinstance(engine, RaftEngine):
+        engine = self._context.log.raft
+        if engine is None:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 "this broker is no replica of a Raft group: backups are of Raft groups. Stop a"
@@ -278,14 +276,15 @@ class Backups:
         if session is None:
             raise Refused(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"{GONE} this replica knows of no such backup (any more)",
+                "this replica knows of no such backup (any more)",
                 retriable=True,
+                tag=GONE,
             )
-        session.heard_ms = self._broker.clock_ms()
+        session.heard_ms = self._context.clock_ms()
         return session
 
     def _expire(self) -> None:
-        now_ms = self._broker.clock_ms()
+        now_ms = self._context.clock_ms()
         for name, session in list(self._sessions.items()):
             silent_ms = now_ms - session.heard_ms
             if silent_ms > SILENT_MS or now_ms - session.since_ms > HOLD_MS:

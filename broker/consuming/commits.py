@@ -15,7 +15,9 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
-from raftmq.broker.errors import Refused
+from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.service import Service
 from raftmq.broker.tables.offsets import PENDING_COMMITS_MAX, OffsetCommits
 from raftmq.broker.tables.state import commit_offsets
 from raftmq.remoting.codes import ResponseCode
@@ -45,6 +47,13 @@ class CommitService:
         self._under_way: dict[tuple[str, str, int], asyncio.Future[int]] = {}
         self._waiters: list[asyncio.Future[None]] = []
 
+    def service(self, interval_ms: int) -> Service:
+        """`interval_ms`: between two proposals of gathered commits."""
+        return Service(
+            chores=[Chore("offset_commits", interval_ms, self.flush)],
+            role_changed=lambda change: self.leadership_lost() if change.ended else None,
+        )
+
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
         """Take a commit that nobody waits for; return False if it was not taken."""
         if not self._leading() or offset < 0 or not self.has_room(topic, group, (queue_id,)):
@@ -60,7 +69,7 @@ class CommitService:
         if not self.has_room(topic, group, (queue_id,)):
             raise no_room()
         if not self._gathered.add(topic, group, queue_id, offset):
-            raise Refused(ResponseCode.SYSTEM_BUSY, "[BUSY] too many offset commits wait")
+            raise Refused(ResponseCode.SYSTEM_BUSY, "too many offset commits wait", tag="BUSY")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
@@ -96,10 +105,7 @@ class CommitService:
         while len(self._gathered):
             self._gathered.take(COMMITS_PER_FRAME_MAX)
         waiters, self._waiters = self._waiters, []
-        refused = Refused(
-            ResponseCode.SERVICE_NOT_AVAILABLE, "[NOT_LEADER] this replica is not the leader"
-        )
-        _settle(waiters, refused)
+        _settle(waiters, not_leader())
 
     def _done(
         self,
@@ -118,7 +124,9 @@ class CommitService:
 
 def no_room() -> Refused:
     return Refused(
-        ResponseCode.SYSTEM_BUSY, "[BUSY] there are consumerOffsetsMax offsets already; none is new"
+        ResponseCode.SYSTEM_BUSY,
+        "there are consumerOffsetsMax offsets already; none is new",
+        tag="BUSY",
     )
 
 

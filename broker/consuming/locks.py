@@ -71,12 +71,16 @@ from typing import Any
 
 import orjson
 
-from raftmq.broker.errors import Refused
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.context import Context
+from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.service import Service, at_each_leadership
 from raftmq.broker.tables.locktable import SEPARATOR, Key, LockTable, OwnerChange, Renewals
 from raftmq.broker.tables.state import lock_queues
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fastjson import loads_object
 
@@ -96,6 +100,7 @@ OVERDUE = 1 / 2  # for renewals: 30 s, where consumers renew every 20
 TOLD = 1 / 6  # an age is logged again when it has grown by so much
 WAITING_MAX = 10_000  # requests
 OWNED_MAX = 200_000
+SWEEP_MS = 10_000  # between sweeps: less than a lock's lifetime
 NAME_BYTES_MAX = 255  # of client id, group, topic
 
 
@@ -123,7 +128,6 @@ class LockService:
         propose: Callable[[bytes], Awaitable[int]],
         barrier: Callable[[], Awaitable[None]],
         leading: Callable[[], bool],
-        not_leader: Callable[[], Refused],
         terms: Callable[[], tuple[int, int | None]],
         present: Callable[[str, str], bool],
         clock_ms: Callable[[], int],
@@ -137,7 +141,6 @@ class LockService:
         self._propose = propose
         self._barrier = barrier
         self._leading = leading
-        self._not_leader = not_leader
         self._terms = terms
         self._present = present
         self.clock_ms = clock_ms
@@ -155,11 +158,16 @@ class LockService:
         self._round: asyncio.Task[None] | None = None
         self._doubtful = False  # a command may still become committed
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            int(RequestCode.LOCK_BATCH_MQ): self.lock,
-            int(RequestCode.UNLOCK_BATCH_MQ): self.unlock,
-        }
+    def service(self) -> Service:
+        return Service(
+            handlers={
+                int(RequestCode.LOCK_BATCH_MQ): self.lock,
+                int(RequestCode.UNLOCK_BATCH_MQ): self.unlock,
+            },
+            chores=[Chore("locks", SWEEP_MS, self.sweep)],
+            role_changed=at_each_leadership(self.leadership_changed),
+            stop=self.stop,
+        )
 
     async def lock(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         wanted, named = _parsed(request.body)
@@ -180,7 +188,7 @@ class LockService:
         self._logged.clear()
         while self._waiting:
             request = self._waiting.popleft()
-            request.error, request.done = self._not_leader(), True
+            request.error, request.done = not_leader(), True
         self._told = self._telling = False
         if self._leading():
             table = self._table()
@@ -223,9 +231,9 @@ class LockService:
     async def settle(self, request: _Request) -> None:
         """Return once the request is decided and that is certain. Raises Refused, RaftError."""
         if not self._leading():
-            raise self._not_leader()
+            raise not_leader()
         if len(self._waiting) >= WAITING_MAX:
-            raise Refused(ResponseCode.SYSTEM_BUSY, "[BUSY] too many requests for locks wait")
+            raise Refused(ResponseCode.SYSTEM_BUSY, "too many requests for locks wait", tag="BUSY")
         self._waiting.append(request)
         while not request.done:
             # A round belongs to nobody: it goes on if one that waits for it is cancelled.
@@ -267,7 +275,7 @@ class LockService:
             await self._propose(lock_queues([]))
             self._doubtful = False
         if leadership != self._leadership or not self._leading():
-            raise self._not_leader()
+            raise not_leader()
         now_ms = self.clock_ms()
         # Before the changes: the ages are of the table as it is.
         ages = self._untold(now_ms) if telling else {}
@@ -282,7 +290,7 @@ class LockService:
         if leadership != self._leadership or not self._leading():
             for request in batch:
                 request.granted.clear()
-            raise self._not_leader()
+            raise not_leader()
         self._told = self._told or bool(changes) or telling
         confirmed_ms = self.clock_ms()
         for key, logged in confirmed.items():
@@ -418,3 +426,31 @@ def local_propose(table: LockTable) -> Callable[[bytes], Awaitable[int]]:
         return 0
 
     return propose
+
+
+def lock_service(context: Context, clients: ClientTable) -> LockService:
+    """Return the lock service of a broker. In classic mode the locks are this broker's memory."""
+    config, log_of, offsets = context.config, context.log, context.state.offsets
+    own = LockTable(clock_ms=context.clock_ms)
+    offsets.locks.use_clock(context.clock_ms)
+
+    def terms() -> tuple[int, int | None]:
+        index = None if log_of.raft is None else log_of.raft.log_index
+        first = None if index is None else index.first_index_of_term(context.roles.term)
+        before = None if index is None or first is None else index.term_at(first - 1)
+        return context.roles.term, before
+
+    def is_here(group: str, client: str) -> bool:
+        found = clients.consumers.get(group)
+        return found is not None and client in found.members
+
+    return LockService(
+        (lambda: own) if config.is_classic else (lambda: offsets.locks),
+        propose=local_propose(own) if config.is_classic else log_of.propose,
+        barrier=log_of.barrier,
+        leading=lambda: context.roles.leading,
+        terms=terms,
+        present=is_here,
+        clock_ms=context.clock_ms,
+        lifetime_ms=config.rebalance_lock_max_live_ms,
+    )

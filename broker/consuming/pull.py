@@ -44,6 +44,8 @@ from raftmq.broker.consuming.reads import ReadPolicy
 from raftmq.broker.consuming.resets import Wait
 from raftmq.broker.containment import Contained
 from raftmq.broker.errors import Refused
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.service import Service
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import PERM_READ, RETRY_PREFIX
 from raftmq.remoting.codec import encode_command
@@ -115,11 +117,15 @@ class PullService:
         reads: ReadPolicy,
         on_read_failed: Callable[[OSError, Callable[[], object]], None],
         clock_ms: Callable[[], int],
+        judge_reset: JudgeReset,
+        on_old_subscription: Callable[[PullConnection, str], None],
         contained: Contained | None = None,
     ) -> None:
         """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit, or does not;
         `ensure_group` creates an unknown group where that is allowed; `on_read_failed(error,
-        again)` is called for errors of the disk, `again` being the same read."""
+        again)` is called for errors of the disk, `again` being the same read; `judge_reset` is
+        `ResetMarks.judge`; `on_old_subscription(connection, group)` is called for a pull with a
+        newer subscription than the heartbeats'."""
         self._config = config
         self._state = state
         self._clients = clients
@@ -135,11 +141,19 @@ class PullService:
         self.holds: HoldTable[Pull] = HoldTable(
             config.held_pulls_max, self._again, filtered.properties_of
         )
-        self.judge_reset: JudgeReset = lambda *_: None  # broker.consuming.resets
-        # (connection, group): called for a pull with a newer subscription than the heartbeats'.
-        self.on_old_subscription: Callable[[PullConnection, str], None] = lambda *_: None
+        self._judge_reset = judge_reset
+        self._on_old_subscription = on_old_subscription
         self.get_count = 0  # messages
         self.results: dict[int, int] = {}  # pulls answered, by code
+
+    def service(self) -> Service:
+        return Service(
+            handlers={
+                int(RequestCode.PULL_MESSAGE): self.handle,
+                int(RequestCode.LITE_PULL_MESSAGE): self.handle,
+            },
+            chores=[Chore("holds", 0, lambda: self.holds.expire(self._clock_ms()))],
+        )
 
     def handle(
         self, connection: PullConnection, request: RemotingCommand
@@ -239,7 +253,7 @@ class PullService:
         if subscription.version < header.subscription_version:
             if by_tag and is_tag(header.expression_type):
                 return Filter()  # see the module's docstring
-            self.on_old_subscription(connection, name)
+            self._on_old_subscription(connection, name)
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
             )
@@ -264,7 +278,7 @@ class PullService:
         moved: int | Wait | None = None
         if self._state.offsets.resets:
             where = (header.topic, header.consumer_group, header.queue_id, header.queue_offset)
-            moved = self.judge_reset(*where, lambda: self._again(pull))
+            moved = self._judge_reset(*where, lambda: self._again(pull))
         if isinstance(moved, Wait):
             return None
         result = self._read(pull)

@@ -16,7 +16,7 @@ from raftmq.broker.clients import ClientTable
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.consuming.filters import TAG, is_tag, parse_expression, unsupported
-from raftmq.broker.errors import Refused
+from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.tables.groups import group_name_problem
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import TopicConfig
@@ -133,7 +133,8 @@ class Queries:
         if mark is not None and mark != offset:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"[RESET_PENDING] the group was moved to {mark} and has not gone there yet",
+                f"the group was moved to {mark} and has not gone there yet",
+                tag="RESET_PENDING",
             )
         # A classic slave says so, because its answer proves no leadership.
         ext = {"brokerRole": "SLAVE"} if self.config.is_slave else None
@@ -223,12 +224,6 @@ class Queries:
                     raise unsupported(kind)
                 parse_expression(kind, str(subscription.get("subString") or ""))
         return RemotingCommand.response_to(request)
-
-
-def not_leader() -> Refused:
-    return Refused(
-        ResponseCode.SERVICE_NOT_AVAILABLE, "[NOT_LEADER] this replica is not the leader"
-    )
 
 
 def _offset_answer(request: RemotingCommand, offset: int) -> RemotingCommand:

@@ -16,29 +16,26 @@ pulled at its new offset counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from raftmq.broker.access import Access
 from raftmq.broker.clients import ClientTable
-from raftmq.broker.consuming.commits import COMMITS_PER_FRAME_MAX, no_room
-from raftmq.broker.errors import Refused
+from raftmq.broker.consuming.commits import COMMITS_PER_FRAME_MAX, CommitService, no_room
+from raftmq.broker.context import Context
+from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.service import Service, at_each_leadership
 from raftmq.broker.tables.offsets import Commit
-from raftmq.broker.tables.state import BrokerState, reset_offsets, reset_taken
+from raftmq.broker.tables.state import reset_offsets, reset_taken
 from raftmq.remoting.acl.accounts import Permission
 from raftmq.remoting.acl.needs import topic_need
 from raftmq.remoting.admin_headers import ResetOffsetHeader
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import MessageQueue, dumps
 from raftmq.remoting.fields import text
-
-if TYPE_CHECKING:
-    from raftmq.broker.access import Access
-    from raftmq.store.messagestore import MessageStore
 
 log = logging.getLogger("raftmq.broker.resets")
 
@@ -54,33 +51,90 @@ class Wait(Enum):
     LATER = "later"
 
 
-@dataclass(slots=True)
+class ResetMarks:
+    """Leads the pulls of consumers to where a reset moved their group; one per broker."""
+
+    def __init__(self, context: Context, commits: CommitService) -> None:
+        self._context = context
+        self._commits = commits
+        self._told: set[Key] = set()  # queues whose consumer this leader has told
+        self._taking: dict[Key, list[Callable[[], None]]] = {}  # pulls that wait for the log
+        self._taking_count = 0
+
+    def service(self) -> Service:
+        # Another leader told the consumers, not this one.
+        return Service(role_changed=at_each_leadership(self._told.clear))
+
+    def marked(self, key: Key) -> None:
+        """Note that a reset of this queue is about to be proposed."""
+        self._told.discard(key)
+
+    def judge(
+        self, topic: str, group: str, queue_id: int, offset: int, again: Callable[[], None]
+    ) -> int | Wait | None:
+        """Return how a pull at `offset` is answered: None: as ever; an offset: go on there instead;
+        LATER: `again` is called when it can be decided. Raises Refused."""
+        mark = self._context.state.offsets.reset_of(topic, group, queue_id)
+        if mark is None:
+            return None
+        if not self._context.roles.leading:
+            raise not_leader()
+        key = (topic, group, queue_id)
+        waiting = self._taking.get(key)
+        if waiting is None:
+            if key not in self._told or offset != mark:
+                self._told.add(key)
+                return mark
+            waiting = self._taking[key] = []
+            self._commits.flush()
+            self._context.log.propose_then(
+                reset_taken((*key, mark)), lambda error: self._taken(key, error)
+            )
+        if self._taking_count >= TAKING_MAX:
+            raise Refused(ResponseCode.SYSTEM_BUSY, "too many resets are being taken", tag="BUSY")
+        waiting.append(again)
+        self._taking_count += 1
+        return Wait.LATER
+
+    def _taken(self, key: Key, error: Exception | None) -> None:
+        self._told.discard(key)
+        if error is not None:  # the waiting pulls are told again, or learn who leads
+            log.info("reset_not_taken group=%s topic=%s: %s", key[1], key[0], error)
+        waiting = self._taking.pop(key, [])
+        self._taking_count -= len(waiting)
+        for again in waiting:
+            again()
+
+
 class Resets:
-    """Carries out resets and clones. `propose(payload)` returns once applied; `propose_then` calls
-    back; `flush_commits` proposes gathered commits; `wake` runs held pulls again."""
+    """Carries out resets and clones; one per broker. `wake()` runs held pulls again."""
 
-    broker_name: str
-    state: BrokerState
-    store: MessageStore
-    clients: ClientTable
-    propose: Callable[[bytes], Awaitable[int]]
-    propose_then: Callable[[bytes, Callable[[Exception | None], None]], None]
-    leading: Callable[[], bool]
-    not_leader: Callable[[], Refused]
-    flush_commits: Callable[[], None]
-    wake: Callable[[], None]
-    has_room: Callable[[str, str, Collection[int]], bool]  # as in broker.consuming.commits
-    access: Access
-    # Queues whose consumer this leader has told, and pulls that wait for `reset_taken`.
-    _told: set[Key] = field(default_factory=set)
-    _taking: dict[Key, list[Callable[[], None]]] = field(default_factory=dict)
-    _taking_count: int = 0
+    def __init__(
+        self,
+        context: Context,
+        marks: ResetMarks,
+        commits: CommitService,
+        clients: ClientTable,
+        access: Access,
+        wake: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._state = context.state
+        self._store = context.store
+        self._broker_name = context.config.broker_name
+        self._marks = marks
+        self._commits = commits
+        self._clients = clients
+        self._access = access
+        self._wake = wake
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            int(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET): self.invoke,
-            int(RequestCode.CLONE_GROUP_OFFSET): self.clone,
-        }
+    def service(self) -> Service:
+        return Service(
+            handlers={
+                int(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET): self.invoke,
+                int(RequestCode.CLONE_GROUP_OFFSET): self.clone,
+            }
+        )
 
     # ---- deeds ----------------------------------------------------------------------------
 
@@ -90,20 +144,20 @@ class Resets:
         targets = self.targets(header)
         if not header.force:
             for queue_id, offset in list(targets.items()):
-                committed = self.state.offsets.get(header.topic, header.group, queue_id)
+                committed = self._state.offsets.get(header.topic, header.group, queue_id)
                 if committed is not None and committed <= offset:
                     del targets[queue_id]
         await self.reset(header.group, header.topic, targets)
         table = {}
         for queue_id in self.targets(header):
-            now = self.state.offsets.get(header.topic, header.group, queue_id)
-            key = MessageQueue(header.topic, self.broker_name, queue_id)
+            now = self._state.offsets.get(header.topic, header.group, queue_id)
+            key = MessageQueue(header.topic, self._broker_name, queue_id)
             table[key] = targets.get(queue_id, 0 if now is None else now)
         return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
 
     def targets(self, header: ResetOffsetHeader) -> dict[int, int]:
         """Return queue id → new offset, within the queue's bounds. Raises Refused."""
-        topic = self.state.topics.get(header.topic)
+        topic = self._state.topics.get(header.topic)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
         self._know(header.group)
@@ -119,7 +173,7 @@ class Resets:
         return {q: self._target(header, q) for q in queue_ids}
 
     def _target(self, header: ResetOffsetHeader, queue_id: int) -> int:
-        queue = self.store.queues.queue(header.topic, queue_id)
+        queue = self._store.queues.queue(header.topic, queue_id)
         if queue is None:
             return 0
         if header.offset >= 0:
@@ -127,12 +181,12 @@ class Resets:
         elif header.timestamp_ms == TO_END:
             wanted = queue.max_offset
         else:
-            wanted = self.store.reads.offset_by_time(header.topic, queue_id, header.timestamp_ms)
+            wanted = self._store.reads.offset_by_time(header.topic, queue_id, header.timestamp_ms)
         return min(max(wanted, queue.min_offset), queue.max_offset)
 
     def _know(self, group: str) -> None:
-        known = group in self.state.groups.entries or group in self.clients.consumers
-        if not known and not any(name == group for _, name in self.state.offsets.offsets):
+        known = group in self._state.groups.entries or group in self._clients.consumers
+        if not known and not any(name == group for _, name in self._state.offsets.offsets):
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group[{group}] does not exist"
             )
@@ -140,31 +194,31 @@ class Resets:
     async def reset(self, group: str, topic: str, targets: dict[int, int]) -> None:
         """Move the group in these queues; return once that is committed and applied. Raises
         Refused, RaftError (OutcomeUnknown among them)."""
-        if not self.leading():
-            raise self.not_leader()
-        online = self.clients.consumers.get(group)
+        if not self._context.roles.leading:
+            raise not_leader()
+        online = self._clients.consumers.get(group)
         if online is not None and online.message_model == BROADCASTING:
             self._tell_broadcasters(group, topic, targets)
             return
-        if not self.has_room(topic, group, targets):
+        if not self._commits.has_room(topic, group, targets):
             raise no_room()
         resets: list[Commit] = [(topic, group, q, offset) for q, offset in sorted(targets.items())]
         for start in range(0, len(resets), COMMITS_PER_FRAME_MAX):
             part = resets[start : start + COMMITS_PER_FRAME_MAX]
             for key in part:
-                self._told.discard(key[:3])
-            self.flush_commits()
-            await self.propose(reset_offsets(part))
+                self._marks.marked(key[:3])
+            self._commits.flush()
+            await self._context.log.propose(reset_offsets(part))
         if resets:
             log.info("offsets_reset group=%s topic=%s queues=%d", group, topic, len(resets))
-        self.wake()
+        self._wake()
 
     def _tell_broadcasters(self, group: str, topic: str, targets: dict[int, int]) -> None:
         """Tell broadcasting consumers (220), in the form that each client's language reads."""
         ext = {"topic": topic, "group": group, "timestamp": "0", "isForce": "true"}
-        table = {MessageQueue(topic, self.broker_name, q): o for q, o in targets.items()}
+        table = {MessageQueue(topic, self._broker_name, q): o for q, o in targets.items()}
         listed = [{**queue.as_fields(), "offset": offset} for queue, offset in table.items()]
-        for member in list(self.clients.consumers[group].members.values()):
+        for member in list(self._clients.consumers[group].members.values()):
             as_list = member.language == LanguageCode.CPP
             body = dumps({"offsetTable": listed if as_list else table})
             command = RemotingCommand.request(
@@ -182,56 +236,16 @@ class Resets:
         Raises Refused, AclError, RaftError."""
         source, target = text(request.ext, "srcGroup"), text(request.ext, "destGroup")
         wanted = (request.ext or {}).get("topic") or ""
-        table = self.state.offsets.offsets
+        table = self._state.offsets.offsets
         # As they are now: a topic may be deleted while another's offsets are set.
         topics = {
             topic: dict(offsets)
             for (topic, group), offsets in table.items()
             if group == source and wanted in ("", topic)
         }
-        self.access.permit(
+        self._access.permit(
             connection, request, [topic_need(topic, Permission.SUB) for topic in topics]
         )
         for topic, offsets in topics.items():
             await self.reset(target, topic, offsets)
         return RemotingCommand.response_to(request)
-
-    # ---- pulls ----------------------------------------------------------------------------
-
-    def judge(
-        self, topic: str, group: str, queue_id: int, offset: int, again: Callable[[], None]
-    ) -> int | Wait | None:
-        """Return how a pull at `offset` is answered: None: as ever; an offset: go on there instead;
-        LATER: `again` is called when it can be decided. Raises Refused."""
-        mark = self.state.offsets.reset_of(topic, group, queue_id)
-        if mark is None:
-            return None
-        if not self.leading():
-            raise self.not_leader()
-        key = (topic, group, queue_id)
-        waiting = self._taking.get(key)
-        if waiting is None:
-            if key not in self._told or offset != mark:
-                self._told.add(key)
-                return mark
-            waiting = self._taking[key] = []
-            self.flush_commits()
-            self.propose_then(reset_taken((*key, mark)), lambda error: self._taken(key, error))
-        if self._taking_count >= TAKING_MAX:
-            raise Refused(ResponseCode.SYSTEM_BUSY, "[BUSY] too many resets are being taken")
-        waiting.append(again)
-        self._taking_count += 1
-        return Wait.LATER
-
-    def _taken(self, key: Key, error: Exception | None) -> None:
-        self._told.discard(key)
-        if error is not None:  # the waiting pulls are told again, or learn who leads
-            log.info("reset_not_taken group=%s topic=%s: %s", key[1], key[0], error)
-        waiting = self._taking.pop(key, [])
-        self._taking_count -= len(waiting)
-        for again in waiting:
-            again()
-
-    def leadership_changed(self) -> None:
-        """Forget which consumers were told: another leader told them, not this one."""
-        self._told.clear()

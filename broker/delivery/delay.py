@@ -23,10 +23,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.outcome import Sends, is_stored, is_unknown, proposal_told
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.sending.outcome import Sends, is_unknown
 from raftmq.broker.sending.parking import delivered
 from raftmq.broker.sending.sendrequest import Outgoing, as_stored
+from raftmq.broker.service import Service, at_each_leadership
 from raftmq.broker.tables.state import delay_progress
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT
@@ -34,7 +37,6 @@ from raftmq.store.errors import StoreError
 from raftmq.store.record import RecordError, decode_record, walk_records
 
 if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
     from raftmq.broker.tables.delayoffsets import DelayOffsets
     from raftmq.store.consumequeue import ConsumeQueue
     from raftmq.store.messagereads import GetResult
@@ -140,6 +142,12 @@ class DelayService:
         self._leadership = 0  # its number; late callbacks of an earlier one do nothing
         self._first = 0  # the level whose turn is first
         self.delivered_count = 0
+
+    def service(self) -> Service:
+        return Service(
+            chores=[Chore("delayed", 0, self.tick)],
+            role_changed=at_each_leadership(self.leadership_changed),
+        )
 
     def leadership_changed(self) -> None:
         """Forget deliveries in flight, which have ended; a ready leader's table says how."""
@@ -252,22 +260,22 @@ class DelayService:
     def _store(self, level: Level, messages: list[Outgoing], end: int, now_ms: int) -> None:
         leadership = self._leadership
 
-        def ended(code: int, remark: str) -> None:
+        def ended(error: Exception | None) -> None:
             if leadership != self._leadership:
                 return
-            if is_stored(code):
+            if error is None:
                 level.under_way = None
                 level.count_max = COUNT_MAX
                 self.delivered_count += len(messages)
                 self._soon(self.tick)
-            elif not is_unknown(remark):
+            elif not is_unknown(error):
                 level.under_way = None
                 level.pause_until_ms = self._clock_ms() + RETRY_MS
 
         command = delay_progress(level.number, end)
         level.under_way = end
         if not messages:
-            self._propose(command, proposal_told(ended))
+            self._propose(command, ended)
             return
         try:
             self._sends.store(messages, command, ended)
@@ -289,26 +297,24 @@ class DelayService:
             self._store(level, [], end, now_ms)
 
 
-def delay_service(
-    broker: Broker, propose: Callable[[bytes, Callable[[Exception | None], None]], None]
-) -> DelayService:
-    """Return the delay service of a broker whose parts are built."""
-    store, levels_ms = broker.store, broker.config.delay_levels_ms
-    kept_ms = 3_600_000 * broker.config.file_reserved_time
+def delay_service(context: Context, sends: Sends) -> DelayService:
+    """Return the delay service of a broker."""
+    store, levels_ms = context.store, context.config.delay_levels_ms
+    kept_ms = 3_600_000 * context.config.file_reserved_time
     if kept_ms <= max(levels_ms):
         log.warning(
             "delay_longer_than_kept ms=%d kept=%d: fileReservedTime", max(levels_ms), kept_ms
         )
     return DelayService(
         levels_ms,
-        broker.state.delays,
-        broker.sends,
+        context.state.delays,
+        sends,
         queue=store.queues.queue,
         get_messages=store.reads.get_messages,
-        propose=propose,
-        leading=lambda: broker.roles.leading,
+        propose=context.log.propose_then,
+        leading=lambda: context.roles.leading,
         soon=lambda function: asyncio.get_running_loop().call_soon(function),
-        on_read_failed=lambda error, again: broker.engine.read_failed(error, again),
-        clock_ms=broker.clock_ms,
-        wall_ms=broker.wall_ms,
+        on_read_failed=context.log.read_failed,
+        clock_ms=context.clock_ms,
+        wall_ms=context.wall_ms,
     )

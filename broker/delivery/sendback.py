@@ -10,51 +10,44 @@ Besides the group's rights it takes those to read the message that is given back
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
-
-from raftmq.broker.consuming.queries import not_leader
-from raftmq.broker.errors import Refused
-from raftmq.broker.sending.outcome import Ended
+from raftmq.broker.access import Access
+from raftmq.broker.context import Context
+from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.sending.outcome import Ended, Sends
 from raftmq.broker.sending.retry import dead_letter_topic, given_back, is_exhausted
+from raftmq.broker.service import Service
 from raftmq.broker.tables.groups import SubscriptionGroup, group_name_problem
 from raftmq.broker.tables.state import put_group, put_topic
 from raftmq.broker.tables.topics import PERM_WRITE, TopicConfig, retry_topic
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.headers import SendBackHeader
 from raftmq.store.errors import StoreError
 from raftmq.store.record import MessageRecord, RecordError, decode_record
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 KNOWS_TIMES_MAX = 121  # V3_4_9: in older clients maxReconsumeTimes means something else
 
 
 class SendBack:
-    """The handler of the request. `propose(payload)` returns once the command is applied."""
+    """The handler of the request."""
 
-    def __init__(self, broker: Broker, propose: Callable[[bytes], Awaitable[int]]) -> None:
-        self._config = broker.config
-        self._state = broker.state
-        self._store = broker.store
-        self._sends = broker.sends
-        self._roles = broker.roles
-        self._propose = propose
-        self._access = broker.access
-        self._levels_ms = broker.config.delay_levels_ms
+    def __init__(self, context: Context, sends: Sends, access: Access) -> None:
+        self._context = context
+        self._config = context.config
+        self._state = context.state
+        self._sends = sends
+        self._access = access
 
-    def handlers(self) -> dict[int, Handler]:
-        return {int(RequestCode.CONSUMER_SEND_MSG_BACK): self.send_back}
+    def service(self) -> Service:
+        return Service(handlers={int(RequestCode.CONSUMER_SEND_MSG_BACK): self.send_back})
 
     async def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Store the retry or dead letter. Raises Refused, AclError, OutcomeUnknown, HeaderError,
         RaftError."""
         header = SendBackHeader.parse(request.ext)
         name, level = header.group, header.delay_level
-        if not self._roles.leading:
+        if not self._context.roles.leading:
             raise not_leader()
         group = self._state.groups.get(name)
         if not self._config.broker_permission & PERM_WRITE:
@@ -74,7 +67,7 @@ class SendBack:
         else:
             topic = await self._have(retry_topic(name, group.retry_queue_count))
         count = max(1, topic.write_queue_count)
-        message = given_back(record, name, count, level, times_max, self._levels_ms)
+        message = given_back(record, name, count, level, times_max, self._config.delay_levels_ms)
         ended = Ended()
         self._sends.store([message], b"", ended)
         self._sends.wake()
@@ -88,14 +81,14 @@ class SendBack:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 problem or f"subscription group [{name}] does not exist",
             )
-        await self._propose(put_group(SubscriptionGroup(name), if_absent=True))
+        await self._context.log.propose(put_group(SubscriptionGroup(name), if_absent=True))
         return self._state.groups.get(name) or SubscriptionGroup(name)
 
     async def _have(self, topic: TopicConfig) -> TopicConfig:
         """Return the existing topic, created if it is missing. Raises Refused."""
         there = self._state.topics.get(topic.name)
         if there is None:
-            await self._propose(put_topic(topic, if_absent=True))
+            await self._context.log.propose(put_topic(topic, if_absent=True))
             there = self._state.topics.get(topic.name) or topic
         if not there.writable:
             raise Refused(ResponseCode.NO_PERMISSION, f"topic [{topic.name}] is not writable")
@@ -104,7 +97,7 @@ class SendBack:
     def _record(self, offset: int) -> MessageRecord:
         """Return the record at `offset`, the same on every replica. Raises Refused."""
         try:
-            data = self._store.reads.message_at(offset) if offset >= 0 else None
+            data = self._context.store.reads.message_at(offset) if offset >= 0 else None
             record = None if data is None else decode_record(data)
         except (OSError, StoreError, RecordError) as error:
             raise Refused(

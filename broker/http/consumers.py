@@ -6,11 +6,14 @@ import asyncio
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import UNSET
 
-from raftmq.broker.clients import Member
+from raftmq.broker.clients import ClientTable, Member
+from raftmq.broker.consuming.resets import Resets
+from raftmq.broker.context import Context
+from raftmq.broker.errors import ConditionUnmet
 from raftmq.broker.http.tables import QUEUES_PER_TURN, paged, store_time_ms
 from raftmq.broker.http.views import (
     ClientView,
@@ -27,17 +30,14 @@ from raftmq.broker.http.views import (
     ResetTo,
     ResetView,
 )
-from raftmq.broker.operating.admin import Admin
+from raftmq.broker.operating.catalog import Catalog
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import entry_version
 from raftmq.ops.versions import Condition
 from raftmq.remoting.codes import LanguageCode
 from raftmq.web.operation import Call, Operation, Role
 from raftmq.web.paging import PageQuery
-from raftmq.web.problem import ApiProblem, conflict, invalid, not_found
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
+from raftmq.web.problem import conflict, invalid, not_found
 
 QUEUES_MAX = 4_096  # of one group in one answer, and in one reset
 CONNECTION_GROUPS_MAX = 1_000  # of one answer
@@ -48,9 +48,13 @@ PAUSE_TRIES = 4  # when others change the group at the same time
 class ConsumerOperations:
     """The operations on consumer groups."""
 
-    def __init__(self, broker: Broker, admin: Admin) -> None:
-        self._broker = broker
-        self._admin = admin
+    def __init__(
+        self, context: Context, catalog: Catalog, clients: ClientTable, resets: Resets
+    ) -> None:
+        self._context = context
+        self._catalog = catalog
+        self._clients = clients
+        self._resets = resets
 
     def operations(self) -> list[Operation]:
         base = "/api/v1/consumer-groups"
@@ -80,9 +84,9 @@ class ConsumerOperations:
 
     async def groups(self, call: Call) -> dict[str, Any]:
         topics: dict[str, list[str]] = {}
-        for topic, group in self._broker.state.offsets.offsets:
+        for topic, group in self._context.state.offsets.offsets:
             topics.setdefault(group, []).append(topic)
-        names = {*topics, *self._broker.clients.consumers, *self._broker.state.groups.entries}
+        names = {*topics, *self._clients.consumers, *self._context.state.groups.entries}
         found = await paged(names, str, str, call.query)
         items = []
         for number, name in enumerate(found["items"], start=1):
@@ -92,26 +96,26 @@ class ConsumerOperations:
         return {**found, "items": items}
 
     def _item(self, name: str, topics: list[str]) -> ConsumerGroupItem:
-        broker = self._broker
+        context = self._context
         lag = 0
         for topic in topics:
-            queues = broker.state.offsets.offsets.get((topic, name), {})  # may be gone meanwhile
+            queues = context.state.offsets.offsets.get((topic, name), {})  # may be gone meanwhile
             for queue_id, offset in queues.items():
-                lag += max(0, broker.queue_end(topic, queue_id) - offset)
-        online = broker.clients.consumers.get(name)
+                lag += max(0, context.store.queues.end_of(topic, queue_id) - offset)
+        online = self._clients.consumers.get(name)
         return ConsumerGroupItem(
             name=name,
             client_count=len(online.members) if online else 0,
-            consume_enable=_enabled(broker.state.groups.get(name)),
+            consume_enable=_enabled(context.state.groups.get(name)),
             lag=lag,
             topics=topics,
         )
 
     async def group(self, call: Call) -> ConsumerGroupView:
         name: str = call.parameters.group
-        broker = self._broker
-        config = broker.state.groups.get(name)
-        online = broker.clients.consumers.get(name)
+        context = self._context
+        config = context.state.groups.get(name)
+        online = self._clients.consumers.get(name)
         subscribed = {} if online is None else dict(online.subscriptions)
         members = [] if online is None else list(online.members.values())
         keys = self._queues(name, subscribed)
@@ -137,7 +141,7 @@ class ConsumerOperations:
     def _queues(self, group: str, subscribed: Iterable[str]) -> list[tuple[str, int]]:
         """Return the queues in which the group committed offsets, and all of the topics it
         subscribes to."""
-        state = self._broker.state
+        state = self._context.state
         found = {
             (topic, queue_id)
             for (topic, name), queues in state.offsets.offsets.items()
@@ -151,10 +155,10 @@ class ConsumerOperations:
         return sorted(found)
 
     def _queue(self, group: str, topic: str, queue_id: int) -> ConsumerQueueView:
-        broker = self._broker
-        queue = broker.store.queues.queue(topic, queue_id)
+        context = self._context
+        queue = context.store.queues.queue(topic, queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
-        committed = broker.state.offsets.get(topic, group, queue_id)
+        committed = context.state.offsets.get(topic, group, queue_id)
         through = -1 if committed is None else committed - 1
         return ConsumerQueueView(
             topic=topic,
@@ -162,11 +166,11 @@ class ConsumerOperations:
             consumer_offset=committed,
             broker_offset=high,
             lag=max(0, high - (low if committed is None else committed)),
-            last_time_ms=store_time_ms(broker, topic, queue_id, through),
+            last_time_ms=store_time_ms(context, topic, queue_id, through),
         )
 
     async def connections(self, _: Call) -> ConnectionsView:
-        clients = self._broker.clients
+        clients = self._clients
         producers = heapq.nsmallest(CONNECTION_GROUPS_MAX, clients.producers)
         consumers = heapq.nsmallest(CONNECTION_GROUPS_MAX, clients.consumers)
         shown = len(producers) + len(consumers)
@@ -179,17 +183,17 @@ class ConsumerOperations:
     # ---- changing -------------------------------------------------------------------------
 
     async def reset(self, call: Call) -> ResetView:
-        """Reset as INVOKE_BROKER_TO_RESET_OFFSET (222) does: see broker.consuming.resets."""
+        """Reset as INVOKE_BROKER_TO_RESET_OFFSET (222) does: see context.consuming.resets."""
         body: ResetBody = call.body
         group: str = call.parameters.group
         target = _target(body.to)
-        broker = self._broker
-        topic = broker.state.topics.get(body.topic)
+        context = self._context
+        topic = context.state.topics.get(body.topic)
         if topic is None:
             raise not_found(f"there is no topic {body.topic}")
         if not self._is_known(group):
             raise not_found(f"no consumer group {group} is known here")
-        if group in broker.clients.consumers and not body.force:
+        if group in self._clients.consumers and not body.force:
             raise conflict(
                 f"{group} has consumers online, which will go on from there: say force",
                 "CONSUMERS_ONLINE",
@@ -202,18 +206,18 @@ class ConsumerOperations:
             raise invalid([("queueIds", f"{body.topic} has {topic.queue_count} queues")])
         done = []
         for number, queue_id in enumerate(queue_ids, start=1):
-            offset = target(broker, body.topic, queue_id)
-            before = broker.state.offsets.get(body.topic, group, queue_id)
+            offset = target(context, body.topic, queue_id)
+            before = context.state.offsets.get(body.topic, group, queue_id)
             done.append(ResetQueueView(queue_id=queue_id, before=before, offset=offset))
             if number % QUEUES_PER_TURN == 0:
                 await asyncio.sleep(0)
         targets = {one.queue_id: one.offset for one in done}
-        await broker.operators.resets.reset(group, body.topic, targets)
+        await self._resets.reset(group, body.topic, targets)
         return ResetView(topic=body.topic, queues=done)
 
     def _is_known(self, group: str) -> bool:
-        state = self._broker.state
-        known = group in state.groups.entries or group in self._broker.clients.consumers
+        state = self._context.state
+        known = group in state.groups.entries or group in self._clients.consumers
         return known or any(name == group for _, name in state.offsets.offsets)
 
     async def pause(self, call: Call) -> PausedView:
@@ -224,31 +228,31 @@ class ConsumerOperations:
 
     async def _enable(self, name: str, enable: bool) -> PausedView:
         for left in reversed(range(PAUSE_TRIES)):
-            config = self._broker.state.groups.get(name)
+            config = self._context.state.groups.get(name)
             if config is None:
                 raise not_found(f"there is no subscription group {name}")
             wanted = replace(config, consume_enable=enable)
             try:
-                await self._admin.change_group(wanted, Condition((entry_version(config),)))
+                await self._catalog.change_group(wanted, Condition((entry_version(config),)))
                 break
-            except ApiProblem as problem:  # somebody changed the group meanwhile: look again
-                if problem.status != 412 or not left:
+            except ConditionUnmet:  # somebody changed the group meanwhile: look again
+                if not left:
                     raise
         return PausedView(name=name, consume_enable=enable)
 
 
-def _target(to: ResetTo) -> Callable[[Broker, str, int], int]:
+def _target(to: ResetTo) -> Callable[[Context, str, int], int]:
     """Return the function that gives each queue its offset. Raises ApiProblem."""
     if sum(part is not UNSET for part in (to.time_ms, to.offset, to.position)) != 1:
         raise invalid([("to", "say one of timeMs, offset, position")])
 
-    def of(broker: Broker, topic: str, queue_id: int) -> int:
-        queue = broker.store.queues.queue(topic, queue_id)
+    def of(context: Context, topic: str, queue_id: int) -> int:
+        queue = context.store.queues.queue(topic, queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         if isinstance(to.offset, int):
             return min(max(to.offset, low), high)
         if isinstance(to.time_ms, int):
-            return broker.store.reads.offset_by_time(topic, queue_id, to.time_ms)
+            return context.store.reads.offset_by_time(topic, queue_id, to.time_ms)
         return low if to.position == "earliest" else high
 
     return of

@@ -8,16 +8,14 @@ alone.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, field
 
+from raftmq.broker.context import Context
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, not_found
 from raftmq.web.schema import Input, View
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 
 class FaultDoor(Protocol):
@@ -69,8 +67,10 @@ class HealedView(View, frozen=True, kw_only=True):
 class FaultOperations:
     """The operations on injected faults."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, door: FaultDoor | None) -> None:
+        """`door` None: the broker does not run over the fault layer."""
+        self._context = context
+        self._door = door
 
     def operations(self) -> list[Operation]:
         path, admin = "/api/v1/faults", Role.ADMIN
@@ -84,9 +84,9 @@ class FaultOperations:
                       role=admin, answer=HealedView, problems=(404,)),
         ]  # fmt: skip
 
-    def _door(self) -> FaultDoor:
-        door = self._broker.http.faults
-        if door is None or not self._broker.config.http_faults_enable:
+    def _opened(self) -> FaultDoor:
+        door = self._door
+        if door is None or not self._context.config.http_faults_enable:
             raise not_found(
                 "faults need httpFaultsEnable=true and a broker that runs over the fault layer "
                 "(mqcluster up --faultable)"
@@ -94,20 +94,20 @@ class FaultOperations:
         return door
 
     async def listed(self, _: Call) -> FaultsView:
-        return FaultsView(items=await asyncio.to_thread(self._door().listed))
+        return FaultsView(items=await asyncio.to_thread(self._opened().listed))
 
     async def add(self, call: Call) -> Reply:
         wanted: FaultBody = call.body
         fault = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
         try:
-            name = await asyncio.to_thread(self._door().add, fault)
+            name = await asyncio.to_thread(self._opened().add, fault)
         except ValueError as error:
             raise conflict(str(error)) from error
         told = {"injected": name, "by": call.caller.name, "fault": fault}
-        self._broker.http.tell("fault", told)
+        self._context.events.tell("fault", told)
         return Reply(FaultView(id=name), status=201)
 
     async def heal(self, call: Call) -> HealedView:
-        healed = await asyncio.to_thread(self._door().heal)
-        self._broker.http.tell("fault", {"healed": healed, "by": call.caller.name})
+        healed = await asyncio.to_thread(self._opened().heal)
+        self._context.events.tell("fault", {"healed": healed, "by": call.caller.name})
         return HealedView(healed=healed)

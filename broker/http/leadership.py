@@ -8,18 +8,16 @@ appends the change, so of two changes to one version exactly one is made.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
+from raftmq.broker.context import Context
 from raftmq.broker.http.views import PreferredBody, PreferredView
+from raftmq.broker.replication.members import Members
 from raftmq.dledger.configuration import Change, ChangeKind
-from raftmq.dledger.errors import ChangeRefused, PreferredChanged
+from raftmq.dledger.errors import PreferredChanged
 from raftmq.ops.versions import ANY, Condition, version_of
 from raftmq.web.operation import Call, Operation, Reply, Role
-from raftmq.web.problem import conflict, invalid
+from raftmq.web.problem import invalid
 from raftmq.web.versions import unmet
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 PATH = "/api/v1/preferred-leader"
 
@@ -29,8 +27,9 @@ log = logging.getLogger("raftmq.broker.http")
 class LeadershipOperations:
     """The operations on the preferred leader."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, members: Members) -> None:
+        self._context = context
+        self._members = members
 
     def operations(self) -> list[Operation]:
         write = (409, 503, 504)
@@ -50,8 +49,8 @@ class LeadershipOperations:
 
     async def put(self, call: Call) -> Reply:
         name: str = call.body.name
-        members = self._broker.operators.members
-        if self._broker.roles.leading:
+        members = self._members
+        if self._context.roles.leading:
             voters = {row["node_id"] for row in members.rows() if row["role"] == "voter"}
             if voters and name not in voters:
                 raise invalid([("name", f"the group has the voters {', '.join(sorted(voters))}")])
@@ -63,23 +62,19 @@ class LeadershipOperations:
 
     async def _make(self, call: Call, name: str) -> None:
         """Change the preferred leader. Raises ApiProblem, Refused, RaftError."""
-        members = self._broker.operators.members
-        instead_of = _expected(call.condition, members.preferred.name)
+        instead_of = _expected(call.condition, self._members.preferred.name)
         try:
-            await members.make(Change(ChangeKind.PREFER, name, instead_of=instead_of))
+            await self._members.make(Change(ChangeKind.PREFER, name, instead_of=instead_of))
         except PreferredChanged as error:
             raise unmet(_version(error.preferred or None)) from error
-        except ChangeRefused as error:
-            raise conflict(str(error), "REFUSED") from error
         log.info("preferred_leader_changed caller=%s name=%s", call.caller.name, name or "nobody")
 
     def _shown(self) -> Reply:
-        broker = self._broker
-        name = broker.operators.members.preferred.name
+        name = self._members.preferred.name
         view = PreferredView(
             name=name,
-            leader=broker.roles.leader,
-            standing=str(broker.engine.status().get("preferred_standing") or ""),
+            leader=self._context.roles.leader,
+            standing=str(self._context.log.status().get("preferred_standing") or ""),
         )
         return Reply(view, version=_version(name))
 

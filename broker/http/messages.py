@@ -13,11 +13,10 @@ import uuid
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from raftmq.broker.http.local import Local
+from raftmq.broker.context import Context
 from raftmq.broker.http.views import (
     MessagePage,
     MessagePath,
@@ -30,9 +29,11 @@ from raftmq.broker.http.views import (
     SendBody,
     SentView,
 )
+from raftmq.broker.operating.keyquery import KeyQueries, KeyWanted
+from raftmq.broker.sending.inside import Receives, send
 from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.address import format_address
-from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.headers import SendHeader
 from raftmq.store.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, encode_properties
 from raftmq.store.record import (
@@ -42,18 +43,17 @@ from raftmq.store.record import (
     decode_offset_message_id,
     decode_record,
     offset_message_id,
+    pack_host,
     walk_records,
 )
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, invalid, not_found
 
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
-
 LIST_BODY_BYTES_MAX = 1024 * 1024
 INFLATED_BYTES_MAX = 1024 * 1024  # of text shown
 READ_BYTES_MAX = 1024 * 1024  # of one read
 QUEUES_BY_TIME_MAX = 1_024  # the most queues of a topic that are searched by time
+BORN_HOST = pack_host(("127.0.0.1", 0))
 PRODUCER_GROUP = "HTTP_API_PRODUCER"
 # Properties that the broker adds itself, or that would change the meaning of a message sent again.
 OWN_PROPERTIES = frozenset(
@@ -76,9 +76,10 @@ _COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7  # in sys_flag; 0 and 3: zlib
 class MessageOperations:
     """The operations on messages."""
 
-    def __init__(self, broker: Broker, local: Local) -> None:
-        self._broker = broker
-        self._local = local
+    def __init__(self, context: Context, sends: Receives, keys: KeyQueries) -> None:
+        self._context = context
+        self._sends = sends
+        self._keys = keys
 
     def operations(self) -> list[Operation]:
         base = "/api/v1/messages"
@@ -109,7 +110,7 @@ class MessageOperations:
         """Return the message with this id. Raises ApiProblem if there is no such message."""
         try:
             _, offset = decode_offset_message_id(message_id)
-            data = self._broker.store.reads.message_at(offset) if offset >= 0 else None
+            data = self._context.store.reads.message_at(offset) if offset >= 0 else None
             found = None if data is None else Found(decode_record(data), len(data))
         except (ValueError, RecordError):
             found = None
@@ -119,7 +120,7 @@ class MessageOperations:
 
     async def find(self, call: Call) -> MessagePage:
         query: MessagesQuery = call.query
-        if self._broker.state.topics.get(query.topic) is None:
+        if self._context.state.topics.get(query.topic) is None:
             raise not_found(f"there is no topic {query.topic}")
         if query.key or query.unique_key:
             records = await self._by_key(query)
@@ -129,30 +130,28 @@ class MessageOperations:
 
     async def _by_key(self, query: MessagesQuery) -> list[Found]:
         """Find by key as QUERY_MESSAGE (12): the newest that fit, in the order of the log."""
-        ext = {
-            "topic": query.topic,
-            "key": query.unique_key or query.key,
-            "maxNum": str(query.limit),
-            "beginTimestamp": str(query.begin_ms),
-            "endTimestamp": str(query.end_ms),
-        } | ({"_UNIQUE_KEY_QUERY": "true"} if query.unique_key else {})
-        response = await self._local.response(RequestCode.QUERY_MESSAGE, ext)
-        if response.code == ResponseCode.QUERY_NOT_FOUND:
-            return []
-        if response.code != ResponseCode.SUCCESS:
-            raise self._local.problem_of(response.code, response.remark or "")
-        found = _records([response.body])
+        found = await self._keys.find(
+            KeyWanted(
+                query.topic,
+                query.unique_key or query.key,
+                bool(query.unique_key),
+                query.limit,
+                query.begin_ms,
+                query.end_ms,
+            )
+        )
+        records = _records(found.records)
         if query.unique_key and query.key:
-            found = [one for one in found if query.key in _keys(one)]
-        return found
+            records = [one for one in records if query.key in _keys(one)]
+        return records
 
     async def _by_time(self, query: MessagesQuery) -> list[Found]:
         """Find the oldest messages of all queues that were stored in this time."""
-        topic = self._broker.state.topics.get(query.topic)
+        topic = self._context.state.topics.get(query.topic)
         count = 0 if topic is None else topic.queue_count
         if count > QUEUES_BY_TIME_MAX:
             raise invalid([("topic", f"has more than {QUEUES_BY_TIME_MAX} queues: look in one")])
-        store = self._broker.store
+        store = self._context.store
         found: list[Found] = []
         for queue_id in range(count):
             offset = store.reads.offset_by_time(query.topic, queue_id, query.begin_ms)
@@ -166,10 +165,10 @@ class MessageOperations:
     async def of_queue(self, call: Call) -> QueueMessagePage:
         topic, queue_id = call.parameters.topic, call.parameters.queue_id
         query: QueueMessagesQuery = call.query
-        config = self._broker.state.topics.get(topic)
+        config = self._context.state.topics.get(topic)
         if config is None or queue_id >= config.queue_count:
             raise not_found(f"there is no queue {queue_id} of a topic {topic}")
-        store = self._broker.store
+        store = self._context.store
         queue = store.queues.queue(topic, queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         offset = low
@@ -188,7 +187,7 @@ class MessageOperations:
     def _read(self, topic: str, queue_id: int, offset: int, limit: int) -> tuple[list[Found], int]:
         """Return up to `limit` messages from `offset` on, and the offset behind them. Cold data
         come in small pieces, so this asks again, within READ_BYTES_MAX."""
-        store = self._broker.store
+        store = self._context.store
         records: list[Found] = []
         size = 0
         while len(records) < limit and size < READ_BYTES_MAX:
@@ -212,7 +211,7 @@ class MessageOperations:
                 properties[name] = value
         properties.setdefault(UNIQ_KEY, uuid.uuid4().hex.upper())
         queue_id = -1 if wanted.queue_id is None else wanted.queue_id
-        topic = self._broker.state.topics.get(wanted.topic)
+        topic = self._context.state.topics.get(wanted.topic)
         if topic is None:
             raise not_found(f"there is no topic {wanted.topic}")
         if queue_id >= topic.write_queue_count:
@@ -225,7 +224,7 @@ class MessageOperations:
         if not record.topic.startswith(DLQ_PREFIX):
             raise conflict(f"{record.topic} is no dead-letter topic", "NO_DEAD_LETTER")
         target = RETRY_PREFIX + record.topic.removeprefix(DLQ_PREFIX)
-        if self._broker.state.topics.get(target) is None:
+        if self._context.state.topics.get(target) is None:
             raise not_found(f"there is no topic {target}: the group consumes nothing any more")
         properties = {
             name: value
@@ -250,17 +249,19 @@ class MessageOperations:
             text = encode_properties(properties).decode()
         except ValueError as error:
             raise invalid([("properties", str(error))]) from error
-        now_ms = self._broker.wall_ms()
+        now_ms = self._context.wall_ms()
         header = SendHeader(
             PRODUCER_GROUP, topic, DEFAULT_TOPIC, 4, queue_id, sys_flag, now_ms, flag, text
         )
-        ext = await self._local.send(header, body)
+        code, stored = await send(self._sends, header, body, BORN_HOST)
+        if code != ResponseCode.SUCCESS:
+            raise conflict(f"stored, but with code {code}", "REFUSED")
         view = SentView(
             topic=topic,
-            queue_id=int(ext["queueId"]),
-            queue_offset=int(ext["queueOffset"]),
+            queue_id=stored.queue_id,
+            queue_offset=stored.queue_offset,
             msg_id=properties.get(UNIQ_KEY, ""),
-            offset_msg_id=ext["msgId"],
+            offset_msg_id=stored.message_id,
         )
         return Reply(view, status=201)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from raftmq import __version__
+from raftmq.broker.fulldisk import disk_state
 from raftmq.broker.health import why_not
-from raftmq.broker.http.local import Local
 from raftmq.broker.http.views import (
     DiskView,
     LiveView,
@@ -27,14 +28,13 @@ from raftmq.broker.http.views import (
     TransferBody,
     TransferView,
 )
+from raftmq.broker.operating.parts import Parts
 from raftmq.broker.operating.runtime import runtime_info
-from raftmq.remoting.codes import RequestCode
+from raftmq.broker.replication.members import Members, change_of
+from raftmq.dledger.configuration import ChangeKind
 from raftmq.store.errors import StoreError
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, not_found, unavailable
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 STARTING = "STARTING"
 
@@ -44,9 +44,10 @@ log = logging.getLogger("raftmq.broker.http")
 class NodeOperations:
     """The operations on this node and its group."""
 
-    def __init__(self, broker: Broker, local: Local) -> None:
-        self._broker = broker
-        self._local = local
+    def __init__(self, parts: Parts, members: Members, leader_http: Callable[[], str]) -> None:
+        self._parts = parts
+        self._members = members
+        self._leader_http = leader_http
 
     def operations(self) -> list[Operation]:
         return [
@@ -86,103 +87,101 @@ class NodeOperations:
         return LiveView()
 
     async def ready(self, _: Call) -> ReadyView:
-        broker = self._broker
-        if not broker.is_serving or broker.is_stopping:
+        parts = self._parts
+        if not parts.context.life.serving or parts.context.life.stopping:
             raise unavailable("the broker is starting or stopping", STARTING)
-        reason = why_not(runtime_info(broker))
+        reason = why_not(runtime_info(parts))
         if reason:
             raise unavailable(reason, "NOT_READY")
-        return ReadyView(role=role_of(broker))
+        return ReadyView(role=role_of(parts))
 
     async def node(self, _: Call) -> NodeView:
-        return node_view(self._broker)
+        return node_view(self._parts, self._members, self._leader_http())
 
     async def members(self, _: Call) -> MembersView:
-        return MembersView(items=_progress(self._broker))
+        return MembersView(items=_progress(self._members))
 
     async def add_member(self, call: Call) -> Reply:
         body: MemberBody = call.body
-        await self._change(call, "add-learner", body.id, memberAddress=body.address)
+        await self._change(call, ChangeKind.ADD_LEARNER, body.id, body.address)
         return Reply(self._progress_of(body.id), status=201)
 
     async def promote_member(self, call: Call) -> MemberProgressView:
-        await self._change(call, "promote", self._known(call))
+        await self._change(call, ChangeKind.PROMOTE, self._known(call))
         return self._progress_of(call.parameters.id)
 
     async def remove_member(self, call: Call) -> None:
-        await self._change(call, "remove", self._known(call))
+        await self._change(call, ChangeKind.REMOVE, self._known(call))
 
     def _known(self, call: Call) -> str:
         """Return the member's id. Raises ApiProblem (404) on a leader without such a member; a
         replica that does not lead goes on, and its refusal names the leader."""
         node_id: str = call.parameters.id
-        rows = _progress(self._broker)
-        if self._broker.roles.leading and rows and node_id not in {row.id for row in rows}:
+        rows = _progress(self._members)
+        if self._parts.context.roles.leading and rows and node_id not in {row.id for row in rows}:
             raise not_found(f"{node_id} is no member of this group")
         return node_id
 
-    async def _change(self, call: Call, op: str, node_id: str, **more: str) -> None:
-        ext = {"op": op, "memberId": node_id} | more
-        await self._local.ask(RequestCode.CHANGE_MEMBERS, ext)
-        log.info("members_changed_by caller=%s op=%s member=%s", call.caller.name, op, node_id)
+    async def _change(self, call: Call, kind: ChangeKind, node_id: str, address: str = "") -> None:
+        await self._members.make(change_of(kind, node_id, address))
+        log.info(
+            "members_changed_by caller=%s op=%s member=%s", call.caller.name, kind.value, node_id
+        )
 
     def _progress_of(self, node_id: str) -> MemberProgressView:
-        for row in _progress(self._broker):
+        for row in _progress(self._members):
             if row.id == node_id:
                 return row
         raise conflict(f"{node_id} was a member for a moment, and was removed again")
 
     async def transfer(self, call: Call) -> Reply:
-        ext = {"target": call.body.target} if call.body.target else {}
-        answer = await self._local.ask(RequestCode.TRANSFER_LEADERSHIP, ext)
-        target = (answer.ext or {}).get("target", "")
-        broker = self._broker
-        broker.http.tell("transfer", {"to": target, "by": call.caller.name})
+        context = self._parts.context
+        target = context.log.hand_over(call.body.target or "")
+        context.events.tell("transfer", {"to": target, "by": call.caller.name})
         return Reply(TransferView(target=target), status=202)
 
     async def stop(self, _: Call) -> Reply:
-        self._broker.stop_wanted.set()
+        self._parts.context.life.stop_wanted.set()
         return Reply(StopView(), status=202)
 
 
-def role_of(broker: Broker) -> str:
+def role_of(parts: Parts) -> str:
     """Return leader, follower, candidate, …; in classic mode master or slave."""
-    if broker.config.is_classic:
-        return "slave" if broker.config.is_slave else "master"
-    return str(broker.engine.status().get("role"))
+    if parts.context.config.is_classic:
+        return "slave" if parts.context.config.is_slave else "master"
+    return str(parts.context.log.status().get("role"))
 
 
-def node_view(broker: Broker) -> NodeView:
+def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
     """Return this replica's view; a figure of the disk that cannot be read is -1."""
-    config, roles = broker.config, broker.roles
-    status = broker.engine.status()
-    clock_ms = broker.clock_ms()
-    log = broker.store.commitlog
+    config, roles = parts.context.config, parts.context.roles
+    status = parts.context.log.status()
+    log = parts.context.store.commitlog
     classic = config.is_classic
-    place = roles.place()
+    place = parts.context.log.place
     return NodeView(
         name=config.node_name,
         group=config.group_name,
         cluster=config.broker_cluster_name,
-        broker_id=roles.identity.broker_id,
+        broker_id=parts.context.log.identity.broker_id,
         mode="classic" if classic else "raft",
         engine="classic" if classic else config.engine,
         version=__version__,
-        address=broker.address,
-        http_address=broker.http.address,
-        boot_time_ms=broker.boot_ms,
+        address=parts.context.address,
+        http_address=parts.context.http_address,
+        boot_time_ms=parts.context.life.boot_ms,
         pid=os.getpid(),
-        role=role_of(broker),
+        role=role_of(parts),
         membership=None if place is None else place.standing,
         term=roles.term,
         leader=roles.leader,
         leader_address=roles.leader_address,
-        leader_http_address=broker.http.leader_address,
+        leader_http_address=leader_http,
         leader_ready=roles.leading,
-        preferred_leader=broker.operators.members.preferred.name,
+        preferred_leader=members.preferred.name,
         group_id=_text(status.get("group_id")),
         foreign=_texts(status.get("foreign")),
-        peers_prove_themselves=broker.gates.proof_required,
+        peers_prove_themselves=parts.gates.proof_required,
         voted_for=_text(status.get("voted_for")),
         election_patience=_number(status.get("patience")),
         whole=bool(status.get("whole", True)),
@@ -197,40 +196,38 @@ def node_view(broker: Broker) -> NodeView:
             max_offset=log.max_offset,
             durable_offset=log.durable_offset,
         ),
-        disk=_disk(broker, status),
-        peers=_peers(broker, status),
+        disk=_disk(parts, status),
+        peers=_peers(parts, status),
         rates=RatesView(
-            sends_per_s=_rate(broker.put_rates.text(clock_ms, broker.sends.put_count)),
-            pulls_per_s=_rate(broker.get_rates.text(clock_ms, broker.pulls.get_count)),
+            sends_per_s=_rate(parts.throughput.put_text()),
+            pulls_per_s=_rate(parts.throughput.get_text()),
         ),
-        members=_members(broker),
+        members=_members(members),
     )
 
 
-def _disk(broker: Broker, status: dict[str, object]) -> DiskView:
-    state, reason = str(status.get("disk_state") or "ok"), str(status.get("disk_reason") or "")
+def _disk(parts: Parts, status: dict[str, object]) -> DiskView:
+    state, reason = disk_state(status, parts.sends.disk_full)
     total, free, ratio = -1, -1, -1.0
     try:
-        usage = broker.disk.usage()
+        usage = parts.context.disk.usage()
         total, free, ratio = usage.size_bytes, usage.available_bytes, round(usage.used_ratio, 4)
     except (OSError, StoreError) as error:
         reason = reason or str(error)
-    if broker.sends.disk_full and state == "ok":
-        state, reason = "full", broker.sends.disk_full
     return DiskView(
         state=state, reason=reason, total_bytes=total, free_bytes=free, used_ratio=ratio
     )
 
 
-def _peers(broker: Broker, status: dict[str, object]) -> list[PeerView]:
-    if broker.config.is_classic:
-        return _slaves(broker)
+def _peers(parts: Parts, status: dict[str, object]) -> list[PeerView]:
+    if parts.context.config.is_classic:
+        return _slaves(parts)
     last = _number(status.get("last_index"))
     told: Any = status.get("peers") or {}
     return [
         PeerView(
             id=peer,
-            address=broker.state.addresses.get(peer, ""),
+            address=parts.context.state.addresses.get(peer, ""),
             voter=bool(seen.get("voter", True)),
             connected=bool(seen.get("connected")),
             match_index=_number(seen.get("match")),
@@ -246,9 +243,9 @@ def _peers(broker: Broker, status: dict[str, object]) -> list[PeerView]:
     ]
 
 
-def _slaves(broker: Broker) -> list[PeerView]:
+def _slaves(parts: Parts) -> list[PeerView]:
     """Return a classic master's slaves, as their links show them."""
-    engine = broker.classic
+    engine = parts.context.log.classic
     if engine.is_slave:
         return []
     return [
@@ -270,14 +267,14 @@ def _slaves(broker: Broker) -> list[PeerView]:
     ]
 
 
-def _members(broker: Broker) -> list[MemberView]:
+def _members(members: Members) -> list[MemberView]:
     return [
         MemberView(id=one.id, address=one.address, role=one.role, broker_id=one.broker_id)
-        for one in _progress(broker)
+        for one in _progress(members)
     ]
 
 
-def _progress(broker: Broker) -> list[MemberProgressView]:
+def _progress(members: Members) -> list[MemberProgressView]:
     return [
         MemberProgressView(
             id=row["node_id"],
@@ -288,7 +285,7 @@ def _progress(broker: Broker) -> list[MemberProgressView]:
             lag_frames=row["lag"],
             whole=row["whole"],
         )
-        for row in broker.operators.members.rows()
+        for row in members.rows()
     ]
 
 

@@ -1,14 +1,12 @@
 """Configuration, log levels and statistics of this node.
 
 Keys that may be changed while the broker runs are declared so (broker.config, `live=True`); a
-change lasts until the process ends: broker.conf is the operator's.
+change lasts until the process ends: parts.conf is the operator's.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from raftmq.broker.config import OPTIONS, change_live, parse_live
+from raftmq.broker.config import OPTIONS, parse_live
 from raftmq.broker.http.views import (
     ChangedView,
     Changes,
@@ -21,7 +19,9 @@ from raftmq.broker.http.views import (
     SettingView,
     StatisticsView,
 )
+from raftmq.broker.operating.parts import Parts
 from raftmq.broker.operating.runtime import runtime_info
+from raftmq.broker.operating.upkeep import change
 from raftmq.ops import logs
 from raftmq.ops.options import ConfigError
 from raftmq.ops.versions import version_of
@@ -30,15 +30,12 @@ from raftmq.web.problem import invalid, not_found
 from raftmq.web.schema import INTEGER_MAX
 from raftmq.web.versions import unmet
 
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
-
 
 class SettingOperations:
     """The operations on configuration, log levels and statistics."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def operations(self) -> list[Operation]:
         levels = "/api/v1/log-levels"
@@ -62,7 +59,7 @@ class SettingOperations:
         return Reply(self._view(), version=self._version())
 
     def _view(self) -> ConfigView:
-        config = self._broker.config
+        config = self._parts.context.config
         return ConfigView(
             items=[
                 SettingView(
@@ -79,7 +76,7 @@ class SettingOperations:
         )
 
     def _version(self) -> str:
-        config = self._broker.config
+        config = self._parts.context.config
         return version_of({key: getattr(config, o.name) for key, o in OPTIONS.items()})
 
     async def change(self, call: Call) -> Reply:
@@ -92,10 +89,9 @@ class SettingOperations:
             raise invalid(wrong)
         try:
             wanted = parse_live(call.body)
-            change_live(self._broker.config, wanted.live)
+            change(self._parts.context.config, wanted.live)
         except ConfigError as error:
             raise invalid([("", str(error))]) from error
-        self._broker.live_changed(wanted.live)
         view = ChangedView(applied=wanted.live, needs_restart=sorted(wanted.fixed))
         return Reply(view, version=self._version())
 
@@ -111,9 +107,9 @@ class SettingOperations:
         return LevelView(logger=name, level=level)
 
     async def statistics(self, _: Call) -> StatisticsView:
-        results = sorted(self._broker.sends.results.items())
+        results = sorted(self._parts.sends.results.items())
         return StatisticsView(
-            runtime=runtime_info(self._broker),
+            runtime=runtime_info(self._parts),
             sends=[
                 SendResultView(code=code, reason=reason, count=count)
                 for (code, reason), count in results

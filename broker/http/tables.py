@@ -1,12 +1,13 @@
 """Topics and subscription groups. Every replica lists what it has applied; changes go through the
-log, where their If-Match is compared (broker.tables.state)."""
+log, where their If-Match is compared (context.tables.state)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from raftmq.broker.context import Context
 from raftmq.broker.http.views import (
     GroupDeleteQuery,
     GroupPath,
@@ -21,7 +22,7 @@ from raftmq.broker.http.views import (
     TopicView,
     TopicWanted,
 )
-from raftmq.broker.operating.admin import Admin
+from raftmq.broker.operating.catalog import Catalog
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import entry_version
 from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
@@ -31,9 +32,6 @@ from raftmq.store.record import store_timestamp_at
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.paging import PageQuery, page
 from raftmq.web.problem import invalid, not_found
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 RECORD_HEAD_BYTES = 128  # the beginning with the store time; every record is longer
 SORTED_ON_LOOP_MAX = 2_000
@@ -47,9 +45,9 @@ T = TypeVar("T")
 class TableOperations:
     """The operations on topics and subscription groups."""
 
-    def __init__(self, broker: Broker, admin: Admin) -> None:
-        self._broker = broker
-        self._admin = admin
+    def __init__(self, context: Context, catalog: Catalog) -> None:
+        self._context = context
+        self._catalog = catalog
 
     def operations(self) -> list[Operation]:
         topic, topics = "/api/v1/topics/{topic}", "/api/v1/topics"
@@ -84,14 +82,14 @@ class TableOperations:
     # ---- topics ---------------------------------------------------------------------------
 
     async def topics(self, call: Call) -> dict[str, Any]:
-        table = self._broker.state.topics.entries
+        table = self._context.state.topics.entries
         return await paged(table.values(), lambda t: t.name, topic_view, call.query)
 
     async def topic(self, call: Call) -> Reply:
         return _versioned(self._topic(call.parameters.topic), topic_view)
 
     def _topic(self, name: str) -> TopicConfig:
-        found = self._broker.state.topics.get(name)
+        found = self._context.state.topics.get(name)
         if found is None:
             raise not_found(f"there is no topic {name}")
         return found
@@ -101,11 +99,11 @@ class TableOperations:
         problem = topic_problem(wanted)
         if problem:
             raise invalid([("", problem)])
-        await self._admin.change_topic(wanted, call.condition)
+        await self._catalog.change_topic(wanted, call.condition)
         return _versioned(wanted, topic_view)
 
     async def delete_topic(self, call: Call) -> Reply:
-        await self._admin.remove_topic(call.parameters.topic, call.condition)
+        await self._catalog.remove_topic(call.parameters.topic, call.condition)
         return Reply(status=204)
 
     async def queues(self, call: Call) -> dict[str, Any]:
@@ -119,39 +117,39 @@ class TableOperations:
         return {**found, "items": views}
 
     def _queue(self, topic: str, queue_id: int) -> QueueView:
-        queue = self._broker.store.queues.queue(topic, queue_id)
+        queue = self._context.store.queues.queue(topic, queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         return QueueView(
             queue_id=queue_id,
             min_offset=low,
             max_offset=high,
-            last_store_time_ms=store_time_ms(self._broker, topic, queue_id, high - 1),
+            last_store_time_ms=store_time_ms(self._context, topic, queue_id, high - 1),
         )
 
     # ---- subscription groups --------------------------------------------------------------
 
     async def groups(self, call: Call) -> dict[str, Any]:
-        table = self._broker.state.groups.entries
+        table = self._context.state.groups.entries
         return await paged(table.values(), lambda g: g.name, group_view, call.query)
 
     async def group(self, call: Call) -> Reply:
         return _versioned(self._group(call.parameters.group), group_view)
 
     def _group(self, name: str) -> SubscriptionGroup:
-        found = self._broker.state.groups.get(name)
+        found = self._context.state.groups.get(name)
         if found is None:
             raise not_found(f"there is no subscription group {name}")
         return found
 
     async def put_group(self, call: Call) -> Reply:
         name = call.parameters.group
-        before = self._broker.state.groups.get(name)
+        before = self._context.state.groups.get(name)
         wanted = group_of(name, call.body, before)
-        await self._admin.change_group(wanted, _pinned(call.condition, before))
+        await self._catalog.change_group(wanted, _pinned(call.condition, before))
         return _versioned(wanted, group_view)
 
     async def delete_group(self, call: Call) -> Reply:
-        await self._admin.remove_group(
+        await self._catalog.remove_group(
             call.parameters.group, offsets=call.query.offsets, condition=call.condition
         )
         return Reply(status=204)
@@ -179,9 +177,9 @@ def _versioned(entry: Any, view: Any) -> Reply:
     return Reply(view(entry), version=entry_version(entry))
 
 
-def store_time_ms(broker: Broker, topic: str, queue_id: int, offset: int) -> int | None:
+def store_time_ms(context: Context, topic: str, queue_id: int, offset: int) -> int | None:
     """Return when the message at a queue offset was stored; None if it is not there."""
-    queue, log = broker.store.queues.queue(topic, queue_id), broker.store.commitlog
+    queue, log = context.store.queues.queue(topic, queue_id), context.store.commitlog
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return None
     position = queue.unit(offset)[0]

@@ -15,12 +15,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from raftmq.broker.accountbook import AccountBook
-from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.context import Context
+from raftmq.broker.errors import not_leader
+from raftmq.broker.service import Service
 from raftmq.remoting.acl import Accounts, AclError, account_from_config
 from raftmq.remoting.acl.signature import SIGNATURE
 from raftmq.remoting.client import RemotingClient
@@ -28,9 +30,6 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fields import text, text_or_none
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 log = logging.getLogger("raftmq.broker.acl")
 
@@ -51,14 +50,17 @@ Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
 
 
 class AclAdmin:
-    """The handlers of requests about accounts."""
+    """The handlers of requests about accounts. `enabled`: aclEnable."""
 
-    def __init__(self, broker: Broker, book: AccountBook) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, book: AccountBook, *, enabled: bool) -> None:
+        self._context = context
         self._book = book
-        self._peers = RemotingClient(tls=broker.tls.client)
+        self._enabled = enabled
+        self._peers = RemotingClient(tls=context.tls.client)
 
-    def handlers(self) -> dict[int, Handler]:
+    def service(self) -> Service:
+        if not self._enabled:
+            return Service(handlers=dict.fromkeys(CODES, switched_off))
         handlers = (
             self._by_leader(self._put),
             self._by_leader(self._delete),
@@ -66,7 +68,8 @@ class AclAdmin:
             self._by_leader(self._white_addresses),
             self._config,
         )
-        return dict(zip(CODES, handlers, strict=True))
+        by_code: dict[int, Handler] = dict(zip(CODES, handlers, strict=True))
+        return Service(handlers=by_code, stop=self._peers.close)
 
     def _by_leader(self, handler: Change) -> Handler:
         """Return a handler that has the leader make the change. Apache's tools send a change of a
@@ -75,8 +78,8 @@ class AclAdmin:
         which checked it."""
 
         async def at_leader(connection: Connection, request: RemotingCommand) -> RemotingCommand:
-            roles = self._broker.roles
-            if self._broker.config.is_classic or roles.leading or request.remark == PASSED_ON:
+            roles = self._context.roles
+            if self._context.config.is_classic or roles.leading or request.remark == PASSED_ON:
                 return await handler(connection, request)
             address = roles.leader_address
             if not address:
@@ -84,7 +87,7 @@ class AclAdmin:
             ext = dict(request.ext or {})
             command = RemotingCommand.request(request.code, ext, request.body)
             command.remark = PASSED_ON  # not part of what is signed
-            own = self._broker.config.inner_credentials
+            own = self._context.config.inner_credentials
             if SIGNATURE not in ext and own is not None:
                 own.sign(command)
             answer = await self._peers.invoke(address, command, PASS_ON_TIMEOUT_MS)
@@ -94,16 +97,13 @@ class AclAdmin:
 
         return at_leader
 
-    async def stop(self) -> None:
-        await self._peers.close()
-
     async def _put(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         key = text(request.ext, "accessKey")
         value: dict[str, Any] = dict(request.ext or {})
         for name in ("topicPerms", "groupPerms"):
             if name in value:
                 value[name] = split(value[name])
-        now_ms = self._broker.wall_ms()
+        now_ms = self._context.wall_ms()
         try:
             await self._book.change(
                 lambda accounts: accounts.with_account(
@@ -117,7 +117,7 @@ class AclAdmin:
 
     async def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         key = text(request.ext, "accessKey")
-        now_ms = self._broker.wall_ms()
+        now_ms = self._context.wall_ms()
         try:
             await self._book.change(lambda accounts: self._without(accounts, key, now_ms))
         except AclError as error:
@@ -128,7 +128,7 @@ class AclAdmin:
     def _without(self, accounts: Accounts, key: str, now_ms: int) -> Accounts:
         """Delete an account. In a Raft group it may have been deleted through another replica a
         moment ago: tools send the deletion to each."""
-        if key not in accounts.by_key and not self._broker.config.is_classic:
+        if key not in accounts.by_key and not self._context.config.is_classic:
             return accounts
         return accounts.without(key, now_ms)
 
@@ -136,7 +136,7 @@ class AclAdmin:
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
         addresses = split(text_or_none(request.ext, "globalWhiteAddrs") or "")
-        now_ms = self._broker.wall_ms()
+        now_ms = self._context.wall_ms()
         try:
             await self._book.change(lambda found: found.with_white_addresses(addresses, now_ms))
         except AclError as error:
@@ -147,12 +147,12 @@ class AclAdmin:
 
     def _version(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         version = self._book.current().data_version()
-        config = self._broker.config
+        config = self._context.config
         ext = {
             "version": orjson.dumps(version).decode(),
             "allAclFileVersion": orjson.dumps({self._book.path: version}).decode(),
             "brokerName": config.broker_name,
-            "brokerAddr": self._broker.address,
+            "brokerAddr": self._context.address,
             "clusterName": config.broker_cluster_name,
         }
         return RemotingCommand.response_to(request, ext=ext)

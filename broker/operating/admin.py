@@ -7,48 +7,35 @@ survives a failover exactly. Reads are served from what this replica has applied
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from raftmq.broker.clients import ClientTable
-from raftmq.broker.config import BrokerConfig
+from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, StateError
-from raftmq.broker.tables.groups import SubscriptionGroup, group_from_json
-from raftmq.broker.tables.state import (
-    BrokerState,
-    delete_group,
-    delete_topic,
-    forget_offsets,
-    put_group,
-    put_topic,
-)
-from raftmq.broker.tables.topics import DEFAULT_TOPIC, SYSTEM_TOPICS, TopicConfig, topic_problem
-from raftmq.ops.versions import Condition
+from raftmq.broker.operating.catalog import Catalog
+from raftmq.broker.tables.groups import group_from_json
+from raftmq.broker.tables.topics import DEFAULT_TOPIC, TopicConfig
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.remoting.fields import boolean_or, text
-from raftmq.web.versions import unmet
 
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The handlers for administration. `propose(payload)` returns once the command is applied."""
+    """The handlers for administration."""
 
-    config: BrokerConfig
-    state: BrokerState
+    context: Context
+    catalog: Catalog
     clients: ClientTable
-    propose: Callable[[bytes], Awaitable[int]]
     template: TopicConfig | None  # template of auto-created topics, shown to tools
     runtime_info: Callable[[], dict[str, str]]
-    ha_status: Callable[[], dict[str, object]]
-    hand_over: Callable[[str], str]  # node id or "" → id of the new leader
-    spread: Callable[[], Awaitable[None]]  # returns when the name servers know the topics
 
     def handlers(self) -> dict[int, Handler]:
         code = RequestCode
@@ -83,48 +70,16 @@ class Admin:
             header.sys_flag,
             header.order,
         )
-        await self.change_topic(topic)
+        await self.catalog.change_topic(topic)
         return RemotingCommand.response_to(request)
-
-    async def change_topic(self, topic: TopicConfig, condition: Condition | None = None) -> None:
-        """Create or change a topic. Raises Refused, ApiProblem (412), RaftError."""
-        problem = topic_problem(topic)
-        if problem or topic.name in self._reserved():
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, problem or f"topic [{topic.name}] is the system's"
-            )
-        if (
-            self.state.topics.get(topic.name) is None
-            and len(self.state.topics.entries) >= self.config.topics_max
-        ):
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY, f"[BUSY] there are {self.config.topics_max} topics"
-            )
-        await self._propose_if(put_topic(topic, condition=condition))
-        await self.spread()
 
     async def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        await self.remove_topic(text(request.ext, "topic"))
+        await self.catalog.remove_topic(text(request.ext, "topic"))
         return RemotingCommand.response_to(request)
 
-    async def remove_topic(self, name: str, condition: Condition | None = None) -> None:
-        """Delete a topic and the offsets committed for it. Raises as `change_topic`."""
-        if name in self._reserved():
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{name}] is the system's")
-        await self._propose_if(delete_topic(name, condition=condition))
-        if condition is not None:
-            await self.propose(forget_offsets(topic=name))
-
-    async def _propose_if(self, command: bytes) -> None:
-        """Propose a command that may be conditional. Raises ApiProblem (412) if its condition was
-        not met where it was applied."""
-        index = await self.propose(command)
-        if index in self.state.unmet:
-            raise unmet(self.state.unmet.pop(index))
-
     def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        value = self.state.topics.to_json()
-        for internal in self.state.topics.internal.values():
+        value = self.context.state.topics.to_json()
+        for internal in self.context.state.topics.internal.values():
             value["topicConfigTable"][internal.name] = internal.to_json()
         if self.template is not None:
             value["topicConfigTable"][self.template.name] = self.template.to_json()
@@ -132,15 +87,12 @@ class Admin:
 
     def topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         name = text(request.ext, "topic")
-        found = self.state.topics.get(name)
+        found = self.context.state.topics.get(name)
         if found is None and self.template is not None and name == DEFAULT_TOPIC:
             found = self.template
         if found is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
         return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
-
-    def _reserved(self) -> frozenset[str]:
-        return SYSTEM_TOPICS | {self.config.broker_cluster_name, self.config.broker_name}
 
     # ---- groups ---------------------------------------------------------------------------
 
@@ -149,50 +101,38 @@ class Admin:
             group = group_from_json(loads_object(request.body))
         except StateError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        await self.change_group(group)
+        await self.catalog.change_group(group)
         return RemotingCommand.response_to(request)
-
-    async def change_group(
-        self, group: SubscriptionGroup, condition: Condition | None = None
-    ) -> None:
-        """Create or change a group. Raises as `change_topic`."""
-        await self._propose_if(put_group(group, condition=condition))
 
     async def delete_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         name = text(request.ext, "groupName")
         offsets = boolean_or(request.ext, "removeOffset", False) or boolean_or(
             request.ext, "cleanOffset", False
         )
-        await self.remove_group(name, offsets=offsets)
+        await self.catalog.remove_group(name, offsets=offsets)
         return RemotingCommand.response_to(request)
 
-    async def remove_group(
-        self, name: str, *, offsets: bool, condition: Condition | None = None
-    ) -> None:
-        """Delete a group; with `offsets` its offsets, too. Raises as `change_topic`."""
-        await self._propose_if(delete_group(name, offsets=offsets, condition=condition))
-        if condition is not None and offsets:
-            await self.propose(forget_offsets(group=name))
-
     def all_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        body = orjson.dumps(self.state.groups.to_json())
+        body = orjson.dumps(self.context.state.groups.to_json())
         return RemotingCommand.response_to(request, body=body)
 
     def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        body = orjson.dumps(self.state.offsets.to_json())
+        body = orjson.dumps(self.context.state.offsets.to_json())
         return RemotingCommand.response_to(request, body=body)
 
     def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        body = orjson.dumps(self.state.delays.to_json())
+        body = orjson.dumps(self.context.state.delays.to_json())
         return RemotingCommand.response_to(request, body=body)
 
     def broker_ha_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer in classic mode; a Raft replica has no HA connections (28 tells of its peers)."""
-        if not self.config.is_classic:
+        if not self.context.config.is_classic:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "a Raft replica has no HA connections"
             )
-        return RemotingCommand.response_to(request, body=dumps(self.ha_status()))
+        return RemotingCommand.response_to(
+            request, body=dumps(self.context.log.classic.ha_status())
+        )
 
     # ---- clients and the broker itself -----------------------------------------------------
 
@@ -215,14 +155,14 @@ class Admin:
 
     def broker_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         version = orjson.dumps({"counter": 0, "stateVersion": 0, "timestamp": 0}).decode()
-        body = self.config.properties_text().encode()
+        body = self.context.config.properties_text().encode()
         return RemotingCommand.response_to(request, ext={"version": version}, body=body)
 
     async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Begin to hand leadership over: ext `target` (node id; none: the follower that has most).
         Answered once it has begun, with ext `target`; whether it succeeds shows in the roles
         (28)."""
-        target = self.hand_over((request.ext or {}).get("target", ""))
+        target = self.context.log.hand_over((request.ext or {}).get("target", ""))
         return RemotingCommand.response_to(request, ext={"target": target})
 
     def runtime(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

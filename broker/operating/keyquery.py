@@ -18,14 +18,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from raftmq.broker.config import MIB, BrokerConfig
 from raftmq.broker.errors import Refused
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.service import Service
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 from raftmq.store.errors import StoreError
 from raftmq.store.messageindex import KeyQuery
 
@@ -39,6 +42,18 @@ BEHIND_BYTES_MAX = 256 * MIB  # of log
 CATCH_UP_NS_MAX = 2_000 * MS  # below the 3 s that clients wait
 RETRY_NS = 10_000 * MS
 NOT_FOUND = "can not find message, maybe time range not correct"  # as Apache's broker says it
+
+
+@dataclass(frozen=True, slots=True)
+class KeyWanted:
+    """A query by key; times are store times."""
+
+    topic: str
+    key: str
+    unique_key: bool  # the key is a UNIQ_KEY
+    count_max: int
+    begin_ms: int
+    end_ms: int
 
 
 class IndexedStore(Protocol):
@@ -69,8 +84,11 @@ class KeyQueries:
         self._behind_bytes = 0  # as of the last step
         self._resume_ns = 0
 
-    def handlers(self) -> dict[int, Handler]:
-        return {int(RequestCode.QUERY_MESSAGE): self.query_message}
+    def service(self) -> Service:
+        return Service(
+            handlers={int(RequestCode.QUERY_MESSAGE): self.query_message},
+            chores=[Chore("index", 0, self.tick)],
+        )
 
     def tick(self) -> None:
         now_ns = self._clock_ns()
@@ -103,25 +121,38 @@ class KeyQueries:
                 return
             await asyncio.sleep(0)
 
-    async def query_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_MESSAGE (12), on any replica. A key that is a UNIQ_KEY has its own limit, as
-        with Apache's broker."""
-        header = QueryMessageHeader.parse(request.ext)
+    async def find(self, wanted: KeyWanted) -> KeyQuery:
+        """Return the newest messages with a key, in the order of the log. A UNIQ_KEY has its own
+        limit, as with Apache's broker. Raises Refused."""
         config = self._config
-        wanted = config.default_query_max_num if header.unique_key else header.count_max
+        count = config.default_query_max_num if wanted.unique_key else wanted.count_max
         await self.catch_up()
         try:
-            found = self._store.query(
-                header.topic,
-                header.key,
-                min(wanted, config.max_msgs_num_batch),
-                header.begin_timestamp_ms,
-                header.end_timestamp_ms,
+            return self._store.query(
+                wanted.topic,
+                wanted.key,
+                min(count, config.max_msgs_num_batch),
+                wanted.begin_ms,
+                wanted.end_ms,
             )
         except (OSError, StoreError) as error:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"the index cannot be read: {error}"
             ) from error
+
+    async def query_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Answer QUERY_MESSAGE (12), on any replica."""
+        header = QueryMessageHeader.parse(request.ext)
+        found = await self.find(
+            KeyWanted(
+                header.topic,
+                header.key,
+                header.unique_key,
+                header.count_max,
+                header.begin_timestamp_ms,
+                header.end_timestamp_ms,
+            )
+        )
         ext = {
             "indexLastUpdateTimestamp": str(found.index_timestamp_ms),
             "indexLastUpdatePhyoffset": str(found.index_offset),

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
-from raftmq.broker.replication.engine import RaftEngine
+from raftmq.broker.operating.parts import Parts
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
@@ -26,9 +25,6 @@ from raftmq.remoting.budgetfigures import tell as tell_budgets
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.tlsfigures import tell
 from raftmq.store.errors import StoreError
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 LAG_QUEUES_MAX = 20_000  # in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
 ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")
@@ -56,29 +52,24 @@ OTHER_REASON = "other"
 
 
 class BrokerMetrics:
-    """Collects a broker's metrics; one per broker. Call `watch` when the broker is built, `stop`
-    with it."""
+    """Collects a broker's metrics; one per broker. `append` and `fsync` observe group commits and
+    fdatasyncs."""
 
-    def __init__(self, broker: Broker, fsync: Timings) -> None:
-        """`fsync`: of the CommitLog, as the store measures it."""
-        self.append = Timings()
+    def __init__(self, parts: Parts, append: Timings, fsync: Timings) -> None:
+        self.append = append
         self.fsync = fsync
         self.elections = 0
         self.leader_changes = 0
         self.leadership_lost = dict.fromkeys([*(name for _, name in REASONS), OTHER_REASON], 0)
-        self.requests: dict[int, int] = {}  # except sends, by code
-        self._broker = broker
+        self._parts = parts
         self._lag = LoopLag(Timings(LAG_BOUNDS_S))
-        self._watching = False
         self._was = Role.FOLLOWER
         self._term = 0
         self._leader: str | None = None
         self._exposition = Exposition(self._collect)
 
-    def watch(self) -> None:
-        """Begin to observe; called on the loop when all parts of the broker exist."""
-        self._broker.sends.on_stored = self.append.observe
-        self._watching = True
+    def start(self) -> None:
+        """Begin to observe the loop."""
         self._lag.start()
 
     def stop(self) -> None:
@@ -100,15 +91,11 @@ class BrokerMetrics:
             self._leader = event.leader
         self._was, self._term = event.role, event.term
 
-    def request(self, code: int) -> None:
-        """Count a request other than a send."""
-        self.requests[code] = self.requests.get(code, 0) + 1
-
     # ---- a scrape -------------------------------------------------------------------------
 
     def _collect(self) -> Iterable[Metric]:
-        broker = self._broker
-        config = broker.config
+        parts = self._parts
+        config = parts.context.config
         families = Families(
             (
                 ("cluster", config.broker_cluster_name),
@@ -118,26 +105,25 @@ class BrokerMetrics:
         )
         self._process(families)
         self._proofs(families)
-        if self._watching:
-            status = broker.engine.status()
-            self._flow(families)
-            self._bounds(families)
-            self._log(families)
-            self._disk(families)
-            self._lags(families)
-            self._delayed(families)
-            self._timers(families)
-            self._transactions(families)
-            if config.is_classic:
-                self._ha(families)
-            else:
-                self._raft(families, status)
-                self._peers(families, status)
+        status = parts.context.log.status()
+        self._flow(families)
+        self._bounds(families)
+        self._log(families)
+        self._disk(families)
+        self._lags(families)
+        self._delayed(families)
+        self._timers(families)
+        self._transactions(families)
+        if config.is_classic:
+            self._ha(families)
+        else:
+            self._raft(families, status)
+            self._peers(families, status)
         return families.all
 
     def _process(self, families: Families) -> None:
-        broker = self._broker
-        config = broker.config
+        parts = self._parts
+        config = parts.context.config
         families.gauges(
             "rocketmq_broker_info",
             "What this process runs; always 1.",
@@ -155,12 +141,14 @@ class BrokerMetrics:
             ],
         )
         families.gauge(
-            "rocketmq_start_time_seconds", "When it started, Unix time.", broker.boot_ms / 1000
+            "rocketmq_start_time_seconds",
+            "When it started, Unix time.",
+            parts.context.life.boot_ms / 1000,
         )
         families.gauge(
             "rocketmq_leading",
             "1 if this replica takes sends: a ready leader, or a master.",
-            float(broker.roles.leading),
+            float(parts.context.roles.leading),
         )
         families.histogram(
             "rocketmq_event_loop_lag_seconds",
@@ -170,23 +158,23 @@ class BrokerMetrics:
 
     def _bounds(self, families: Families) -> None:
         """Collect the bounds of what peers may cause here, and contained failures."""
-        tell_budgets(families, "rocketmq", self._broker.server.budgets)
+        tell_budgets(families, "rocketmq", self._parts.server.budgets)
         families.counters(
             "rocketmq_contained_failures_total",
             "What was to be done for clients while frames were applied, and failed; see the log.",
             ("what",),
-            [((what,), n) for what, n in sorted(self._broker.contained.counts.items())],
+            [((what,), n) for what, n in sorted(self._parts.context.contained.counts.items())],
         )
         families.counter(
             "rocketmq_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
         )
 
     def _proofs(self, families: Families) -> None:
-        gates = self._broker.gates.all
+        gates = self._parts.gates.all
         families.gauge(
             "rocketmq_peers_prove_themselves",
             "1 if no peer comes to the Raft or HA port, or is dialled, without a proof.",
-            float(self._broker.gates.proof_required),
+            float(self._parts.gates.proof_required),
         )
         families.counter(
             "rocketmq_peer_proofs_refused_total",
@@ -200,8 +188,8 @@ class BrokerMetrics:
         )
 
     def _flow(self, families: Families) -> None:
-        broker = self._broker
-        sends, pulls, config = broker.sends, broker.pulls, broker.config
+        parts = self._parts
+        sends, pulls, config = parts.sends, parts.pulls, parts.context.config
         families.counters(
             "rocketmq_sends_total",
             "Sends answered, by response code and the reason its remark begins with.",
@@ -221,7 +209,7 @@ class BrokerMetrics:
             "rocketmq_requests_total",
             "Requests other than sends, by request code.",
             ("request",),
-            [((request_name(code),), n) for code, n in sorted(self.requests.items())],
+            [((request_name(code),), n) for code, n in sorted(parts.guard.requests.items())],
         )
         families.counter("rocketmq_messages_in_total", "Messages stored.", sends.put_count)
         families.counter(
@@ -242,7 +230,7 @@ class BrokerMetrics:
         families.gauge(
             "rocketmq_sends_waiting_limit_bytes",
             "Above, sends are refused: waitingBytesMax, or less while they wait for long.",
-            broker.sends.held_bytes_max,
+            parts.sends.held_bytes_max,
         )
         families.gauge(
             "rocketmq_group_commits_inflight",
@@ -251,28 +239,28 @@ class BrokerMetrics:
         )
         families.gauge("rocketmq_pulls_held", "Pulls that wait for a message.", pulls.holds.count)
         families.gauge("rocketmq_pulls_held_limit", "heldPullsMax.", config.held_pulls_max)
-        received, sent = broker.server.traffic_bytes
+        received, sent = parts.server.traffic_bytes
         families.counter("rocketmq_received_bytes_total", "Bytes from clients.", received)
         families.counter("rocketmq_sent_bytes_total", "Bytes to clients.", sent)
         families.gauge(
-            "rocketmq_connections", "Open client connections.", len(broker.server.connections)
+            "rocketmq_connections", "Open client connections.", len(parts.server.connections)
         )
         families.counter(
             "rocketmq_connections_accepted_total",
             "Client connections accepted.",
-            broker.server.accepted_count,
+            parts.server.accepted_count,
         )
         families.counter(
             "rocketmq_connections_refused_total",
             "Client connections closed for want of room.",
-            broker.server.refused_count,
+            parts.server.refused_count,
         )
-        tell(families, "rocketmq", broker.tls)
-        families.gauge("rocketmq_clients", "Memberships of clients.", broker.clients.count)
-        families.gauge("rocketmq_topics", "Topics.", len(broker.state.topics.entries))
+        tell(families, "rocketmq", parts.context.tls)
+        families.gauge("rocketmq_clients", "Memberships of clients.", parts.clients.count)
+        families.gauge("rocketmq_topics", "Topics.", len(parts.context.state.topics.entries))
 
     def _log(self, families: Families) -> None:
-        store = self._broker.store
+        store = self._parts.context.store
         log = store.commitlog
         families.histogram(
             "rocketmq_commitlog_fsync_duration_seconds",
@@ -308,9 +296,9 @@ class BrokerMetrics:
         )
 
     def _disk(self, families: Families) -> None:
-        broker = self._broker
+        parts = self._parts
         try:
-            usage = broker.disk.usage()
+            usage = parts.context.disk.usage()
         except OSError:  # shown by the figures' absence, and by raft_disk_state
             return
         families.gauge(
@@ -322,16 +310,16 @@ class BrokerMetrics:
         families.gauge(
             "rocketmq_disk_full",
             "1 while this replica takes no sends for want of room.",
-            float(bool(broker.sends.disk_full)),
+            float(bool(parts.sends.disk_full)),
         )
 
     def _lags(self, families: Families) -> None:
-        broker = self._broker
+        parts = self._parts
         lags: list[tuple[int, str, str]] = []
         pairs = 0
-        if broker.roles.leading:
-            lags, pairs = lags_of(broker)
-        most = heapq.nlargest(broker.config.metrics_series_max, lags)
+        if parts.context.roles.leading:
+            lags, pairs = lags_of(parts)
+        most = heapq.nlargest(parts.context.config.metrics_series_max, lags)
         families.gauges(
             "rocketmq_consumer_lag_messages",
             "Messages between a group's offsets and the ends of a topic's queues.",
@@ -406,9 +394,9 @@ class BrokerMetrics:
     def _peers(self, families: Families, status: dict[str, object]) -> None:
         peers = status["peers"]
         assert isinstance(peers, dict)
-        engine = self._broker.engine
+        engine = self._parts.context.log.raft
         progress = {}
-        if isinstance(engine, RaftEngine) and "commit_index" in status:
+        if engine is not None and "commit_index" in status:
             progress = engine.core.progress
             families.gauge(
                 "raft_voters", "Members that count, as this one knows.", len(engine.core.voters)
@@ -462,7 +450,7 @@ class BrokerMetrics:
 
     def _delayed(self, families: Families) -> None:
         try:
-            levels = self._broker.delays.look()
+            levels = self._parts.delays.look()
         except (OSError, StoreError):
             levels = []  # the disk's state has a metric of its own
         families.gauges(
@@ -480,7 +468,7 @@ class BrokerMetrics:
 
     def _timers(self, families: Families) -> None:
         try:
-            view = self._broker.timers.look()
+            view = self._parts.timers.look()
         except (OSError, StoreError):
             return
         families.gauge(
@@ -498,18 +486,18 @@ class BrokerMetrics:
             "Timer messages that this process delivered, or stored once more for retention.",
             ("result",),
             [
-                (("delivered",), self._broker.timers.delivered_count),
-                (("stored_again",), self._broker.timers.rolled_count),
+                (("delivered",), self._parts.timers.delivered_count),
+                (("stored_again",), self._parts.timers.rolled_count),
             ],
         )
 
     def _transactions(self, families: Families) -> None:
-        transactions = self._broker.transactions
+        transactions = self._parts.transactions
         counts = transactions.counts
         families.gauge(
             "rocketmq_transactions_open",
             "Half messages that have not ended; 0 on who does not lead.",
-            transactions.open_count,
+            self._parts.halves.open_count,
         )
         families.counters(
             "rocketmq_transactions_total",
@@ -525,9 +513,9 @@ class BrokerMetrics:
 
     def _ha(self, families: Families) -> None:
         """Collect classic mode's figures, each side as far as it knows."""
-        broker = self._broker
-        engine = broker.classic
-        end = broker.store.commitlog.max_offset
+        parts = self._parts
+        engine = parts.context.log.classic
+        end = parts.context.store.commitlog.max_offset
         if engine.is_slave:
             families.gauge(
                 "rocketmq_ha_connected",
@@ -578,10 +566,10 @@ def request_name(code: int) -> str:
         return str(code)
 
 
-def lags_of(broker: Broker) -> tuple[list[tuple[int, str, str]], int]:
+def lags_of(parts: Parts) -> tuple[list[tuple[int, str, str]], int]:
     """Return (lag, group, topic) of the pairs looked at, and the number of all pairs."""
-    offsets = broker.state.offsets.offsets
-    queue_of = broker.store.queues.queue
+    offsets = parts.context.state.offsets.offsets
+    queue_of = parts.context.store.queues.queue
     lags: list[tuple[int, str, str]] = []
     room = LAG_QUEUES_MAX
     for (topic, group), queues in offsets.items():

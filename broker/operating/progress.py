@@ -41,7 +41,7 @@ class ProgressQueries:
     """The handlers. `address`: this broker's address, as clients know it."""
 
     broker_name: str
-    address: Callable[[], str]
+    address: str
     state: BrokerState
     store: MessageStore
     clients: ClientTable
@@ -147,7 +147,7 @@ class ProgressQueries:
             if parts:
                 listed.append({group: parts})
         total = max(-JAVA_LONG_MAX, min(total, JAVA_LONG_MAX))  # a group may commit any offset
-        value = {"brokerAddr": self.address(), "consumeStatsList": listed, "totalDiff": total}
+        value = {"brokerAddr": self.address, "consumeStatsList": listed, "totalDiff": total}
         return RemotingCommand.response_to(request, body=await _written(value))
 
     async def _stats(self, group: str, names: Iterable[str]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class ProgressQueries:
     def topics_of_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer QUERY_TOPICS_BY_CONSUMER (343)."""
         topics = self._topics_of(text(request.ext, "group"))
-        value = {"brokerAddr": self.address(), "topicList": topics}
+        value = {"brokerAddr": self.address, "topicList": topics}
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def subscription(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -1,11 +1,13 @@
-"""Message counts: totals since the start and at midnights, and recent rates. Pure.
+"""Message counts: totals since the start and at midnights, and recent rates.
 
 Names follow Apache's runtime info, whose totals also begin with the process.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 SAMPLE_MS = 10_000
 SAMPLES_MAX = 61  # ten minutes and the sample before them
@@ -40,3 +42,32 @@ class Rates:
                 break
             since_ms, before = sampled_ms, sampled
         return (total - before) * 1000 / max(1, now_ms - since_ms)
+
+
+class Throughput:
+    """The rates of messages stored and pulled; one per broker."""
+
+    def __init__(self, clock_ms: Callable[[], int], wall_ms: Callable[[], int],
+                 put_count: Callable[[], int], get_count: Callable[[], int]) -> None:  # fmt: skip
+        """`put_count()` and `get_count()` are the totals since the process began."""
+        self._clock_ms = clock_ms
+        self._wall_ms = wall_ms
+        self._put_count = put_count
+        self._get_count = get_count
+        self.put = Rates(clock_ms(), self._today())
+        self.get = Rates(clock_ms(), self._today())
+
+    def sample(self) -> None:
+        """Note the totals; a chore, every SAMPLE_MS."""
+        now_ms, today = self._clock_ms(), self._today()
+        self.put.sample(now_ms, self._put_count(), today)
+        self.get.sample(now_ms, self._get_count(), today)
+
+    def put_text(self) -> str:
+        return self.put.text(self._clock_ms(), self._put_count())
+
+    def get_text(self) -> str:
+        return self.get.text(self._clock_ms(), self._get_count())
+
+    def _today(self) -> int:
+        return time.localtime(self._wall_ms() / 1000).tm_yday

@@ -7,65 +7,61 @@ It must be visible who leads even when a disk is bad: a figure that cannot be re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from raftmq.broker.operating.parts import Parts
 from raftmq.remoting.codes import MQ_VERSION
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import FrameError
 
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
-
-def runtime_info(broker: Broker) -> dict[str, str]:
+def runtime_info(parts: Parts) -> dict[str, str]:
     """Return Apache's keys as far as they apply here, and this replica's own view of Raft."""
-    config, store = broker.config, broker.store
-    status = broker.engine.status()
-    clock_ms = broker.clock_ms()
+    config, store = parts.context.config, parts.context.store
+    status = parts.context.log.status()
     log = store.commitlog
     info = {
         "brokerVersionDesc": "V4_9_8",
         "brokerVersion": str(MQ_VERSION),
         "brokerActive": "true",
-        "brokerRole": _role(broker),
+        "brokerRole": _role(parts),
         "flushDiskType": config.flush_disk_type,
-        "bootTimestamp": str(broker.boot_ms),
-        "runtime": _duration(broker.wall_ms() - broker.boot_ms),
-        "msgPutTotalTodayNow": str(broker.sends.put_count),
-        "msgGetTotalTodayNow": str(broker.pulls.get_count),
-        "msgPutTotalTodayMorning": str(broker.put_rates.at_midnight),
-        "msgPutTotalYesterdayMorning": str(broker.put_rates.at_midnight_before),
-        "msgGetTotalTodayMorning": str(broker.get_rates.at_midnight),
-        "msgGetTotalYesterdayMorning": str(broker.get_rates.at_midnight_before),
-        "putTps": broker.put_rates.text(clock_ms, broker.sends.put_count),
-        "getTransferedTps": broker.get_rates.text(clock_ms, broker.pulls.get_count),
-        "getTransferredTps": broker.get_rates.text(clock_ms, broker.pulls.get_count),  # since 5.0
+        "bootTimestamp": str(parts.context.life.boot_ms),
+        "runtime": _duration(parts.context.wall_ms() - parts.context.life.boot_ms),
+        "msgPutTotalTodayNow": str(parts.sends.put_count),
+        "msgGetTotalTodayNow": str(parts.pulls.get_count),
+        "msgPutTotalTodayMorning": str(parts.throughput.put.at_midnight),
+        "msgPutTotalYesterdayMorning": str(parts.throughput.put.at_midnight_before),
+        "msgGetTotalTodayMorning": str(parts.throughput.get.at_midnight),
+        "msgGetTotalYesterdayMorning": str(parts.throughput.get.at_midnight_before),
+        "putTps": parts.throughput.put_text(),
+        "getTransferedTps": parts.throughput.get_text(),
+        "getTransferredTps": parts.throughput.get_text(),  # since 5.0
         "commitLogMinOffset": str(log.min_offset),
         "commitLogMaxOffset": str(log.max_offset),
-        **_from_disk(broker),
-        **broker.retention.info(),
-        **_delayed(broker),
-        **_timers(broker),
+        **_from_disk(parts),
+        **parts.retention.info(),
+        **_delayed(parts),
+        **_timers(parts),
         "remainHowManyDataToFlush": f"{log.max_offset - log.durable_offset} B",
         "dispatchBehindBytes": str(max(0, log.max_offset - store.derived.dispatched_offset)),
         "pageCacheLockTimeMills": "0",
-        "sendThreadPoolQueueSize": str(broker.sends.pending_count),
+        "sendThreadPoolQueueSize": str(parts.sends.pending_count),
         "sendThreadPoolQueueCapacity": str(config.frames_in_flight_max),
         "sendThreadPoolQueueHeadWaitTimeMills": "0",
-        "sendWaitingBytes": str(broker.sends.held_bytes),
+        "sendWaitingBytes": str(parts.sends.held_bytes),
         "sendWaitingBytesMax": str(config.waiting_bytes_max),
-        "pullThreadPoolQueueSize": str(broker.pulls.holds.count),
+        "pullThreadPoolQueueSize": str(parts.pulls.holds.count),
         "pullThreadPoolQueueCapacity": str(config.held_pulls_max),
         "pullThreadPoolQueueHeadWaitTimeMills": "0",
-        "clientCount": str(broker.clients.count),
-        "httpAddress": broker.http.address,
-        "aclEnable": str(broker.access.enabled).lower(),
-        "aclRefused": str(broker.access.refused_count),
-        "aclDropped": str(broker.access.dropped_count),
-        "tlsFilesRefused": broker.tls.error,
+        "clientCount": str(parts.clients.count),
+        "httpAddress": parts.context.http_address,
+        "aclEnable": str(parts.access.enabled).lower(),
+        "aclRefused": str(parts.access.refused_count),
+        "aclDropped": str(parts.access.dropped_count),
+        "tlsFilesRefused": parts.context.tls.error,
     }
     if config.is_classic:
-        return info | _classic(broker)
+        return info | _classic(parts)
     names = {
         "node_id": "raftSelfId",
         "role": "raftRole",
@@ -86,7 +82,7 @@ def runtime_info(broker: Broker) -> dict[str, str]:
     }
     for name, key in names.items():
         info[key] = _text(status.get(name))
-    place = broker.roles.place()
+    place = parts.context.log.place
     info["raftMembership"] = place.standing if place is not None else ""
     info["raftInstalling"] = _installing(status.get("installing"))
     return info
@@ -101,7 +97,7 @@ def _installing(state: object) -> str:
     return f"{state['received_bytes']} of {state['size_bytes']} bytes from {state['from']}"
 
 
-def _from_disk(broker: Broker) -> dict[str, str]:
+def _from_disk(parts: Parts) -> dict[str, str]:
     """Return the figures that have to be looked up on the disk."""
     bad: list[str] = []
 
@@ -112,8 +108,10 @@ def _from_disk(broker: Broker) -> dict[str, str]:
             bad.append(f"{what}: {error}")
             return "-1"
 
-    used = read("usage", lambda: f"{broker.disk.usage().used_ratio:.4f}")
-    earliest = read("earliestMessageTimeStamp", lambda: str(broker.store.expiry.log_start_time()))
+    used = read("usage", lambda: f"{parts.context.disk.usage().used_ratio:.4f}")
+    earliest = read(
+        "earliestMessageTimeStamp", lambda: str(parts.context.store.expiry.log_start_time())
+    )
     return {
         "commitLogDiskRatio": used,
         "consumeQueueDiskRatio": used,
@@ -122,38 +120,41 @@ def _from_disk(broker: Broker) -> dict[str, str]:
     }
 
 
-def _delayed(broker: Broker) -> dict[str, str]:
+def _delayed(parts: Parts) -> dict[str, str]:
     """Return Apache's `scheduleMessageOffset_LEVEL`: next offset to deliver, queue end."""
     try:
-        levels = broker.delays.look()
+        levels = parts.delays.look()
     except (OSError, StoreError):
         return {}  # `diskState` says why
     return {f"scheduleMessageOffset_{v.level}": f"{v.offset},{v.max_offset}" for v in levels}
 
 
-def _timers(broker: Broker) -> dict[str, str]:
+def _timers(parts: Parts) -> dict[str, str]:
     """Return our own keys: how many timer messages wait, how late the next one is."""
     try:
-        view = broker.timers.look()
+        view = parts.timers.look()
     except (OSError, StoreError):
         return {}
     return {"timerWaiting": str(view.waiting), "timerLateMs": str(view.late_ms)}
 
 
-def _role(broker: Broker) -> str:
-    if broker.config.is_classic:
-        return broker.config.broker_role
-    return "SYNC_MASTER" if broker.roles.leading else "SLAVE"
+def _role(parts: Parts) -> str:
+    if parts.context.config.is_classic:
+        return parts.context.config.broker_role
+    return "SYNC_MASTER" if parts.context.roles.leading else "SLAVE"
 
 
-def _classic(broker: Broker) -> dict[str, str]:
+def _classic(parts: Parts) -> dict[str, str]:
     """Return how far master and slaves are apart, each side as far as it knows.
 
     slaveAckOffset: on a master the highest that a slave reported, on a slave its own report.
     lastMetadataSyncMs: wall clock of the slave's last copy of topics, groups and offsets; 0: none.
     """
-    engine = broker.classic
-    end, durable = broker.store.commitlog.max_offset, broker.store.commitlog.durable_offset
+    engine = parts.context.log.classic
+    end, durable = (
+        parts.context.store.commitlog.max_offset,
+        parts.context.store.commitlog.durable_offset,
+    )
     if not engine.is_slave:
         links = list(engine.master.links)
         behind = max((end - link.acknowledged for link in links), default=0)
@@ -169,7 +170,7 @@ def _classic(broker: Broker) -> dict[str, str]:
     follower = engine.follower
     master_end = follower.comparison.master_end
     return {
-        "masterAddr": broker.roles.leader_address,
+        "masterAddr": parts.context.roles.leader_address,
         "masterHaAddr": engine.slave.master,
         "haConnected": _text(engine.slave.connected),
         "haRefused": engine.slave.refused,

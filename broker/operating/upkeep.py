@@ -4,33 +4,50 @@ expired log (329). Each replica acts for itself; nothing of this is in the log.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Mapping
 
-from raftmq.broker.config import change_live, parse_live
+from raftmq.broker.config import BrokerConfig, change_live, parse_live
+from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
+from raftmq.broker.keeper import Keeper
+from raftmq.broker.service import Service
+from raftmq.ops.logs import set_level
 from raftmq.ops.options import ConfigError
 from raftmq.ops.settings import parse_properties
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
+log = logging.getLogger("raftmq.broker.config")
+
+
+def change(config: BrokerConfig, live: Mapping[str, object]) -> None:
+    """Change live keys; for those whose part does not read the configuration each time, tell it.
+    Raises ConfigError: nothing was changed."""
+    change_live(config, live)
+    if "logLevel" in live:
+        set_level("root", str(live["logLevel"]))
+    log.info("config_changed keys=%s", ",".join(live))
 
 
 class Upkeep:
     """The handlers of upkeep requests."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, keeper: Keeper) -> None:
+        self._config = context.config
+        self._store = context.store
+        self._keeper = keeper
 
-    def handlers(self) -> dict[int, Handler]:
+    def service(self) -> Service:
         code = RequestCode
-        return {
-            int(code.UPDATE_BROKER_CONFIG): self.update_config,
-            int(code.CLEAN_EXPIRED_CONSUMEQUEUE): self.clean_queues,
-            int(code.DELETE_EXPIRED_COMMITLOG): self.delete_log,
-        }
+        return Service(
+            handlers={
+                int(code.UPDATE_BROKER_CONFIG): self.update_config,
+                int(code.CLEAN_EXPIRED_CONSUMEQUEUE): self.clean_queues,
+                int(code.DELETE_EXPIRED_COMMITLOG): self.delete_log,
+            }
+        )
 
     def update_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Change live keys (25) by a properties text: all of its keys or, when one is wrong or not
@@ -41,16 +58,15 @@ class Upkeep:
             if wanted.fixed:
                 keys = ", ".join(sorted(wanted.fixed))
                 raise ConfigError(f"{keys}: not while the broker runs; set it in broker.conf")
-            change_live(self._broker.config, wanted.live)
+            change(self._config, wanted.live)
         except (ConfigError, UnicodeDecodeError) as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        self._broker.live_changed(wanted.live)
         return RemotingCommand.response_to(request)
 
     def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Delete the part of queues whose log is gone (306). Raises Refused."""
         try:
-            self._broker.store.derived.correct_min_offset()
+            self._store.derived.correct_min_offset()
         except OSError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"queues not cleaned: {error}") from error
         return RemotingCommand.response_to(request)
@@ -58,7 +74,7 @@ class Upkeep:
     def delete_log(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Delete now what retention would delete at `deleteWhen` (329). Raises Refused."""
         try:
-            self._broker.keeper.retain(at_once=True)
+            self._keeper.retain(at_once=True)
         except OSError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"log not deleted: {error}") from error
         return RemotingCommand.response_to(request)

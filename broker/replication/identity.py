@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING
 
+from raftmq.broker.context import Context
 from raftmq.broker.replication.engine import RaftEngine
 from raftmq.broker.tables.groupid import group_id
 from raftmq.dledger.errors import RaftError
 from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -28,27 +25,27 @@ RETRY_MS = 1_000  # between attempts to propose one
 class GroupId:
     """Proposes and passes on the group id. broker.replication.members owns it and calls `look`."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._told = b""  # what the links were told
         self._proposed: asyncio.Future[int] | None = None
         self._due_ms = 0
 
     def look(self) -> None:
         """Pass a new id on to the links, propose one if needed; some times a second."""
-        engine = self._broker.engine
-        if not isinstance(engine, RaftEngine):
+        engine = self._context.log.raft
+        if engine is None:
             return
-        applied = self._broker.state.group.value
+        applied = self._context.state.group.value
         if applied != self._told:
             log.info("group_id_applied id=%s", applied.hex() or "none")
             before, self._told = self._told, applied
             engine.identity.applied(before, applied)
-        if not applied and self._broker.roles.leading and engine.all_know_group_ids:
+        if not applied and self._context.roles.leading and engine.all_know_group_ids:
             self._propose(engine)
 
     def _propose(self, engine: RaftEngine) -> None:
-        now_ms = self._broker.clock_ms()
+        now_ms = self._context.clock_ms()
         if self._proposed is not None or now_ms < self._due_ms:
             return
         self._due_ms = now_ms + RETRY_MS

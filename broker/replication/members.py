@@ -10,21 +10,21 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from raftmq.broker.consuming.queries import not_leader
-from raftmq.broker.errors import Refused
+from raftmq.broker.context import Context
+from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.registration import Registrar
 from raftmq.broker.replication.engine import Place, RaftEngine
 from raftmq.broker.replication.identity import GroupId
 from raftmq.broker.replication.preferred import PreferredLeader
+from raftmq.broker.service import Service
 from raftmq.dledger.configuration import Change, ChangeKind, Configuration
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.fastjson import dumps
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -38,16 +38,20 @@ ID = re.compile("[A-Za-z0-9_]{1,64}")  # the form of dLegerSelfId
 class Members:
     """The handler, and a chore (`look`). One per broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.preferred = PreferredLeader(broker)
-        self.group_id = GroupId(broker)
+    def __init__(self, context: Context, registrar: Registrar) -> None:
+        self._context = context
+        self._log = context.log
+        self._registrar = registrar
+        self.preferred = PreferredLeader(context)
+        self.group_id = GroupId(context)
         self._told: Place | None = None  # logged last
         self._settled: tuple[int, Configuration] | None = None  # and published
-        broker.roles.place = self._place
 
-    def handlers(self) -> dict[int, Handler]:
-        return {int(RequestCode.CHANGE_MEMBERS): self.change}
+    def service(self) -> Service:
+        return Service(
+            handlers={int(RequestCode.CHANGE_MEMBERS): self.change},
+            chores=[Chore("members", LOOK_MS, self.look)],
+        )
 
     async def change(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Change or list members. Ext `op` (add-learner, promote, remove, move; list), `memberId`,
@@ -64,7 +68,7 @@ class Members:
         engine = self.engine()
         if op == LIST:
             return RemotingCommand.response_to(request, body=dumps(self._body(engine)))
-        wanted = _change(ChangeKind(op), ext.get("memberId", ""), ext.get("memberAddress", ""))
+        wanted = change_of(ChangeKind(op), ext.get("memberId", ""), ext.get("memberAddress", ""))
         index = await self.make(wanted)
         body = dumps(self._body(engine))
         return RemotingCommand.response_to(request, ext={"index": str(index)}, body=body)
@@ -72,7 +76,7 @@ class Members:
     async def make(self, change: Change) -> int:
         """Make a change; return the committed frame's index. Raises Refused, RaftError."""
         engine = self.engine()
-        if not self._broker.roles.leading:
+        if not self._context.roles.leading:
             raise not_leader()
         index = await engine.change_members(change)
         kind = change.kind.value
@@ -81,25 +85,22 @@ class Members:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every member (dledger.roster.members_of); none where members do not change."""
-        engine = self._broker.engine
-        return engine.members if isinstance(engine, RaftEngine) else []
+        return [] if self._log.raft is None else self._log.raft.members
 
     def look(self) -> None:
         """Check, as a chore, whether the configuration in force has changed, here or for everybody,
         and whether another replica should lead."""
         self.group_id.look()
         self.preferred.look()
-        engine = self._broker.engine
-        place = self._place()
-        if place is None:
+        engine, place = self._log.raft, self._log.place
+        if engine is None or place is None:
             return
-        assert isinstance(engine, RaftEngine), engine
         if place != self._told:
             was, self._told = self._told, place
             if was is not None or place.standing == "none":
                 self._say(place)
-            if not self._broker.is_stopping:  # also the first time: it registers before that
-                self._broker.registrar.trigger()
+            if not self._context.life.stopping:  # also the first time: it registers before that
+                self._registrar.trigger()
         settled = engine.core.configurations.settled
         if self._settled is not None and settled[0] != self._settled[0]:
             self._publish(self._settled[1], *settled)
@@ -121,7 +122,7 @@ class Members:
     def _publish(self, was: Configuration, index: int, now: Configuration) -> None:
         if was.preferred != now.preferred:
             chosen = {"index": index, "name": now.preferred or None, "was": was.preferred or None}
-            self._broker.http.tell("preferredLeaderChanged", chosen)
+            self._context.events.tell("preferredLeaderChanged", chosen)
         if replace(was, preferred=now.preferred) == now:
             return  # nothing else changed
         members = [
@@ -134,22 +135,17 @@ class Members:
             for member in now.members
         ]
         detail = {"index": index, "members": members, "removed": sorted(was.ids - now.ids)}
-        self._broker.http.tell("memberChanged", detail)
-
-    def _place(self) -> Place | None:
-        engine = self._broker.engine
-        return engine.place if isinstance(engine, RaftEngine) else None
+        self._context.events.tell("memberChanged", detail)
 
     def engine(self) -> RaftEngine:
         """Return the Raft engine. Raises Refused where members do not change."""
-        engine = self._broker.engine
-        if not isinstance(engine, RaftEngine):
+        if self._log.raft is None:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 "this broker's members do not change: it is no replica of a Raft group, or it runs"
                 " over pysyncobj",
             )
-        return engine
+        return self._log.raft
 
     def _body(self, engine: RaftEngine) -> dict[str, Any]:
         return {
@@ -159,7 +155,7 @@ class Members:
         }
 
 
-def _change(kind: ChangeKind, node_id: str, address: str) -> Change:
+def change_of(kind: ChangeKind, node_id: str, address: str) -> Change:
     """Check and build a change. Raises Refused."""
     if not ID.fullmatch(node_id) and (kind is not ChangeKind.PREFER or node_id):
         raise _refused(f"memberId={node_id!r} is no id: letters, digits and _, as dLegerSelfId")

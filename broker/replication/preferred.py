@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
+from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.replication.engine import RaftEngine
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.errors import RaftError
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -29,46 +26,47 @@ BY = "preferred leader"  # the initiator named in the transfer's event
 class PreferredLeader:
     """Brings the preference about. broker.replication.members owns it and calls `look`."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._config = context.config
+        self._log = context.log
         self._founding: asyncio.Future[int] | None = None
         self._founding_due_ms = 0
 
     @property
     def name(self) -> str | None:
         """The preferred leader as this replica knows it; None: nobody is preferred."""
-        engine = self._broker.engine
-        return engine.preferred if isinstance(engine, RaftEngine) else None
+        return None if self._log.raft is None else self._log.raft.preferred
 
     def look(self) -> None:
         """Do what there is to do; called some times a second."""
-        engine = self._broker.engine
-        if not isinstance(engine, RaftEngine):
+        engine = self._log.raft
+        if engine is None:
             return
         target = engine.preferred_successor()
         if target is not None:
             self._hand_over(target)
-        if self._broker.config.preferred_leader_id and self._broker.roles.leading:
+        if self._config.preferred_leader_id and self._context.roles.leading:
             self._found(engine)
 
     def _hand_over(self, target: str) -> None:
         try:
-            self._broker.hand_over(target)
+            self._log.hand_over(target)
         except (Refused, RaftError) as error:  # state just changed: it looks again
             log.info("preferred_leader_waits name=%s: %s", target, error)
             return
         log.info("preferred_leader_takes_over name=%s", target)
-        self._broker.http.tell("transfer", {"to": target, "by": BY})
+        self._context.events.tell("transfer", {"to": target, "by": BY})
 
     def _found(self, engine: RaftEngine) -> None:
         """Set broker.conf's preferred leader in a group that was never told one."""
-        now_ms = self._broker.clock_ms()
+        now_ms = self._context.clock_ms()
         if engine.core.configurations.current.preferred is not None or self._founding is not None:
             return
         if now_ms < self._founding_due_ms:
             return
         self._founding_due_ms = now_ms + RETRY_MS
-        name = self._broker.config.preferred_leader_id
+        name = self._config.preferred_leader_id
         try:
             self._founding = engine.change_members(
                 Change(ChangeKind.PREFER, name, instead_of=(None,))
@@ -80,7 +78,7 @@ class PreferredLeader:
 
     def _founded(self, done: asyncio.Future[int]) -> None:
         self._founding = None
-        name = self._broker.config.preferred_leader_id
+        name = self._config.preferred_leader_id
         error = None if done.cancelled() else done.exception()
         if error is not None:
             log.warning("preferred_leader_not_set preferredLeaderId=%s: %s", name, error)

@@ -6,11 +6,7 @@ whether this replica leads asks it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from raftmq.broker.config import BrokerConfig
-from raftmq.broker.registration import Identity
-from raftmq.broker.replication.engine import Place
 from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger.messages import Role, RoleEvent
 
@@ -21,7 +17,6 @@ class RoleView:
     def __init__(self, config: BrokerConfig, state: BrokerState) -> None:
         self._config = config
         self._state = state
-        self.place: Callable[[], Place | None] = lambda: None  # in the Raft group, if there is one
         self._master_hint = ""  # the leader's address according to a name server
         self.master_ha_address = ""  # and where it serves slaves
         self.term = 0
@@ -55,21 +50,6 @@ class RoleView:
         if self.leader is None:
             return ""
         return self._state.addresses.get(self.leader, self._master_hint)
-
-    @property
-    def identity(self) -> Identity:
-        """How this replica registers: only a ready leader is brokerId 0; others have the id that
-        the group's configuration gave them."""
-        if self._config.is_classic:
-            return Identity(self._config.registration_id(self.leading), 0, "")
-        place = self.place()
-        own_id = self._config.registration_id(self.leading)
-        member = True
-        if place is not None:
-            member = place.broker_id is not None
-            own_id = 0 if self.leading else place.broker_id or own_id
-        role = "leader" if self.leading else "follower"
-        return Identity(own_id, self.term, role, member)
 
 
 def most_advanced(status: dict[str, object]) -> str:

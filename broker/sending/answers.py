@@ -11,20 +11,20 @@ from functools import partial
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.containment import Contained
+from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused
 from raftmq.broker.sending.cut import AnswerFormat
+from raftmq.broker.sending.inside import InsideSend
 from raftmq.broker.sending.outcome import STORED_CODES, Done
 from raftmq.broker.sending.waiting import OWN, Connection, Sender, Stored
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 
-NOT_LEADER = "[NOT_LEADER]"
-
 Writes = dict[Connection, list[bytes]]  # the answers that leave in one write, for each connection
 
 
 class Answers:
-    """Answers sends; one per send path. `results`: sends answered, by code and the tag that the
-    remark of a refusal begins with."""
+    """Answers sends; one per send path. `results`: sends answered, by code and the tag of a
+    refusal."""
 
     def __init__(
         self,
@@ -102,27 +102,30 @@ class Answers:
             except Exception as error:
                 self._contained.failed("answer", error, connection)
 
-    def refuse(self, sender: Sender, code: int, remark: str) -> None:
+    def refuse(self, sender: Sender, refusal: Refused | OutcomeUnknown) -> None:
         """Answer a send that is not stored, or not known to be."""
         if sender is OWN:
             return
         connection, opaque, one_way, serialize_type = sender
-        key = (int(code), remark[1 : remark.find("]")] if remark[:1] == "[" else "")
+        key = (refusal.code, refusal.tag)
         self.results[key] = self.results.get(key, 0) + 1
+        if isinstance(connection, InsideSend):
+            connection.refused(refusal)
+            return
         if one_way:
             return
         ext: dict[str, str] = {}
-        if remark.startswith(NOT_LEADER):
+        if refusal.tag == NOT_LEADER:
             leader = self._leader_address()
             if leader:
                 ext["leaderAddr"] = leader
-        response = RemotingCommand(int(code), opaque, RESPONSE_FLAG, remark, ext)
+        response = RemotingCommand(refusal.code, opaque, RESPONSE_FLAG, refusal.remark, ext)
         try:
             connection.write(encode_command(response, serialize_type))
         except Exception as error:
             self._contained.failed("answer", error, connection)
 
-    def tell(self, dones: Iterable[Done], code: int, remark: str) -> None:
+    def tell(self, dones: Iterable[Done], error: Exception | None) -> None:
         """Tell those who stored the broker's own messages how that ended."""
         for done in dones:
-            self._contained.run("told_of_store", partial(done, code, remark))
+            self._contained.run("told_of_store", partial(done, error))

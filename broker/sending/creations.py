@@ -54,12 +54,13 @@ class Creations:
         full = waiters is None and len(self._waiting) >= CREATIONS_MAX
         if full or len(send.body) + WAITING_OVERHEAD_BYTES > room_bytes:
             raise Refused(
-                ResponseCode.SYSTEM_BUSY, "[BUSY] too much waits for topics to be created"
+                ResponseCode.SYSTEM_BUSY, "too much waits for topics to be created", tag="BUSY"
             )
         if len(self._state.topics.entries) >= self._config.topics_max:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
-                f"[BUSY] there are {self._config.topics_max} topics already; none was created",
+                f"there are {self._config.topics_max} topics already; none was created",
+                tag="BUSY",
             )
         wanted = 1 if derived else integer_or(send.ext, "d", 4)
         config = auto_created(name, wanted, self._config.default_topic_queue_nums)

@@ -2,8 +2,8 @@
 
 These are delayed messages, retries, ends of transactions, and recalls.
 
-`SendPath.store` calls its `done` with a response code and a remark, both as a client would get
-them. They mean one of three things: stored, not stored, or unknown.
+`SendPath.store` calls its `done` with None, or with the error that a client would be answered:
+stored, not stored (`Refused`), or unknown (`OutcomeUnknown`), as a proposed command's does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from raftmq.broker.errors import UNKNOWN_PREFIX, OutcomeUnknown, Refused
 from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.remoting.codes import ResponseCode
 
@@ -24,7 +23,7 @@ STORED_CODES = (
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
 )
 
-Done = Callable[[int, str], None]
+Done = Callable[[Exception | None], None]
 
 
 class Sends(Protocol):
@@ -35,44 +34,23 @@ class Sends(Protocol):
     def wake(self, at_once: bool = False) -> None: ...
 
 
-def is_stored(code: int) -> bool:
-    return code in STORED_CODES
-
-
-def is_unknown(remark: str) -> bool:
+def is_unknown(error: Exception) -> bool:
     """Return whether the message may be stored now or later; assume neither."""
-    return remark.startswith(UNKNOWN_PREFIX)
-
-
-def proposal_told(done: Done) -> Callable[[Exception | None], None]:
-    """Return a callback for a proposed command that reports its end as a store's."""
-
-    def told(error: Exception | None) -> None:
-        if error is None:
-            done(ResponseCode.SUCCESS, "")
-        elif getattr(error, "outcome_unknown", False) and not is_unknown(str(error)):
-            done(ResponseCode.SYSTEM_ERROR, f"{UNKNOWN_PREFIX} {error}")
-        else:
-            done(ResponseCode.SYSTEM_ERROR, str(error))
-
-    return told
+    return bool(getattr(error, "outcome_unknown", False))
 
 
 class Ended:
     """A `done` that can be awaited."""
 
     def __init__(self) -> None:
-        self._told: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
-    def __call__(self, code: int, remark: str) -> None:
+    def __call__(self, error: Exception | None) -> None:
         if not self._told.done():  # else the waiter is gone
-            self._told.set_result((code, remark))
+            self._told.set_result(error)
 
     async def stored(self) -> None:
         """Return once it is stored. Raises OutcomeUnknown, Refused."""
-        code, remark = await self._told
-        if is_stored(code):
-            return
-        if is_unknown(remark):
-            raise OutcomeUnknown(remark.removeprefix(UNKNOWN_PREFIX).lstrip())
-        raise Refused(code, remark, retriable=True)
+        error = await self._told
+        if error is not None:
+            raise error

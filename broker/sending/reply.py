@@ -20,21 +20,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from raftmq.broker.clients import ClientTable
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.errors import Refused
-from raftmq.broker.sending.catcher import send
+from raftmq.broker.context import Context
+from raftmq.broker.errors import OutcomeUnknown, Refused, not_leader
+from raftmq.broker.sending.inside import send
 from raftmq.broker.sending.send import SendPath
-from raftmq.broker.tables.topics import TopicConfig, TopicTable
+from raftmq.broker.service import Service
+from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.acl.needs import FORWARDED_FROM
 from raftmq.remoting.admin_headers import ReplyPushHeader
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
 from raftmq.store.properties import decode_properties
@@ -47,12 +47,6 @@ TTL = "TTL"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 PUSH_TIMEOUT_MS = 10_000  # as Apache's broker
 PUSHES_MAX = 10_000  # in flight
-STORED = (
-    ResponseCode.SUCCESS,
-    ResponseCode.FLUSH_DISK_TIMEOUT,
-    ResponseCode.FLUSH_SLAVE_TIMEOUT,
-    ResponseCode.SLAVE_NOT_AVAILABLE,
-)
 
 
 def reply_topic(cluster: str) -> TopicConfig:
@@ -62,26 +56,17 @@ def reply_topic(cluster: str) -> TopicConfig:
 
 @dataclass(slots=True)
 class ReplyService:
-    """Passes replies on and stores them. `elsewhere()`: client addresses of former leaders."""
+    """Passes replies on and stores them. `peers`: to ask other replicas with."""
 
-    config: BrokerConfig
-    topics: TopicTable
+    context: Context
     clients: ClientTable
     sends: SendPath
-    leading: Callable[[], bool]
-    not_leader: Callable[[], Refused]
-    own_address: Callable[[], str]
-    elsewhere: Callable[[], list[str]]
-    wall_ms: Callable[[], int]
     peers: RemotingClient
     _pushes: int = 0
 
-    def handlers(self) -> dict[int, Handler]:
+    def service(self) -> Service:
         codes = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
-        return {int(code): self.reply for code in codes}
-
-    async def stop(self) -> None:
-        await self.peers.close()
+        return Service(handlers={int(code): self.reply for code in codes}, stop=self.peers.close)
 
     async def reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Handle SEND_REPLY_MESSAGE (324, 325). Raises Refused, HeaderError."""
@@ -89,18 +74,18 @@ class ReplyService:
         header = SendHeader.parse(ext, request.code)
         born_host = ext.get(FORWARDED_FROM)
         forwarded = born_host is not None
-        if not forwarded and not self.leading():
-            raise self.not_leader()
+        if not forwarded and not self.context.roles.leading:
+            raise not_leader()
         self._check(header, request.body)
         problem = await self._push(request, header, born_host or connection.peer_address, forwarded)
         answer = SendResponseHeader(
             "0",
             max(0, header.queue_id),
             0,
-            region=self.config.region_id,
-            trace_on=self.config.trace_on,
+            region=self.context.config.region_id,
+            trace_on=self.context.config.trace_on,
         )
-        if self.config.store_reply_message_enable and not forwarded:
+        if self.context.config.store_reply_message_enable and not forwarded:
             answer = await self._store(connection, header, request.body, answer)
         if problem:
             log.info("reply_not_pushed reason=%s", problem)
@@ -110,12 +95,13 @@ class ReplyService:
         return RemotingCommand.response_to(request, ext=answer.to_ext())
 
     def _check(self, header: SendHeader, body: bytes) -> None:
-        if self.topics.get(header.topic) is None:
+        if self.context.state.topics.get(header.topic) is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
-        if len(body) > self.config.max_message_size:
+        size_max = self.context.config.max_message_size
+        if len(body) > size_max:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"the body is {len(body)} bytes long, allowed are {self.config.max_message_size}",
+                f"the body is {len(body)} bytes long, allowed are {size_max}",
             )
 
     # ---- to the requester -------------------------------------------------------------------
@@ -154,20 +140,25 @@ class ReplyService:
     def _pushed(
         self, header: SendHeader, properties: dict[str, str], born_host: str, body: bytes
     ) -> RemotingCommand:
-        now_ms = self.wall_ms()
+        now_ms = self.context.wall_ms()
         told = {
             **properties,
-            "MSG_REGION": self.config.region_id,
-            "TRACE_ON": "true" if self.config.trace_on else "false",
+            "MSG_REGION": self.context.config.region_id,
+            "TRACE_ON": "true" if self.context.config.trace_on else "false",
             PUSH_REPLY_TIME: str(now_ms),
         }
         text = "".join(f"{name}\x01{value}\x02" for name, value in told.items())
         push = ReplyPushHeader(
-            header._replace(properties=text), born_host, self.own_address(), now_ms
+            header._replace(properties=text), born_host, self.context.address, now_ms
         )
         return RemotingCommand.request(
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.to_ext(), body
         )
+
+    def _former_leaders(self) -> list[str]:
+        """Return the client addresses of other replicas that have led."""
+        own = self.context.address
+        return [a for a in self.context.state.addresses.values() if a not in ("", own)]
 
     async def _forward(self, request: RemotingCommand, born_host: str, timeout_ms: int) -> bool:
         """Return whether a replica that led before knew the requester and handed the reply over."""
@@ -176,7 +167,7 @@ class ReplyService:
             self.peers.invoke(
                 address, RemotingCommand.request(request.code, dict(ext), request.body), timeout_ms
             )
-            for address in self.elsewhere()
+            for address in self._former_leaders()
         ]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         taken = False
@@ -195,8 +186,9 @@ class ReplyService:
         """Store the reply; return its answer with the place, or `answer` if it is not stored."""
         host, _, port = connection.peer_address.rpartition(":")
         born_host = pack_host((host.strip("[]").partition("%")[0], int(port)))
-        stored = await send(self.sends, header, body, born_host)
-        if stored.code not in STORED:
-            log.warning("reply_not_stored code=%d: %s", stored.code, stored.remark)
+        try:
+            _code, stored = await send(self.sends, header, body, born_host)
+        except (Refused, OutcomeUnknown) as error:
+            log.warning("reply_not_stored code=%d: %s", error.code, error.remark)
             return answer
-        return SendResponseHeader.parse(stored.ext)._replace(transaction_id=None)
+        return stored._replace(transaction_id=None)

@@ -29,8 +29,9 @@ from typing import Any
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.containment import Contained
 from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
-from raftmq.broker.errors import UNKNOWN_PREFIX, Refused
-from raftmq.broker.sending.answers import NOT_LEADER, Answers, Writes
+from raftmq.broker.errors import OutcomeUnknown, Refused, not_leader
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.sending.answers import Answers, Writes
 from raftmq.broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
 from raftmq.broker.sending.cut import cut_frame, cut_records, undo_cut
 from raftmq.broker.sending.heldsends import HeldSend, HeldSends
@@ -63,6 +64,7 @@ from raftmq.broker.sending.waiting import (
     Stored,
     split_unwaiting,
 )
+from raftmq.broker.service import Service
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.sentonce import Key, Once, Repeats, command_size, once_key, sent_once
 from raftmq.broker.tables.state import BrokerState, several
@@ -83,9 +85,9 @@ from raftmq.store.properties import UNIQ_KEY, decode_properties
 log = logging.getLogger("raftmq.broker.send")
 
 COMMAND_OVERHEAD_BYTES = 64  # upper bound of a command's cost in a frame besides its own bytes
-UNKNOWN_REMARK = f"{UNKNOWN_PREFIX} the message was written but is not known to be committed"
+WRITTEN = "the message was written but is not known to be committed"
 REFUSED_AT_ONCE = 512  # some ten milliseconds of work
-OVERDUE_REMARK = "[BUSY] more comes in than can be stored; the message was not stored, try again"
+OVERDUE = "more comes in than can be stored; the message was not stored, try again"
 BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
 
 
@@ -104,10 +106,19 @@ class SendPath:
         leader_address: Callable[[], str],
         clock_ms: Callable[[], int],
         wall_ms: Callable[[], int],
+        on_half: Callable[[str, object], None] = lambda group, connection: None,
+        on_request: Callable[[Any, Mapping[str, str]], None] = lambda connection, fields: None,
+        on_stored: Callable[[float], None] = lambda seconds: None,
+        newest_ms: int = 0,
         contained: Contained | None = None,
     ) -> None:
         """`queue_end(topic, queue_id)` is the ConsumeQueue's max offset; `propose(payload, done)`
-        proposes a command and calls `done(None)` once it is applied, or `done(error)`."""
+        proposes a command and calls `done(None)` once it is applied, or `done(error)`.
+
+        `on_half(group, connection)` is called before a half message is stored, and may refuse it;
+        `on_request(connection, fields)` for a send that wants a reply; `on_stored(seconds)` for a
+        stored group, with the time since its proposal. `newest_ms`: the latest store time in the
+        log."""
         self._config = config
         self._contained = contained or Contained()
         self._state = state
@@ -143,15 +154,12 @@ class SendPath:
         self.put_count = 0  # messages stored
         self.repeat_count = 0  # idempotent sends that were answered and not stored again
         self._repeats = Repeats()
-        # Called with producer group and connection of a half message before it is stored; may
-        # refuse.
-        self.on_half: Callable[[str, Any], None] = lambda *_: None
-        # Called with connection and fields of a send that wants a reply.
-        self.on_request: Callable[[Any, Mapping[str, str]], None] = lambda *_: None
-        self.on_stored: Callable[[float], None] = lambda _: None  # seconds since its proposal
+        self._on_half = on_half
+        self._on_request = on_request
+        self._on_stored = on_stored
         # The latest store time in the log. Ours never goes below it, whatever the clock does:
         # looking offsets up by time is a binary search.
-        self.stamp_ms = 0
+        self.stamp_ms = newest_ms
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -169,6 +177,17 @@ class SendPath:
     def pending_count(self) -> int:
         return len(self._pending)
 
+    def service(self) -> Service:
+        return Service(
+            chores=[
+                Chore("outcomes", max(50, self._config.outcome_timeout_ms // 10), self.sweep),
+                Chore("held_sends", 0, self.release_overdue),
+            ],
+            role_changed=lambda change: self.leadership(
+                change.event.term, change.leading, change.awaited
+            ),
+        )
+
     def receive(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> None:
@@ -176,10 +195,10 @@ class SendPath:
         try:
             self.admit(sender, ext, body, born_host, code)
         except Refused as refused:
-            self._answers.refuse(sender, refused.code, refused.remark)
+            self._answers.refuse(sender, refused)
         except (HeaderError, KeyError, ValueError) as error:
-            remark = f"the send header is malformed: {error}; the message was not stored"
-            self._answers.refuse(sender, ResponseCode.SYSTEM_ERROR, remark)
+            words = f"the send header is malformed: {error}; the message was not stored"
+            self._answers.refuse(sender, Refused(ResponseCode.SYSTEM_ERROR, words))
 
     def wake(self, at_once: bool = False) -> None:
         """Have the member build a frame of what waits, after a run of `receive` or `admit`: at the
@@ -203,7 +222,7 @@ class SendPath:
         held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
         if held_bytes > self.held_bytes_max:  # here: a refusal must not cost more than a send
             sender = connection, send.opaque, 0, JSON
-            self._answers.refuse(sender, ResponseCode.SYSTEM_BUSY, self._busy_remark())
+            self._answers.refuse(sender, self._busy())
             return True
         groups = self._groups
         group = groups[-1] if groups else None
@@ -251,7 +270,7 @@ class SendPath:
             self._admit_special(sender, ext, body, born_host, queue)
             return
         if wants_reply:
-            self.on_request(sender[0], ext)
+            self._on_request(sender[0], ext)
         group = self._room(size)
         group.records += records
         group.replies.append((sender, unique_key, len(records)))
@@ -277,14 +296,14 @@ class SendPath:
         """Admit a send that may have to be parked. Its sender is told the queue that it chose."""
         message, unique_key, wants_reply = parse_special(ext, body, queue, born_host, self._rules)
         if wants_reply:
-            self.on_request(sender[0], ext)
+            self._on_request(sender[0], ext)
         told_key = UNIQ_KEY in decode_properties(ext.get("i") or "")
         key = once_key(message.topic, decode_properties(message.properties), told_key)
         if key is not None and self._is_repeated(key, sender, unique_key):
             return
         parked = park(message, self.parking)
         if parked.topic == HALF_TOPIC:
-            self.on_half(ext["a"], sender[0])
+            self._on_half(ext["a"], sender[0])
         record = self._own_record(parked)
         group = self._room(record[1], 0 if key is None else command_size(key))
         if key is not None:
@@ -312,9 +331,9 @@ class SendPath:
         Raises Refused: not stored, `done` is not called. Topics must exist.
         """
         if not self._leading:
-            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+            raise _not_stored()
         if self.disk_full:
-            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_FULL] {self.disk_full}")
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"{self.disk_full}", tag="DISK_FULL")
         records = [self._own_record(message) for message in messages]
         size = sum(record[1] for record in records)
         if size + len(command) > self._rules.record_bytes_max:
@@ -348,11 +367,7 @@ class SendPath:
         command of `command_size`. Raises Refused."""
         held = size + WAITING_OVERHEAD_BYTES
         if self._held_bytes + held > self.held_bytes_max:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY,
-                self._busy_remark(),
-                retriable=True,
-            )
+            raise self._busy()
         groups = self._groups
         if command_size:
             command_size += COMMAND_OVERHEAD_BYTES
@@ -373,10 +388,12 @@ class SendPath:
         self._groups.append(group)
         return group
 
-    def _busy_remark(self) -> str:
-        return (
-            f"[BUSY] {self._held_bytes} bytes of sends wait already, the bound is "
-            f"{self.held_bytes_max}; try again"
+    def _busy(self) -> Refused:
+        return Refused(
+            ResponseCode.SYSTEM_BUSY,
+            f"{self._held_bytes} bytes of sends wait already, the bound is "
+            f"{self.held_bytes_max}; try again",
+            tag="BUSY",
         )
 
     def _queue_for(self, topic: SendTopic, queue_id: int) -> SendQueue:
@@ -424,9 +441,9 @@ class SendPath:
         if not self._leading:
             if self._hold(HeldSend(sender, ext, body, born_host, code)):
                 return None
-            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+            raise _not_stored()
         if self.disk_full:
-            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_FULL] {self.disk_full}")
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"{self.disk_full}", tag="DISK_FULL")
         if not self._config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
         problem = topic_name_problem(name)
@@ -454,8 +471,8 @@ class SendPath:
             if error is None:
                 self.receive(*send)
             else:  # the send itself was certainly not stored
-                remark = f"{NOT_LEADER} topic [{name}] could not be created: {error}"
-                self._answers.refuse(send.sender, ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+                refused = not_leader(f"topic [{name}] could not be created: {error}")
+                self._answers.refuse(send.sender, refused)
         self.wake()
 
     # ---- calls of the Raft member ---------------------------------------------------------
@@ -496,8 +513,8 @@ class SendPath:
         should have seen. Nothing of the group has touched the log, and nothing will."""
         undo_cut(group.records)
         self._contained.failed("cut", error)
-        remark = f"a number does not fit into its record ({error}); the message was not stored"
-        self._fail(group, ResponseCode.MESSAGE_ILLEGAL, remark)
+        words = f"a number does not fit into its record ({error}); the message was not stored"
+        self._fail(group, Refused(ResponseCode.MESSAGE_ILLEGAL, words))
 
     def cut_batch(self, place: Callable[[int], int]) -> Batch | None:
         """Do as `cut`, for a log without frames. The batch is stored once it is written."""
@@ -528,7 +545,7 @@ class SendPath:
         if pending is None:
             return None
         if pending.frame.term != frame.term:  # another leader's frame took its place
-            self._fail(pending.group, ResponseCode.SERVICE_NOT_AVAILABLE, self._replaced_remark())
+            self._fail(pending.group, _replaced())
             return None
         return pending
 
@@ -541,7 +558,7 @@ class SendPath:
         for pending in stored:
             group = pending.group
             if pending.cut_s:
-                self.on_stored(now_s - pending.cut_s)
+                self._on_stored(now_s - pending.cut_s)
             self.put_count += answers.stored(pending, code, writes)
             for once, sender in self._repeats.end(group.once or ()):
                 self.repeat_count += 1
@@ -550,7 +567,7 @@ class SendPath:
                 answers.repeated(sender, code, message_id, once.queue_id, offset, once.key[1])
             self._held_bytes -= group.held_bytes
             group.held_bytes = 0
-            answers.tell(group.taken_dones(), code, "")
+            answers.tell(group.taken_dones(), None)
         answers.write(writes)
 
     def answer_unwaiting(self, batch: Batch) -> bool:
@@ -569,7 +586,7 @@ class SendPath:
         """Fail the sends of dropped frames, from that index on: they are certainly not stored."""
         for index in [index for index in self._pending if index >= from_index]:
             group = self._pending.pop(index).group
-            self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._replaced_remark())
+            self._fail(group, _replaced())
 
     def leadership(self, term: int, leading: bool, awaited: bool = False) -> None:
         """Note a role change. `leading` means: leader, and ready. Resets the append-time table.
@@ -589,7 +606,7 @@ class SendPath:
         if not leading:
             waiting, self._groups = self._groups, deque()
             for group in waiting:
-                self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+                self._fail(group, _not_stored())
         self._release()
 
     def _hold(self, send: HeldSend) -> bool:
@@ -605,7 +622,7 @@ class SendPath:
         """Take what was held, or refuse it: the leader is known, or there was none in time."""
         sends, groups = self._held.end()
         for group in groups:  # their queue offsets belong to another leadership
-            self._fail(group, ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+            self._fail(group, _not_stored())
         for send in sends:
             self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
             self.receive(*send)
@@ -623,7 +640,8 @@ class SendPath:
             and refused < REFUSED_AT_ONCE  # the others in the next tick: heartbeats are due
         ):
             refused += len(self._groups[0].replies)
-            self._fail(self._groups.popleft(), ResponseCode.SYSTEM_BUSY, OVERDUE_REMARK)
+            overdue = Refused(ResponseCode.SYSTEM_BUSY, OVERDUE, tag="BUSY")
+            self._fail(self._groups.popleft(), overdue)
         self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
 
     def sweep(self) -> None:
@@ -637,40 +655,37 @@ class SendPath:
                     pending.frame.term,
                     len(pending.group.replies),
                 )
-                self._fail(
-                    pending.group,
-                    ResponseCode.SYSTEM_ERROR,
-                    UNKNOWN_REMARK,
-                )
+                self._fail(pending.group, OutcomeUnknown(WRITTEN), repeats_too=False)
                 pending.group.replies = []
         for sender in self._repeats.overdue(oldest_ms):
-            self._answers.refuse(sender, ResponseCode.SYSTEM_ERROR, UNKNOWN_REMARK)
+            self._answers.refuse(sender, OutcomeUnknown(WRITTEN))
 
     def close(self) -> None:
         """Tell all remaining senders what is known, because the broker stops."""
         self.leadership(self._term, False)
         for pending in self._pending.values():
-            self._fail(
-                pending.group,
-                ResponseCode.SYSTEM_ERROR,
-                f"{UNKNOWN_PREFIX} the broker stops before the message was known committed",
-            )
+            words = "the broker stops before the message was known committed"
+            self._fail(pending.group, OutcomeUnknown(words))
         self._pending.clear()
 
     # ---- refusals -------------------------------------------------------------------------
 
-    def _not_leader_remark(self) -> str:
-        return f"{NOT_LEADER} this replica is not the leader; the message was not stored"
-
-    def _replaced_remark(self) -> str:
-        return f"{NOT_LEADER} leadership changed before the message was replicated; not stored"
-
-    def _fail(self, group: Group, code: int, remark: str) -> None:
-        if group.once is not None and remark is not UNKNOWN_REMARK:
+    def _fail(
+        self, group: Group, refusal: Refused | OutcomeUnknown, *, repeats_too: bool = True
+    ) -> None:
+        if group.once is not None and repeats_too:
             for _, sender in self._repeats.end(group.once):
-                self._answers.refuse(sender, code, remark)
+                self._answers.refuse(sender, refusal)
         for sender, _, _ in group.replies:
-            self._answers.refuse(sender, code, remark)
+            self._answers.refuse(sender, refusal)
         self._held_bytes -= group.held_bytes
         group.held_bytes = 0
-        self._answers.tell(group.taken_dones(), int(code), remark)
+        self._answers.tell(group.taken_dones(), refusal)
+
+
+def _not_stored() -> Refused:
+    return not_leader("this replica is not the leader; the message was not stored")
+
+
+def _replaced() -> Refused:
+    return not_leader("leadership changed before the message was replicated; not stored")

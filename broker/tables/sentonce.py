@@ -175,7 +175,10 @@ class Repeats:
             return False
         if self._count >= WAITING_MAX:
             raise Refused(
-                SYSTEM_BUSY, f"[BUSY] {self._count} repeated sends wait already", retriable=True
+                SYSTEM_BUSY,
+                f"{self._count} repeated sends wait already",
+                retriable=True,
+                tag="BUSY",
             )
         waiting.append((sender, now_ms))
         self._count += 1

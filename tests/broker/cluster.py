@@ -5,8 +5,9 @@ import random
 import socket
 from collections.abc import Callable
 
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
+from raftmq.broker.http.faults import FaultDoor
 from raftmq.broker.replication.engine import RaftEngine
 from raftmq.dledger.messages import Role
 from raftmq.remoting.admin_headers import TopicHeader
@@ -30,6 +31,7 @@ class Group:
 
     # What a replica stores on: called with its directory.
     disk: Callable[[str], OsDisk] = SteadyDisk
+    faults: FaultDoor | None = None
 
     def __init__(self, root, count=1, **settings):
         self.root = root
@@ -91,11 +93,12 @@ class Group:
     async def start(self, name):
         config = self.config(name)  # which may be refused
         listener = self.listener(name)
-        broker = Broker(
+        broker = await open_broker(
             config,
             self.disk(str(self.root / name)),
             replication_socket=listener,
             clock_ms=self.clock.whole_ms,
+            faults=self.faults,
         )
         self.brokers[name] = broker
         await broker.start()

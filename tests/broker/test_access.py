@@ -7,11 +7,12 @@ import stat
 import orjson
 import pytest
 
-from raftmq.broker.access import HELD_BYTES_MAX
-from raftmq.broker.broker import Broker
+from raftmq.broker.admission import HELD_BYTES_MAX
+from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.errors import EngineError, StateError
 from raftmq.broker.operating.acladmin import split
+from raftmq.broker.service import RoleChange
 from raftmq.broker.tables.acltable import (
     AclTable,
     delete_account,
@@ -19,6 +20,7 @@ from raftmq.broker.tables.acltable import (
     put_white_addresses,
     seed,
 )
+from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.ops.options import ConfigError
 from raftmq.remoting.acl import Account, Credentials
 from raftmq.remoting.acl.plainfile import parse_accounts
@@ -105,7 +107,7 @@ async def test_who_gets_in(tmp_path):
         assert "Need admin permission for request code=17" in refused.remark
         assert broker.access.refused_count == 6
         assert (await group.pull(broker, "T", 0)).code == 0
-        assert broker.queue_end("T", 0) == 1
+        assert broker.store.queues.end_of("T", 0) == 1
 
 
 async def test_refused_one_way_requests_are_dropped_and_counted(tmp_path):
@@ -121,7 +123,7 @@ async def test_refused_one_way_requests_are_dropped_and_counted(tmp_path):
         assert figures == ["true", "0", "1"]
         assert client.connection(broker.address).outstanding == 0
         await client.close()
-        assert broker.queue_end("T", 0) == 0
+        assert broker.store.queues.end_of("T", 0) == 0
 
 
 async def test_what_two_parsers_may_read_differently_does_not_get_through(tmp_path):
@@ -139,7 +141,7 @@ async def test_what_two_parsers_may_read_differently_does_not_get_through(tmp_pa
             assert await reader.read() == b""
             writer.close()
             await writer.wait_closed()
-        assert broker.queue_end("T", 0) == 0
+        assert broker.store.queues.end_of("T", 0) == 0
 
 
 async def test_sends_of_one_arrival_are_judged_one_by_one(tmp_path):
@@ -163,7 +165,7 @@ async def test_sends_of_one_arrival_are_judged_one_by_one(tmp_path):
         writer.close()
         await writer.wait_closed()
         assert answers == {0: 1, 1: 0, 2: 1, 3: 0, 4: 1, 5: 0}
-        assert broker.queue_end("T", 0) == 3
+        assert broker.store.queues.end_of("T", 0) == 3
 
 
 async def test_accounts_change_at_run_time(tmp_path):
@@ -246,7 +248,7 @@ async def test_a_failover_keeps_what_was_changed(tmp_path):
         trying.cancel()
         await asyncio.gather(trying, return_exceptions=True)
         assert trying.cancelled()
-        assert leader.queue_end("T", 0) == 2
+        assert leader.store.queues.end_of("T", 0) == 2
         # The killed one comes back with a file that says otherwise, and follows the group.
         again = await group.start(first)
         end = leader.state.applied_index
@@ -280,30 +282,51 @@ async def test_a_snapshot_has_them_and_the_file_is_only_the_first(tmp_path):
         assert "No acl config" in (await send(broker, WRITER)).remark
 
 
+def leader_awaited(broker, awaited):
+    event = RoleEvent(Role.LEADER, 1, "n0", not awaited, "the test")
+    change = RoleChange(
+        event, not awaited, began=False, ended=False, goes_on=False, awaited=awaited
+    )
+    broker.admission.service().role_changed(change)
+
+
 async def test_requests_wait_for_a_new_leaders_first_commit_and_no_longer(tmp_path, monkeypatch):
     async with guarded(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
-        broker.access.leadership(True)
+        leader_awaited(broker, True)
         waiting = asyncio.ensure_future(send(broker, WRITER))
-        await until(lambda: broker.access._held)
+        await until(lambda: broker.admission._held)
         broker.state.acl.accounts = broker.access.book.current().without("only-writes", 1)
-        broker.access.leadership(False)
+        leader_awaited(broker, False)
         assert "No acl config" in (await waiting).remark
-        broker.access.leadership(True)
+        leader_awaited(broker, True)
         answer = await send(broker, READER)  # nothing came of it
         assert (answer.code, answer.remark[:12]) == (14, "[NOT_LEADER]")
-        monkeypatch.setattr("raftmq.broker.access.HELD_BYTES_MAX", 10)
+        monkeypatch.setattr("raftmq.broker.admission.HELD_BYTES_MAX", 10)
         assert (await send(broker, READER)).code == 14
-        assert not broker.access._held and HELD_BYTES_MAX > 10
-        broker.access.leadership(False)
+        assert not broker.admission._held and HELD_BYTES_MAX > 10
+        leader_awaited(broker, False)
+
+
+async def test_held_pulls_are_told_once_that_other_accounts_are_in_force(tmp_path):
+    async with guarded(tmp_path) as group:
+        broker = await group.leading()
+        told = []
+        look = broker.access.service(lambda: told.append(1)).chores[-1].run
+        look()
+        assert not told
+        broker.state.acl.accounts = broker.access.book.current().without("only-writes", 1)
+        look()
+        look()
+        assert told == [1]
 
 
 async def test_without_acl_there_is_no_step_more(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         assert broker.server._on_raw == broker.processor.on_raw
-        assert broker.access.chores() == []
+        assert not broker.access.service(lambda: None).chores
         for code in range(50, 55):
             off = await group.ask(broker, code)
             assert (off.code, "aclEnable is not set" in off.remark) == (1, True)
@@ -315,12 +338,10 @@ async def test_a_wrong_or_missing_file_is_an_error_at_the_start(tmp_path):
     for text, why in ((None, "No such file"), ("accounts: [{secretKey: sesame-open-1}]", "access")):
         if text is not None:
             (tmp_path / "none.yml").write_text(text)
-        broker = Broker(build_config([Setting(k, v, "test") for k, v in keys.items()]),
-                        OsDisk(str(tmp_path / "store")))  # fmt: skip
+        config = build_config([Setting(k, v, "test") for k, v in keys.items()])
         with pytest.raises(EngineError, match=why) as raised:
-            await broker.start()
+            await open_broker(config, OsDisk(str(tmp_path / "store")))
         assert "sesame" not in str(raised.value)
-        await broker.stop()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import socket
 import pytest
 from click.testing import CliRunner
 
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import open_broker
 from raftmq.broker.cli import main
 from raftmq.broker.config import Setting, build_config
 from raftmq.chaos.cluster.ports import HeldPorts
@@ -44,23 +44,21 @@ def config_of(root, mode="raft", **changes):
     return build_config([Setting(key, value, "test") for key, value in values.items()])
 
 
-def broker_of(config, **more):
-    return Broker(config, SteadyDisk(config.store_path_root_dir), **more)
+async def broker_of(config, **more):
+    return await open_broker(config, SteadyDisk(config.store_path_root_dir), **more)
 
 
 async def run(config, **more):
     """Start a broker, let it lead, stop it in order."""
-    broker = broker_of(config, **more)
+    broker = await broker_of(config, **more)
     await broker.start()
     await until(lambda: broker.roles.leading)
     await broker.stop()
 
 
 async def refused(config, error, words, **more):
-    broker = broker_of(config, **more)
     with pytest.raises(error, match=words):
-        await broker.start()
-    await broker.stop()
+        await broker_of(config, **more)
 
 
 def state_of(store):
@@ -71,7 +69,7 @@ def state_of(store):
 @pytest.mark.parametrize("mode", ["raft", "classic"])
 async def test_two_brokers_in_one_process_exclude_each_other(tmp_path, mode):
     config = config_of(tmp_path, mode)
-    first = broker_of(config)
+    first = await broker_of(config)
     await first.start()
     await refused(config_of(tmp_path, mode), StoreInUse, f"mqbroker {config.node_name} of group-a")
     with pytest.raises(StoreInUse):  # the second's stop let go of nothing
@@ -153,7 +151,7 @@ async def test_a_store_is_of_one_node_of_one_group(tmp_path):
 
 async def test_a_classic_store_stays_its_broker_names_whoever_serves_it(tmp_path):
     await run(config_of(tmp_path, "classic"))
-    broker = broker_of(config_of(tmp_path, "classic", brokerRole="SLAVE", brokerId=3))
+    broker = await broker_of(config_of(tmp_path, "classic", brokerRole="SLAVE", brokerId=3))
     await broker.start()  # its master was lost and came back elsewhere
     await broker.stop()
     await run(config_of(tmp_path, "classic", brokerRole="SYNC_MASTER"))
@@ -169,7 +167,7 @@ async def test_a_disk_without_room_for_the_note_does_not_end_a_start(tmp_path, c
             super().rename(source, target)
 
     config = config_of(tmp_path)
-    broker = Broker(config, Full(str(tmp_path)))
+    broker = await open_broker(config, Full(str(tmp_path)))
     await broker.start()
     await broker.stop()
     assert "store_identity_not_noted" in caplog.text

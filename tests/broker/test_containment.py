@@ -92,5 +92,5 @@ def test_a_message_of_the_broker_is_refused_if_it_was_retried_too_often():
     bench = Bench()
     message = Outgoing("T", 0, b"body", b"", 1, HOST, reconsume=INT32_MAX + 1)
     with pytest.raises(Refused):
-        bench.sends.store([message], b"", lambda code, remark: None)
+        bench.sends.store([message], b"", lambda error: None)
     assert bench.sends.held_bytes == 0

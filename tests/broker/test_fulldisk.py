@@ -167,7 +167,7 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
         first = await group.leader()
         assert (await group.create_topic(group.brokers[first], "T", 1)).code == 0
         await followers_known(group)
-        await group.brokers[first].operators.members.make(Change(ChangeKind.PREFER, first))
+        await group.brokers[first].members.make(Change(ChangeKind.PREFER, first))
         await fill(group, {first: FULL})
         await until(lambda: not group.brokers[first].roles.leading)
         second = await group.leader()

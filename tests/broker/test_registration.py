@@ -66,9 +66,9 @@ async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeyp
     try:
         async with Group(tmp_path, namesrvAddr=f"127.0.0.1:{names.server.port}") as group:
             broker = await group.leading()
-            await until(lambda: broker.roles.identity in broker.registrar.registered.values())
+            await until(lambda: broker.log.identity in broker.registrar.registered.values())
             routes = []
-            broker.registrar.on_route = lambda *what: routes.append(what)
+            broker.registrar._on_route = lambda *what: routes.append(what)
             for _ in range(3):
                 before = names.heard
                 names.cut()

@@ -1,5 +1,7 @@
 """Retention by a wall clock that jumps, over a real store."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from raftmq.broker.config import BrokerConfig
@@ -111,9 +113,30 @@ class Engine:
     def end_of(self, index):
         return self.store.commitlog.max_offset
 
+    def frame_is_damaged(self, position):
+        return False
+
     def delete_before(self, position):
         self.store.commitlog.delete_before(position)
         return self.store.commitlog.min_offset
+
+
+def keeper_of(store, disk, retention, engine, needed_from=None):
+    context = SimpleNamespace(
+        config=BrokerConfig(),
+        disk=disk,
+        state=BrokerState(),
+        store=store,
+        log=SimpleNamespace(framed=engine),
+    )
+    return RaftKeeper(
+        context,
+        None,
+        retention,
+        covered_index=0,
+        spare=lambda position: position,
+        needed_from=lambda: needed_from,
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,9 +150,7 @@ def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
     clocks.now = MONTH
     disk.space = space
     engine = Engine(store, refilled)
-    keeper = RaftKeeper(
-        BrokerConfig(), disk, BrokerState(), store, None, engine=lambda: engine, retention=retention
-    )
+    keeper = keeper_of(store, disk, retention, engine)
     keeper.fallback_index = 1
     keeper.retain()
     assert (store.commitlog.min_offset == 0) is kept
@@ -146,20 +167,16 @@ def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
     clocks.now = MONTH
     disk.space = space
     engine = Engine(store, [])
-    keeper = RaftKeeper(
-        BrokerConfig(), disk, BrokerState(), store, None, engine=lambda: engine, retention=retention
-    )
+    needed_from = None if needed is None else starts[needed]
+    keeper = keeper_of(store, disk, retention, engine, needed_from)
     keeper.fallback_index = 1
-    keeper.needed_from = lambda: None if needed is None else starts[needed]
     keeper.retain()
     assert store.commitlog.min_offset == starts[kept_from]
 
 
 async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, clocks):
     retention = Retention(store, clocks.wall, clocks.monotonic)
-    keeper = RaftKeeper(
-        BrokerConfig(), disk, BrokerState(), store, None, engine=None, retention=retention
-    )
+    keeper = keeper_of(store, disk, retention, Engine(store, []))
     flush = store.flushes.begin()
     store.delete_before(store.commitlog.segments()[2].start)
     store.flushes.finish(flush, synced=False)

@@ -11,18 +11,18 @@ import orjson
 import pytest
 
 from raftmq.broker.delivery.transactions.service import _needs_of
-from raftmq.broker.http.local import Local
+from raftmq.broker.http.messages import record_id
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.remoting.acl import Credentials
 from raftmq.remoting.acl.needs import BROKER, NAME_SERVER, NAME_SERVER_READS, NOTHING, TRACE_TOPIC
 from raftmq.remoting.admin_headers import ConsumeDirectlyHeader
 from raftmq.remoting.client import RemotingClient
-from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import EndTransactionHeader, PullHeader, SendHeader
-from raftmq.store.record import offset_message_id, pack_host
+from raftmq.store.record import decode_record, offset_message_id, pack_host
 from tests.broker.cluster import Group
+from tests.broker.http.client import Client
 from tests.broker.replication.ha.pair import Classic
 from tests.waiting import until
 
@@ -282,7 +282,10 @@ async def test_a_place_in_the_log_is_for_who_may_read_the_topic_there(tmp_path, 
                     assert (answer.code == 0) == (place == own), (place, answer)
             assert len(given) == 1 and b"mine" in given[0][0]
             assert not {"AccessKey", "Signature"} & set(given[0][1])
-            ends = [broker.queue_end("%RETRY%own", 0), broker.queue_end("SCHEDULE_TOPIC_XXXX", 2)]
+            ends = [
+                broker.store.queues.end_of("%RETRY%own", 0),
+                broker.store.queues.end_of("SCHEDULE_TOPIC_XXXX", 2),
+            ]
             assert sum(ends) <= 2  # its own message given back, beside the one that was parked
         assert broker.access.refused_count == 3 * len(broker.where)
 
@@ -303,9 +306,9 @@ async def test_a_transaction_is_ended_by_who_may_send_to_where_it_goes(tmp_path)
             for ext in (end, end | {"topic": "Own"}, end | {"producerGroup": "wrong"}):
                 answer = await ask(37, ext)
                 assert answer.remark.startswith(EXCEPTION) and "secret" not in answer.remark
-        await until(lambda: broker.transactions.open_count == 1)
+        await until(lambda: broker.halves.open_count == 1)
         assert (await group.ask(broker, 37, end)).code == 0
-        assert broker.transactions.open_count == 0
+        assert broker.halves.open_count == 0
 
 
 async def test_offsets_are_cloned_of_topics_that_one_may_read(tmp_path):
@@ -373,15 +376,19 @@ async def test_replies_are_stored_by_who_may_send_there(tmp_path):
             for code, name in ((324, "TopSecret"), (325, "TopSecret"), (324, topic), (325, topic)):
                 answer = await ask(code, send_ext(name, properties, code), b"reply")
                 assert answer.remark.startswith(EXCEPTION), answer
-        assert broker.queue_end(topic, 0) == 0 and broker.queue_end("TopSecret", 0) == 1
+        assert (
+            broker.store.queues.end_of(topic, 0) == 0
+            and broker.store.queues.end_of("TopSecret", 0) == 1
+        )
 
 
-async def test_the_http_api_asks_with_rights_of_its_own(tmp_path):
-    """What stands for a connection there is let through: its tokens were looked at."""
+async def test_the_http_api_reads_with_rights_of_its_own(tmp_path):
+    """Its tokens were looked at; an account has nothing to say there."""
     async with secured(tmp_path, "raft") as (_, broker):
-        place = {"offset": str(broker.where["plain"])}
-        found = await Local(broker, str).ask(RequestCode.VIEW_MESSAGE_BY_ID, place)
-        assert b"secret-body" in found.body
+        record = decode_record(broker.store.reads.message_at(broker.where["plain"]))
+        async with Client(broker.http.address) as client:
+            answer = await client.get(f"/api/v1/messages/{record_id(record)}")
+        assert answer.status == 200 and "secret-body" in answer.json["text"]
 
 
 async def test_pulls_of_what_waits_for_its_delivery_take_more_than_a_default(tmp_path):

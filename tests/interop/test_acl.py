@@ -91,7 +91,7 @@ class Secured:
 
     def end(self) -> int:
         """Of all queues of Orders."""
-        return sum(self.broker.queue_end("Orders", queue) for queue in range(QUEUES))
+        return sum(self.broker.store.queues.end_of("Orders", queue) for queue in range(QUEUES))
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._ending.set)
@@ -188,7 +188,7 @@ def test_java_sends_and_consumes_what_it_may(java: Jvm, secured: Secured) -> Non
 
 
 def test_java_is_refused_what_it_may_not(java: Jvm, secured: Secured) -> None:
-    queue_end = secured.broker.queue_end
+    queue_end = secured.broker.store.queues.end_of
     for topic, secret, why in (
         ("Orders", "sesame-closed", "Check signature failed for accessKey=application"),
         ("Foreign", SECRET, "No default permission for topic:Foreign"),
@@ -262,7 +262,7 @@ def test_go(tmp_path: Path, secured: Secured) -> None:
         driver.call("stop", name="c")
         secured.wait(lambda: secured.committed("billing-go") > end)
         assert secured.refused() == before
-        stored = [secured.broker.queue_end("Foreign", queue) for queue in range(QUEUES)]
+        stored = [secured.broker.store.queues.end_of("Foreign", queue) for queue in range(QUEUES)]
         for topic, secret in (("Foreign", SECRET), ("Orders", "sesame-closed")):
             name = f"to-{topic}"
             given = {**keys, "name": name, "group": name, "secret_key": secret}
@@ -270,7 +270,7 @@ def test_go(tmp_path: Path, secured: Secured) -> None:
             refused = send_by_go(driver, name, topic, {"body": "x"}, "AclException")
             assert "AclException" in refused, refused
         assert secured.refused() >= before + 2
-        ends = [secured.broker.queue_end("Foreign", queue) for queue in range(QUEUES)]
+        ends = [secured.broker.store.queues.end_of("Foreign", queue) for queue in range(QUEUES)]
         assert ends == stored
     finally:
         driver.close()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import Broker, open_broker
 from raftmq.broker.config import OPTIONS, Setting, build_config
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
 from raftmq.namesrv.server import NameServer, NameServerConfig
@@ -452,7 +452,7 @@ async def started(root: Path, loop: Loop, settings: dict[str, str]) -> Broker:
     ours["bindAddress"] = "127.0.0.1"
     ours["diskSpaceWarningLevelRatio"] = "100"  # however full the machine's disk is
     config = build_config(Setting(key, value, "test") for key, value in ours.items())
-    broker = Broker(config, OsDisk(str(root)))
+    broker = await open_broker(config, OsDisk(str(root)))
     await broker.start()
     return broker
 

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
@@ -71,7 +71,7 @@ class Mixed:
         } | settings
         self.settings_of_ours = values
         config = build_config([Setting(key, value, "test") for key, value in values.items()])
-        self.ours = Broker(config, OsDisk(str(root or self.directory / "ours")))
+        self.ours = await open_broker(config, OsDisk(str(root or self.directory / "ours")))
         await self.ours.start()
 
     def forget_ours(self):
@@ -160,7 +160,7 @@ async def test_our_slave_of_apaches_master(mixed):
     await mixed.start_ours(brokerRole="SLAVE", brokerId="1")
 
     async def followed():
-        return mixed.ours.classic.slave.connected
+        return mixed.ours.log.classic.slave.connected
 
     async def caught_up():
         return mixed.ours.store.commitlog.max_offset == await mixed.end_of(master)
@@ -246,7 +246,7 @@ async def test_apaches_slave_of_our_master(mixed):
     assert await mixed.filled(master, 15) == [ResponseCode.SUCCESS] * 15
     await mixed.eventually(caught_up)
     assert logs_agree(mixed)
-    (link,) = mixed.ours.classic.master.status()
+    (link,) = mixed.ours.log.classic.master.status()
     assert (link["diff"], link["inSync"]) == (0, True)
     assert (await mixed.pull(master, "T", 0, 1)).code == ResponseCode.SUCCESS  # makes the group
     assert await commit(mixed, master, 1, 5) == ResponseCode.SUCCESS

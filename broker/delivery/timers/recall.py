@@ -8,48 +8,47 @@ be, is not recalled. Whether there is such a message is not checked, as with Apa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from raftmq.broker.consuming.queries import not_leader
+from raftmq.broker.context import Context
+from raftmq.broker.delivery.timers.service import TimerService
 from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
-from raftmq.broker.errors import Refused
-from raftmq.broker.sending.outcome import Ended
+from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.sending.outcome import Ended, Sends
+from raftmq.broker.service import Service
 from raftmq.broker.tables.topics import PERM_WRITE
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.fields import text, text_or
 from raftmq.remoting.recallhandle import RecallHandle
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import pack_host
 
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
-
 
 class Recalls:
     """The handler of the request."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, sends: Sends, timers: TimerService) -> None:
+        self._context = context
+        self._sends = sends
+        self._timers = timers
 
-    def handlers(self) -> dict[int, Handler]:
-        return {int(RequestCode.RECALL_MESSAGE): self.recall}
+    def service(self) -> Service:
+        return Service(handlers={int(RequestCode.RECALL_MESSAGE): self.recall})
 
     async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Recall a timer message. Raises Refused, HeaderError, OutcomeUnknown."""
-        broker = self._broker
+        config, sends, timers = self._context.config, self._sends, self._timers
         topic, group = text(request.ext, "topic"), text_or(request.ext, "producerGroup")
-        if not broker.config.recall_message_enable:
+        if not config.recall_message_enable:
             raise Refused(ResponseCode.NO_PERMISSION, "recallMessageEnable=false")
-        if not broker.roles.leading:
+        if not self._context.roles.leading:
             raise not_leader()
-        if not broker.config.broker_permission & PERM_WRITE:
+        if not config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is not writable")
-        if broker.state.topics.get(topic) is None:
+        if self._context.state.topics.get(topic) is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
-        handle = _checked(text(request.ext, "recallHandle"), topic, broker.config.broker_name)
-        timers, now_ms = broker.timers, broker.wall_ms()
+        handle = _checked(text(request.ext, "recallHandle"), topic, config.broker_name)
+        now_ms = self._context.wall_ms()
         slot_ms = timers.timing.slot_of(handle.deliver_ms)
         late = handle.deliver_ms <= now_ms or timers.is_delivered(slot_ms)
         if late or handle.deliver_ms - now_ms > timers.timing.delay_ms_max:
@@ -59,9 +58,9 @@ class Recalls:
         message = recall_message(handle, group or "recall", now_ms, born_host)
         parked = timed(message, decode_properties(message.properties), timers.timing)
         ended = Ended()
-        broker.sends.store([parked], b"", ended)
+        sends.store([parked], b"", ended)
         timers.recalling(slot_ms, Key(topic, handle.unique_key))
-        broker.sends.wake()
+        sends.wake()
         await ended.stored()
         return RemotingCommand.response_to(request, ext={"msgId": handle.unique_key})
 

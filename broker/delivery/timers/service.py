@@ -25,12 +25,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from raftmq.broker.context import Context
 from raftmq.broker.delivery.timers.timing import Key, Timing, key_of, recalls, rolled
 from raftmq.broker.delivery.timers.wheel import Progress, TimerWheel, Waiting
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.outcome import Sends, is_stored, is_unknown, proposal_told
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.sending.outcome import Sends, is_unknown
 from raftmq.broker.sending.parking import delivered
 from raftmq.broker.sending.sendrequest import Outgoing, as_stored
+from raftmq.broker.service import Service, at_each_leadership
 from raftmq.broker.tables.state import timer_progress
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.dispatch import TIMER_TOPIC, UNIT, timer_code
@@ -39,7 +42,6 @@ from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record
 
 if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
     from raftmq.broker.tables.delayoffsets import DelayOffsets
     from raftmq.store.consumequeue import ConsumeQueue
 
@@ -112,6 +114,12 @@ class TimerService:
         self.delivered_count = 0
         self.rolled_count = 0
         timing.waiting = lambda: self.wheel.count
+
+    def service(self) -> Service:
+        return Service(
+            chores=[Chore("timers", 0, self.tick)],
+            role_changed=at_each_leadership(self.leadership_changed),
+        )
 
     def leadership_changed(self) -> None:
         """Forget the delivery in flight, which has ended; a ready leader's table says how."""
@@ -315,24 +323,24 @@ class TimerService:
         """Have the messages stored, together with the resulting progress in the same frame."""
         leadership = self._leadership
 
-        def ended(code: int, remark: str) -> None:
-            if is_stored(code):
+        def ended(error: Exception | None) -> None:
+            if error is None:
                 self.delivered_count += delivered_count
                 self.rolled_count += rolled_count
             if leadership != self._leadership or self._under_way is not progress:
                 return  # classic mode's table may have said so before
-            if is_stored(code):
+            if error is None:
                 self._end_move()
                 self._count_max = COUNT_MAX
                 self._soon(self.tick)
-            elif not is_unknown(remark):
+            elif not is_unknown(error):
                 self._end_move()
                 self._pause_until_ms = self._clock_ms() + RETRY_MS
 
         command = timer_progress(progress)
         self._under_way = progress
         if not messages:
-            self._propose(command, proposal_told(ended))
+            self._propose(command, ended)
             return
         try:
             self._sends.store(messages, command, ended)
@@ -340,7 +348,7 @@ class TimerService:
             if refused.code == ResponseCode.MESSAGE_ILLEGAL and len(messages) == 1:
                 # From a store with larger messages: it would block the others for ever.
                 log.error("timer_undeliverable: %s", refused.remark)
-                self._propose(command, proposal_told(ended))
+                self._propose(command, ended)
                 return
             self._end_move()
             if refused.code == ResponseCode.MESSAGE_ILLEGAL:
@@ -357,22 +365,20 @@ class TimerService:
         self.wheel.put_back(popped)
 
 
-def timer_service(
-    broker: Broker, propose: Callable[[bytes, Callable[[Exception | None], None]], None]
-) -> TimerService:
-    """Return the timer service of a broker whose parts are built."""
-    store = broker.store
+def timer_service(context: Context, sends: Sends, timing: Timing) -> TimerService:
+    """Return the timer service of a broker."""
+    store = context.store
     return TimerService(
-        broker.sends.parking.timing,
-        broker.state.delays,
-        broker.sends,
+        timing,
+        context.state.delays,
+        sends,
         queue=store.queues.queue,
         message_at=store.reads.message_at,
         stored_since=lambda ms: store.reads.offset_by_time(TIMER_TOPIC, 0, ms),
-        kept_ms=3_600_000 * broker.config.file_reserved_time,
-        propose=propose,
-        leading=lambda: broker.roles.leading,
+        kept_ms=3_600_000 * context.config.file_reserved_time,
+        propose=context.log.propose_then,
+        leading=lambda: context.roles.leading,
         soon=lambda function: asyncio.get_running_loop().call_soon(function),
-        on_read_failed=lambda error, again: broker.engine.read_failed(error, again),
-        clock_ms=broker.clock_ms,
+        on_read_failed=context.log.read_failed,
+        clock_ms=context.clock_ms,
     )

@@ -111,8 +111,9 @@ def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outg
     if waiting >= timing.count_max:
         raise Refused(
             ResponseCode.SYSTEM_BUSY,
-            f"[BUSY] {waiting} timer messages wait already (timerMessagesMax)",
+            f"{waiting} timer messages wait already (timerMessagesMax)",
             retriable=True,
+            tag="BUSY",
         )
     place = {
         TIMER_OUT_MS: str(timing.slot_of(deliver_ms)),

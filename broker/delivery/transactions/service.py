@@ -18,9 +18,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from raftmq.broker.clients import ClientConnection
+from raftmq.broker.access import Access
+from raftmq.broker.clients import ClientConnection, ClientTable
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.context import Context
 from raftmq.broker.delivery.transactions import conversion
 from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
 from raftmq.broker.delivery.transactions.conversion import (
@@ -30,17 +32,19 @@ from raftmq.broker.delivery.transactions.conversion import (
     OP_TOPIC,
 )
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.answers import NOT_LEADER
-from raftmq.broker.sending.outcome import Ended, is_stored
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.sending.outcome import Done, Ended
 from raftmq.broker.sending.parking import later
+from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.broker.service import Service, at_each_leadership
 from raftmq.broker.tables.state import commit_offsets, put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.acl.accounts import Permission
 from raftmq.remoting.acl.needs import Need, topic_need
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
 from raftmq.store.errors import StoreError
@@ -53,9 +57,6 @@ from raftmq.store.record import (
     walk_records,
 )
 from raftmq.store.selection import GetStatus
-
-if TYPE_CHECKING:
-    from raftmq.broker.broker import Broker
 
 log = logging.getLogger("raftmq.broker.transactions")
 
@@ -78,44 +79,19 @@ class Counts:
     given_up: int = 0
 
 
-class Transactions:
-    """Ends and checks half messages; one per broker."""
+class Halves:
+    """The half messages that are open, as far as the leader knows, and who sent them. The send path
+    asks before it takes another one (`admit`)."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        propose_then: Callable[[bytes, Callable[[Exception | None], None]], None],
-    ) -> None:
-        self._broker = broker
-        self._propose_then = propose_then
-        self._config = broker.config
-        self._store = broker.store
-        self._sends = broker.sends
-        self._book: HalfBook | None = None  # None: this replica does not lead
-        self._ready = asyncio.Event()
-        self._targets = (0, 0)  # where the first reading ends
-        self._busy: dict[int, list[asyncio.Future[None]]] = {}  # offset → those waiting for its end
-        self._asking: dict[int, bool] = {}  # roots stored again for a check
-        self._waiting = 0
-        self._senders: OrderedDict[str, ClientConnection] = OrderedDict()
-        self._noted = (0, 0)
-        self._noting = False
-        self._note_due_ms = 0
-        self._turn = 0  # counts the producers asked
-        self.counts = Counts()
-        self._permit = broker.access.permit
-        self._may_hear = broker.access.may_hear
-        self._sends.on_half = self.admit
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self.book: HalfBook | None = None  # None: this replica does not lead
+        self.senders: OrderedDict[str, ClientConnection] = OrderedDict()  # by producer group
 
     @property
     def open_count(self) -> int:
         """Half messages that have not ended, as far as this leader knows; 0 on other replicas."""
-        return 0 if self._book is None else len(self._book.open)
-
-    def handlers(self) -> dict[int, Handler]:
-        return {int(RequestCode.END_TRANSACTION): self.end}
-
-    # ---- half messages ----------------------------------------------------------------------
+        return 0 if self.book is None else len(self.book.open)
 
     def admit(self, group: str, connection: object) -> None:
         """Check a half message of this producer group before it is stored. Raises Refused."""
@@ -124,15 +100,53 @@ class Transactions:
         if self.open_count >= self._config.open_transactions_max:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
-                f"[BUSY] {self.open_count} transactions are open already",
+                f"{self.open_count} transactions are open already",
                 retriable=True,
+                tag="BUSY",
             )
         if not isinstance(connection, Connection):
             return  # it came by HTTP, or as a reply: its sender cannot be asked
-        self._senders[group] = connection
-        self._senders.move_to_end(group)
-        if len(self._senders) > SENDERS_MAX:
-            self._senders.popitem(last=False)
+        self.senders[group] = connection
+        self.senders.move_to_end(group)
+        if len(self.senders) > SENDERS_MAX:
+            self.senders.popitem(last=False)
+
+
+class Transactions:
+    """Ends and checks half messages; one per broker."""
+
+    def __init__(
+        self,
+        context: Context,
+        halves: Halves,
+        sends: SendPath,
+        clients: ClientTable,
+        access: Access,
+    ) -> None:
+        self._context = context
+        self._config = context.config
+        self._store = context.store
+        self._halves = halves
+        self._sends = sends
+        self._clients = clients
+        self._access = access
+        self._ready = asyncio.Event()
+        self._targets = (0, 0)  # where the first reading ends
+        self._busy: dict[int, list[asyncio.Future[None]]] = {}  # offset → those waiting for its end
+        self._asking: dict[int, bool] = {}  # roots stored again for a check
+        self._waiting = 0
+        self._noted = (0, 0)
+        self._noting = False
+        self._note_due_ms = 0
+        self._turn = 0  # counts the producers asked
+        self.counts = Counts()
+
+    def service(self) -> Service:
+        return Service(
+            handlers={int(RequestCode.END_TRANSACTION): self.end},
+            chores=[Chore("transactions", 0, self.tick)],
+            role_changed=at_each_leadership(self.leadership_changed),
+        )
 
     # ---- leadership and turns ---------------------------------------------------------------
 
@@ -143,17 +157,17 @@ class Transactions:
             _release(waiters)
         self._busy.clear()
         self._asking.clear()
-        if not self._broker.roles.leading:
-            self._book = None
+        if not self._context.roles.leading:
+            self._halves.book = None
             return
-        noted, end = self._broker.state.offsets.get, self._broker.queue_end
+        noted, end = self._context.state.offsets.get, self._context.store.queues.end_of
         self._noted = noted(HALF_TOPIC, GROUP, 0) or 0, noted(OP_TOPIC, GROUP, 0) or 0
-        self._book = HalfBook(*self._noted)
+        self._halves.book = HalfBook(*self._noted)
         self._targets = end(HALF_TOPIC, 0), end(OP_TOPIC, 0)
 
     def tick(self) -> None:
         """Read what is new, check what is due, note what has ended; a chore."""
-        book = self._book
+        book = self._halves.book
         if book is None:
             return
         self._read(book)
@@ -188,7 +202,7 @@ class Transactions:
         self, topic: str, offset: int, on_gone: Callable[[int], None]
     ) -> Sequence[MessageRecord]:
         """Return some records from `offset` on; `on_gone(offset)` if earlier ones are deleted."""
-        if offset >= self._broker.queue_end(topic, 0):
+        if offset >= self._context.store.queues.end_of(topic, 0):
             return ()
         found = self._store.reads.get_messages(topic, 0, offset, TURN_MAX, TURN_BYTES)
         if found.status is not GetStatus.FOUND:
@@ -201,7 +215,7 @@ class Transactions:
     def _note(self, book: HalfBook) -> None:
         """Commit both offsets in one command: skipping an op while its half is not skipped would
         let an ended half seem open."""
-        now_ms = self._broker.clock_ms()
+        now_ms = self._context.clock_ms()
         progress = book.progress()
         if self._noting or now_ms < self._note_due_ms or progress == self._noted:
             return
@@ -217,7 +231,7 @@ class Transactions:
 
         half, op = progress
         payload = commit_offsets([(HALF_TOPIC, GROUP, 0, half), (OP_TOPIC, GROUP, 0, op)])
-        self._propose_then(payload, done)
+        self._context.log.propose_then(payload, done)
 
     # ---- ends -------------------------------------------------------------------------------
 
@@ -232,7 +246,7 @@ class Transactions:
                 )
             return RemotingCommand.response_to(request)  # not known yet: it is asked again
         if self._waiting >= WAITING_MAX:
-            raise Refused(ResponseCode.SYSTEM_BUSY, f"[BUSY] {WAITING_MAX} ends wait already")
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{WAITING_MAX} ends wait already", tag="BUSY")
         self._waiting += 1
         try:
             await self._end(connection, request, header)
@@ -243,7 +257,9 @@ class Transactions:
     async def _end(
         self, connection: Connection, request: RemotingCommand, header: EndTransactionHeader
     ) -> None:
-        record, root = self._named(header, lambda needs: self._permit(connection, request, needs))
+        record, root = self._named(
+            header, lambda needs: self._access.permit(connection, request, needs)
+        )
         while True:
             book = await self._known()
             half = book.find(root)
@@ -258,7 +274,7 @@ class Transactions:
             return
         # Stored again it has the same content, but op and message name its present position.
         record = self._record_at(half.position) if half.offset != record.queue_offset else record
-        messages = [conversion.op_record(half.offset, record, self._broker.wall_ms())]
+        messages = [conversion.op_record(half.offset, record, self._context.wall_ms())]
         if header.decision == COMMIT:
             message = conversion.committed(record)
             properties = decode_properties(message.properties)
@@ -299,17 +315,18 @@ class Transactions:
             return decode_record(data)
         except (OSError, StoreError, RecordError) as error:
             raise Refused(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"[DISK_ERROR] {error}", retriable=True
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"{error}", retriable=True, tag="DISK_ERROR"
             ) from error
 
     async def _known(self) -> HalfBook:
         """Return the book, once everything up to now is in it. Raises Refused."""
         if not self._ready.is_set():
-            if self._book is None:
+            if self._halves.book is None:
                 raise Refused(
                     ResponseCode.SERVICE_NOT_AVAILABLE,
-                    f"{NOT_LEADER} this replica is not the leader; nothing was ended",
+                    "this replica is not the leader; nothing was ended",
                     retriable=True,
+                    tag="NOT_LEADER",
                 )
             try:
                 async with asyncio.timeout(WAIT_S):
@@ -317,18 +334,19 @@ class Transactions:
             except TimeoutError:
                 raise Refused(
                     ResponseCode.SYSTEM_BUSY,
-                    "[BUSY] a new leader still reads what transactions there are",
+                    "a new leader still reads what transactions there are",
                     retriable=True,
+                    tag="BUSY",
                 ) from None
-        book = self._book
+        book = self._halves.book
         if book is None:
             return await self._known()
-        end = self._broker.queue_end(HALF_TOPIC, 0)
+        end = self._context.store.queues.end_of(HALF_TOPIC, 0)
         while book.half_next < end:
             before = book.half_next
             self._read(book)
             if book.half_next == before:
-                raise Refused(ResponseCode.SYSTEM_BUSY, "[BUSY] half messages cannot be read")
+                raise Refused(ResponseCode.SYSTEM_BUSY, "half messages cannot be read", tag="BUSY")
         return book
 
     def _say_how_it_ended(self, book: HalfBook, root: int, decision: int) -> None:
@@ -337,7 +355,7 @@ class Transactions:
         if was == decision:
             return
         how = {COMMIT: "committed", ROLLBACK: "rolled back"}.get(was or 0, "ended")
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"[ENDED] the transaction was {how} before")
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the transaction was {how} before", tag="ENDED")
 
     async def _end_with(
         self, book: HalfBook, half: Half, messages: Sequence[Outgoing], decision: int
@@ -353,21 +371,21 @@ class Transactions:
         half: Half,
         messages: Sequence[Outgoing],
         decision: int | None,
-        done: Callable[[int, str], None],
+        done: Done,
     ) -> None:
         """Store `messages`, the half's op among them; until that is done nobody else ends it.
         Raises Refused, then nothing has happened."""
         waiters: list[asyncio.Future[None]] = []
 
-        def ended(code: int, remark: str) -> None:
-            if is_stored(code):
+        def ended(error: Exception | None) -> None:
+            if error is None:
                 book.close(half.offset, decision)
             elif half.offset in book.open:  # it may still be stored: then its op will say so
-                book.schedule(half.offset, self._broker.wall_ms() + PROGRESS_MS)
+                book.schedule(half.offset, self._context.wall_ms() + PROGRESS_MS)
             if self._busy.get(half.offset) is waiters:  # else from an earlier leadership
                 del self._busy[half.offset]
             _release(waiters)
-            done(code, remark)
+            done(error)
 
         self._sends.store(messages, b"", ended)
         self._busy[half.offset] = waiters
@@ -376,7 +394,7 @@ class Transactions:
     # ---- checks -----------------------------------------------------------------------------
 
     def _check_due(self, book: HalfBook) -> None:
-        now_ms = self._broker.wall_ms()
+        now_ms = self._context.wall_ms()
         for half in book.due(now_ms, CHECKS_PER_TURN_MAX):
             if half.offset in self._busy:
                 continue
@@ -398,8 +416,8 @@ class Transactions:
         asked = self._producer_of(half.group, _needs_of(record)) is not None
         again = conversion.stored_again(record, half.root, half.checks + asked)
 
-        def done(code: int, _: str) -> None:
-            if is_stored(code):
+        def done(error: Exception | None) -> None:
+            if error is None:
                 self.counts.checked += asked
             else:
                 self._asking.pop(half.root, None)
@@ -408,15 +426,15 @@ class Transactions:
         self._store_end(book, half, [again, op], None, done)
 
     def _give_up(self, book: HalfBook, half: Half, record: MessageRecord, op: Outgoing) -> None:
-        topics = self._broker.state.topics
+        topics = self._context.state.topics
         if topics.get(GIVEN_UP_TOPIC) is None:
             topic = put_topic(TopicConfig(GIVEN_UP_TOPIC, 1, 1), if_absent=True)
-            self._propose_then(topic, lambda _: None)
-            book.schedule(half.offset, self._broker.wall_ms() + PROGRESS_MS)
+            self._context.log.propose_then(topic, lambda _: None)
+            book.schedule(half.offset, self._context.wall_ms() + PROGRESS_MS)
             return
 
-        def done(code: int, _: str) -> None:
-            if is_stored(code):
+        def done(error: Exception | None) -> None:
+            if error is None:
                 self.counts.given_up += 1
                 log.warning(
                     "transaction_given_up group=%s key=%s checks=%d topic=%s",
@@ -431,14 +449,14 @@ class Transactions:
     def _producer_of(self, group: str, needs: list[Need]) -> ClientConnection | None:
         """Return a connected producer of the group, another one each time, that has the rights
         `needs`, because it gets to see the message."""
-        members = self._broker.clients.producers.get(group, {}).values()
+        members = self._clients.producers.get(group, {}).values()
         open_ones = (m.connection for m in members if m.connection.is_open)
-        found = [one for one in open_ones if self._may_hear(one, needs)]
+        found = [one for one in open_ones if self._access.may_hear(one, needs)]
         if found:
             self._turn += 1
             return next(islice(found, self._turn % len(found), None))
-        last = self._senders.get(group)
-        if last is None or not last.is_open or not self._may_hear(last, needs):
+        last = self._halves.senders.get(group)
+        if last is None or not last.is_open or not self._access.may_hear(last, needs):
             return None
         return last
 

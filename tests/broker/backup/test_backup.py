@@ -293,13 +293,13 @@ async def test_retention_spares_what_a_backup_reads_and_may_overtake_it(tmp_path
         broker = await group.leading()
         await create_topic(group)
         sent = await fill(group, 120)
-        ends = {queue: broker.queue_end("T", queue) for queue in range(4)}
+        ends = {queue: broker.store.queues.end_of("T", queue) for queue in range(4)}
         segments = broker.store.commitlog.segments()
         source = RemoteSource(group.client, broker.address)
         offer = await source.begin(0)
-        assert broker.keeper.needed_from() == 0
+        assert broker.backups.needed_from() == 0
         await source.read(segments[1].start, 1)
-        assert broker.keeper.needed_from() == segments[1].start
+        assert broker.backups.needed_from() == segments[1].start
         said = []
         lost = Overtaking(broker, source, segments[2].start)
         manifest = (
@@ -307,7 +307,7 @@ async def test_retention_spares_what_a_backup_reads_and_may_overtake_it(tmp_path
         ).manifest
         assert offer.end <= manifest.end and manifest.begin == segments[2].start
         assert "[OVERTAKEN]" in said[0]
-        assert broker.keeper.needed_from() is None
+        assert broker.backups.needed_from() is None
     alone = Group(tmp_path / "alone", 1, **SMALL)
     restored(alone, tmp_path / "b")
     async with alone as group:
@@ -456,10 +456,11 @@ async def test_what_a_replica_refuses(tmp_path, monkeypatch):
         parcel = await backup(group, broker, "state", session=session, offset="0")
         assert len(parcel.body) == int(begun[1].ext["size"])
         # Whoever is silent for long is forgotten, and what it needed is not kept any more.
-        assert broker.keeper.needed_from() is not None
-        now_ms = broker.clock_ms()
-        monkeypatch.setattr(broker, "clock_ms", lambda: now_ms + service.SILENT_MS + 1)
-        assert broker.keeper.needed_from() is None
+        assert broker.backups.needed_from() is not None
+        now_ms = broker.context.clock_ms()
+        later = replace(broker.context, clock_ms=lambda: now_ms + service.SILENT_MS + 1)
+        monkeypatch.setattr(broker.backups, "_context", later)
+        assert broker.backups.needed_from() is None
         assert "[GONE]" in (await backup(group, broker, "end", session=session)).remark
 
 

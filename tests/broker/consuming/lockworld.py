@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import orjson
 
 from raftmq.broker.consuming.locks import LockService, _Request
-from raftmq.broker.consuming.queries import not_leader
 from raftmq.broker.errors import Refused
 from raftmq.broker.tables.locktable import LockTable
 from raftmq.broker.tables.offsets import OffsetTable
@@ -58,7 +57,6 @@ class Replica:
             propose=self.propose,
             barrier=self.barrier,
             leading=lambda: self.leading,
-            not_leader=not_leader,
             terms=self.terms,
             present=self.is_here,
             clock_ms=self.clock_ms,

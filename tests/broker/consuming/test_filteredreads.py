@@ -204,7 +204,7 @@ async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
         assert bodies((await consumer.pull(broker, 5)).body) == [b"m0", b"m1"]
         assert broker.clients.subscription("cg", "U") is None
         assert consumer.asked == 1
-    await until(lambda: not broker.consuming.questions._asked)
+    await until(lambda: not broker.questions._asked)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypa
         for asked in (1, 2):
             late = await consumer.pull(broker, 5)
             assert late.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
-            await until(lambda: not broker.consuming.questions._asked)
+            await until(lambda: not broker.questions._asked)
             assert consumer.asked == asked
         assert broker.clients.subscription("cg", "T").version == 1
 
@@ -233,7 +233,7 @@ async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypa
 async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch):
     broker = await group.leading()
     await group.create_topic(broker, "T")
-    questions = broker.consuming.questions
+    questions = broker.questions
     async with Consumer(group, None) as consumer:
         consumer.client.register(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda *_: None)
         monkeypatch.setattr("raftmq.broker.consuming.subscriptions.ASKED_MAX", 0)

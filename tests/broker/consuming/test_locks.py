@@ -12,7 +12,6 @@ from raftmq.broker.consuming.locks import (
     _Request,
     local_propose,
 )
-from raftmq.broker.consuming.queries import not_leader
 from raftmq.broker.tables.locktable import LockTable, OwnerChange, Renewals
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.state import lock_queues
@@ -183,7 +182,7 @@ async def test_lock_renew_unlock(tmp_path):
         await until(lambda: broker.state.group.value)  # nothing more is applied by itself
         assert await granted(group, broker, "A", 0, 1) == [0, 1]
         assert await granted(group, broker, "B", 0, 1, 2) == [2]
-        service = broker.consuming.locks
+        service = broker.locks
         now_ms = service.clock_ms()
         service.clock_ms = lambda: now_ms  # however busy the machine is
         assert await granted(group, broker, "A", 0, 1) == [0, 1]  # whenever the last was
@@ -217,7 +216,7 @@ async def test_a_new_leader_knows_the_owner(tmp_path):
         assert refused.remark.startswith("[NOT_LEADER]")
         await group.kill(first)
         broker = await group.leading()
-        service = broker.consuming.locks
+        service = broker.locks
         assert await granted(group, broker, "B", 0, 1) == []
         assert await granted(group, broker, "A", 0) == [0]
         noted_ms = broker.state.offsets.locks.renewed["T", "cg", 1]
@@ -244,17 +243,17 @@ async def test_a_holder_that_dies_with_the_leader_is_not_waited_for_anew(tmp_pat
         noted = {b: b.state.offsets.locks.renewed[key] for b in others}
         await group.kill(first)  # and A asks no more
         broker = await group.leading()
-        ready_ms = broker.clock_ms()
+        ready_ms = broker.context.clock_ms()
         assert noted[broker] < ready_ms
         while True:
-            asked_ms = broker.clock_ms()
+            asked_ms = broker.context.clock_ms()
             told = await granted(group, broker, "B", 0)
             if told:
                 break
             assert asked_ms - noted[broker] <= gone_ms, "it is over, and still nobody gets it"
             await asyncio.sleep(0.05)
-        assert broker.clock_ms() - noted[broker] > gone_ms
-        assert broker.consuming.locks._since_ms is None, "it did not begin to count when it led"
+        assert broker.context.clock_ms() - noted[broker] > gone_ms
+        assert broker.locks._since_ms is None, "it did not begin to count when it led"
 
 
 async def test_a_leader_that_lost_its_majority_grants_nothing(tmp_path):
@@ -276,7 +275,7 @@ async def test_a_leader_that_lost_its_majority_grants_nothing(tmp_path):
 async def test_locks_that_ended_leave_the_table(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
-        service, real = broker.consuming.locks, broker.clock_ms
+        service, real = broker.locks, broker.context.clock_ms
         assert await granted(group, broker, "A", 0, 1) == [0, 1]
         service.clock_ms = lambda: real() + 59_000
         assert await granted(group, broker, "A", 1) == [1]
@@ -327,7 +326,6 @@ def service_of(table, clock=lambda: 0, **replaced):
         "propose": local_propose(table),
         "barrier": barrier,
         "leading": lambda: True,
-        "not_leader": not_leader,
         "terms": lambda: (1, None),
         "present": lambda group, client: True,
         "clock_ms": clock,

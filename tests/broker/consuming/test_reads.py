@@ -68,14 +68,14 @@ async def test_cold_data_come_from_followers_and_the_end_from_the_leader(tmp_pat
         for _ in range(3):
             await group.send(leader, "T")
         follower = next(b for n, b in group.brokers.items() if n != name)
-        ids = {b.roles.identity.broker_id for n, b in group.brokers.items() if n != name}
+        ids = {b.log.identity.broker_id for n, b in group.brokers.items() if n != name}
         await until(lambda: set(leader.pulls._reads.followers()) == ids)
         cold = await group.pull(leader, "T", 0)
         assert (cold.code, int(cold.ext["suggestWhichBrokerId"]) in ids) == (0, True)
         end = await group.pull(leader, "T", 3)
         assert end.ext["suggestWhichBrokerId"] == "0"
-        await until(lambda: follower.queue_end("T", 0) == 3)
-        own = str(follower.roles.identity.broker_id)
+        await until(lambda: follower.store.queues.end_of("T", 0) == 3)
+        own = str(follower.log.identity.broker_id)
         there = await group.pull(follower, "T", 0)
         assert (there.code, there.ext["suggestWhichBrokerId"]) == (0, own)
         # Nothing new, and what it does not know: the consumer is back at the leader soon.
@@ -99,9 +99,13 @@ async def test_a_consumer_of_cold_data_reads_all_of_it_and_goes_on_at_the_leader
             async with Producer("pg", namesrv) as producer:
                 for body in bodies:
                     await producer.send(ClientMessage("T", body), timeout_ms=60_000)
-                await until(lambda: all(b.queue_end("T", 0) >= 100 for b in group.brokers.values()))
+                await until(
+                    lambda: all(
+                        b.store.queues.end_of("T", 0) >= 100 for b in group.brokers.values()
+                    )
+                )
                 # Followers are suggested when they are within reach, and asked when they are known.
-                ids = {b.roles.identity.broker_id for n, b in group.brokers.items() if n != name}
+                ids = {b.log.identity.broker_id for n, b in group.brokers.items() if n != name}
                 await until(lambda: set(leader.pulls._reads.followers()) == ids)
                 await until(lambda: set(server.table.group("group-a").addresses) == {0, *ids})
                 async with consumer_of(namesrv, seen):

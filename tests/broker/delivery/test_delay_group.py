@@ -82,20 +82,19 @@ async def test_the_leader_dies_while_it_delivers(tmp_path, monkeypatch):
         assert keys_of(await everything(group, second)) == sorted(sent)
 
 
-async def test_a_leadership_that_goes_on_forgets_nothing_that_is_under_way(tmp_path, monkeypatch):
+async def test_a_leadership_that_goes_on_forgets_nothing_that_is_under_way(tmp_path):
     """A transfer that was given up is a role event, too."""
     async with Group(tmp_path, messageDelayLevel=LEVELS) as group:
         leader = await group.leading()
-        told = []
-        for part in (leader.delays, leader.transactions):
-            monkeypatch.setattr(part, "leadership_changed", lambda part=part: told.append(part))
+        begun = leader.delays._leadership, leader.locks._leadership
         term = leader.roles.term
         event = RoleEvent(Role.LEADER, term, "n0", True, "transfer to n1 given up: no answer")
         leader._role_changed(event)
-        assert not told
+        assert (leader.delays._leadership, leader.locks._leadership) == begun
         leader._role_changed(replace(event, leader_ready=False))
         leader._role_changed(event)
-        assert told == [leader.delays, leader.transactions] * 2
+        again = begun[0] + 2, begun[1] + 2
+        assert (leader.delays._leadership, leader.locks._leadership) == again
 
 
 async def test_what_is_told_and_what_a_restart_knows(tmp_path, caplog):
@@ -139,7 +138,7 @@ async def test_a_topic_that_is_gone_gets_its_messages_as_with_apache(tmp_path):
         await send_delayed(group, leader, range(4), 3)
         await group.ask(leader, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})
         assert leader.state.delays.get(3) == 0
-        leader.delays._wall_ms = lambda: leader.wall_ms() + 3_600_000  # all are due
+        leader.delays._wall_ms = lambda: leader.context.wall_ms() + 3_600_000  # all are due
         await until(lambda: leader.state.delays.get(3) == 4)
         await group.create_topic(leader, TOPIC, 4)
         assert len(await everything(group, leader)) == 4

@@ -268,4 +268,4 @@ async def test_connections_and_runtime_info(client, group, broker):
 
 async def test_a_planned_stop_is_asked_for(client, broker):
     assert (await client.post("/api/v1/node/stop")).status == 202
-    assert broker.stop_wanted.is_set()
+    assert broker.life.stop_wanted.is_set()

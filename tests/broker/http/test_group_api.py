@@ -6,7 +6,16 @@ import subprocess
 import orjson
 import pytest
 
-from raftmq.broker.http.local import Local
+from raftmq.broker.errors import (
+    ConditionUnmet,
+    OutcomeUnknown,
+    Refused,
+    StateError,
+    not_leader,
+)
+from raftmq.broker.http.problems import translator
+from raftmq.dledger.errors import Busy, ChangeRefused, NotLeader
+from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
@@ -43,7 +52,7 @@ async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_pat
         leader = group.brokers[first]
         other = next(name for name in group.names if name != first)
         follower = group.brokers[other]
-        await until(lambda: follower.http.leader_address == leader.http.address)
+        await until(lambda: follower.leader_http() == leader.http.address)
         async with Client(follower.http.address) as client:
             assert (await client.get("/health/ready")).json["role"] == "follower"
             for answer in (
@@ -108,18 +117,24 @@ async def test_without_a_majority_a_change_is_of_unknown_outcome_or_refused(tmp_
 
 
 @pytest.mark.parametrize(
-    ("code", "remark", "status", "problem"),
+    ("error", "status", "problem"),
     [
-        (ResponseCode.SERVICE_NOT_AVAILABLE, "[NOT_LEADER] no", 503, "NOT_LEADER"),
-        (ResponseCode.SYSTEM_ERROR, "[OUTCOME_UNKNOWN] who knows", 504, "OUTCOME_UNKNOWN"),
-        (ResponseCode.SYSTEM_BUSY, "[BUSY] much", 503, "BUSY"),
-        (ResponseCode.SERVICE_NOT_AVAILABLE, "[DISK_FULL] full", 503, "DISK_FULL"),
-        (ResponseCode.TOPIC_NOT_EXIST, "none", 404, "NOT_FOUND"),
-        (ResponseCode.SYSTEM_ERROR, "else", 409, "REFUSED"),
+        (not_leader(), 503, "NOT_LEADER"),
+        (NotLeader("n1"), 503, "NOT_LEADER"),
+        (OutcomeUnknown("who knows"), 504, "OUTCOME_UNKNOWN"),
+        (CommandOutcomeUnknown("who knows"), 504, "OUTCOME_UNKNOWN"),
+        (Refused(ResponseCode.SYSTEM_BUSY, "much", tag="BUSY"), 503, "BUSY"),
+        (Busy("much"), 503, "BUSY"),
+        (Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "full", tag="DISK_FULL"), 503, "DISK_FULL"),
+        (Refused(ResponseCode.TOPIC_NOT_EXIST, "none"), 404, "NOT_FOUND"),
+        (Refused(ResponseCode.SYSTEM_ERROR, "else"), 409, "REFUSED"),
+        (ChangeRefused("not now"), 409, "REFUSED"),
+        (ConditionUnmet("v2"), 412, "VERSION_MISMATCH"),
+        (StateError("no sense"), 422, "INVALID"),
     ],
 )
-def test_what_the_wire_says_as_a_problem(code, remark, status, problem):
-    found = Local(None, lambda: "h:1").problem_of(code, remark)
+def test_errors_of_the_rooms_below_as_problems(error, status, problem):
+    found = translator(lambda: "h:1")(error)
     assert (found.status, found.code) == (status, problem)
 
 
@@ -145,7 +160,7 @@ async def test_a_member_is_added_and_removed(tmp_path):
         other = next(name for name in group.names if name != first)
         follower = group.brokers[other]
         body = {"id": "n9", "address": "127.0.0.1:1"}
-        await until(lambda: follower.operators.members.watches)
+        await until(lambda: follower.members.watches)
         async with (
             Client(group.brokers[first].http.address) as client,
             Client(follower.http.address) as there,

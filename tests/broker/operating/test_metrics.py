@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import open_broker
 from raftmq.broker.operating import metrics
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.disk import OsDisk
@@ -117,9 +117,11 @@ async def test_consumer_lag_is_told_up_to_the_limits(tmp_path, monkeypatch):
 
 async def test_a_broker_that_has_not_started_can_be_scraped(tmp_path):
     group = Group(tmp_path, 1)
-    text = Scrape(Broker(group.config("n0"), OsDisk(str(tmp_path / "n0")))).text
+    broker = await open_broker(group.config("n0"), OsDisk(str(tmp_path / "n0")))
+    text = Scrape(broker).text
     assert 'rocketmq_leading{broker="group-a",cluster="TestCluster",node="n0"} 0.0' in text
     assert "raft_term" not in text
+    await broker.stop()
     for listener in group.sockets.values():
         listener.close()
 

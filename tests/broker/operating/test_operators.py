@@ -1,10 +1,12 @@
 """What tools ask for: bodies, and the limits of what is kept and answered."""
 
+from types import SimpleNamespace
+
 import orjson
 import pytest
 
 from raftmq.broker.consuming import resets
-from raftmq.broker.consuming.resets import Resets, Wait
+from raftmq.broker.consuming.resets import ResetMarks, Wait
 from raftmq.broker.errors import Refused
 from raftmq.broker.operating import progress, stats
 from raftmq.broker.operating.stats import GroupRates
@@ -149,20 +151,12 @@ def test_only_so_many_pulls_wait_for_a_reset_to_be_taken(monkeypatch):
     state = BrokerState()
     state.apply(1, 0, reset_offsets([("T", "g", 0, 5)]))
     proposed, again = [], []
-    judge = Resets(
-        "b",
-        state,
-        store=None,
-        clients=None,
-        propose=None,
-        propose_then=lambda command, done: proposed.append((command, done)),
-        leading=lambda: True,
-        not_leader=lambda: Refused(14, ""),
-        flush_commits=lambda: None,
-        wake=lambda: None,
-        has_room=lambda *_: True,
-        access=None,
-    ).judge
+    context = SimpleNamespace(
+        state=state,
+        roles=SimpleNamespace(leading=True),
+        log=SimpleNamespace(propose_then=lambda command, done: proposed.append((command, done))),
+    )
+    judge = ResetMarks(context, SimpleNamespace(flush=lambda: None)).judge
     where = ("T", "g", 0)
     assert judge(*where, 9, again.append) == 5
     for _ in range(2):

@@ -79,8 +79,7 @@ async def test_runtime_info_is_answered_whatever_cannot_be_read(tmp_path):
 async def test_runtime_info_goes_by_the_brokers_own_wall_clock(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
-        wall_ms = broker.boot_ms + ((2 * 24 + 3) * 60 + 4) * 60_000
-        broker.wall_ms = lambda: wall_ms
+        broker.life.boot_ms = broker.context.wall_ms() - ((2 * 24 + 3) * 60 + 4) * 60_000
         assert (await info(group, broker))["runtime"] == "[ 2 days, 3 hours, 4 minutes, 0 seconds ]"
         assert (await info(group, broker))["clockJumpedMs"] == "0"
 

@@ -120,7 +120,7 @@ async def test_none_is_proposed_while_an_older_replica_is_there_and_then_by_who_
             first = await group.leading()
             assert not first.engine.all_know_group_ids
             await group.create_topic(first, "T")  # commands go through, and this one would have
-            ours = first.operators.members.group_id
+            ours = first.members.group_id
             looked, look = [], ours.look
             ours.look = lambda: (look(), looked.append(1))
             await until(lambda: len(looked) > 2)

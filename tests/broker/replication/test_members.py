@@ -119,14 +119,14 @@ async def test_a_broker_is_replaced_and_the_name_server_shows_who_is_there(tmp_p
 
         # The one that was removed comes back, and hears that it is out.
         await group.start(dead)
-        await until(lambda: not group.brokers[dead].roles.identity.member)
+        await until(lambda: not group.brokers[dead].log.identity.member)
         await shows(shown, here | {4: new.address})
         assert (await group.info(dead))["raftMembership"] == "none"
         await until(lambda: "no_member" in caplog.text)
 
         # A leader that is removed leaves, and another one leads.
         await group.change("remove", first)
-        await until(lambda: not leader.roles.identity.member)
+        await until(lambda: not leader.log.identity.member)
         successor = await group.leader()
         other = "n3" if successor == kept else kept
         other_id = 4 if other == "n3" else ids[kept]

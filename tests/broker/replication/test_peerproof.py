@@ -164,7 +164,7 @@ async def test_the_log_is_not_for_who_sends_eight_bytes(tmp_path):
         await pair.send(pair.master, "Proven")
         for said in (bytes(8), bytes(16), b"RMQS" + bytes(60)):
             assert await heard(pair.ports["master"], said) == b""
-        assert not pair.master.classic.master.links
+        assert not pair.master.log.classic.master.links
         assert pair.master.gates.master.refused_count == 3
 
 
@@ -188,7 +188,7 @@ async def test_who_follows_whom_without_a_proof(tmp_path, own, follows):
             await pair.caught_up()
             return
         gates = [*pair.master.gates.all, *pair.slave.gates.all]
-        slave = pair.slave.classic.slave
+        slave = pair.slave.log.classic.slave
         await until(lambda: sum(g.refused_count for g in gates) > 0 or slave._unreached)
-        assert not pair.master.classic.master.links
+        assert not pair.master.log.classic.master.links
         assert pair.slave.store.commitlog.max_offset == 0

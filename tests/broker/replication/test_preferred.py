@@ -49,7 +49,7 @@ async def test_leadership_goes_to_the_preferred_one_and_no_send_fails(tmp_path):
             wanted, third = (name for name in group.names if name != first)
             leader, chosen = group.brokers[first], group.brokers[wanted]
             await group.create_topic(leader, "T")
-            await until(lambda: all(b.operators.members.watches for b in group.brokers.values()))
+            await until(lambda: all(b.members.watches for b in group.brokers.values()))
             async with (
                 sending(where, "T") as count,
                 Client(leader.http.address) as client,
@@ -136,7 +136,7 @@ async def test_broker_conf_says_it_to_a_group_that_was_never_told(tmp_path):
         for name in group.names:
             await group.start(name)
         leader = await group.leading()
-        leader.operators.members.preferred.look()
+        leader.members.preferred.look()
         assert leader.engine.core.configurations.current.preferred == ""
         body = {"op": "prefer", "memberId": "n9"}
         refused = await group.ask(leader, RequestCode.CHANGE_MEMBERS, body)

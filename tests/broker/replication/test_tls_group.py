@@ -84,7 +84,7 @@ async def bodies(group: Group, broker: object, topic: str) -> list[bytes]:
 
 async def same_everywhere(group: Group, count: int) -> None:
     def have(broker: object) -> int:
-        return sum(broker.queue_end("T", queue) for queue in range(4))  # type: ignore[attr-defined]
+        return sum(broker.store.queues.end_of("T", queue) for queue in range(4))  # type: ignore[attr-defined]
 
     await until(lambda: all(have(broker) == count for broker in group.brokers.values()))
 

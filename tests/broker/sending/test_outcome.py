@@ -3,22 +3,23 @@
 import pytest
 
 from raftmq.broker.errors import OutcomeUnknown, Refused
-from raftmq.broker.sending.outcome import STORED_CODES, Ended, proposal_told
+from raftmq.broker.sending.outcome import Ended, is_unknown
+from raftmq.dledger.errors import NotLeader
+from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
 
 
-@pytest.mark.parametrize("code", STORED_CODES)
-async def test_it_is_stored(code):
+async def test_it_is_stored():
     ended = Ended()
-    ended(code, "whatever is said")
-    ended(ResponseCode.SYSTEM_ERROR, "nobody tells twice; the first counts")
+    ended(None)
+    ended(Refused(ResponseCode.SYSTEM_ERROR, "nobody tells twice; the first counts"))
     await ended.stored()
 
 
 async def test_what_is_not_known_is_told_as_that():
     ended = Ended()
-    ended(ResponseCode.SYSTEM_ERROR, "[OUTCOME_UNKNOWN] the leader stops")
+    ended(OutcomeUnknown("the leader stops"))
     with pytest.raises(OutcomeUnknown) as raised:
         await ended.stored()
     assert str(raised.value) == "[OUTCOME_UNKNOWN] the leader stops"
@@ -27,7 +28,7 @@ async def test_what_is_not_known_is_told_as_that():
 
 async def test_what_is_not_stored_is_refused_with_its_code():
     ended = Ended()
-    ended(ResponseCode.SYSTEM_BUSY, "[BUSY] later")
+    ended(Refused(ResponseCode.SYSTEM_BUSY, "later", tag="BUSY"))
     with pytest.raises(Refused) as raised:
         await ended.stored()
     assert (raised.value.code, raised.value.remark) == (ResponseCode.SYSTEM_BUSY, "[BUSY] later")
@@ -37,19 +38,18 @@ async def test_who_waited_may_be_gone():
     ended = Ended()
     waiting = ended.stored()
     waiting.close()
-    ended(ResponseCode.SUCCESS, "")
+    ended(None)
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "unknown"),
     [
-        (None, (ResponseCode.SUCCESS, "")),
-        (OutcomeUnknown("no majority"), (1, "[OUTCOME_UNKNOWN] no majority")),
-        (RemotingError("cut off", outcome_unknown=True), (1, "[OUTCOME_UNKNOWN] cut off")),
-        (Refused(ResponseCode.SYSTEM_BUSY, "[BUSY]"), (1, "[BUSY]")),
+        (OutcomeUnknown("no majority"), True),
+        (CommandOutcomeUnknown("no majority"), True),
+        (RemotingError("cut off", outcome_unknown=True), True),
+        (NotLeader("n1"), False),
+        (Refused(ResponseCode.SYSTEM_BUSY, "later", tag="BUSY"), False),
     ],
 )
-def test_a_proposal_ends_as_a_store_does(error, told):
-    ends = []
-    proposal_told(lambda code, remark: ends.append((code, remark)))(error)
-    assert ends == [told]
+def test_only_an_error_that_says_so_leaves_the_outcome_unknown(error, unknown):
+    assert is_unknown(error) is unknown

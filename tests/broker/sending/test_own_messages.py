@@ -33,8 +33,8 @@ class Ends:
     def __init__(self):
         self.told = []
 
-    def __call__(self, code, remark):
-        self.told.append((code, remark))
+    def __call__(self, error):
+        self.told.append((0, "") if error is None else (error.code, error.remark))
 
 
 def test_messages_and_their_command_share_a_frame_with_sends():

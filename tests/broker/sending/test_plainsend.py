@@ -59,7 +59,7 @@ class Side:
         self.bench.state.topics.put(TopicConfig("R", 4, 0, 4), 0)
         self.quick = 0
         self.asked = []
-        self.bench.sends.on_request = lambda _, ext: self.asked.append(ext["i"])
+        self.bench.sends._on_request = lambda _, ext: self.asked.append(ext["i"])
         admit = self.bench.sends.admit_plain
 
         def counting(*arguments):

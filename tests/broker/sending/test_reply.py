@@ -88,7 +88,7 @@ async def test_a_reply_reaches_its_requester_and_is_stored(group, code):
         change_live(broker.config, {"storeReplyMessageEnable": False})
         answer = await reply(group, broker, code=code)
         assert (answer.code, answer.ext["msgId"]) == (0, "0")
-        assert broker.queue_end(TOPIC, 0) == 1
+        assert broker.store.queues.end_of(TOPIC, 0) == 1
         assert len(requester.taken) == 2
 
 
@@ -97,7 +97,7 @@ async def test_a_requester_that_is_not_there_or_takes_nothing(group):
     missing = await reply(group, broker)
     assert missing.code == ResponseCode.SYSTEM_ERROR
     assert missing.remark == "push reply message fail, channel of <10.0.0.1@r> not found."
-    assert broker.queue_end(TOPIC, 0) == 1, "stored all the same, as Apache's broker does"
+    assert broker.store.queues.end_of(TOPIC, 0) == 1, "stored all the same, as Apache's broker does"
     nobody = await reply(group, broker, to=None)
     assert nobody.code == ResponseCode.SYSTEM_ERROR
     assert nobody.remark == "reply message properties[REPLY_TO_CLIENT] is null"
@@ -185,7 +185,7 @@ async def test_after_a_hand_over_the_former_leader_is_asked(tmp_path):
             assert answer.code == 0, answer.remark
             (pushed,) = requester.taken
             assert pushed.ext["storeHost"] == first.address
-            assert second.queue_end(TOPIC, 0) == 1
+            assert second.store.queues.end_of(TOPIC, 0) == 1
             unknown = await reply(group, second, to="nobody")
             assert unknown.remark == "push reply message fail, channel of <nobody> not found."
             assert len(requester.taken) == 1

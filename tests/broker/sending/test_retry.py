@@ -156,7 +156,7 @@ async def give_back(group, broker, record, level=0, name="g", offset=None, **mor
 async def one(group, broker, topic, queues=1):
     """The only message of a topic, once it is there."""
     found = []
-    await until(lambda: any(broker.queue_end(topic, queue) for queue in range(queues)))
+    await until(lambda: any(broker.store.queues.end_of(topic, queue) for queue in range(queues)))
     found += await everything(group, broker, topic, queues)
     (record,) = found
     return record
@@ -171,7 +171,7 @@ async def test_a_message_is_tried_again_until_it_is_a_dead_letter(tmp_path):
         for times in (1, 2):
             answer = await give_back(group, leader, record, maxReconsumeTimes="2")
             assert (answer.code, answer.body) == (0, b"")
-            await until(lambda times=times: leader.queue_end("%RETRY%g", 0) == times)
+            await until(lambda times=times: leader.store.queues.end_of("%RETRY%g", 0) == times)
             pulled = await everything(group, leader, "%RETRY%g", 1)
             assert len(pulled) == times
             record = pulled[-1]
@@ -194,8 +194,8 @@ async def test_a_message_is_tried_again_until_it_is_a_dead_letter(tmp_path):
             ext = header.to_ext(310) | {"j": times, "l": "2"}
             answer = await group.ask(leader, RequestCode.SEND_MESSAGE_V2, ext, b"again")
             assert answer.code == 0
-        await until(lambda: leader.queue_end("%RETRY%g", 0) == 3)
-        assert leader.queue_end("%DLQ%g", 0) == 2
+        await until(lambda: leader.store.queues.end_of("%RETRY%g", 0) == 3)
+        assert leader.store.queues.end_of("%DLQ%g", 0) == 2
 
 
 async def test_what_cannot_be_given_back(tmp_path):
@@ -203,7 +203,7 @@ async def test_what_cannot_be_given_back(tmp_path):
         leader = await group.leading()
         await group.create_topic(leader, "T")
         assert (await group.send(leader, "T", b"x")).code == 0
-        await until(lambda: leader.queue_end("T", 0) == 1)
+        await until(lambda: leader.store.queues.end_of("T", 0) == 1)
         data = leader.store.reads.get_messages("T", 0, 0, 1, 1000).buffers[0]
         record = decode_record(data)
         unknown = await give_back(group, leader, record)
@@ -220,7 +220,7 @@ async def test_what_cannot_be_given_back(tmp_path):
         missing = await group.ask(leader, RequestCode.CONSUMER_SEND_MSG_BACK, {"group": "g"})
         assert missing.code == ResponseCode.SYSTEM_ERROR
         assert (await give_back(group, leader, record, level=-1)).code == 0
-        assert leader.queue_end("%DLQ%g", 0) == 1
+        assert leader.store.queues.end_of("%DLQ%g", 0) == 1
 
 
 async def test_every_retry_once_though_the_leader_dies(tmp_path):
@@ -242,12 +242,12 @@ async def test_every_retry_once_though_the_leader_dies(tmp_path):
             assert (await give_back(group, leader, record)).code == 0
         await group.kill(first)
         second = await group.leading()
-        await until(lambda: second.queue_end("%RETRY%g", 0) == 12)
+        await until(lambda: second.store.queues.end_of("%RETRY%g", 0) == 12)
         retried = await everything(group, second, "%RETRY%g", 1)
         keys = sorted(decode_properties(r.properties)["UNIQ_KEY"] for r in retried)
         assert keys == sorted(decode_properties(r.properties)["UNIQ_KEY"] for r in records)
         await until(lambda: second.state.delays.get(3) == 12)
-        assert second.queue_end("%RETRY%g", 0) == 12
+        assert second.store.queues.end_of("%RETRY%g", 0) == 12
 
 
 async def test_a_dead_letter_that_was_stored_here_is_sent_again_over_http(tmp_path):

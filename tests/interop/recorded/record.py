@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import open_broker
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.codec import FrameReader, decode_command, encode_command, join_frame
@@ -109,7 +109,9 @@ async def recording_broker(root: Path) -> AsyncIterator[tuple[Proxy, int, str]]:
         group = Group(root, 1, **where, **SETTINGS)
         name = group.names[0]
         disk = SteadyDisk(str(root / name))
-        broker = Broker(group.config(name), disk, replication_socket=group.listener(name))
+        broker = await open_broker(
+            group.config(name), disk, replication_socket=group.listener(name)
+        )
         await broker.start()
         proxy = Proxy(broker.port)
         listeners = [

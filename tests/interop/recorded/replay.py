@@ -29,7 +29,7 @@ import orjson
 import pytest
 
 from raftmq.broker import housekeeping
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import open_broker
 from raftmq.remoting.codec import FrameReader, decode_command, encode_command, join_frame
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RESPONSE_FLAG, RemotingCommand
@@ -78,7 +78,7 @@ async def broker_with(root: Path, clock: Clock, port: int):
     """A broker below `root`, alone in its group, that says it is at 127.0.0.1:`port`."""
     group = Group(root, 1, brokerIP1="127.0.0.1", advertisedPort=port, **SETTINGS)
     name = group.names[0]
-    broker = Broker(
+    broker = await open_broker(
         group.config(name),
         SteadyDisk(str(root / name)),
         replication_socket=group.listener(name),

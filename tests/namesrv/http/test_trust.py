@@ -108,7 +108,7 @@ async def test_a_broker_that_signed_its_registration_is_shown_the_token(tmp_path
         assert "viewer is viewer, not operator" in value["detail"]
         path = f"/brokers/group-a/0/topics/{RETRY_TOPIC}/queues?limit=1"
         assert (await call("GET", path))[0] == 404  # of the topic: that it may ask
-        await until(lambda: broker.http.hub.reader_count == 1)  # the stream shows it, too
+        await until(lambda: broker.events.hub.reader_count == 1)  # the stream shows it, too
 
 
 async def test_a_wrong_token_is_refused_and_that_is_told(tmp_path: Path) -> None:

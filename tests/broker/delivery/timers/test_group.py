@@ -55,14 +55,14 @@ async def test_the_leader_dies_while_messages_wait_and_while_they_are_delivered(
         await group.create_topic(leader, TOPIC, 1)
         shift = [0]  # by which the clock is put on when all are sent
         for each in group.brokers.values():
-            each.timers.timing.wall_ms = lambda: leader.wall_ms() + shift[0]
-        base = leader.wall_ms() + 3_600_000
+            each.timers.timing.wall_ms = lambda: leader.context.wall_ms() + shift[0]
+        base = leader.context.wall_ms() + 3_600_000
         times = {f"K{n}": base + (n * 7 % 40) * 20 for n in range(40)}
         for key, at in times.items():
             ext = await send_timed(group, leader, key, TIMER_DELIVER_MS=at)
             assert ext["recallHandle"]
         await until(lambda: leader.timers.look().waiting + leader.timers.delivered_count == 40)
-        shift[0] = base - leader.wall_ms() - 300
+        shift[0] = base - leader.context.wall_ms() - 300
         follower = next(b for name, b in group.brokers.items() if name != first)
         await until(lambda: leader.timers.delivered_count > 5)
         await until(lambda: follower.timers.wheel.next_offset)  # it follows without leading
@@ -102,7 +102,7 @@ async def test_a_restart_of_all_knows_what_waits_and_what_is_told(tmp_path):
         await group.leader()
         assert leader.state.delays.timer.due_ms
         await until(lambda: leader.timers.look().waiting == 3)
-        leader.timers.timing.wall_ms = lambda: leader.wall_ms() + 3_700_000
+        leader.timers.timing.wall_ms = lambda: leader.context.wall_ms() + 3_700_000
         await until(lambda: leader.timers.look().waiting == 0)
         records = await everything(group, leader)
         assert keys_of(records) == ["K0", "K1", "K2", "now"]
@@ -116,7 +116,7 @@ async def test_one_that_is_recalled_is_not_delivered_whoever_leads(tmp_path):
         first = await group.leader()
         leader = group.brokers[first]
         await group.create_topic(leader, TOPIC)
-        at = leader.wall_ms() + 3_600_000
+        at = leader.context.wall_ms() + 3_600_000
         handles = {}
         for key in ("stays", "goes", "goes-too"):
             ext = await send_timed(group, leader, key, TIMER_DELIVER_MS=at)
@@ -134,7 +134,7 @@ async def test_one_that_is_recalled_is_not_delivered_whoever_leads(tmp_path):
             await group.create_topic(second, "Other")
             answer = await recall(group, second, handle, topic)
             assert answer.code == ResponseCode.ILLEGAL_OPERATION
-        second.timers.timing.wall_ms = lambda: second.wall_ms() + 3_700_000
+        second.timers.timing.wall_ms = lambda: second.context.wall_ms() + 3_700_000
         await until(lambda: second.timers.look().waiting == 0)
         assert keys_of(await everything(group, second)) == ["P", "stays"]
         answer = await recall(group, second, handles["stays"])
@@ -175,9 +175,9 @@ async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tm
         leader.retention.expired_before = lambda at_once=False: log.min_offset
         await start_again(group, away)
         other = group.brokers[away]
-        await until(lambda: other.application.applied_index >= leader.application.applied_index)
+        await until(lambda: other.state.applied_index >= leader.state.applied_index)
         await until_it_leads(group, away)
-        other.timers.timing.wall_ms = lambda: other.wall_ms() + 3_700_000
+        other.timers.timing.wall_ms = lambda: other.context.wall_ms() + 3_700_000
         await until(lambda: other.timers.look().waiting == 0 and other.timers.delivered_count)
         records = await everything(group, other)
         assert keys_of(records) == [f"K{number}" for number in range(5)]
@@ -198,9 +198,9 @@ async def test_the_limit_and_what_is_refused(tmp_path):
         answer = await group.send(leader, TOPIC, b"x", 0, "TIMER_DELAY_SEC\x0161\x02")
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
         assert "timerMaxDelaySec" in answer.remark
-        leader.timers.timing.wall_ms = lambda: leader.wall_ms() + 70_000
+        leader.timers.timing.wall_ms = lambda: leader.context.wall_ms() + 70_000
         await until(lambda: leader.timers.look().waiting == 0)
-        leader.timers.timing.wall_ms = leader.wall_ms
+        leader.timers.timing.wall_ms = leader.context.wall_ms
         assert (await group.send(leader, TOPIC, b"x", 0, properties)).code == 0
 
 
@@ -219,10 +219,10 @@ async def test_a_classic_master_delivers_and_its_slave_knows_how_far(tmp_path):
         await until(lambda: slave.timers.look().waiting == 3)
         assert keys_of(await everything(pair, slave)) == ["K0"]
         end = slave.store.commitlog.max_offset
-        slave.timers.timing.wall_ms = lambda: slave.wall_ms() + 3_700_000
+        slave.timers.timing.wall_ms = lambda: slave.context.wall_ms() + 3_700_000
         slave.timers.tick()  # it does not deliver
         assert slave.sends.held_bytes == 0
         assert slave.store.commitlog.max_offset == end
-        master.timers.timing.wall_ms = lambda: master.wall_ms() + 3_700_000
+        master.timers.timing.wall_ms = lambda: master.context.wall_ms() + 3_700_000
         await until(lambda: master.timers.look().waiting == 0)
         assert keys_of(await everything(pair, master)) == ["K0", "K2"]

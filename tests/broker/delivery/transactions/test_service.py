@@ -12,7 +12,7 @@ from raftmq.broker.delivery.transactions.conversion import (
     HALF_TOPIC,
     OP_TOPIC,
 )
-from raftmq.broker.sending import catcher
+from raftmq.broker.sending import inside
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -88,7 +88,7 @@ async def test_a_half_is_seen_once_it_is_committed(tmp_path):
         assert bodies(broker) == []
         assert bodies(broker, HALF_TOPIC, 0) == ["A", "B"]
         assert (await end(group, broker, committed, 0)).code == 0  # not decided yet
-        assert broker.transactions.open_count in (0, 1, 2)  # as far as it has been read
+        assert broker.halves.open_count in (0, 1, 2)  # as far as it has been read
         for _ in range(2):  # the second time it has ended so already
             assert (await end(group, broker, committed, COMMIT)).code == 0
             assert (await end(group, broker, rolled_back, ROLLBACK)).code == 0
@@ -102,7 +102,7 @@ async def test_a_half_is_seen_once_it_is_committed(tmp_path):
             decode_properties(message.properties)
         )
         assert bodies(broker, OP_TOPIC, 0) == ["0", "1"]
-        assert broker.transactions.open_count == 0
+        assert broker.halves.open_count == 0
         counts = broker.transactions.counts
         assert (counts.committed, counts.rolled_back) == (1, 1)
 
@@ -126,8 +126,8 @@ async def test_what_is_no_half_message_is_refused(tmp_path):
         assert all(answer.code != 0 for answer in answers)
         assert bodies(broker) == []
         unreachable = SendHeader("pg", "Orders", "TBW102", 4, 1, 0x4, 5, 0, HALF_BY_HTTP)
-        answer = await catcher.send(broker.sends, unreachable, b"H", pack_host(("10.0.0.9", 1)))
-        assert answer.code == 0
+        code, _ = await inside.send(broker.sends, unreachable, b"H", pack_host(("10.0.0.9", 1)))
+        assert code == 0
         assert broker.transactions._producer_of("pg", []) is not None  # who sent the first one
         nobody = await group.send(broker, "Orders", properties="TRAN_MSG\x01true\x02")
         assert (nobody.code, "PGROUP" in nobody.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
@@ -139,7 +139,7 @@ async def test_open_transactions_are_bounded_and_may_be_forbidden(tmp_path):
         await group.create_topic(broker, "Orders")
         for key in "AB":
             sent = await half(group, broker, key)
-        await until(lambda: broker.transactions.open_count == 2)
+        await until(lambda: broker.halves.open_count == 2)
         refused = await group.send(
             broker, "Orders", properties="TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
         )
@@ -180,7 +180,7 @@ async def test_transactions_survive_their_leader(tmp_path):
                 await group.start(name)
         broker = await group.leading()
         await until(lambda: broker.transactions._ready.is_set())
-        assert broker.transactions.open_count == 0
+        assert broker.halves.open_count == 0
         assert bodies(broker) == expected
 
 
@@ -226,7 +226,7 @@ async def test_a_half_that_nobody_ends_is_asked_about_until_it_is_given_up(tmp_p
             await until(lambda: len(producer.checks) >= 2)
             assert len(producer.checks) == 2
             assert bodies(broker, GIVEN_UP_TOPIC, 0) == ["A"]
-            assert broker.transactions.open_count == 0
+            assert broker.halves.open_count == 0
             assert bodies(broker) == []
             assert "[ENDED]" in (await end(group, broker, sent, COMMIT)).remark
         finally:
@@ -277,7 +277,9 @@ async def test_without_a_producer_nobody_was_asked_and_nothing_is_counted(tmp_pa
             await client.close()  # it leaves before it can be asked
             await until(lambda: broker.transactions._producer_of("pg", []) is None)
             broker.transactions._check_due = check
-            await until(lambda: broker.queue_end(HALF_TOPIC, 0) > 5)  # looked at again and again
+            await until(
+                lambda: broker.store.queues.end_of(HALF_TOPIC, 0) > 5
+            )  # looked at again and again
             assert broker.transactions.counts.given_up == 0
             await until(lambda: (broker.state.offsets.get(HALF_TOPIC, GROUP, 0) or 0) > 3)
             await producer.heartbeat()
@@ -293,7 +295,7 @@ async def test_its_sender_may_ask_for_more_time(tmp_path):
         await group.create_topic(broker, "Orders")
         await half(group, broker, "A", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
         await half(group, broker, "B")
-        await until(lambda: broker.queue_end(HALF_TOPIC, 0) > 3)
+        await until(lambda: broker.store.queues.end_of(HALF_TOPIC, 0) > 3)
         again = {record.body for record in records(broker, HALF_TOPIC, 0)[2:]}
         assert again == {b"B"}
 
@@ -347,6 +349,6 @@ async def test_in_classic_mode_too(tmp_path):
         await group.stop(name)
         broker = await group.start(name)
         assert "[ENDED]" in (await end(group, broker, committed, ROLLBACK)).remark
-        assert broker.transactions.open_count == 1
+        assert broker.halves.open_count == 1
         assert (await end(group, broker, still_open, COMMIT)).code == 0
         assert bodies(broker) == ["A", "C"]

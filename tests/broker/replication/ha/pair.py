@@ -1,6 +1,6 @@
 """A classic group on this loop: one master and its slaves, over loopback sockets."""
 
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
 from tests.broker.cluster import Group, _bound
 from tests.waiting import until
@@ -54,7 +54,7 @@ class Classic(Group):
         if name == "master":
             listener = self.listener(name)
         disk = self.disk(str(self.root / name))
-        broker = Broker(
+        broker = await open_broker(
             self.config(name),
             disk,
             replication_socket=listener,
@@ -70,7 +70,7 @@ class Classic(Group):
         if master is not None:
             for name, broker in self.brokers.items():
                 if name != "master":
-                    broker.roles.hint_master(master.address, master.classic.master.address)
+                    broker.roles.hint_master(master.address, master.log.classic.master.address)
 
     @property
     def master(self):
@@ -85,7 +85,7 @@ class Classic(Group):
         for name in names or self.names[1:]:
             slave = self.brokers[name]
             await until(
-                lambda s=slave: s.classic.reported() == self.master.store.commitlog.max_offset
+                lambda s=slave: s.log.classic.reported() == self.master.store.commitlog.max_offset
             )
 
     async def followed(self):
@@ -93,7 +93,7 @@ class Classic(Group):
         await self.master_serves(len(self.names) - 1)
 
     async def master_serves(self, count):
-        links = self.master.classic.master.links
+        links = self.master.log.classic.master.links
         await until(lambda: sum(link.serving for link in links) == count)
 
 

@@ -91,7 +91,7 @@ async def test_a_slave_that_does_not_answer_lets_only_those_wait_who_want_to(tmp
         writer.write(bytes(8))
         await pair.master_serves(1)
         waiting = [asyncio.create_task(pair.send(pair.master, "T", b"%d" % n)) for n in range(3)]
-        await until(lambda: len(pair.master.classic.acks) > 0)
+        await until(lambda: len(pair.master.log.classic.acks) > 0)
         for n in range(3):
             response = await pair.send(pair.master, "T", b"f%d" % n, properties="WAIT\x01false\x02")
             assert response.code == OK
@@ -142,7 +142,7 @@ async def test_a_disk_that_does_not_sync_in_time(tmp_path):
         assert (await pair.create_topic(pair.master, "T")).code == OK
         slow = SlowSync(pair.master.store.commitlog)
         waiting = asyncio.create_task(pair.send(pair.master, "T"))
-        await until(lambda: len(pair.master.classic.acks) == 1)
+        await until(lambda: len(pair.master.log.classic.acks) == 1)
         pair.clock.skip(TIMEOUT_MS)
         assert (await waiting).code == ResponseCode.FLUSH_DISK_TIMEOUT
         slow.let_go()
@@ -156,7 +156,7 @@ async def test_what_waits_when_the_master_stops_is_told_what_is_known(tmp_path):
         writer.write(bytes(8))
         await pair.master_serves(1)
         waiting = asyncio.create_task(pair.send(pair.master, "T"))
-        await until(lambda: len(pair.master.classic.acks) == 1)
+        await until(lambda: len(pair.master.log.classic.acks) == 1)
         await pair.stop("master")
         assert (await waiting).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
         writer.close()
@@ -246,7 +246,7 @@ async def test_a_reader_that_does_not_read_costs_no_memory(tmp_path):
         _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"], limit=1)
         writer.write(bytes(8))
         await pair.master_serves(1)
-        (link,) = pair.master.classic.master.links
+        (link,) = pair.master.log.classic.master.links
         await filled(pair, 300, size=20_000)
         assert pair.master.store.commitlog.max_offset > 20 * SEGMENT
         assert link._transport.get_write_buffer_size() < 6 << 20
@@ -264,7 +264,7 @@ async def test_a_slave_vouches_for_what_is_durable(tmp_path):
         await until(lambda: slave.max_offset == master.max_offset > end)
         pair.clock.skip(TIMEOUT_MS)
         assert (await waiting).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
-        (link,) = pair.master.classic.master.status()
+        (link,) = pair.master.log.classic.master.status()
         assert link["diff"] > 0
         slow.let_go()
         assert await filled(pair, 1) == [OK]
@@ -302,13 +302,13 @@ async def test_a_slave_ahead_of_its_master_is_refused(tmp_path, caplog):
         await pair.kill("master")
         cut_tail(tmp_path / "master", LAST_RECORD)
         await pair.start("master")
-        await until(lambda: pair.slave.classic.slave.refused)
-        assert "lost its tail" in pair.slave.classic.slave.refused
+        await until(lambda: pair.slave.log.classic.slave.refused)
+        assert "lost its tail" in pair.slave.log.classic.slave.refused
         assert "Nothing was changed here" in caplog.text
         assert (await info(pair, pair.slave))["haRefused"]
         # The master goes on, over the place where the slave ends: still refused, by content.
         await filled(pair, 10, size=30)
-        await until(lambda: "another one" in pair.slave.classic.slave.refused)
+        await until(lambda: "another one" in pair.slave.log.classic.slave.refused)
         assert log_bytes(pair.slave) == before
 
 
@@ -333,7 +333,7 @@ async def test_a_slave_that_ends_before_its_master_begins_is_told(tmp_path):
         await filled(pair, 40, size=20_000)
         pair.master.store.delete_before(pair.master.store.commitlog.segments()[-1].start)
         await pair.start("slave1")
-        await until(lambda: "what lies between is gone" in pair.slave.classic.slave.refused)
+        await until(lambda: "what lies between is gone" in pair.slave.log.classic.slave.refused)
 
 
 async def test_a_raft_store_is_not_opened_in_classic_mode(tmp_path):
@@ -344,7 +344,6 @@ async def test_a_raft_store_is_not_opened_in_classic_mode(tmp_path):
     for error, words in ((WrongIdentity, "node n0 of the Raft group"), (EngineError, "a Raft rep")):
         with pytest.raises(error, match=words):
             await pair.start("master")
-        await pair.brokers["master"].stop()
         (tmp_path / "master" / "identity").unlink(missing_ok=True)  # as before there were such
     assert not (tmp_path / "master" / "identity").exists()
     pair.let_go()
@@ -400,7 +399,7 @@ async def test_a_stream_that_does_not_continue_the_log_is_refused(tmp_path):
         await pair.start("master")
         await filled(pair, 20, topic="Other", size=77)
         await pair.start("slave1")
-        await until(lambda: pair.slave.classic.slave.refused)
+        await until(lambda: pair.slave.log.classic.slave.refused)
         assert pair.slave.store.queues.queue("Other", 0) is None
 
 
@@ -438,11 +437,11 @@ async def test_metadata_follow_on_a_timer(tmp_path):
         template = template_topic(slave.config)
         expected = topics.entries | topics.internal | {template.name: template}
         assert slave.state.topics.entries == expected
-        await until(lambda: slave.classic.follower.metadata.rounds > 0)
+        await until(lambda: slave.log.classic.follower.metadata.rounds > 0)
         table = await info(pair, slave)
         assert int(table["lastMetadataSyncMs"]) > 0
         assert table["slaveAckOffset"] == str(pair.master.store.commitlog.max_offset)
-        await until(lambda: slave.classic.follower.comparison.master_end > 0)
+        await until(lambda: slave.log.classic.follower.comparison.master_end > 0)
         table = await info(pair, pair.master)
         assert (table["slaveFallBehindBytes"], table["haSlaveCount"]) == ("0", "1")
         assert table["brokerRole"] == "SYNC_MASTER"
@@ -458,7 +457,7 @@ async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monke
     """Consumers begin between the questions of one round; the master may be gone after it."""
     async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
         await pair.followed()
-        metadata = pair.slave.classic.follower.metadata
+        metadata = pair.slave.log.classic.follower.metadata
         await until(lambda: metadata.rounds > 0)
         ask = metadata._master.ask
 
@@ -541,7 +540,7 @@ async def test_an_offset_the_slave_does_not_have_is_the_masters_business(tmp_pat
         assert beyond.code == ResponseCode.PULL_RETRY_IMMEDIATELY
         assert PullResponseHeader.parse(beyond.ext).next_offset == 9
         await pair.kill("master")
-        await until(lambda: not pair.slave.classic.slave.connected)
+        await until(lambda: not pair.slave.log.classic.slave.connected)
         kept = await pair.pull(pair.slave, "T", 9)
         assert kept.code == ResponseCode.PULL_NOT_FOUND
         assert PullResponseHeader.parse(kept.ext).next_offset == 9

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from raftmq.broker.broker import Broker
+from raftmq.broker.broker import Broker, open_broker
 from raftmq.broker.replication.engine import RaftEngine
 from raftmq.broker.replication.pysync.member import FAILURES_MAX, ForeignLog, PySyncMember
 from raftmq.broker.replication.roles import most_advanced
@@ -348,7 +348,7 @@ async def test_a_store_of_the_other_engine_is_refused(tmp_path):
         await one.leader()
         await one.stop("n0")
         one.settings["engine"] = "pysyncobj"
-        broker = Broker(one.config("n0"), OsDisk(str(tmp_path / "n0")))
+        broker = await open_broker(one.config("n0"), OsDisk(str(tmp_path / "n0")))
         with pytest.raises(ForeignLog):
             await broker.start()
         await broker.stop()

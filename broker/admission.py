@@ -1,0 +1,138 @@
+"""Access control, applied before everything else that a broker does with a request (aclEnable).
+
+All frames of an arrival pass `Admission` before the processor sees any; with aclEnable=false the
+processor is called directly and there is no such step. A refused request is answered, a refused
+one-way request is dropped; both are counted. Responses (to what this broker asked its clients)
+pass. A frame that cannot be decoded ends its connection here: no frame may get through that this
+step and the processor could read differently.
+
+A new leader may not have applied yet what was changed at its predecessor. So requests that arrive
+between its election and its first commit wait (at most `HOLD_MS`, `HELD_BYTES_MAX`) and are judged
+by the accounts in force then; those that waited in vain are refused as by a replica that does not
+lead. Followers judge by what they have applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from raftmq.broker.access import Access
+from raftmq.broker.errors import not_leader
+from raftmq.broker.service import RoleChange, Service
+from raftmq.remoting.acl import AclError
+from raftmq.remoting.codec import RawFrame, decode_command
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, RawHandler
+from raftmq.remoting.errors import RemotingError, RemotingProtocolError
+
+HOLD_MS = 200  # the same as for sends (broker.sending.heldsends)
+HELD_BYTES_MAX = 16 * 1024 * 1024
+
+
+class Admission:
+    """Lets those frames pass to `then` whose accounts have the rights they take. One per broker."""
+
+    def __init__(self, access: Access, then: RawHandler) -> None:
+        self._access = access
+        self._then = then
+        self._unsettled = False
+        self._held: list[tuple[Connection, list[RawFrame]]] = []
+        self._held_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def service(self) -> Service:
+        return Service(role_changed=self._role_changed, stop=self._stop)
+
+    @property
+    def on_raw(self) -> RawHandler:
+        """What the server calls with the frames of an arrival."""
+        return self._arrived if self._access.enabled else self._then
+
+    def _role_changed(self, change: RoleChange) -> None:
+        self._unsettled = self._access.enabled and change.awaited
+        if not self._unsettled:
+            self._release()
+
+    async def _stop(self) -> None:
+        self._unsettled = False
+        self._taken()
+
+    # ---- frames ---------------------------------------------------------------------------
+
+    def _arrived(self, connection: Connection, frames: list[RawFrame]) -> None:
+        if not self._unsettled:
+            self._judge(connection, frames)
+            return
+        size = sum(len(header) + len(body) for _, header, body in frames)
+        if self._held_bytes + size > HELD_BYTES_MAX:
+            self._refuse_all(connection, frames)
+            return
+        self._held.append((connection, frames))
+        self._held_bytes += size
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(HOLD_MS / 1000, self._overdue)
+
+    def _judge(self, connection: Connection, frames: list[RawFrame]) -> None:
+        passed: list[RawFrame] = []
+        for frame in frames:
+            try:
+                command = decode_command(frame)
+            except RemotingProtocolError:
+                connection.dispatch(frame)  # which says what is wrong, and closes
+                break
+            if command.is_response or self._passes(connection, command):
+                passed.append(frame)
+        if passed:
+            self._then(connection, passed)
+
+    def _passes(self, connection: Connection, command: RemotingCommand) -> bool:
+        try:
+            self._access.check(connection, command)
+        except AclError as error:
+            _answer(connection, command, error)
+            return False
+        return True
+
+    def _refuse_all(self, connection: Connection, frames: list[RawFrame]) -> None:
+        for frame in frames:
+            try:
+                command = decode_command(frame)
+            except RemotingProtocolError:
+                connection.dispatch(frame)
+                return
+            if command.is_response:
+                self._then(connection, [frame])
+            elif not command.is_oneway:
+                self._access.count_refused(command)
+                _answer(connection, command, not_leader())
+
+    # ---- waiting --------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        held = self._taken()
+        for connection, frames in held:
+            if connection.is_open:
+                self._judge(connection, frames)
+
+    def _overdue(self) -> None:
+        self._timer = None
+        held = self._taken()
+        for connection, frames in held:
+            if connection.is_open:
+                self._refuse_all(connection, frames)
+
+    def _taken(self) -> list[tuple[Connection, list[RawFrame]]]:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        self._held_bytes = 0
+        return held
+
+
+def _answer(connection: Connection, command: RemotingCommand, error: RemotingError) -> None:
+    """Answer a refused request; one that is one-way gets no answer."""
+    if not command.is_oneway:
+        answer = RemotingCommand.response_to(command, error.code, str(error), {})
+        connection.reply(command, answer)

@@ -1,0 +1,69 @@
+"""Consumer groups that come into being because somebody consumes in them."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.context import Context
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.state import put_group, put_topic
+from raftmq.broker.tables.topics import RETRY_PREFIX, retry_topic
+
+log = logging.getLogger("raftmq.broker")
+
+BEING_CREATED_MAX = 10_000
+
+
+class GroupCreation:
+    """Creates consumer groups that are in use, where that is allowed; one per broker."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._being_created: set[str] = set()
+
+    def is_notified(self, group: str) -> bool:
+        """Return whether the group's consumers are told when others join or leave."""
+        config = self._context.state.groups.get(group)
+        wanted = config is None or config.notify_enable
+        return wanted and self._context.config.notify_consumer_ids_changed_enable
+
+    def ensure(self, name: str) -> None:
+        """Create a group and its retry topic, if they are missing and that is allowed."""
+        self._ensure(name, retry=True)
+
+    def ensure_bare(self, name: str) -> None:
+        """Create a group as `ensure` does, but no retry topic for it."""
+        self._ensure(name, retry=False)
+
+    def ensure_all(self, clients: ClientTable) -> None:
+        """Create the groups of all connected consumers; this replica has begun to lead."""
+        for group in list(clients.consumers):
+            self._context.contained.run("group_created", partial(self.ensure, group))
+
+    def _ensure(self, name: str, *, retry: bool) -> None:
+        state = self._context.state
+        if not self._context.roles.leading or name in self._being_created:
+            return
+        commands: list[bytes] = []
+        group = state.groups.get(name)
+        if group is None and self._context.config.auto_create_subscription_group:
+            group = SubscriptionGroup(name)
+            commands.append(put_group(group, if_absent=True))
+        if group is None:
+            return
+        if retry and state.topics.get(RETRY_PREFIX + name) is None:
+            topic = retry_topic(name, max(1, group.retry_queue_count))
+            commands.insert(0, put_topic(topic, if_absent=True))  # precedes its group
+        if not commands or len(self._being_created) >= BEING_CREATED_MAX:
+            return
+        self._being_created.add(name)
+
+        def done(error: Exception | None) -> None:
+            self._being_created.discard(name)
+            if error is not None:  # the group's next heartbeat or pull tries again
+                log.info("group_not_created group=%s: %s", name, error)
+
+        for command in commands:
+            self._context.log.propose_then(command, done)

@@ -1,0 +1,60 @@
+"""What every part of a broker may use.
+
+`Context` holds what exists before the first service: configuration, disk, replicated state, store,
+log, clocks. A part is given the context and the other parts that it needs, by name; what it offers
+in return it lists in a `Service` (broker.service).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.containment import Contained
+from raftmq.broker.events import NodeEvents
+from raftmq.broker.replication.log import ReplicatedLog
+from raftmq.broker.replication.roles import RoleView
+from raftmq.broker.tables.state import BrokerState
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.store.disk import Disk
+from raftmq.store.messagestore import MessageStore
+
+
+@dataclass(slots=True)
+class Life:
+    """How far the broker's process is between its start and its end."""
+
+    boot_ms: int  # wall clock
+    recovered: bool = False  # the log is open: only then is there anything to flush
+    stopping: bool = False
+    closed: bool = False  # the log is closed again
+    stop_wanted: asyncio.Event = field(default_factory=asyncio.Event)  # somebody asked it to end
+
+    @property
+    def serving(self) -> bool:
+        """True while the broker's parts can be used: its log is open."""
+        return self.recovered and not self.closed
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a broker's parts share. `address` and `http_address` (with https:// if TLS is used; ""
+    without HTTP) are those that others are told. Time-outs go by `clock_ms`, which is monotonic;
+    `wall_ms` is the time of day."""
+
+    config: BrokerConfig
+    disk: Disk
+    state: BrokerState
+    store: MessageStore
+    log: ReplicatedLog
+    roles: RoleView
+    events: NodeEvents
+    contained: Contained
+    life: Life
+    tls: ProcessTls
+    address: str
+    http_address: str
+    clock_ms: Callable[[], int]
+    wall_ms: Callable[[], int]

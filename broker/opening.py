@@ -1,0 +1,174 @@
+"""The first half of a broker's start: everything that can fail before a service is built.
+
+Claim the store and the ports (broker.claim), read keys and certificates, recover the store, load
+the tables. What it gives back, `Opened`, is all that the services are built from; a start that
+fails here has released everything again. Blocking work runs in the broker's pool of one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from raftmq.broker.accountbook import load_account_file
+from raftmq.broker.claim import Claim
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.construction import store_config, web_settings
+from raftmq.broker.replication.peerproof import Gates, make_gates
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.tables.installation import RAFT_DIRECTORY, prepare
+from raftmq.broker.tables.state import BrokerState
+from raftmq.ops.metrics import Timings
+from raftmq.remoting.aclfile import AccountFile
+from raftmq.remoting.address import format_address
+from raftmq.remoting.keyfile import load_registration_keys
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.store.disk import OsDisk
+from raftmq.store.messagestore import MessageStore
+from raftmq.store.ownership import StoreLock
+from raftmq.store.record import pack_host
+from raftmq.web.auth import Access as WebAccess
+from raftmq.web.auth import WebSettings
+
+log = logging.getLogger("raftmq.broker")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A broker's store, tables and ports, ready for its services."""
+
+    config: BrokerConfig
+    disk: OsDisk
+    pool: ThreadPoolExecutor
+    claim: Claim
+    replication_socket: socket.socket | None
+    state: BrokerState
+    store: MessageStore
+    fsync: Timings  # of the CommitLog
+    files: ConfigFiles | None  # classic mode's tables
+    installed_index: int  # tables may be ahead of the log up to here (tables.installation)
+    covered_index: int  # up to here the snapshots reach that were loaded
+    accounts: AccountFile
+    gates: Gates
+    tls: ProcessTls
+    registration_keys: tuple[bytes, ...]
+    web: WebSettings
+    web_access: WebAccess | None  # None: httpEnable=false
+    address: str
+    http_address: str
+    store_host: bytes  # STOREHOST of our records
+    clock_ms: Callable[[], int]
+    wall_ms: Callable[[], int]
+
+    def close(self, *, clean: bool) -> None:
+        """Close the store, `clean` or as it is, and release everything. Blocking."""
+        try:
+            if clean:
+                self.store.close()
+            else:
+                self.store.close_unclean()  # the abort file stays
+        finally:
+            if self.replication_socket is not None:
+                self.replication_socket.close()  # if the engine was not given it
+            self.claim.release()
+
+
+async def open_store(
+    config: BrokerConfig,
+    disk: OsDisk,
+    *,
+    lock: StoreLock | None,
+    replication_socket: socket.socket | None,
+    clock_ms: Callable[[], int],
+    wall_ms: Callable[[], int],
+) -> Opened:
+    """Open a broker's store; `disk` is rooted at storePathRootDir, and `lock` its lock, if the
+    caller keeps one. Raises ConfigError, EngineError, StoreError, StateError, WebConfigError,
+    TlsError, KeyFileError, OSError."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
+    claim = Claim(config, disk, lock, replicates=replication_socket is None)
+    state, fsync = BrokerState(), Timings()
+    store = MessageStore(disk, store_config(config), on_synced=fsync.observe)
+    tls = ProcessTls(config, config)
+
+    def opened() -> Opened:
+        web_access = None
+        if config.http_enable:
+            web_access = WebAccess.of(web_settings(config, config.listen_port))
+        tls.load()
+        gates = make_gates(config, replication_socket)
+        claim.take()
+        keys = load_registration_keys(config.registration_key_file)
+        files, installed, covered = None, 0, 0
+        if config.is_classic:
+            files = ConfigFiles(disk, state, pool)
+        else:
+            installed = prepare(disk, store.config, RAFT_DIRECTORY)
+        store.open()
+        if files is not None:
+            files.load()
+        else:
+            covered = snapshot.load(disk, state)
+        accounts = load_account_file(config, state.acl)
+        port = config.advertised_port or claim.port
+        web = replace(web_settings(config, claim.port), port=claim.http_port)
+        http_address = ""
+        if web_access is not None:
+            told = web.advertised_address(config.broker_ip1, web.port)
+            http_address = f"https://{told}" if tls.http_scheme == "https" else told
+        return Opened(
+            config=config,
+            disk=disk,
+            pool=pool,
+            claim=claim,
+            replication_socket=replication_socket or claim.socket_of("replication"),
+            state=state,
+            store=store,
+            fsync=fsync,
+            files=files,
+            installed_index=installed,
+            covered_index=covered,
+            accounts=accounts,
+            gates=gates,
+            tls=tls,
+            registration_keys=keys,
+            web=web,
+            web_access=web_access,
+            address=format_address(config.broker_ip1, port),
+            http_address=http_address,
+            store_host=_store_host(config.broker_ip1, port),
+            clock_ms=clock_ms,
+            wall_ms=wall_ms,
+        )
+
+    opening = asyncio.get_running_loop().run_in_executor(pool, opened)
+    try:
+        return await asyncio.shield(opening)
+    except BaseException:
+        # Also when cancelled: the thread is waited for, since its work cannot be stopped.
+        await asyncio.wait([opening])
+        if not opening.exception():
+            opening.result().close(clean=False)
+        else:
+            store.close_unclean()
+            claim.release()
+            if replication_socket is not None:
+                replication_socket.close()
+        await tls.stop()
+        pool.shutdown()
+        raise
+
+
+def _store_host(host: str, port: int) -> bytes:
+    """Return STOREHOST for our address; a brokerIP1 that is a host name is resolved. Raises
+    OSError."""
+    try:
+        return pack_host((host, port))
+    except ValueError:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return pack_host((str(found[0][4][0]), port))

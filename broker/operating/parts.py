@@ -1,0 +1,39 @@
+"""The parts of a broker whose figures are reported: by runtime info, metrics and the node view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raftmq.broker.access import Access
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.consuming.pull import PullService
+from raftmq.broker.context import Context
+from raftmq.broker.delivery.delay import DelayService
+from raftmq.broker.delivery.timers.service import TimerService
+from raftmq.broker.delivery.transactions.service import Halves, Transactions
+from raftmq.broker.guard import Guard
+from raftmq.broker.operating.rates import Throughput
+from raftmq.broker.replication.peerproof import Gates
+from raftmq.broker.retention import Retention
+from raftmq.broker.sending.send import SendPath
+from raftmq.remoting.server import RemotingServer
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """References only; a report reads them when it is asked for."""
+
+    context: Context
+    gates: Gates
+    retention: Retention
+    access: Access
+    clients: ClientTable
+    sends: SendPath
+    pulls: PullService
+    delays: DelayService
+    timers: TimerService
+    halves: Halves
+    transactions: Transactions
+    throughput: Throughput
+    guard: Guard
+    server: RemotingServer

@@ -1,0 +1,156 @@
+"""The replicated log as a broker's services see it: propose, prove leadership, hand it over.
+
+The engine applies frames by means of the services (`broker.application`), and the services propose
+through the engine. This is the one place where that circle is closed: the log is made first, every
+service is given it, and the engine is attached when it is made, before anything is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.containment import Contained
+from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.registration import Identity
+from raftmq.broker.replication.classic import ClassicEngine
+from raftmq.broker.replication.engine import Engine, FramedEngine, Place, RaftEngine
+from raftmq.broker.replication.roles import RoleView, most_advanced
+from raftmq.dledger.errors import RaftError
+from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.remoting.codes import ResponseCode
+
+
+class ReplicatedLog:
+    """A broker's way to its engine; one per broker."""
+
+    def __init__(self, config: BrokerConfig, roles: RoleView, contained: Contained) -> None:
+        self._config = config
+        self._roles = roles
+        self._contained = contained
+        self._engine: Engine | None = None
+        self._handing_over = False  # on request, or because this replica stops
+
+    # ---- the engine -------------------------------------------------------------------------
+
+    def attach(self, engine: Engine) -> None:
+        """Set the engine; called once, by whoever makes both."""
+        assert self._engine is None
+        self._engine = engine
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "no engine is attached yet"
+        return self._engine
+
+    @property
+    def framed(self) -> FramedEngine:
+        """The engine, whose log consists of frames: not in classic mode."""
+        engine = self.engine
+        assert not isinstance(engine, ClassicEngine)
+        return engine  # type: ignore[return-value]  # make_engine makes no other
+
+    @property
+    def raft(self) -> RaftEngine | None:
+        """The Raft engine; None in classic mode and over pysyncobj."""
+        return self._engine if isinstance(self._engine, RaftEngine) else None
+
+    @property
+    def classic(self) -> ClassicEngine:
+        """The engine of classic mode."""
+        assert isinstance(self._engine, ClassicEngine), self._engine
+        return self._engine
+
+    def request_cut(self, at_once: bool = False) -> None:
+        self.engine.request_cut(at_once)
+
+    def propose_command(self, payload: bytes) -> asyncio.Future[int]:
+        return self.engine.propose_command(payload)
+
+    def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
+        """Note that a read of the log failed; `again` repeats it."""
+        self.engine.read_failed(error, again)
+
+    def status(self) -> dict[str, object]:
+        return self.engine.status()
+
+    @property
+    def place(self) -> Place | None:
+        """This replica's place in its Raft group; None where members do not change."""
+        return None if self.raft is None else self.raft.place
+
+    @property
+    def identity(self) -> Identity:
+        """How this replica registers: only a ready leader is brokerId 0; others have the id that
+        the group's configuration gave them."""
+        leading = self._roles.leading
+        if self._config.is_classic:
+            return Identity(self._config.registration_id(leading), 0, "")
+        own_id, place, member = self._config.registration_id(leading), self.place, True
+        if place is not None:
+            member = place.broker_id is not None
+            own_id = 0 if leading else place.broker_id or own_id
+        return Identity(own_id, self._roles.term, "leader" if leading else "follower", member)
+
+    # ---- what takes the leader ----------------------------------------------------------------
+
+    async def propose(self, payload: bytes) -> int:
+        """Propose a command; return its frame's index once it is applied. Raises Refused,
+        RaftError."""
+        if not self._roles.leading:
+            raise not_leader()
+        return await self.engine.propose_command(payload)
+
+    def propose_then(self, payload: bytes, done: Callable[[Exception | None], None]) -> None:
+        """Propose, and have `done` called with the error, or None on success."""
+        try:
+            future = self.engine.propose_command(payload)
+        except RaftError as error:
+            told = partial(done, error)
+            asyncio.get_running_loop().call_soon(self._contained.run, "told_of_command", told)
+            return
+
+        def finished(result: asyncio.Future[int]) -> None:
+            error = None if result.cancelled() else result.exception()
+            told = partial(done, error if isinstance(error, Exception) else None)
+            self._contained.run("told_of_command", told)
+
+        future.add_done_callback(finished)
+
+    async def barrier(self) -> None:
+        """Return once this replica is proven to lead; in classic mode there is nothing to prove.
+        Raises Refused, RaftError."""
+        if not self._roles.takes_commits:
+            raise not_leader()
+        await self.engine.read_barrier()
+
+    # ---- handing over -------------------------------------------------------------------------
+
+    def hand_over(self, target: str) -> str:
+        """Begin to transfer leadership to `target`; "" means the reachable follower that has most.
+
+        Returns the target chosen. Raises Refused, RaftError."""
+        if not self._roles.leading:
+            raise not_leader()
+        target = target or most_advanced(self.engine.status())
+        if not target:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "no follower is within reach", retriable=True)
+        self.engine.transfer(target)
+        self._handing_over = True
+        return target
+
+    async def leave(self) -> str | None:
+        """Hand leadership over before a planned stop. Returns the new leader, if there is one."""
+        self._handing_over = True
+        return await self.framed.hand_over()
+
+    def leader_is_awaited(self, event: RoleEvent) -> bool:
+        """Return whether this replica, or the one it hands over to, will lead in a moment; called
+        for each role event, in order."""
+        if event.role is Role.LEADER:
+            self._handing_over = False
+            return not event.leader_ready
+        self._handing_over = self._handing_over and event.leader is None
+        return self._handing_over

@@ -1,0 +1,69 @@
+"""Sends from inside the broker (HTTP, replies), by the path of clients' sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from raftmq.broker.errors import OutcomeUnknown, Refused
+from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX, FrameReader, decode_command
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import JSON
+from raftmq.remoting.headers import SendHeader, SendResponseHeader
+
+SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
+
+
+class Receives(Protocol):
+    """The part of the send path that takes sends."""
+
+    def receive(
+        self, sender: Any, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> None: ...
+
+    def wake(self, at_once: bool = False) -> None: ...
+
+
+class InsideSend:
+    """Takes the answer to one send that no client sent."""
+
+    def __init__(self) -> None:
+        self.stored: asyncio.Future[tuple[int, SendResponseHeader]] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+    def write(self, data: bytes) -> bool:
+        """Take the answer of a send that is stored."""
+        reader = FrameReader(FRAME_SIZE_BYTES_MAX)
+        reader.receive_data(data)
+        frame = reader.next_frame()
+        assert frame is not None, "an answer is written whole"
+        if not self.stored.done():  # else the sender no longer waits
+            answer = decode_command(frame)
+            self.stored.set_result((answer.code, SendResponseHeader.parse(answer.ext)))
+        return True
+
+    def write_many(self, frames: list[bytes]) -> bool:
+        return self.write(b"".join(frames))
+
+    def refused(self, refusal: Refused | OutcomeUnknown) -> None:
+        """Take the error of a send that is not stored, or not known to be."""
+        if not self.stored.done():
+            self.stored.set_exception(refusal)
+
+    def abort(self, reason: str) -> None:
+        """Fail the send, whose answer could not be made."""
+        self.refused(OutcomeUnknown(reason))
+
+
+async def send(
+    sends: Receives, header: SendHeader, body: bytes, born_host: bytes
+) -> tuple[int, SendResponseHeader]:
+    """Store a message; return how it is stored (one of STORED_CODES) and where. Raises Refused,
+    OutcomeUnknown."""
+    inside = InsideSend()
+    sender = (inside, 0, 0, JSON)
+    sends.receive(sender, header.to_ext(SEND_CODE), body, born_host, SEND_CODE)
+    sends.wake()
+    return await inside.stored

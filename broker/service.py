@@ -1,0 +1,58 @@
+"""What one part of a broker offers to the broker: the same for all parts.
+
+A part lists in a `Service` its request handlers, its HTTP operations, its periodic work, what it
+does when the role changes and when the broker stops. `broker.broker` puts the services into one
+order and passes every event to them in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from raftmq.broker.housekeeping import Chore
+from raftmq.dledger.messages import RoleEvent
+from raftmq.remoting.connection import Handler
+from raftmq.web.operation import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """A role event, and what it means. `leading` here: a leader that is ready."""
+
+    event: RoleEvent
+    leading: bool
+    began: bool  # this replica is the ready leader, and was not
+    ended: bool  # it was, and is not any more
+    goes_on: bool  # it leads as before, in the same term: nothing has ended or begun
+    awaited: bool  # this replica, or the one that it hands over to, will lead in a moment
+
+
+def at_each_leadership(act: Callable[[], None]) -> Callable[[RoleChange], None]:
+    """Return a `role_changed` that calls `act` unless this leadership just goes on. What is under
+    way for a leadership that goes on must not be begun again: it would be done twice."""
+
+    def changed(change: RoleChange) -> None:
+        if not change.goes_on:
+            act()
+
+    return changed
+
+
+def _nothing(_: RoleChange) -> None:
+    """Do nothing: most parts need not know the role."""
+
+
+async def _at_once() -> None:
+    """Return: there is nothing to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What one part of a broker offers. `stop` is awaited after the engine has stopped."""
+
+    handlers: Mapping[int, Handler] = field(default_factory=dict)
+    operations: Sequence[Operation] = ()
+    chores: Sequence[Chore] = ()
+    role_changed: Callable[[RoleChange], None] = _nothing
+    stop: Callable[[], Awaitable[None]] = _at_once

@@ -61,7 +61,7 @@ INHERITORS: set[str] = {
 STUBS: set[str] = set()
 
 # Attributes that come into being outside __init__.
-LATE_ATTRIBUTES: set[str] = {}
+LATE_ATTRIBUTES: set[str] = set()
 
 # Functions that are set as an attribute of another object.
 PLANTED: set[str] = {

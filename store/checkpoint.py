@@ -30,7 +30,7 @@ the log is found.
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, dataclass, replace
+from typing import NamedTuple
 
 from google_crc32c import value as crc32c
 
@@ -43,8 +43,7 @@ _SEAL_MAGIC = b"RMQC"
 _RECORD_SIZE_BYTES = _FIELDS.size + _SEAL.size
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointFields:
+class CheckpointFields(NamedTuple):
     """The file's five numbers; times in ms, offsets absolute."""
 
     physic_timestamp_ms: int = 0
@@ -90,7 +89,7 @@ class Checkpoint:
     def raise_durable(self, offset: int) -> None:
         """Note that the CommitLog is durable up to `offset`; the note itself is not synced."""
         assert self._file is not None
-        self.fields = replace(self.fields, durable_offset=offset)
+        self.fields = self.fields._replace(durable_offset=offset)
         self.lost = False  # the caller knows an offset, so it has read the log
         self._file.pwrite(0, self._record())
 
@@ -104,12 +103,12 @@ class Checkpoint:
         """Write how far the last flush made things durable (`sync` makes the note itself durable).
         The durable mark stays as it is."""
         assert self._file is not None
-        self.fields = replace(fields, durable_offset=self.fields.durable_offset)
+        self.fields = fields._replace(durable_offset=self.fields.durable_offset)
         if not self.lost:  # else the unknown durable mark would look known
             self._file.pwrite(0, self._record())
 
     def _record(self) -> bytes:
-        numbers = _FIELDS.pack(*astuple(self.fields))
+        numbers = _FIELDS.pack(*self.fields)
         return numbers + _SEAL.pack(_SEAL_MAGIC, crc32c(numbers))
 
     def sync(self) -> None:

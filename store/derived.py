@@ -15,7 +15,6 @@ One caller (the loop). `open`, `log_recovered`, `cut_back` and `index_all` block
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
@@ -109,7 +108,7 @@ class DerivedFiles:
         if offset < self.dispatched_offset:
             fields = self._checkpoint.fields
             if fields.confirm_offset > offset:  # first, or a kill leaves a hole in the queues
-                self._checkpoint.note(replace(fields, confirm_offset=offset))
+                self._checkpoint.note(fields._replace(confirm_offset=offset))
                 self._checkpoint.sync()
             self.queues.truncate_to_commitlog(offset)
             if self.index is not None:

@@ -5,7 +5,7 @@ A flush is begun on the loop, run in the pool, and finished on the loop, one at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
@@ -66,12 +66,12 @@ class StoreFlusher:
             index.finish_flush(flush.index, synced=synced)
         if not synced:
             return
-        fields = replace(self._checkpoint.fields, logics_timestamp_ms=flush.newest_ms)
+        fields = self._checkpoint.fields._replace(logics_timestamp_ms=flush.newest_ms)
         if self._log_stamp is not None and self._commitlog.durable_offset >= self._log_stamp[0]:
-            fields = replace(fields, physic_timestamp_ms=self._log_stamp[1])
+            fields = fields._replace(physic_timestamp_ms=self._log_stamp[1])
             self._log_stamp = None
         if index is not None:
-            fields = replace(fields, index_timestamp_ms=index.full_until_ms)
+            fields = fields._replace(index_timestamp_ms=index.full_until_ms)
         if self._confirms:
-            fields = replace(fields, confirm_offset=flush.confirmed)
+            fields = fields._replace(confirm_offset=flush.confirmed)
         self._checkpoint.note(fields)

@@ -38,6 +38,7 @@ from raftmq.broker.sending.heldsends import HeldSend, HeldSends
 from raftmq.broker.sending.outcome import Done
 from raftmq.broker.sending.parking import Parking, internal_topics, park, unit_code
 from raftmq.broker.sending.plainsend import PlainSend, plain_record
+from raftmq.broker.sending.repeats import Repeats, sent_once
 from raftmq.broker.sending.retry import group_of, redirected
 from raftmq.broker.sending.sendrequest import (
     Outgoing,
@@ -66,7 +67,7 @@ from raftmq.broker.sending.waiting import (
 )
 from raftmq.broker.service import Service
 from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.sentonce import Key, Once, Repeats, command_size, once_key, sent_once
+from raftmq.broker.tables.sentonce import Key, Once, command_size, once_key
 from raftmq.broker.tables.state import BrokerState, several
 from raftmq.broker.tables.topics import (
     PERM_WRITE,

@@ -6,8 +6,8 @@ message is there, and for as long: a repeated try, whoever leads then, is answer
 one's result and not stored.
 
 `SentOnce` is the table that every replica keeps, bounded in number and age; both limits are the
-leader's and stand in the command, so all tables are equal. `Repeats` is the leader's: tries whose
-first one is in flight wait for the same answer. Pure.
+leader's and stand in the command, so all tables are equal. The leader's part is
+`broker/sending/repeats.py`. Pure.
 
     {"op":"sent_once","window_ms":w,"max":n,"host":hex,
      "sends":[[topic,key,queue id as answered,queue offset,position behind the first record],…]}
@@ -16,24 +16,17 @@ first one is in flight wait for the same answer. Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import orjson
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from raftmq.broker.errors import Refused
 from raftmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.store.properties import UNIQ_KEY
 
-if TYPE_CHECKING:
-    from raftmq.broker.config import BrokerConfig
-    from raftmq.broker.sending.waiting import Group, Sender
-
 IDEMPOTENT = "IDEMPOTENT"
 KEY_LENGTH_MAX = 255
-WAITING_MAX = 10_000  # tries that wait for their first one
 COMMAND_BYTES = 160  # of one send, besides its topic and key
-MESSAGE_ILLEGAL, SYSTEM_BUSY = 13, 2
+MESSAGE_ILLEGAL = 13
 
 Key = tuple[str, str]  # topic, UNIQ_KEY
 
@@ -80,33 +73,6 @@ def once_key(topic: str, properties: Mapping[str, str], told_key: bool) -> Key |
 def command_size(key: Key) -> int:
     """Return an upper bound of a send's bytes in the command, however it is escaped."""
     return COMMAND_BYTES + 6 * (len(key[0]) + len(key[1].encode()))
-
-
-def sent_once(group: Group, host: bytes, limits: BrokerConfig) -> bytes:
-    """Return the command for a group that is about to become a frame, before its queues move on.
-    `host`: the STOREHOST that its records get."""
-    assert group.once is not None
-    wanted = {once.at: once for once in group.once}
-    following: dict[object, int] = {}  # by queue, its next offset
-    sends: list[tuple[str, str, int, int, int]] = []
-    position = 0
-    for at, record in enumerate(group.records):
-        queue = record[0]
-        offset = following.get(queue, queue.next_offset)
-        following[queue] = offset + 1
-        once = wanted.get(at)
-        if once is not None:
-            sends.append((*once.key, once.queue_id, offset, position))
-        position += record[1]
-    return orjson.dumps(
-        {
-            "op": "sent_once",
-            "window_ms": limits.idempotent_window_ms,
-            "max": limits.idempotent_window_max,
-            "host": host.hex().upper(),
-            "sends": sends,
-        }
-    )
 
 
 class SentOnce:
@@ -159,51 +125,3 @@ class SentOnce:
         self.sent = loaded
         self._ages = deque((sent.stamp_ms, key) for key, sent in loaded.items())
         self.applied_index = applied_index
-
-
-class Repeats:
-    """Sends in flight, and the tries that were repeated in the meantime."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Key, list[tuple[Sender, int]]] = {}
-        self._count = 0
-
-    def join(self, key: Key, sender: Sender, now_ms: int) -> bool:
-        """Have a try wait for the first one, if that is in flight. Raises Refused."""
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            return False
-        if self._count >= WAITING_MAX:
-            raise Refused(
-                SYSTEM_BUSY,
-                f"{self._count} repeated sends wait already",
-                retriable=True,
-                tag="BUSY",
-            )
-        waiting.append((sender, now_ms))
-        self._count += 1
-        return True
-
-    def begin(self, key: Key) -> None:
-        self._waiting[key] = []
-
-    def end(self, sends: Iterable[Once]) -> list[tuple[Once, Sender]]:
-        """Return those that wait for these sends, whose fate is known now."""
-        found: list[tuple[Once, Sender]] = []
-        for once in sends:
-            found += [(once, sender) for sender, _ in self._waiting.pop(once.key, ())]
-        self._count -= len(found)
-        return found
-
-    def overdue(self, before_ms: int) -> Sequence[Sender]:
-        """Return the senders that have waited since then or longer; they are told "unknown"."""
-        if not self._count:
-            return ()
-        found: list[Sender] = []
-        for waiting in self._waiting.values():
-            late = [sender for sender, since_ms in waiting if since_ms <= before_ms]
-            if late:
-                waiting[:] = [entry for entry in waiting if entry[1] > before_ms]
-                found += late
-        self._count -= len(found)
-        return found

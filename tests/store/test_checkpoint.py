@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,7 @@ def test_the_index_time_of_another_broker_is_kept(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(bytes(16) + (3).to_bytes(8, "big"))
     checkpoint = Checkpoint(OsDisk(str(tmp_path)), "checkpoint")
     checkpoint.open()
-    checkpoint.note(replace(checkpoint.fields, physic_timestamp_ms=1, logics_timestamp_ms=2))
+    checkpoint.note(checkpoint.fields._replace(physic_timestamp_ms=1, logics_timestamp_ms=2))
     checkpoint.close()
     assert (tmp_path / "checkpoint").read_bytes()[16:24] == (3).to_bytes(8, "big")
 

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,7 @@ def test_a_flush_that_failed_is_done_again_by_the_next(disk: OsDisk) -> None:
 
 def test_without_an_index_the_time_that_another_broker_noted_stays(disk: OsDisk) -> None:
     store = raft_store(disk, index_enable=False)
-    store.checkpoint.note(replace(store.checkpoint.fields, index_timestamp_ms=3))
+    store.checkpoint.note(store.checkpoint.fields._replace(index_timestamp_ms=3))
     fill(store)
     store.flush()
     assert store.checkpoint.fields.index_timestamp_ms == 3

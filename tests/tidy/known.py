@@ -15,12 +15,7 @@ ALLOWED_ATTRIBUTES = {
 }
 
 # Files that import each other, directly or through others.
-IN_CIRCLES: set[str] = {
-    # broker
-    "broker/sending/waiting.py",
-    "broker/tables/sentonce.py",
-    "broker/tables/state.py",
-}
+IN_CIRCLES: set[str] = set()
 
 # Classes that inherit from a class of the product.
 INHERITORS: set[str] = {

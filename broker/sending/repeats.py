@@ -1,0 +1,92 @@
+"""Idempotent sends on the leader: tries whose first one is in flight, and the command that notes
+the results (broker.tables.sentonce has the table). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import orjson
+
+from raftmq.broker.config import BrokerConfig
+from raftmq.broker.errors import Refused
+from raftmq.broker.sending.waiting import Group, Sender
+from raftmq.broker.tables.sentonce import Key, Once
+from raftmq.remoting.codes import ResponseCode
+
+WAITING_MAX = 10_000  # tries that wait for their first one
+
+
+class Repeats:
+    """Sends in flight, and the tries that were repeated in the meantime."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, list[tuple[Sender, int]]] = {}
+        self._count = 0
+
+    def join(self, key: Key, sender: Sender, now_ms: int) -> bool:
+        """Have a try wait for the first one, if that is in flight. Raises Refused."""
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            return False
+        if self._count >= WAITING_MAX:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self._count} repeated sends wait already",
+                retriable=True,
+                tag="BUSY",
+            )
+        waiting.append((sender, now_ms))
+        self._count += 1
+        return True
+
+    def begin(self, key: Key) -> None:
+        self._waiting[key] = []
+
+    def end(self, sends: Iterable[Once]) -> list[tuple[Once, Sender]]:
+        """Return those that wait for these sends, whose fate is known now."""
+        found: list[tuple[Once, Sender]] = []
+        for once in sends:
+            found += [(once, sender) for sender, _ in self._waiting.pop(once.key, ())]
+        self._count -= len(found)
+        return found
+
+    def overdue(self, before_ms: int) -> Sequence[Sender]:
+        """Return the senders that have waited since then or longer; they are told "unknown"."""
+        if not self._count:
+            return ()
+        found: list[Sender] = []
+        for waiting in self._waiting.values():
+            late = [sender for sender, since_ms in waiting if since_ms <= before_ms]
+            if late:
+                waiting[:] = [entry for entry in waiting if entry[1] > before_ms]
+                found += late
+        self._count -= len(found)
+        return found
+
+
+def sent_once(group: Group, host: bytes, limits: BrokerConfig) -> bytes:
+    """Return the command for a group that is about to become a frame, before its queues move on.
+    `host`: the STOREHOST that its records get."""
+    assert group.once is not None
+    wanted = {once.at: once for once in group.once}
+    following: dict[object, int] = {}  # by queue, its next offset
+    sends: list[tuple[str, str, int, int, int]] = []
+    position = 0
+    for at, record in enumerate(group.records):
+        queue = record[0]
+        offset = following.get(queue, queue.next_offset)
+        following[queue] = offset + 1
+        once = wanted.get(at)
+        if once is not None:
+            sends.append((*once.key, once.queue_id, offset, position))
+        position += record[1]
+    return orjson.dumps(
+        {
+            "op": "sent_once",
+            "window_ms": limits.idempotent_window_ms,
+            "max": limits.idempotent_window_max,
+            "host": host.hex().upper(),
+            "sends": sends,
+        }
+    )

@@ -1,0 +1,121 @@
+"""The replicated log as services see it, over an engine that is made up."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from raftmq.broker.config import BrokerConfig, Setting, build_config
+from raftmq.broker.containment import Contained
+from raftmq.broker.errors import Refused
+from raftmq.broker.replication.log import ReplicatedLog
+from raftmq.broker.replication.roles import RoleView
+from raftmq.broker.tables.state import BrokerState
+from raftmq.dledger.errors import Busy
+from raftmq.dledger.messages import Role, RoleEvent
+
+LEADS = RoleEvent(Role.LEADER, 1, "n0", True, "the test")
+FOLLOWS = RoleEvent(Role.FOLLOWER, 1, "n1", False, "the test")
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.proposed: list[asyncio.Future[int]] = []
+        self.targets: list[str] = []
+        self.peers: dict[str, Any] = {"n1": {"connected": True, "match": 3}}
+        self.busy = False
+
+    def propose_command(self, payload: bytes) -> asyncio.Future[int]:
+        if self.busy:
+            raise Busy("full")
+        self.proposed.append(asyncio.get_running_loop().create_future())
+        return self.proposed[-1]
+
+    def status(self) -> dict[str, object]:
+        return {"peers": self.peers}
+
+    def transfer(self, target: str) -> None:
+        self.targets.append(target)
+
+
+class World:
+    def __init__(self, **settings: str) -> None:
+        config: BrokerConfig = build_config([Setting(k, v, "test") for k, v in settings.items()])
+        self.engine = cast(Any, Engine())
+        self.roles = RoleView(config, BrokerState())
+        self.contained = Contained()
+        self.log = ReplicatedLog(config, self.roles, self.contained)
+        self.log.attach(self.engine)
+
+
+@pytest.fixture
+def world() -> World:
+    return World(
+        enableDLegerCommitLog="true", dLegerSelfId="n0", dLegerPeers="n0-h:1;n1-h:2;n2-h:3"
+    )
+
+
+async def test_only_a_ready_leader_proposes(world: World) -> None:
+    with pytest.raises(Refused, match="NOT_LEADER"):
+        await world.log.propose(b"command")
+    world.roles.change(LEADS)
+    waiting = asyncio.ensure_future(world.log.propose(b"command"))
+    await asyncio.sleep(0)
+    world.engine.proposed[0].set_result(7)
+    assert await waiting == 7
+
+
+async def test_who_proposes_hears_of_the_end_and_never_before_it_returns(world: World) -> None:
+    told: list[Exception | None] = []
+    world.engine.busy = True
+    world.log.propose_then(b"command", told.append)
+    assert not told
+    await asyncio.sleep(0)
+    assert [type(one) for one in told] == [Busy]
+    world.engine.busy = False
+    world.log.propose_then(b"command", told.append)
+    world.engine.proposed[0].set_result(8)
+    await asyncio.sleep(0)
+    assert told[1:] == [None]
+
+
+async def test_a_callback_that_fails_is_contained(world: World) -> None:
+    def done(error: Exception | None) -> None:
+        raise ValueError(error)
+
+    world.log.propose_then(b"command", done)
+    world.engine.proposed[0].set_result(8)
+    await asyncio.sleep(0)
+    assert world.contained.counts["told_of_command"] == 1
+
+
+def test_leadership_is_handed_to_who_is_within_reach(world: World) -> None:
+    with pytest.raises(Refused, match="NOT_LEADER"):
+        world.log.hand_over("")
+    world.roles.change(LEADS)
+    assert world.log.hand_over("") == "n1"
+    assert world.log.hand_over("n2") == "n2"
+    world.engine.peers = {}
+    with pytest.raises(Refused, match="within reach"):
+        world.log.hand_over("")
+    assert world.engine.targets == ["n1", "n2"]
+
+
+def test_a_leader_is_awaited_while_one_is_not_ready_and_after_a_hand_over(world: World) -> None:
+    nobody = RoleEvent(Role.FOLLOWER, 1, None, False, "the test")
+    unready = RoleEvent(Role.LEADER, 1, "n0", False, "the test")
+    assert not world.log.leader_is_awaited(nobody), "nobody was handed anything"
+    assert world.log.leader_is_awaited(unready)
+    assert not world.log.leader_is_awaited(LEADS)
+    world.roles.change(LEADS)
+    world.log.hand_over("n1")
+    assert world.log.leader_is_awaited(nobody)
+    assert not world.log.leader_is_awaited(FOLLOWS)
+    assert not world.log.leader_is_awaited(nobody), "it was known since who leads"
+
+
+def test_only_a_ready_leader_registers_as_broker_0(world: World) -> None:
+    before = world.log.identity
+    assert (before.broker_id, before.role) == (1, "follower")
+    world.roles.change(LEADS)
+    assert (world.log.identity.broker_id, world.log.identity.role) == (0, "leader")

@@ -293,7 +293,7 @@ async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -
     return None if task.cancelled() else task.result()
 
 
-def _on_exception(broker: Broker, context: dict[str, object]) -> None:
+def _on_exception(broker: Broker, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     """Handle a callback's exception: a broken invariant ends the broker, others are logged."""
     error = context.get("exception")
     if isinstance(error, socket.gaierror):

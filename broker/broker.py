@@ -298,6 +298,22 @@ class Broker:
         relay = Relay(self.clients, name, store.reads.message_at, self.access)
         admin = Admin(context, self.catalog, self.clients, template, lambda: runtime_info(parts))
 
+        parts = Parts(
+            context=context,
+            gates=opened.gates,
+            retention=self.retention,
+            access=self.access,
+            clients=self.clients,
+            sends=self.sends,
+            pulls=self.pulls,
+            delays=self.delays,
+            timers=self.timers,
+            halves=self.halves,
+            transactions=self.transactions,
+            throughput=self.throughput,
+            guard=guard,
+        )
+
         # In the order of their periodic work.
         expiry_ms = max(100, config.client_expiry_ms // 12)
         services = [
@@ -331,6 +347,18 @@ class Broker:
             Service(handlers=stats.handlers()),
             Service(handlers=relay.handlers()),
             Service(stop=self.questions.stop),
+            *(
+                Service(operations=api.operations())
+                for api in (
+                    NodeOperations(parts, self.members, self.leader_http),
+                    TableOperations(context, self.catalog),
+                    ConsumerOperations(context, self.catalog, self.clients, self.resets),
+                    MessageOperations(context, self.sends, keys),
+                    LeadershipOperations(context, self.members),
+                    SettingOperations(parts),
+                    FaultOperations(context, faults),
+                )
+            ),
         ]
         handlers: dict[int, Handler] = {}
         for service in services:
@@ -354,38 +382,13 @@ class Broker:
             budgets=Budgets(budget_limits(config)),
             on_held=Trimmer().look,
         )
-        parts = Parts(
-            context=context,
-            gates=opened.gates,
-            retention=self.retention,
-            access=self.access,
-            clients=self.clients,
-            sends=self.sends,
-            pulls=self.pulls,
-            delays=self.delays,
-            timers=self.timers,
-            halves=self.halves,
-            transactions=self.transactions,
-            throughput=self.throughput,
-            guard=guard,
-            server=self.server,
-        )
-        self.parts = parts
-        self.metrics = BrokerMetrics(parts, append, opened.fsync)
+        self.metrics = BrokerMetrics(parts, self.server, append, opened.fsync)
         self.http = NodeApi(
             context,
             opened.web,
             opened.web_access,
             self.metrics,
-            [
-                *NodeOperations(parts, self.members, self.leader_http).operations(),
-                *TableOperations(context, self.catalog).operations(),
-                *ConsumerOperations(context, self.catalog, self.clients, self.resets).operations(),
-                *MessageOperations(context, self.sends, keys).operations(),
-                *LeadershipOperations(context, self.members).operations(),
-                *SettingOperations(parts).operations(),
-                *FaultOperations(context, faults).operations(),
-            ],
+            [operation for service in services for operation in service.operations],
             self.leader_http,
         )
         chores = [chore for service in self._services for chore in service.chores]

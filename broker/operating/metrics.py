@@ -23,6 +23,7 @@ from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 from raftmq.remoting.budgetfigures import tell as tell_budgets
 from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.server import RemotingServer
 from raftmq.remoting.tlsfigures import tell
 from raftmq.store.errors import StoreError
 
@@ -55,7 +56,10 @@ class BrokerMetrics:
     """Collects a broker's metrics; one per broker. `append` and `fsync` observe group commits and
     fdatasyncs."""
 
-    def __init__(self, parts: Parts, append: Timings, fsync: Timings) -> None:
+    def __init__(
+        self, parts: Parts, server: RemotingServer, append: Timings, fsync: Timings
+    ) -> None:
+        self._server = server
         self.append = append
         self.fsync = fsync
         self.elections = 0
@@ -158,7 +162,7 @@ class BrokerMetrics:
 
     def _bounds(self, families: Families) -> None:
         """Collect the bounds of what peers may cause here, and contained failures."""
-        tell_budgets(families, "rocketmq", self._parts.server.budgets)
+        tell_budgets(families, "rocketmq", self._server.budgets)
         families.counters(
             "rocketmq_contained_failures_total",
             "What was to be done for clients while frames were applied, and failed; see the log.",
@@ -239,21 +243,21 @@ class BrokerMetrics:
         )
         families.gauge("rocketmq_pulls_held", "Pulls that wait for a message.", pulls.holds.count)
         families.gauge("rocketmq_pulls_held_limit", "heldPullsMax.", config.held_pulls_max)
-        received, sent = parts.server.traffic_bytes
+        received, sent = self._server.traffic_bytes
         families.counter("rocketmq_received_bytes_total", "Bytes from clients.", received)
         families.counter("rocketmq_sent_bytes_total", "Bytes to clients.", sent)
         families.gauge(
-            "rocketmq_connections", "Open client connections.", len(parts.server.connections)
+            "rocketmq_connections", "Open client connections.", len(self._server.connections)
         )
         families.counter(
             "rocketmq_connections_accepted_total",
             "Client connections accepted.",
-            parts.server.accepted_count,
+            self._server.accepted_count,
         )
         families.counter(
             "rocketmq_connections_refused_total",
             "Client connections closed for want of room.",
-            parts.server.refused_count,
+            self._server.refused_count,
         )
         tell(families, "rocketmq", parts.context.tls)
         families.gauge("rocketmq_clients", "Memberships of clients.", parts.clients.count)

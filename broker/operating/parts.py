@@ -16,7 +16,6 @@ from raftmq.broker.operating.rates import Throughput
 from raftmq.broker.replication.peerproof import Gates
 from raftmq.broker.retention import Retention
 from raftmq.broker.sending.send import SendPath
-from raftmq.remoting.server import RemotingServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +35,3 @@ class Parts:
     transactions: Transactions
     throughput: Throughput
     guard: Guard
-    server: RemotingServer

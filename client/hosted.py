@@ -35,7 +35,7 @@ class Hosted(Generic[C_co]):
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, then the client."""
+        """Start the thread, then the client. If that raises, the thread has ended again."""
         assert self._thread is None, "already started"
         ready = threading.Event()
         self._thread = threading.Thread(
@@ -43,7 +43,11 @@ class Hosted(Generic[C_co]):
         )
         self._thread.start()
         ready.wait()
-        self.run(self.client.start())
+        try:
+            self.run(self.client.start())
+        except BaseException:
+            self._end_thread()
+            raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop and wait. Raises what `work` raises; ClientClosed if the thread is
@@ -57,13 +61,16 @@ class Hosted(Generic[C_co]):
     def stop(self) -> None:
         """Stop the client, then the threads. Raises ClientClosed if they are not running."""
         self.run(self.client.stop())
+        self._end_thread()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _end_thread(self) -> None:
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
-        if self._pool is not None:
-            self._pool.shutdown()
 
     def _serve(self, ready: threading.Event) -> None:
         with asyncio.Runner() as runner:

@@ -76,3 +76,18 @@ async def test_what_blocks_runs_in_the_pool() -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
         name = await in_pool(pool, lambda: threading.current_thread().name)()
     assert name.startswith("pool")
+
+
+def test_a_start_that_fails_leaves_no_thread_and_may_be_tried_again() -> None:
+    counter = BlockingCounter()
+
+    async def fails() -> None:
+        raise OSError("no such host")
+
+    began, counter.counter.start = counter.counter.start, fails  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no such host"):
+        counter.start()
+    assert "counter" not in {thread.name for thread in threading.enumerate()}
+    counter.counter.start = began  # type: ignore[method-assign]
+    with counter:
+        assert counter.add(1) == 3

@@ -167,7 +167,14 @@ async def test_two_groups_of_one_name_and_the_same_ids_never_mix(tmp_path, caplo
         two.astray = one
         lost: Broker = await two.start("n2")
         await until(lambda: len(lost.engine.status()["foreign"]) >= 2)
-        peers = lost.engine.status()["peers"]
+        # They may have been heard first, and dialled anew a moment ago.
+        peers = {}
+
+        def refused():
+            peers.update(lost.engine.status()["peers"])
+            return all(peers[name]["error"] for name in ("n0", "n1"))
+
+        await until(refused)
         for name in ("n0", "n1"):
             assert not peers[name]["connected"]
             for text in (first.hex(), second.hex(), f"127.0.0.1:{one.ports[name]}", "dLegerPeers"):

@@ -45,7 +45,7 @@ class Admission:
 
     @property
     def on_raw(self) -> RawHandler:
-        """What the server calls with the frames of an arrival."""
+        """The function for the server to call with the frames of each arrival."""
         return self._arrived if self._access.enabled else self._then
 
     def _role_changed(self, change: RoleChange) -> None:

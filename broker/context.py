@@ -1,4 +1,4 @@
-"""What every part of a broker may use.
+"""The things that every part of a broker may use.
 
 `Context` holds what exists before the first service: configuration, disk, replicated state, store,
 log, clocks. A part is given the context and the other parts that it needs, by name; what it offers
@@ -40,9 +40,9 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a broker's parts share. `address` and `http_address` (with https:// if TLS is used; ""
-    without HTTP) are those that others are told. Time-outs go by `clock_ms`, which is monotonic;
-    `wall_ms` is the time of day."""
+    """The things that a broker's parts share. `address` and `http_address` (with https:// if TLS is
+    used; "" without HTTP) are those that others are told. Time-outs go by `clock_ms`, which is
+    monotonic; `wall_ms` is the time of day."""
 
     config: BrokerConfig
     disk: Disk

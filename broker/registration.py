@@ -98,8 +98,9 @@ class Registrar:
         signing_keys: Sequence[bytes] = (),
     ) -> None:
         """`on_master(address, ha_address)` is called with the group's leader as a name server knows
-        it. With `needs_master` (a slave) registration is repeated soon until a name server names a
-        master."""
+        it. `on_route(name server, broker id, reason)` for each change of a route: the id under
+        which that server lists this broker now, None for not at all. With `needs_master` (a slave)
+        registration is repeated soon until a name server names a master."""
         self._name_servers = tuple(name_servers)
         self._cluster = cluster
         self._broker_name = broker_name
@@ -126,8 +127,6 @@ class Registrar:
         self._news = asyncio.Event()  # set when a name server was told
         self.body_bytes_sent = 0
         self.registered: dict[str, Identity] = {}  # by name server: what it was last told
-        # Called for each change of a route with the name server, the brokerId it now lists this
-        # broker under (None: not listed), and the reason.
         self._on_route = on_route
 
     def start(self) -> None:

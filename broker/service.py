@@ -1,4 +1,4 @@
-"""What one part of a broker offers to the broker: the same for all parts.
+"""The one form in which every part of a broker offers what it does.
 
 A part lists in a `Service` its request handlers, its HTTP operations, its periodic work, what it
 does when the role changes and when the broker stops. `broker.broker` puts the services into one
@@ -49,7 +49,7 @@ async def _at_once() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What one part of a broker offers. `stop` is awaited after the engine has stopped."""
+    """The offer of one part of a broker. `stop` is awaited after the engine has stopped."""
 
     handlers: Mapping[int, Handler] = field(default_factory=dict)
     operations: Sequence[Operation] = ()

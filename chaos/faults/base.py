@@ -130,7 +130,7 @@ class Hit:
 
 
 class Deed(Protocol):
-    """What a fault does to the nodes that it hits.
+    """The work of a fault on the nodes that it hits.
 
     `undo` must be harmless after a `do` that failed or was cancelled half way, because it is called
     then, and for nodes that came back or were started again by somebody else meanwhile.

@@ -23,7 +23,7 @@ class ClusterInfo:
 
 
 class ClusterAdmin:
-    """What any one name server answers."""
+    """Questions about the cluster that any one name server answers."""
 
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance

@@ -22,8 +22,16 @@ async def group(tmp_path):
 
 
 async def applied_everywhere(group):
+    """Wait until every replica has the same log, and has applied all of it.
+
+    A leader appends entries of its own, too: the group's id, once it knows its peers.
+    """
+
     def same():
-        return len({broker.state.applied_index for broker in group.brokers.values()}) == 1
+        brokers = group.brokers.values()
+        ends = {broker.store.commitlog.max_offset for broker in brokers}
+        last = {broker.log.status()["last_index"] for broker in brokers}
+        return len(ends) == 1 and last == {broker.state.applied_index for broker in brokers}
 
     await until(same)
 

@@ -58,7 +58,9 @@ class PullConfig:
     batch_bytes_max: int = 4 * 1024 * 1024
     interval_ms: int = 0
     suspend_ms: int = 15_000
-    answer_grace_ms: int = 3_000  # a pull times out after suspend_ms plus this
+    # A pull times out after suspend_ms plus this. Apache's broker looks at its held pulls every 5 s
+    # only, and an offset reset that it answers to a pull given up is lost.
+    answer_grace_ms: int = 8_000
     consume_batch_size: int = 32
     consume_tasks: int = 4  # per queue; 1 when orderly, 0 where the user polls
     limits: CacheLimits = field(default_factory=CacheLimits)

@@ -1,18 +1,80 @@
 """Reads typed values from extFields, where everything is text. Pure.
 
-Every function takes the map (None counts as empty) and a field name; all raise HeaderError, whose
+A function for one value takes the map (None counts as empty) and a field name. `parse_fields` and
+`write_fields` translate a whole typed header, which is a named tuple whose fields say their names
+on the wire: `queue_id: Annotated[int, "queueId"]`. The type says how the text is read; a field is
+required unless it has a default or an `Absent`. Everything that reads raises HeaderError, whose
 text goes to the peer as the remark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from raftmq.remoting.errors import HeaderError
 
 Ext = Mapping[str, str] | None
 _INT64_MAX = (1 << 63) - 1
 _NOTHING: Mapping[str, str] = {}
+_REQUIRED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A field's value if the peer leaves it out, where that is not the field's default."""
+
+    value: object
+
+
+_Read = Callable[[str, str], object] | None  # (text, name) → value; None: the text itself
+# A field's name on the wire, how it is read, and its value if missing or empty, or _REQUIRED.
+_Field = tuple[str, _Read, object]
+
+
+def parse_fields(
+    header: type[NamedTuple], ext: Ext, names: tuple[str, ...] | None = None
+) -> list[Any]:
+    """Return the values of the fields of `header`, in order. `names`: other names on the wire."""
+    get = (ext or _NOTHING).get
+    values: list[object] = []
+    for name, read, absent in _fields_of(header, names):
+        value = get(name)
+        if value:
+            values.append(value if read is None else read(value, name))
+        elif absent is _REQUIRED:
+            raise HeaderError(f"the custom field <{name}> is null")
+        else:
+            values.append(absent)
+    return values
+
+
+def write_fields(header: NamedTuple, names: tuple[str, ...] | None = None) -> dict[str, str]:
+    """Return the extFields of `header`, without the fields that are None."""
+    ext: dict[str, str] = {}
+    for (name, _, _), value in zip(_fields_of(type(header), names), header, strict=False):
+        if isinstance(value, bool):
+            ext[name] = from_boolean(value)
+        elif value is not None:
+            ext[name] = str(value)
+    return ext
+
+
+@functools.cache
+def _fields_of(header: type[NamedTuple], names: tuple[str, ...] | None) -> list[_Field]:
+    """Return the leading fields of a named tuple that have a name on the wire."""
+    fields: list[_Field] = []
+    for field, hint in get_type_hints(header, include_extras=True).items():
+        if get_origin(hint) is not Annotated:
+            break
+        kind, name, *absent = get_args(hint)
+        name = names[len(fields)] if names else name
+        value_type = (*get_args(kind), kind)[0]  # int of `int | None`
+        default = header._field_defaults.get(field, _REQUIRED)
+        fields.append((name, _READERS[value_type], absent[0].value if absent else default))
+    return fields
 
 
 def text(ext: Ext, name: str) -> str:
@@ -27,10 +89,6 @@ def text_or(ext: Ext, name: str, default: str = "") -> str:
     return (ext or _NOTHING).get(name) or default
 
 
-def text_or_none(ext: Ext, name: str) -> str | None:
-    return (ext or _NOTHING).get(name)
-
-
 def integer(ext: Ext, name: str) -> int:
     """Return a required decimal integer that fits into a Java long."""
     return parse_integer(text(ext, name), name)
@@ -41,15 +99,14 @@ def integer_or(ext: Ext, name: str, default: int) -> int:
     return parse_integer(value, name) if value else default
 
 
-def integer_or_none(ext: Ext, name: str) -> int | None:
-    value = (ext or _NOTHING).get(name)
-    return parse_integer(value, name) if value else None
-
-
 def boolean_or(ext: Ext, name: str, default: bool) -> bool:
     """Return a boolean as Java's parseBoolean does: only "true", in any case, is true."""
     value = (ext or _NOTHING).get(name)
-    return value.lower() == "true" if value else default
+    return _is_true(value, name) if value else default
+
+
+def _is_true(value: str, _: str) -> bool:
+    return value.lower() == "true"
 
 
 def parse_integer(value: str, name: str) -> int:
@@ -65,3 +122,10 @@ def parse_integer(value: str, name: str) -> int:
 
 def from_boolean(value: bool) -> str:
     return "true" if value else "false"
+
+
+_READERS: dict[object, _Read] = {
+    str: None,
+    int: parse_integer,
+    bool: _is_true,
+}

@@ -18,23 +18,13 @@ import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 
 from raftmq.remoting.errors import BodyError, HeaderError, RemotingError
 from raftmq.remoting.fastjson import loads_object
-from raftmq.remoting.fields import (
-    Ext,
-    boolean_or,
-    from_boolean,
-    integer,
-    integer_or,
-    integer_or_none,
-    text,
-    text_or,
-    text_or_none,
-)
+from raftmq.remoting.fields import Absent, Ext, parse_fields, text_or, write_fields
 from raftmq.remoting.names import address_problem, name_problem
 from raftmq.remoting.unpacking import Unpacking
 
@@ -127,61 +117,35 @@ class TopicConfig(NamedTuple):
 class RegisterBrokerHeader(NamedTuple):
     """103 REGISTER_BROKER."""
 
-    broker_name: str
-    broker_address: str
-    cluster: str
-    ha_address: str
-    broker_id: int
-    compressed: bool = False
-    body_crc: int = 0  # CRC-32(body as sent) & 0x7fffffff; 0: unchecked
-    heartbeat_timeout_ms: int | None = None
-    raft_term: int | None = None
-    raft_role: str | None = None
-    topic_delta: bool | None = False  # None: not stated (Apache's brokers); it may be either
+    broker_name: Annotated[str, "brokerName"]
+    broker_address: Annotated[str, "brokerAddr"]
+    cluster: Annotated[str, "clusterName"]
+    ha_address: Annotated[str, "haServerAddr", Absent("")]
+    broker_id: Annotated[int, "brokerId"]
+    compressed: Annotated[bool, "compressed"] = False
+    # CRC-32(body as sent) & 0x7fffffff; 0: unchecked
+    body_crc: Annotated[int, "bodyCrc32"] = 0
+    heartbeat_timeout_ms: Annotated[int | None, "heartbeatTimeoutMillis"] = None
+    raft_term: Annotated[int | None, "raftTerm"] = None
+    raft_role: Annotated[str | None, "raftRole"] = None
+    # None: not stated (Apache's brokers); it may be either
+    topic_delta: Annotated[bool | None, "topicDelta", Absent(None)] = False
+    # `parse` and `to_ext` translate these two: the wire has another form of them.
     delta_base: DataVersion | None = None
     http_address: str = ""  # host:port of the node API; "" if it has none
 
     @classmethod
     def parse(cls, ext: Ext) -> RegisterBrokerHeader:
         """Parse the header. Raises HeaderError, also for impossible values (`header_problem`)."""
-        base = text_or_none(ext, "topicDeltaBase")
-        header = cls(
-            text(ext, "brokerName"),
-            text(ext, "brokerAddr"),
-            text(ext, "clusterName"),
-            text_or(ext, "haServerAddr"),
-            integer(ext, "brokerId"),
-            boolean_or(ext, "compressed", False),
-            integer_or(ext, "bodyCrc32", 0),
-            integer_or_none(ext, "heartbeatTimeoutMillis"),
-            integer_or_none(ext, "raftTerm"),
-            text_or_none(ext, "raftRole"),
-            boolean_or(ext, "topicDelta", False) if ext and "topicDelta" in ext else None,
-            DataVersion.decode(base.encode()) if base else None,
-            text_or(ext, "httpAddr"),
-        )
+        base = text_or(ext, "topicDeltaBase")
+        version = DataVersion.decode(base.encode()) if base else None
+        header = cls._make((*parse_fields(cls, ext), version, text_or(ext, "httpAddr")))
         if problem := header_problem(header):
             raise HeaderError(problem)
         return header
 
     def to_ext(self) -> dict[str, str]:
-        ext = {
-            "brokerName": self.broker_name,
-            "brokerAddr": self.broker_address,
-            "clusterName": self.cluster,
-            "haServerAddr": self.ha_address,
-            "brokerId": str(self.broker_id),
-            "compressed": from_boolean(self.compressed),
-            "bodyCrc32": str(self.body_crc),
-        }
-        if self.heartbeat_timeout_ms is not None:
-            ext["heartbeatTimeoutMillis"] = str(self.heartbeat_timeout_ms)
-        if self.raft_term is not None:
-            ext["raftTerm"] = str(self.raft_term)
-        if self.raft_role is not None:
-            ext["raftRole"] = self.raft_role
-        if self.topic_delta is not None:
-            ext["topicDelta"] = from_boolean(self.topic_delta)
+        ext = write_fields(self)
         if self.delta_base is not None:
             ext["topicDeltaBase"] = self.delta_base.encode().decode()
         if self.http_address:
@@ -192,22 +156,17 @@ class RegisterBrokerHeader(NamedTuple):
 class BrokerHeader(NamedTuple):
     """A broker's identity: 104 UNREGISTER_BROKER, 322 QUERY_DATA_VERSION, 904 BROKER_HEARTBEAT."""
 
-    broker_name: str
-    broker_address: str
-    cluster: str
-    broker_id: int
-    heartbeat_timeout_ms: int | None = None  # 904 only, where the wire spells it ...TimeoutMills
+    broker_name: Annotated[str, "brokerName"]
+    broker_address: Annotated[str, "brokerAddr"]
+    cluster: Annotated[str, "clusterName"]
+    broker_id: Annotated[int, "brokerId", Absent(0)]
+    # 904 only, where the wire spells it ...TimeoutMills
+    heartbeat_timeout_ms: Annotated[int | None, "heartbeatTimeoutMills"] = None
 
     @classmethod
     def parse(cls, ext: Ext) -> BrokerHeader:
         """Parse the header. Raises HeaderError."""
-        header = cls(
-            text(ext, "brokerName"),
-            text(ext, "brokerAddr"),
-            text(ext, "clusterName"),
-            integer_or(ext, "brokerId", 0),
-            integer_or_none(ext, "heartbeatTimeoutMills"),
-        )
+        header = cls._make(parse_fields(cls, ext))
         problem = (
             name_problem("brokerName", header.broker_name)
             or name_problem("clusterName", header.cluster)
@@ -218,15 +177,7 @@ class BrokerHeader(NamedTuple):
         return header
 
     def to_ext(self) -> dict[str, str]:
-        ext = {
-            "brokerName": self.broker_name,
-            "brokerAddr": self.broker_address,
-            "clusterName": self.cluster,
-            "brokerId": str(self.broker_id),
-        }
-        if self.heartbeat_timeout_ms is not None:
-            ext["heartbeatTimeoutMills"] = str(self.heartbeat_timeout_ms)
-        return ext
+        return write_fields(self)
 
 
 def header_problem(header: RegisterBrokerHeader) -> str:

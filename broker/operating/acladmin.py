@@ -29,7 +29,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
-from raftmq.remoting.fields import text, text_or_none
+from raftmq.remoting.fields import text, text_or
 
 log = logging.getLogger("raftmq.broker.acl")
 
@@ -135,7 +135,7 @@ class AclAdmin:
     async def _white_addresses(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        addresses = split(text_or_none(request.ext, "globalWhiteAddrs") or "")
+        addresses = split(text_or(request.ext, "globalWhiteAddrs"))
         now_ms = self._context.wall_ms()
         try:
             await self._book.change(lambda found: found.with_white_addresses(addresses, now_ms))

@@ -14,7 +14,7 @@ from raftmq.remoting.admin_headers import (
     TopicHeader,
 )
 from raftmq.remoting.errors import HeaderError
-from raftmq.remoting.fields import boolean_or, integer, integer_or_none
+from raftmq.remoting.fields import boolean_or, integer
 from raftmq.remoting.headers import (
     PULL_SUBSCRIPTION,
     CheckTransactionHeader,
@@ -154,7 +154,13 @@ def test_integers_are_javas_longs(value: str, number: int | None) -> None:
 
 
 def test_optional_fields() -> None:
-    assert integer_or_none({"n": ""}, "n") is None
+    needed = {"topic": "t", "queueId": "1"}
+    assert QueueOffsetHeader.parse(needed | {"timestamp": ""}).timestamp_ms is None
+    assert QueueOffsetHeader.parse(needed | {"boundaryType": "upper"}).boundary == "UPPER"
+    assert QueueOffsetHeader.parse(needed) == QueueOffsetHeader("t", 1)
+    # What a peer leaves out is not always what we write when nothing is said.
+    reset = ResetOffsetHeader.parse({"topic": "t", "group": "g", "timestamp": "1"})
+    assert (reset.force, ResetOffsetHeader("t", "g", 1).force) == (False, True)
     assert boolean_or({"b": "TRUE"}, "b", False) is True
     assert boolean_or({"b": "yes"}, "b", True) is False
     assert boolean_or(None, "b", True) is True

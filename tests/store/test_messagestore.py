@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,37 @@ def test_after_a_clean_stop_everything_is_there(disk: OsDisk) -> None:
     assert store.last_stop_clean
     assert store.derived.dispatched_offset == end
     assert bodies(store) == QUEUE_0
+
+
+def open_files(below: Path) -> list[str]:
+    """The files of this process below a directory, removed ones too."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except FileNotFoundError:  # the one by which the directory was listed
+            continue
+        if target.startswith(str(below)):
+            found.append(target)
+    return found
+
+
+def test_a_closed_store_has_no_file_open(disk: OsDisk, tmp_path: Path) -> None:
+    raft = raft_store(disk)
+    fill(raft, 30)
+    raft.flush()
+    raft.queues.discard("T", 1)
+    classic = classic_store(disk)
+    for n in range(30):
+        append_classic(classic, [record(body=b"%d" % n)], 1000 * n)
+    classic.flush()
+    assert len(open_files(tmp_path)) > 8
+    raft.close()
+    classic.close()
+    assert open_files(tmp_path) == []
+    again = restart(raft, disk)
+    again.close_unclean()
+    assert open_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("flushed", range(0, 15, 2))

@@ -1,9 +1,10 @@
 """The append throttle for followers that are far behind: a limit in bytes a second. Pure.
 
-Catching up takes bandwidth, the leader's time and its disk from live traffic. So frames that are
-already committed (without this follower: nobody waits for its acknowledgement) and lie further
-back than what may be in flight are sent no faster than `bytes_per_s`, all such followers together.
-Everything else is never held back: commit does not depend on the throttle.
+Catching up takes bandwidth, the leader's time and its disk from live traffic. So the leader sends
+old frames to all such followers together no faster than `bytes_per_s`. Old frames are those that
+are already committed (so that nobody waits for this follower's acknowledgement) and lie further
+back than what may be in flight. Everything else is never held back: commit does not depend on the
+throttle.
 
 It is a token bucket: it fills at that rate up to a tenth of a second's worth, and a request may be
 sent as long as it is not empty, whatever the request's size. So the rate holds over any longer

@@ -28,9 +28,9 @@ class Application(Protocol):
 
     @property
     def applied_index(self) -> int:
-        """The last frame reflected in the state that this application recovered: applying starts
-        behind it. Read first in a thread, when the log is recovered and before any other call;
-        may block."""
+        """The index of the last frame that the application's recovered state reflects: applying
+        starts behind it. First read in a thread, where it may block, once the log is recovered and
+        before any other call."""
         ...
 
     def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
@@ -69,7 +69,7 @@ class Applier:
         on_failed: Callable[[Exception], None],
         batch_bytes_max: int = APPLY_BYTES_MAX,
     ) -> None:
-        """Applying starts behind `applied_index`. `on_applied` is called behind each batch;
+        """Applying starts behind `applied_index`. `on_applied` is called after each batch;
         `on_failed` if a batch run from the loop raises (`advance` itself raises to its caller)."""
         self.applied_index = applied_index
         self._log = log

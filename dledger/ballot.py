@@ -49,8 +49,8 @@ class Ballot:
 
     def is_free_for(self, candidate: NodeId, incarnation: int) -> bool:
         """Return whether the one vote of this term is free, or was given to this same candidacy.
-        The same candidate in another incarnation does not get it: it has lost its memory, and may
-        have led this term already."""
+        The same candidate in another incarnation does not get it, because it has lost its memory
+        and may have led this term already."""
         return self.voted_for is None or (
             self.voted_for == candidate and self._voted_incarnation == incarnation
         )

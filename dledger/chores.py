@@ -24,7 +24,7 @@ HEALING_MS = 50  # between ticks of healer (repair and scrubber) and installer
 
 @dataclass(slots=True, eq=False)
 class Chores:
-    """Keeps one member's clock. `start` when the core runs, `cancel` and `stop` in the end.
+    """Does one member's periodic work. `start` when the core runs, `cancel` and `stop` in the end.
 
     `clock_ms` never goes back."""
 
@@ -94,5 +94,5 @@ class Chores:
     def _prepared(self, done: asyncio.Future[None]) -> None:
         self._preparing = None
         error = done.exception()
-        if error is not None:  # not fatal: the roll tries again, and there it is
+        if error is not None:  # the roll to that segment tries again; an error there is fatal
             log.warning("prepare_next failed=%s", error)

@@ -287,7 +287,7 @@ class Configurations:
 
     @staticmethod
     def founded_by(node_ids: Iterable[NodeId]) -> Configurations:
-        """Return a founding configuration of voters without addresses: for driving a core by
+        """Return a founding configuration of voters without addresses, for driving a core by
         hand."""
         return Configurations(0, founding((node_id, "") for node_id in node_ids))
 

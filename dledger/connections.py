@@ -34,7 +34,7 @@ class LinkConfig:
     send_buffer_bytes_max: int = 32 << 20  # 4 times what the core keeps in flight to a peer
     listen_host: str | None = None  # None: the host of this node's own entry among the peers
     network: Network = field(default_factory=PlainNetwork)
-    gate: Gate | None = None  # the one before `network`
+    gate: Gate | None = None  # guards `network`; None: peers prove nothing
 
 
 class LinkHandler(Protocol):

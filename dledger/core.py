@@ -141,7 +141,7 @@ class RaftCore:
             # prove itself first.)
             leads = kind is AppendRequest or kind is Heartbeat or kind is TimeoutNow
             if self._leading is not None and self._leading.transfer.target is None:
-                timer.back_off.mistaken()  # deposed, and lives
+                timer.back_off.mistaken()  # this leader was given up although it works
             self._become_follower(message.term, sender if leads else None, f"{sender} is ahead")
         if isinstance(message, AppendResponse):
             if self._leading is not None and message.request_term == self._ballot.term:
@@ -435,7 +435,7 @@ class RaftCore:
         if candidacy is None or not candidacy.is_answered_by(response):
             if not response.pre_vote and 0 < self._missed_term == response.request_term:
                 self._missed_term = 0
-                self._timer.back_off.mistaken()  # the vote was on its way
+                self._timer.back_off.mistaken()  # this vote was in flight when the election ended
         elif response.request_incarnation == self._ballot.incarnation:
             candidacy.tally.record(response.sender, response.granted, response.recovering)
             self._count_votes()

@@ -1,7 +1,7 @@
 """The state of this node's disk: whether it lets the node lead. Pure.
 
-ok          it does
-stalled     an fdatasync, of the log or of a vote, has been under way for too long
+ok          it lets the node lead
+stalled     an fdatasync, of the log or of a vote, has been in flight for too long
 full        there is no room for the next frame: nothing is acknowledged until there is
 unreadable  a read failed while this node led, and would fail again (readtrial.py)
 failed      a write or an fdatasync failed: the member has ended

@@ -130,7 +130,7 @@ def configuration_part(index: int, configuration: Configuration) -> bytes:
 
 def lacks(log: LogIndex, commit_index: int, first_index: int, previous_term: int) -> bool:
     """Return whether a log can catch up with one that begins at `first_index` only by an
-    installation, and may be thrown away for it (the module says why)."""
+    installation. Then it may be thrown away for it (the module's docstring says why)."""
     before = first_index - 1
     if before <= commit_index:
         return False
@@ -189,8 +189,8 @@ class InstallTiming:
     offer_ms: float = 150  # between offers to one follower: two heartbeats
     retry_ms: float = 1_000  # a request without an answer is sent again
     retries_max: int = 10  # then all begins anew
-    hold_ms: float = 30 * 60_000  # retention waits so long, at most, for a follower's refill
-    silent_ms: float = 15_000  # and not for one that has been silent for so long
+    hold_ms: float = 30 * 60_000  # the longest that retention waits for a follower's refill
+    silent_ms: float = 15_000  # retention does not wait for a follower silent for this long
 
 
 # -- the donor -------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Donor:
 
     @property
     def wants_parcel(self) -> bool:
-        """True if a parcel should be made now, and given to `made`."""
+        """True if the caller should make a parcel now and pass it to `made`."""
         return bool(self._waiting) and not self._first_index
 
     def made(

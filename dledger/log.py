@@ -6,7 +6,8 @@ file are verified again (both checksums).
 
 Damage. At start `recover` stops at each damaged place; `mend` writes the frames that belong there,
 `cut_damaged` truncates everything behind the good part. Later, a read that meets a bad frame calls
-whom `tell_damage` named and raises FrameDamaged; `overwrite` writes the frame in its place again.
+the function given to `tell_damage` and raises FrameDamaged; `overwrite` writes the frame in its
+place again.
 
 Durability is by ticket, as in the CommitLog: `begin_sync` on the loop, `ticket.run()` in a thread,
 `finish_sync` on the loop. A truncation in between bumps the epoch: the sync then counts for

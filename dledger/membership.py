@@ -1,4 +1,4 @@
-"""Membership: the configuration in force at one replica, and whom it makes it speak with. Pure.
+"""Membership: the configuration in force at one replica, and the peers that follow from it. Pure.
 
 One change at a time, thesis chapter 4. A leader refuses a change (leading.py)
 

@@ -3,9 +3,9 @@
 Every part of the core puts its effects here; `take` hands all of them out as one Ready, once.
 
 Invariants: `append` holds the frames behind `handed_index`, in order and without a hole, so the
-log ends at handed_index + len(append). A truncation removes frames that were not handed out from
-`append`, and only for the others the shell is told to truncate. `dirty` is true whenever there may
-be something to do.
+log ends at handed_index + len(append). A truncation removes from `append` the frames that were not
+handed out; the shell is told to truncate only the others. `dirty` is true whenever there may be
+something to do.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Seen:
 
 
 class Preference:
-    """One replica's decision when leadership goes to the preferred leader. `standing` says in words
+    """Decides at one replica when leadership goes to the preferred leader. `standing` says in words
     why leadership is where it is."""
 
     __slots__ = (

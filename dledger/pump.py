@@ -35,7 +35,7 @@ from raftmq.dledger.writer import FrameWriter
 log = logging.getLogger("raftmq.dledger.member")
 P = ParamSpec("P")
 
-HAND_OVER_MS = 20  # for a last message to reach the socket before the connections are cut
+HAND_OVER_MS = 20  # lets a last message reach the socket before the connections are cut
 FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
 
 
@@ -88,8 +88,9 @@ class Pump:
         self.run()
 
     def ask(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do what a client asks of the core. A failed assertion there stops the node, and is raised
-        to the caller, who would handle it as any error of a request. Raises NotLeader."""
+        """Call `act`, which asks the core for something on behalf of a client. A failed assertion
+        there stops the node, and is also raised to the caller, which handles it like any error of a
+        request. Raises NotLeader."""
         if not self.life.running:
             raise NotLeader(None)
         try:

@@ -1,10 +1,11 @@
-"""Makes a leader step down whose disk cannot be read: it can still write and keep its leadership,
-but cannot serve anybody.
+"""Makes a leader step down if its disk cannot be read. Such a leader could still write, and so keep
+its leadership, but serve nobody.
 
 A leader gives up leadership when a read for a peer or a consumer fails, and does not lead again
-before the same read works (or finds nothing to read: retention, or a mended frame). Followers go
-on: taking and acknowledging frames needs no reading. A group of one goes on, since nobody else
-could do better. A lack of descriptors or memory says nothing about the disk.
+before the same read works (or finds nothing to read, because retention deleted it or a frame was
+mended). Followers go on, because taking and acknowledging frames needs no reading. A group of one
+goes on, since nobody else could do better. A lack of descriptors or memory says nothing about the
+disk.
 """
 
 from __future__ import annotations

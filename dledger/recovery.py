@@ -107,7 +107,7 @@ from raftmq.dledger.tracker import Tracker
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """How one leader brings recovering followers, and itself, back to being whole.
+    """Brings one leader's recovering followers, and the leader itself, back to being whole.
 
     `provisional`: elected by all, fewer than a majority whole. `electors`: who voted for it, 0
     whole, or with its incarnation. `first_index`: the leader's first frame, which is its own

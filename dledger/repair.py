@@ -1,4 +1,4 @@
-"""Repair of damaged frames from the peers: the messages, a peer's answer, whom to ask. Pure.
+"""Repair of damaged frames from the peers: messages, a peer's answer, and which peer to ask. Pure.
 
 A frame of one index and term is the same bytes at the same position in every log that has it, and
 so is everything before it (log matching, Raft 5.3). So bytes from a peer may replace damaged ones
@@ -252,7 +252,7 @@ class BadPatch(Exception):
 def checked_frames(
     data: bytes, wanted: Wanted, segment_end: Callable[[int], int]
 ) -> tuple[Frame, ...]:
-    """Return the frames in `data`, each checked and fitting behind the one before. Raises
+    """Return the frames in `data`, each checked and known to follow the one before. Raises
     BadPatch."""
     frames: list[Frame] = []
     at, position, index, term = 0, wanted.position, wanted.index, wanted.prev_term
@@ -458,8 +458,8 @@ class StartRepair:
         return verdict
 
     def _patch(self, response: RepairResponse, data: bytes, wanted: Wanted) -> Patch | None:
-        """Return a patch of those frames that are proven to belong here (the module says why), None
-        if none is."""
+        """Return a patch of those frames that are proven to belong here (the module's docstring
+        says why); None if none is."""
         try:
             frames = checked_frames(data, wanted, self._log.segment_end)
         except BadPatch:

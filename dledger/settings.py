@@ -26,7 +26,7 @@ class MemberConfig:
     group: str
     peers: Mapping[NodeId, PeerAddress]
     flush: FlushMode = FlushMode.SYNC
-    flush_interval_ms: int = 500  # ASYNC_FLUSH: how much a power cut of all replicas may lose
+    flush_interval_ms: int = 500  # ASYNC_FLUSH: a power cut of all replicas loses at most this
     frames_in_flight_max: int = 4
     commands_waiting_max: int = 10_000
     commands_waiting_bytes_max: int = 16 << 20
@@ -41,4 +41,4 @@ class MemberConfig:
     core: CoreConfig = field(default_factory=CoreConfig)
     links: LinkConfig = field(default_factory=LinkConfig)
     preference: PreferenceLimits = field(default_factory=PreferenceLimits)
-    join: bool = False  # founds no group with `peers`, but waits until they add it to theirs
+    join: bool = False  # does not found a group with `peers`: waits until their group adds it

@@ -74,9 +74,9 @@ class SlotFile:
             reasons = [f"slot {slot} {parsed}" for slot, parsed in enumerate(slots)]
             raise SlotsDamaged(self._path, "; ".join(reasons))
         self._sequence, newest = max(whole)
-        # A save killed before its fdatasync may be in the page cache only, and so may the name of
-        # a file if the process was killed while creating it. Nobody may act on the content (grant
-        # that vote again, say) while a power cut could still take it back.
+        # If a save was killed before its fdatasync, the content may be in the page cache only; so
+        # may the file's name, if the process was killed while creating it. Nobody may act on the
+        # content (repeat that vote, for example) while a power cut could still take it back.
         file.sync()
         self._sync_name()
         for slot, parsed in enumerate(slots):

@@ -10,16 +10,20 @@ from raftmq.dledger.settings import MemberConfig
 
 
 def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> dict[str, object]:
-    """Return the view of a member whose core runs.
+    """Return the view of a member whose core runs, by key:
 
-    `durable_index` is proven by fdatasync, in ASYNC_FLUSH too. `whole` is False, and `recovering`
-    says why, while this replica may have lost promises (recovery.py). `match`, `next`, `state`,
-    `whole`, `room` (on its disk) and `behind_bytes` (of the part of the log that is still here) of
-    a peer are None on a node that does not lead; `inflight` counts requests, and `contact_ms` is
-    how long ago it was heard last (a follower knows that of its leader). `healing` has `repairing`,
-    `damaged`, `damaged_count`, `mended`, `scrub` (healer.py) and `installing`, `behind_bytes`
-    (installer.py). `preferred`: the preferred leader, if any. `patience`: the election back-off,
-    the factor on the configured election time-outs (electionbackoff.py)."""
+    - `durable_index`: proven by fdatasync, in ASYNC_FLUSH too.
+    - `whole`: False while this replica may have lost promises; `recovering` then says why
+      (recovery.py).
+    - of each peer `match`, `next`, `state`, `whole`, `room` (whether its disk has some) and
+      `behind_bytes` (of the part of the log that is still here), all None on a node that does not
+      lead; `inflight`, the number of requests; `contact_ms`, how long ago it was heard last (a
+      follower knows that of its leader).
+    - `healing`: `repairing`, `damaged`, `damaged_count`, `mended`, `scrub` (healer.py) and
+      `installing`, `behind_bytes` (installer.py).
+    - `preferred`: the preferred leader, if any.
+    - `patience`: the election back-off, the factor on the configured election time-outs
+      (electionbackoff.py)."""
     core, log, links, health = pump.core, pump.log, pump.links, pump.disk.health
     now_ms = pump.core_ms()
     peers: dict[str, dict[str, object]] = {}

@@ -1,4 +1,4 @@
-"""The transfer of leadership (thesis 3.10) that a leader has under way: to whom, and until when.
+"""The transfer of leadership (thesis 3.10) that a leader has begun: its target and its deadline.
 Pure."""
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class CheckedReads:
         offsets: Sequence[int],
         cold: bool,
     ) -> list[bytes]:
-        """Return the `chosen` records (position, size), adjacent ones in one piece. Each must be of
-        that queue and have the queue offset that `offsets` gives for it.
+        """Return the records `chosen` as (position, size); adjacent ones come in one piece. Each
+        must be of that queue and have the queue offset that `offsets` gives for it.
 
         Raises UnitDamaged, OSError."""
         buffers: list[bytes] = []

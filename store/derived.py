@@ -1,5 +1,5 @@
-"""The files derived from the CommitLog, which are its ConsumeQueues and its index, and how far they
-go.
+"""The files derived from the CommitLog (its ConsumeQueues and its index), and how much of the log
+they cover.
 
 `dispatched_offset` is how far the ConsumeQueues go; only what lies below it is visible to readers.
 After a restart it is how far the last flush made them durable: the part of the log behind it must

@@ -1,6 +1,6 @@
 """Tells how old the log's segments are, and which of them the retention policy deletes.
 
-store.retention decides; this looks up what it decides by: ages, disk usage and the hour.
+store.retention decides; this looks up the facts for it: ages, disk usage and the hour.
 """
 
 from __future__ import annotations

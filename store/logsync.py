@@ -18,8 +18,8 @@ from raftmq.store.segments import Segment
 
 
 class NoMark:
-    """The durable mark of a log that has no checkpoint: nothing of it was ever durable, and no
-    peer is asked for what is missing."""
+    """Stands in for the durable mark of a log that has no checkpoint: nothing of it counts as
+    durable once, and no peer is asked for what is missing."""
 
     durable_offset = 0
     committed_offset = 1 << 62

@@ -1,7 +1,7 @@
 """Reads messages by queue offset, by CommitLog offset and by store time.
 
-Only what was dispatched can be read. `CheckedReads` makes sure that no record is returned that the
-queue's unit does not belong to.
+Only what was dispatched can be read. `CheckedReads` makes sure that each record returned is the one
+that the queue's unit belongs to.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from raftmq.store.selection import GetStatus, Limits, offset_status, scan_count,
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """The result of a pull. The buffers, one behind the other, are `message_count` whole records;
-    `cold`: they were read from far behind the log's end, another replica may serve better."""
+    """The result of a pull. The buffers, one behind the other, are `message_count` whole records.
+    `cold`: they were read from far behind the log's end, so another replica may serve better."""
 
     status: GetStatus
     buffers: list[bytes]
@@ -44,7 +44,7 @@ class MessageReads:
         checked: CheckedReads,
         config: StoreConfig,
     ) -> None:
-        """Of the configuration, the limits for cold data count here."""
+        """`config` is used for its limits for cold data."""
         self._commitlog = commitlog
         self._derived = derived
         self._queues = derived.queues

@@ -2,8 +2,8 @@
 
 The order is: persist, then dispatch. In Raft mode the Raft log writes frames into `commitlog`;
 once they are committed, `derived` makes them visible. In classic mode `classic` writes records and
-dispatches them at once. `reads` returns messages; `flushes`, `repairs` and `expiry` keep the files
-durable, right and few.
+dispatches them at once. `reads` returns messages, `flushes` makes the files durable, `repairs`
+corrects ConsumeQueues, and `expiry` says which segments are old enough to delete.
 
 Opening, Raft mode: `open()` reads checkpoint and queues; then the caller recovers the log (RaftLog)
 and calls `derived.log_recovered()`. Classic mode: `open()` does all of it.

@@ -49,9 +49,9 @@ Place = tuple[int, int]  # device and inode of a lock file
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a store, as far as known. `what` "": it has not said what it is, as Apache's
-    brokers do not. `pid` 0: it is on another host or in another container, whose pids mean nothing
-    here."""
+    """The owner of a store, as far as known. `what` is "" if it has not said what it is (Apache's
+    brokers do not). `pid` is 0 if it is on another host or in another container, whose pids mean
+    nothing here."""
 
     host: str
     pid: int

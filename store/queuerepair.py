@@ -155,8 +155,8 @@ class QueueRepairs:
         )
 
     def _nearest_right(self, queue: ConsumeQueue, offset: int, step: int) -> int:
-        """Return where the nearest right unit points on that side, in doubling steps; -1 if none
-        is found."""
+        """Search in doubling steps on that side for the nearest right unit; return the log offset
+        to which it points, -1 if none is found."""
         while queue.min_offset <= offset + step < queue.max_offset:
             position = self.position_if_right(queue, offset + step)
             if position >= 0:

@@ -8,8 +8,8 @@ not the file's mtime: copying a store to another machine does not make its messa
 
 Ages are judged by the wall clock, which may be wrong. `SteadyClock` compares it with the monotonic
 clock; for an hour after a jump nothing is deleted because of its age. Above `disk_ratio_force`,
-where age does not matter, the oldest are deleted all the same. A clock that was wrong at the start
-already, and stays so, cannot be told from a right one.
+where age does not matter, the oldest are deleted all the same. A clock that is wrong from the start
+on cannot be told from a right one.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class SteadyClock:
         self._jumped_at_ms: int | None = None
 
     def look(self, wall_ms: int, clock_ms: int) -> int:
-        """Return by how many ms the wall clock has jumped, forward or (negative) back; 0: it has
-        not. Each jump is reported once. To be called before each decision by age."""
+        """Return by how many ms the wall clock has jumped: positive forward, negative back, 0 not
+        at all. Each jump is reported once. Call it before each decision by age."""
         jump_ms = wall_ms - clock_ms - self._ahead_ms
         if abs(jump_ms) <= CLOCK_JUMP_MS:
             return 0

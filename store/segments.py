@@ -158,7 +158,7 @@ class NextSegment:
                         self._files.disk.remove(segment.path)
 
     def _is_stray(self, start: int) -> bool:
-        """Return whether nobody uses the segment at `start`. The caller has the lock."""
+        """Return whether nobody uses the segment at `start` any more. The caller has the lock."""
         if not self._in_use or (self._segment is not None and self._segment.start == start):
             return False
         return self._start is None or start >= self._start

@@ -75,7 +75,7 @@ class CommitService:
         await waiter
 
     async def settle(self, topic: str, group: str, queue_id: int) -> None:
-        """Return once no commit of this queue is in flight any more, whatever became of it."""
+        """Wait until no commit of this queue is in flight any more, whatever its outcome."""
         if self._gathered.get(topic, group, queue_id) is not None:
             self.flush()
         future = self._under_way.get((topic, group, queue_id))

@@ -1,10 +1,10 @@
 """Reads of a queue through a filter over properties.
 
 The store selects by tags codes, from the ConsumeQueue alone. An expression needs each message's
-properties: records are read in pieces and parsed in place, their bodies are skipped. One pull looks
-at as many units as a filter by tags does, and at SCAN_BYTES_MAX of records; then it answers with
-the matches so far, and the consumer goes on behind them. Statuses of the store about the offset
-(nothing there, moved) are answered as for any pull.
+properties: records are read in pieces and parsed in place, and their bodies are skipped. One pull
+looks at no more units than a filter by tags does, and at no more than SCAN_BYTES_MAX of records.
+Then it answers with the matches so far, and the consumer goes on behind them. If the store finds
+nothing at the offset, or that it moved, the answer is as for any pull.
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ class Queries:
         return _offset_answer(request, offset)
 
     def _whole_queue_hot(self, topic: str, queue_id: int) -> bool:
-        """Return whether a new group may start at 0: nothing was deleted, all is in memory."""
+        """Return whether a new group may start at 0: nothing of the queue was deleted, and all of
+        it is in memory."""
         queue = self.store.queues.queue(topic, queue_id)
         if queue is None or queue.min_offset > 0 or queue.max_offset == 0:
             return False

@@ -1,5 +1,5 @@
-"""Where a consumer is told to pull next (suggestWhichBrokerId), and what a replica answers that it
-should not ask. Pure.
+"""Decides where a consumer is told to pull next (suggestWhichBrokerId), and what a replica answers
+to consumers that should pull elsewhere. Pure.
 
 A master or leader whose consumer is so far behind that its data are no longer in memory sends it to
 a slave or follower (`whichBrokerWhenConsumeSlowly`, with slaveReadEnable), which sends it back as

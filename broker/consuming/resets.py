@@ -1,4 +1,5 @@
-"""Moving a consumer group: reset (222) and clone (314), live or not, exact across a failover.
+"""Moves a consumer group's offsets: reset (222) and clone (314), whether or not its consumers run,
+and exactly across a failover.
 
 A reset is one command in the log: it sets the offsets and marks them (broker.tables.offsets). From
 then on any leader answers the group's next pull of a marked queue with 21 OFFSET_RESET and the new
@@ -8,9 +9,9 @@ says that the reset was taken (`reset_taken`), so that it gets no message that a
 back. Every client follows a 21, and at once; 220 goes to consumers that broadcast, because they
 keep their offsets themselves.
 
-Order in the log: commits gathered before a reset are proposed before it, and those gathered before
-it was taken are proposed before that; both change nothing. What is committed after the consumer
-pulled at its new offset counts.
+Order in the log: commits that were gathered before a reset are proposed before it, and those that
+were gathered before `reset_taken` are proposed before that. So neither moves the group away from
+its new offset. What is committed after the consumer pulled at its new offset counts.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ResetMarks:
         self._taking_count = 0
 
     def service(self) -> Service:
-        # Another leader told the consumers, not this one.
+        # Forgotten with the leadership: another leader may have told the consumers since.
         return Service(role_changed=at_each_leadership(self._told.clear))
 
     def marked(self, key: Key) -> None:
@@ -72,8 +73,8 @@ class ResetMarks:
     def judge(
         self, topic: str, group: str, queue_id: int, offset: int, again: Callable[[], None]
     ) -> int | Wait | None:
-        """Return how a pull at `offset` is answered: None: as ever; an offset: go on there instead;
-        LATER: `again` is called when it can be decided. Raises Refused."""
+        """Return how to answer a pull at `offset`: None, as usual; an offset, at which the consumer
+        has to go on instead; LATER, `again` is called when it can be decided. Raises Refused."""
         mark = self._context.state.offsets.reset_of(topic, group, queue_id)
         if mark is None:
             return None

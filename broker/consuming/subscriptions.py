@@ -1,4 +1,4 @@
-"""Asking a consumer for its subscriptions when its pulls show that the broker's copy is old.
+"""Asks a consumer for its subscriptions when its pulls show that the broker's copy is old.
 
 Java's client may leave out the heartbeat that reports a subscription's new version
 (broker.consuming.pull). For tags that does no harm. For an expression its pulls are answered 25

@@ -11,8 +11,8 @@ stored it; the current leader compares with its own clock. So a leader whose clo
 early by as much, and one whose clock is behind waits. It does not wait longer than the delay
 itself: a message that it has seen in the queue for so long, by a monotonic clock, is due.
 
-A topic that was deleted in the meantime, or has fewer queues now, gets its messages all the same,
-as with Apache's broker: they are there should it come back.
+Messages for a topic that was deleted in the meantime, or for a queue that it no longer has, are
+stored all the same, as by Apache's broker: they are there if the topic or queue comes back.
 """
 
 from __future__ import annotations

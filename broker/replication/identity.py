@@ -1,8 +1,9 @@
 """The id of this broker's Raft group: proposed by a leader that finds none, and passed to the links
 (dledger.identity), which use it to refuse replicas of other groups.
 
-It is a command, and a program that does not know it stops there: so it is proposed only when every
-member has said that it knows it. A founder or a member that was never seen up makes it wait.
+The id is put into the log by a command. A program of an older version that does not know this
+command stops at it, so the command is proposed only when every member has said that it knows it.
+Until a founder or member was seen up for the first time, this waits.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class ReplicatedLog:
             own_id = 0 if leading else place.broker_id or own_id
         return Identity(own_id, self._roles.term, "leader" if leading else "follower", member)
 
-    # ---- what takes the leader ----------------------------------------------------------------
+    # ---- what only the leader can do ----------------------------------------------------------
 
     async def propose(self, payload: bytes) -> int:
         """Propose a command; return its frame's index once it is applied. Raises Refused,

@@ -1,8 +1,8 @@
 """The members of this broker's Raft group, for operators: CHANGE_MEMBERS (30002, ours).
 
-This module also draws the consequences for this broker when a change concerns it.
-dledger.configuration and dledger.membership define what a change means, and when one is refused. A
-replica that is no member of its group leaves the routes (broker.registration).
+dledger.configuration and dledger.membership define what a change means, and when one is refused.
+This module also makes this broker follow a change that concerns it: a replica that is no member of
+its group any more leaves the routes (broker.registration).
 """
 
 from __future__ import annotations

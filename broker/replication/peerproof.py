@@ -1,10 +1,7 @@
-"""The proofs that a broker demands of its peers, by its configuration.
+"""Makes the gates at which a broker demands proofs of its peers, as its configuration says.
 
-There are gates before its Raft port or HA port and before its own dials; in some cases it does not
-start without them.
-
-Without a secret a port that other machines can reach is not opened, unless TLS demands certificates
-of both sides there.
+A gate guards its Raft port or HA port, and one its own dials. Without a secret a broker does not
+open a port that other machines can reach, unless TLS demands certificates of both sides there.
 """
 
 from __future__ import annotations
@@ -54,8 +51,8 @@ NO_GATES = Gates()
 
 
 def make_gates(config: BrokerConfig, bound: socket.socket | None = None) -> Gates:
-    """Make the gates; reads the secret's file. `bound` is the socket that peers come to, if it is
-    bound already. Raises EngineError, also for a port that would be open to all."""
+    """Make the gates; reads the secret's file. `bound` is the socket to which peers connect, if it
+    is bound already. Raises EngineError, also for a port that would be open to all."""
     secret = read_secret(config)
     accept = config.peer_auth == ACCEPT
     if not config.is_classic:

@@ -1,4 +1,4 @@
-"""The preferred leader of this broker's Raft group: read, set, and brought about.
+"""Reads and sets the preferred leader of this broker's Raft group, and moves leadership to it.
 
 The group's configuration (dledger.configuration) names the preferred leader; dledger.preference
 decides when leadership goes there. When it says so, the leader begins the same planned transfer
@@ -24,7 +24,8 @@ BY = "preferred leader"  # the initiator named in the transfer's event
 
 
 class PreferredLeader:
-    """Brings the preference about. broker.replication.members owns it and calls `look`."""
+    """Moves leadership to the preferred leader. broker.replication.members owns it and calls
+    `look`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -39,7 +40,8 @@ class PreferredLeader:
         return None if self._log.raft is None else self._log.raft.preferred
 
     def look(self) -> None:
-        """Do what there is to do; called some times a second."""
+        """Transfer leadership if it is time, or set broker.conf's preference in a group that has
+        none. Called some times a second."""
         engine = self._log.raft
         if engine is None:
             return

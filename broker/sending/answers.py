@@ -1,7 +1,7 @@
 """Answers to senders: SEND_OK or another status of a stored message, or the reason of a refusal.
 
-Half of this runs while frames are applied, and all of it works on what clients sent: whatever
-raises here ends the connection concerned, and nothing else (broker.containment).
+Half of this runs while frames are applied, and all of it works on what clients sent. So an
+exception here ends the connection concerned and nothing else (broker.containment).
 """
 
 from __future__ import annotations
@@ -126,6 +126,6 @@ class Answers:
             self._contained.failed("answer", error, connection)
 
     def tell(self, dones: Iterable[Done], error: Exception | None) -> None:
-        """Tell those who stored the broker's own messages how that ended."""
+        """Call the callbacks of those who stored the broker's own messages, with the outcome."""
         for done in dones:
             self._contained.run("told_of_store", partial(done, error))

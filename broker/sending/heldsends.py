@@ -1,9 +1,9 @@
-"""Sends that arrive while nobody leads but somebody is about to: held for a moment, not refused.
+"""Holds sends for a moment, instead of refusing them, while a replica is about to lead.
 
-During a hand-over the former leader holds them until it knows its successor, whose address the
-refusal then carries; a new leader holds them until its term's no-op is committed, and then takes
-them. So a client finds the leader with one question instead of asking round until there is one.
-None of them has touched the log: a send that is refused in the end is certainly not stored.
+During a hand-over the former leader holds them until it knows its successor, and then refuses them
+with the successor's address. A new leader holds them until its term's no-op is committed, and then
+takes them. So a client finds the leader with one request instead of asking every replica until one
+leads. A held send has not touched the log: if it is refused in the end, it is certainly not stored.
 
 Bounds: HOLD_MS_MAX, and the bytes that the send path counts (waitingBytesMax).
 """
@@ -30,7 +30,7 @@ class HeldSend(NamedTuple):
 
 
 class HeldSends:
-    """The held sends and their deadline. Holds nothing until `begin`."""
+    """The held sends and their common deadline. Holds nothing until `begin`."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms

@@ -1,9 +1,8 @@
-"""Outcomes of messages that the broker stores itself.
+"""The outcomes of messages that the broker stores itself: delayed messages that are due, retries,
+ends of transactions, and recalls.
 
-These are delayed messages, retries, ends of transactions, and recalls.
-
-`SendPath.store` calls its `done` with None, or with the error that a client would be answered:
-stored, not stored (`Refused`), or unknown (`OutcomeUnknown`), as a proposed command's does.
+`SendPath.store` calls `done` once: with None if the messages are stored, with `Refused` if they
+certainly are not, with `OutcomeUnknown` if they may be.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Protocol
 from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.remoting.codes import ResponseCode
 
-# The message is stored; the last three name what classic mode's sender waited for in vain.
+# With these the message is stored; the last three say for what classic mode waited in vain.
 STORED_CODES = (
     ResponseCode.SUCCESS,
     ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -27,7 +26,7 @@ Done = Callable[[Exception | None], None]
 
 
 class Sends(Protocol):
-    """The part of the send path used by those that store messages of the broker's own."""
+    """The part of the send path that stores the broker's own messages."""
 
     def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None: ...
 
@@ -35,7 +34,7 @@ class Sends(Protocol):
 
 
 def is_unknown(error: Exception) -> bool:
-    """Return whether the message may be stored now or later; assume neither."""
+    """Return whether this error leaves open whether the message is, or will be, stored."""
     return bool(getattr(error, "outcome_unknown", False))
 
 
@@ -50,7 +49,8 @@ class Ended:
             self._told.set_result(error)
 
     async def stored(self) -> None:
-        """Return once it is stored. Raises OutcomeUnknown, Refused."""
+        """Wait until the outcome is known; return if it is stored. Raises OutcomeUnknown,
+        Refused."""
         error = await self._told
         if error is not None:
             raise error

@@ -1,11 +1,11 @@
 """Messages that are stored somewhere else first: delayed ones, and half messages of transactions.
 
-A send whose properties or flags ask for that takes the slow way
-(broker.sending.sendrequest.Special), and its message goes through `park`: a message in, the message
-that is stored instead out. The latter's topic is one of the broker's own (`internal_topics`); the
-place it was sent to stands in REAL_TOPIC and REAL_QID, as in Apache's stores. What a broker stores
-itself (a retry, the message that a transaction becomes) is parked by the same functions before it
-is given to `SendPath.store`.
+A send whose properties or flags ask for that takes the general path
+(broker.sending.sendrequest.Special), and `park` turns its message into the one that is stored
+instead. The topic of that one is one of the broker's own (`internal_topics`); its properties
+REAL_TOPIC and REAL_QID say where the message was sent, as in Apache's stores. Messages that a
+broker stores itself (a retry, the message that a transaction becomes) are parked by the same
+functions before `SendPath.store` gets them.
 
 A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, whose consume-queue units hold
 the time of delivery instead of a tags code (broker.sending.cut and store.dispatch);

@@ -1,5 +1,5 @@
-"""Idempotent sends on the leader: tries whose first one is in flight, and the command that notes
-the results (broker.tables.sentonce has the table). Pure.
+"""Idempotent sends on the leader: repeated attempts that wait while the first is in flight, and the
+command that notes the results (broker.tables.sentonce has the table). Pure.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from raftmq.broker.sending.waiting import Group, Sender
 from raftmq.broker.tables.sentonce import Key, Once
 from raftmq.remoting.codes import ResponseCode
 
-WAITING_MAX = 10_000  # tries that wait for their first one
+WAITING_MAX = 10_000  # repeated attempts that wait for the first one's outcome
 
 
 class Repeats:
-    """Sends in flight, and the tries that were repeated in the meantime."""
+    """The idempotent sends in flight, and the repeated attempts that wait for each."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, list[tuple[Sender, int]]] = {}
         self._count = 0
 
     def join(self, key: Key, sender: Sender, now_ms: int) -> bool:
-        """Have a try wait for the first one, if that is in flight. Raises Refused."""
+        """Let an attempt wait if the first one with its key is in flight; return whether it is.
+        Raises Refused at the limit."""
         waiting = self._waiting.get(key)
         if waiting is None:
             return False
@@ -44,7 +45,8 @@ class Repeats:
         self._waiting[key] = []
 
     def end(self, sends: Iterable[Once]) -> list[tuple[Once, Sender]]:
-        """Return those that wait for these sends, whose fate is known now."""
+        """Return (send, sender) of each attempt that waits for these sends, whose outcome is known
+        now."""
         found: list[tuple[Once, Sender]] = []
         for once in sends:
             found += [(once, sender) for sender, _ in self._waiting.pop(once.key, ())]
@@ -52,7 +54,8 @@ class Repeats:
         return found
 
     def overdue(self, before_ms: int) -> Sequence[Sender]:
-        """Return the senders that have waited since then or longer; they are told "unknown"."""
+        """Remove and return the senders that have waited since `before_ms` or longer; they are to
+        be told that the outcome is unknown."""
         if not self._count:
             return ()
         found: list[Sender] = []
@@ -66,8 +69,8 @@ class Repeats:
 
 
 def sent_once(group: Group, host: bytes, limits: BrokerConfig) -> bytes:
-    """Return the command for a group that is about to become a frame, before its queues move on.
-    `host`: the STOREHOST that its records get."""
+    """Return the command that notes a group's idempotent sends. The group is about to become a
+    frame, and its queues have not advanced yet. `host`: the STOREHOST that its records get."""
     assert group.once is not None
     wanted = {once.at: once for once in group.once}
     following: dict[object, int] = {}  # by queue, its next offset

@@ -35,7 +35,7 @@ def dead_letter_topic(group: str) -> TopicConfig:
 
 
 def is_exhausted(record: MessageRecord, delay_level: int, times_max: int) -> bool:
-    """Return whether a message given back is a dead letter. `delay_level` < 0: it shall be one."""
+    """Return whether a message given back is a dead letter; a negative `delay_level` demands it."""
     return delay_level < 0 or record.reconsume_times >= times_max
 
 

@@ -8,7 +8,7 @@ sends are answered, one write per connection.
 A sender is told (docs/modules.md "Errors on the wire"):
 - SEND_OK only once the frame is committed;
 - 14 [NOT_LEADER] when it is certainly not stored: never proposed, or its frame was truncated;
-- 1 [OUTCOME_UNKNOWN] when its frame's fate is not known within `outcomeTimeoutMs`;
+- 1 [OUTCOME_UNKNOWN] when its frame's outcome is not known within `outcomeTimeoutMs`;
 - 2 [BUSY] when `waitingBytesMax` of sends wait or are in flight, or this one has waited for a
   frame for `waitTimeMillsInSendQueue`: more arrives than can be stored.
 
@@ -510,8 +510,8 @@ class SendPath:
         return frame
 
     def _uncuttable(self, group: Group, error: struct.error) -> None:
-        """Refuse a group with a number that does not fit its record, which the checks of sends
-        should have seen. Nothing of the group has touched the log, and nothing will."""
+        """Refuse a group with a number that does not fit its record; the checks of sends should
+        have found that. Nothing of the group has touched the log, and nothing will."""
         undo_cut(group.records)
         self._contained.failed("cut", error)
         words = f"a number does not fit into its record ({error}); the message was not stored"
@@ -541,7 +541,7 @@ class SendPath:
         return Batch(position, data, stamp_ms, group, positions, offsets, units)
 
     def applied(self, frame: Frame) -> Pending | None:
-        """Note that a frame was committed. Returns what was kept of it if built here."""
+        """Note that a frame was committed. Return what was kept of it if it was built here."""
         pending = self._pending.pop(frame.index, None)
         if pending is None:
             return None
@@ -646,7 +646,7 @@ class SendPath:
         self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
 
     def sweep(self) -> None:
-        """Answer sends whose frame's fate has been unknown for too long; called by a timer."""
+        """Answer sends whose frame's outcome has been unknown for too long; called by a timer."""
         oldest_ms = self._clock_ms() - self._config.outcome_timeout_ms
         for pending in self._pending.values():
             if pending.cut_ms <= oldest_ms and pending.group.replies:

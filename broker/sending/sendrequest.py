@@ -120,7 +120,7 @@ class Outgoing:
     sys_flag: int = 0  # the bits of the two hosts' families are set when it is stored
     reconsume: int = 0
     prepared_offset: int = 0  # PREPAREDTRANSACTIONOFFSET
-    anyhow: bool = False  # store it even if topic or queue do not exist (any more)
+    anyhow: bool = False  # store it even if its topic or queue does not exist (any more)
 
 
 def as_stored(record: MessageRecord) -> Outgoing:

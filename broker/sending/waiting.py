@@ -39,7 +39,7 @@ Sender = tuple[Connection, int, int, int]
 
 
 class _Nobody:
-    """The connection of the broker's own sends, which no client sent."""
+    """Stands in for a connection where the broker itself is the sender: it is never answered."""
 
     def write_many(self, frames: list[bytes]) -> bool:
         raise AssertionError("nobody is answered")
@@ -55,9 +55,9 @@ OWN: Sender = (_Nobody(), 0, 1, JSON)  # one-way
 
 
 class AttendedTime:
-    """A stall-aware clock: milliseconds in which this process was at work. The time between two
-    looks counts for LOOK_MS_MAX at most. A process that did not run has kept nobody waiting for the
-    disk."""
+    """A stall-aware clock: it counts only the milliseconds in which this process ran, because while
+    it did not run no send was waiting for the disk. The time between two calls of `look` counts as
+    LOOK_MS_MAX at most."""
 
     LOOK_MS_MAX = 50  # twice the tick of broker.housekeeping
 
@@ -74,13 +74,13 @@ class AttendedTime:
 
 
 class Backlog:
-    """The bound of bytes of sends that may wait or be in flight: the configured one or, while sends
-    wait longer than they should, what is stored in half of the time that they may wait. So a send
-    that is taken is stored in time, and one that is not is refused at once, not when its time is
-    over."""
+    """Computes how many bytes of sends may wait or be in flight. That is the configured bound or,
+    while sends wait too long, what can be stored in half of the time for which they may wait. So a
+    send that is taken is stored in time, and any other is refused at once instead of at its
+    time-out."""
 
-    SPAN_MS = 1_000  # to measure the rate; the bound stays low for so long after a long wait
-    ALWAYS_BYTES = 64 << 10  # may always wait: what arrives while a disk stalls for a moment
+    SPAN_MS = 1_000  # to measure the rate; also how long the bound stays low after a long wait
+    ALWAYS_BYTES = 64 << 10  # these may always wait: they arrive while a disk stalls for a moment
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -92,8 +92,9 @@ class Backlog:
         self._cut_bytes += size_bytes
 
     def look(self, groups: Sequence[Group], held_bytes: int, wait_ms: int, now_ms: int) -> int:
-        """Return the bound from now on; `groups` are waiting, the oldest first, and `held_bytes`
-        are of sends that wait or are in flight. Call it some ten times a second."""
+        """Return the bound in bytes from now on. `groups` are waiting, the oldest first;
+        `held_bytes` is the size of all sends that wait or are in flight; `wait_ms` is how long a
+        send may wait. Call it about ten times a second."""
         seen = self._seen
         seen.append((now_ms, self._cut_bytes))
         while seen[0][0] < now_ms - self.SPAN_MS:
@@ -109,11 +110,13 @@ class Backlog:
 
 
 class Group:
-    """Sends that will share a frame. `begun_ms`: since when (`AttendedTime`). `replies`: (sender,
-    unique key, record count) per send, in the order of `records`; `commands` go with the records,
-    `dones` are called with the outcome. `once`: the idempotent ones. `answered_queues`: by index,
-    for records whose senders are told another queue, its id and, of a timer message, its recall
-    handle."""
+    """Sends that will share a frame.
+
+    `begun_ms`: when the first one came, by `AttendedTime`. `replies`: (sender, unique key, record
+    count) of each send, in the order of `records`. `commands` go with the records; `dones` are
+    called with the outcome. `once`: the idempotent sends. `answered_queues`: for each record, by
+    index, whose sender is told another queue than the record's, that queue's id and, for a timer
+    message, its recall handle."""
 
     __slots__ = (
         "answered_queues",
@@ -162,7 +165,7 @@ class Group:
 
 
 class Stored:
-    """A group whose records were built: each record's position and queue offset."""
+    """A group whose records were built, with each record's position and queue offset."""
 
     __slots__ = ("cut_s", "group", "offsets", "positions", "units")
 

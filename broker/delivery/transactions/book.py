@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-ENDED_MAX = 100_000  # ends remembered, for those that ask a second time
+ENDED_MAX = 100_000  # ends remembered, to answer producers that end a half message twice
 COMMIT = 8
 ROLLBACK = 12
 

@@ -350,7 +350,8 @@ class Transactions:
         return book
 
     def _say_how_it_ended(self, book: HalfBook, root: int, decision: int) -> None:
-        """Return if the half ended before with the same decision. Raises Refused if not."""
+        """Return if the half message ended before with the same decision. Raises Refused if it
+        ended with the other one, or if its end is not remembered."""
         was = book.decision(root)
         if was == decision:
             return

@@ -1,12 +1,12 @@
-"""Sends that are stored here and not answered yet, and what each waits for. Pure.
+"""Batches of sends that are stored here but not answered yet, and their conditions. Pure.
 
-A batch may wait for two things: that the log is durable up to its end (SYNC_FLUSH), and that a
-slave has it (SYNC_MASTER). Both are watermarks, so those that wait for one of them wait in log
-order, and a batch is answered when it waits for nothing more. One that waits for a slave holds up
-no other: a batch behind it that waits for less is answered before it.
+A batch may have two conditions: that the log is durable up to its end (SYNC_FLUSH), and that a
+slave has it (SYNC_MASTER). Both are watermarks, so the batches that wait for one of them wait in
+log order. A batch is answered when it waits for nothing more. One that waits for a slave holds up
+no other: a later batch that waits for less is answered before it.
 
-A condition not met in time is told by the answer, never by an error: the message is stored. Where
-both failed, the slave's code is given, as Apache's broker does.
+A condition that is not met in time changes the code of the answer and is never an error, because
+the message is stored. If both fail, the slave's code is given, as by Apache's broker.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AckBook(Generic[T]):
     def add(
         self, batch: T, end: int, *, flush: bool, slave: SlaveWish, now_ms: int
     ) -> list[Answered[T]]:
-        """Add a batch that was written and ends at `end`. Returns it if it need not wait."""
+        """Add a batch that was written and ends at `end`. Return it if it need not wait."""
         assert end > self._last_end, (end, self._last_end)
         self._last_end = end
         waiting = _Waiting(batch, end, now_ms)

@@ -129,8 +129,8 @@ class MetadataSync:
         """Do one round. Raises RemotingError, StateError, OSError; loaded tables stay."""
         ask, state = self._master.ask, self._state
         before = dict(state.topics.entries)
-        # Requested before the topics, loaded after them: no group is known here without its retry
-        # topic, which its consumers would ask for in vain once the master is gone.
+        # Groups are requested before the topics and loaded after them. So no group is known here
+        # without its retry topic, for which its consumers would ask in vain without a master.
         groups = _object(await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         topics = _object(await ask(RequestCode.GET_ALL_TOPIC_CONFIG))
         _load(topics, lambda: state.topics.load(topics, state.topics.applied_index))

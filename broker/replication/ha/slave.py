@@ -5,8 +5,9 @@
 Arriving bytes are checked to be complete records that continue this log
 (broker.replication.ha.protocol), appended at the master's offsets and dispatched; a report follows
 each append. It says what this slave's flushDiskType promises: with SYNC_FLUSH the durable end, else
-the written end. Nothing is ever truncated here to fit a master: a log that is not a prefix of the
-master's is refused, with an error in the log, until somebody decides which of the two counts.
+the written end. Nothing is ever truncated here to fit a master. If this log is not a prefix of the
+master's, the slave refuses to follow and logs an error, until an operator decides which of the two
+logs counts.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import ClientConnection, Connection
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingError, SendTimeout
 from raftmq.remoting.fields import boolean_or, text_or
 from raftmq.remoting.registration import (
@@ -150,7 +150,6 @@ class Registrar:
                     await self._news.wait()
 
     def _connection_lost(self, connection: Connection, reason: str) -> None:
-        assert isinstance(connection, ClientConnection), connection
         server = connection.address
         self._signers.pop(connection, None)
         self._taken.pop(server, None)  # with the connection it forgets the broker

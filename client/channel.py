@@ -17,7 +17,7 @@ from msgspec.json import Decoder
 from raftmq.client.pending import Pending
 from raftmq.remoting.codec import RawFrame, decode_command
 from raftmq.remoting.command import JSON, RESPONSE_FLAG
-from raftmq.remoting.connection import ClientConnection, Connection
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingProtocolError
 
 # (channel, pending, response code, remark, extFields)
@@ -78,7 +78,7 @@ class Channel:
     def __init__(
         self,
         address: str,
-        connection: ClientConnection,
+        connection: Connection,
         on_answer: OnAnswer,
         on_lost: OnLost,
         on_stored: OnStored,

@@ -43,7 +43,7 @@ from raftmq.client.sendframe import TRANSACTION_PREPARED
 from raftmq.client.sending import SendConfig
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import ClientConnection, Connection, Handler
+from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
 from raftmq.store.record import RecordError
@@ -225,7 +225,6 @@ class TransactionProducer(Producer):
             message.topic,
         )
         command = RemotingCommand.request(RequestCode.END_TRANSACTION, end.to_ext())
-        assert isinstance(connection, ClientConnection)
         try:
             await self._instance.remoting.invoke_oneway(connection.address, command)
         except RemotingError as error:

@@ -7,12 +7,7 @@ errors, pending. Shell (asyncio): connection, server, client.
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import MQ_VERSION, LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import (
-    ClientConnection,
-    Connection,
-    ConnectionLimits,
-    ServerConnection,
-)
+from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import (
     BodyError,
     ConnectError,
@@ -28,7 +23,6 @@ from raftmq.remoting.server import RemotingServer, ServerLimits
 __all__ = [
     "MQ_VERSION",
     "BodyError",
-    "ClientConnection",
     "ConnectError",
     "Connection",
     "ConnectionLimits",
@@ -43,7 +37,6 @@ __all__ = [
     "RequestCode",
     "ResponseCode",
     "SendTimeout",
-    "ServerConnection",
     "ServerLimits",
     "TooManyRequests",
 ]

@@ -16,7 +16,6 @@ from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.address import parse_address
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import (
-    ClientConnection,
     CloseCallback,
     Connection,
     ConnectionLimits,
@@ -24,7 +23,6 @@ from raftmq.remoting.connection import (
     RawHandler,
 )
 from raftmq.remoting.errors import ConnectError, SendTimeout, TooManyRequests
-from raftmq.remoting.signed import SignedConnection
 from raftmq.remoting.tls import TlsContext, words_of
 
 LOG = logging.getLogger("raftmq.remoting")
@@ -55,9 +53,9 @@ class RemotingClient:
         self._connect_timeout_ms = connect_timeout_ms
         self._connections_max = connections_max
         self._on_raw = on_raw
-        self._open: dict[str, ClientConnection] = {}
-        self._dialling: dict[str, asyncio.Task[ClientConnection]] = {}
-        self._alive: set[ClientConnection] = set()  # also those that are closing
+        self._open: dict[str, Connection] = {}
+        self._dialling: dict[str, asyncio.Task[Connection]] = {}
+        self._alive: set[Connection] = set()  # also those that are closing
         self._close_callbacks: list[CloseCallback] = []
         self._closed = False
 
@@ -68,16 +66,16 @@ class RemotingClient:
     def on_close(self, callback: CloseCallback) -> None:
         """Call `callback(connection, reason)` for every connection that ends from now on.
 
-        The connection is a ClientConnection: its `address` says which one it was.
+        The connection's `address` says which one it was.
         """
         self._close_callbacks.append(callback)
 
-    def connection(self, address: str) -> ClientConnection | None:
+    def connection(self, address: str) -> Connection | None:
         """Return the open connection to `address`, if there is one, without waiting."""
         connection = self._open.get(address)
         return connection if connection is not None and connection.is_open else None
 
-    async def connect(self, address: str) -> ClientConnection:
+    async def connect(self, address: str) -> Connection:
         """Return the open connection to `address`, dialling if need be. Raises ConnectError,
         TooManyRequests."""
         connection = self.connection(address)
@@ -142,12 +140,14 @@ class RemotingClient:
         for connection in connections:
             await connection.wait_closed()
 
-    async def _dial(self, address: str) -> ClientConnection:
+    async def _dial(self, address: str) -> Connection:
         host, port = parse_address(address)
-        connection = (
-            SignedConnection(self._credentials, address, self._handlers, self._limits, self._on_raw)
-            if self._credentials is not None
-            else ClientConnection(address, self._handlers, self._limits, self._on_raw)
+        connection = Connection(
+            self._handlers,
+            self._limits,
+            self._on_raw,
+            address=address,
+            credentials=self._credentials,
         )
         loop = asyncio.get_running_loop()
         try:
@@ -171,14 +171,13 @@ class RemotingClient:
         connection.on_close(self._connection_closed)
         return connection
 
-    def _dialled(self, address: str, task: asyncio.Task[ClientConnection]) -> None:
+    def _dialled(self, address: str, task: asyncio.Task[Connection]) -> None:
         del self._dialling[address]
         if not task.cancelled() and task.exception() is not None:
             # Callers who wait get the same error; the log line is for when none waits any more.
             LOG.info("connect_failed address=%s error=%s", address, task.exception())
 
     def _connection_closed(self, connection: Connection, reason: str) -> None:
-        assert isinstance(connection, ClientConnection)
         self._alive.discard(connection)
         if self._open.get(connection.address) is connection:
             del self._open[connection.address]

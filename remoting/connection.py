@@ -16,6 +16,9 @@ read: past `write_high_bytes` of unsent answers a server stops reading its reque
 is begun for it), past `write_bytes_max` the connection is closed. A client never stops reading,
 or two full peers would wait for each other; it refuses new requests with TooManyRequests.
 `budgets` bounds what all connections of a server hold together (remoting.budgets).
+
+A connection with `credentials` signs what `invoke` and `invoke_oneway` send; whoever writes encoded
+frames (`write`, `request_nowait`) has to sign them (client.signedframe).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, cast
 
+from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.address import format_address
 from raftmq.remoting.budgets import TASK_BYTES, Budgets
 from raftmq.remoting.codec import (
@@ -82,23 +86,28 @@ class ConnectionLimits:
 
 class Connection(asyncio.Protocol):
     """Either end of a connection. Attributes for users: `peer_address`, `local_address`,
-    `attachment` (any value of theirs)."""
-
-    pauses_reading = False  # see the module docstring; True in ServerConnection
+    `address` (the text it was dialled with; "" if it was accepted), `attachment` (any value of
+    theirs)."""
 
     def __init__(
         self,
         handlers: Mapping[int, Handler],
         limits: ConnectionLimits | None = None,
         on_raw: RawHandler | None = None,
+        *,
+        address: str = "",
+        credentials: Credentials | None = None,
+        on_accepted: Callable[[Connection], None] | None = None,
         budgets: Budgets | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """`budgets` None: the other side is trusted not to exhaust our memory, as by a client.
-        `turns` None: and not to hog the loop."""
+        """A dialled connection has an `address`; an accepted one is given to its server's
+        `on_accepted` when it is open. `budgets` None: the other side is trusted not to exhaust our
+        memory, as by a client. `turns` None: and not to hog the loop."""
         self.limits = limits or ConnectionLimits()
         self.handlers = handlers
         self.on_raw = on_raw
+        self.address = address
         self.peer_address = ""
         self.local_address = ""
         self.attachment: Any = None
@@ -106,6 +115,9 @@ class Connection(asyncio.Protocol):
         self.received_bytes = 0
         self.sent_bytes = 0  # handed to the transport
         self.last_active_s = 0.0  # loop time of the last arrival, or of a write not held up
+        self._credentials = credentials
+        self._on_accepted = on_accepted
+        self._pauses_reading = on_accepted is not None  # see the module docstring
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader(self.limits.frame_size_max)
         self._pending = PendingRequests(self.limits.requests_max)
@@ -220,6 +232,8 @@ class Connection(asyncio.Protocol):
 
         Raises SendTimeout, ConnectionLost, TooManyRequests, RemotingProtocolError.
         """
+        if self._credentials is not None:
+            self._credentials.sign(command)
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
 
         def settle(response: RemotingCommand | None, error: RemotingError | None) -> None:
@@ -243,6 +257,8 @@ class Connection(asyncio.Protocol):
 
     def invoke_oneway(self, command: RemotingCommand) -> None:
         """Send a request that wants no answer. Raises ConnectionLost, TooManyRequests."""
+        if self._credentials is not None:
+            self._credentials.sign(command)
         command.flag |= ONEWAY_FLAG
         command.opaque = self._pending.next_opaque()
         encoded = encode_command(command)
@@ -313,6 +329,15 @@ class Connection(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        try:
+            self._begin(transport)
+            if self._on_accepted is not None:
+                self._on_accepted(self)
+        except Exception as error:  # for example, the peer has gone already
+            self.fail("accept" if self._on_accepted else "connect", error)
+            transport.close()
+
+    def _begin(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         local = transport.get_extra_info("sockname")
@@ -359,7 +384,7 @@ class Connection(asyncio.Protocol):
         resume it."""
         if self._transport is None or not self._open:
             return
-        pauses = bool(self._put_off) or (self._write_paused and self.pauses_reading)
+        pauses = bool(self._put_off) or (self._write_paused and self._pauses_reading)
         if pauses == self._read_paused:
             return
         self._read_paused = pauses
@@ -444,7 +469,7 @@ class Connection(asyncio.Protocol):
 
     def _dispatch_all(self, frames: list[RawFrame]) -> None:
         for position, frame in enumerate(frames):
-            if self._write_paused and self.pauses_reading:
+            if self._write_paused and self._pauses_reading:
                 # At most the frames of one arrival: nothing more is read until the peer reads.
                 self._backlog = frames[position:]
                 self._backlog_bytes = sum(len(f[1]) + len(f[2]) for f in self._backlog)
@@ -592,23 +617,3 @@ class Connection(asyncio.Protocol):
         self._reader.drop()
         if self._budgets is not None:
             self._budgets.unfinished.hold(self, 0, 0.0)
-
-
-class ServerConnection(Connection):
-    """An accepted connection: it stops reading while the peer does not read our answers."""
-
-    pauses_reading = True
-
-
-class ClientConnection(Connection):
-    """A dialled connection. `address` is the text it was dialled with."""
-
-    def __init__(
-        self,
-        address: str,
-        handlers: Mapping[int, Handler],
-        limits: ConnectionLimits | None = None,
-        on_raw: RawHandler | None = None,
-    ) -> None:
-        super().__init__(handlers, limits, on_raw)
-        self.address = address

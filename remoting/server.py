@@ -17,10 +17,10 @@ from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.connection import (
     FROM_PEER,
     CloseCallback,
+    Connection,
     ConnectionLimits,
     Handler,
     RawHandler,
-    ServerConnection,
 )
 from raftmq.remoting.tls import TlsMode
 from raftmq.remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
@@ -61,7 +61,7 @@ class RemotingServer:
         self.budgets = budgets or Budgets()
         self._on_held = on_held
         self._stopping = False
-        self.connections: set[ServerConnection] = set()
+        self.connections: set[Connection] = set()
         self.refused_count = 0  # connections closed beyond `connections_max`
         self.accepted_count = 0
         self._gone_bytes = [0, 0]  # received and sent by connections that have ended
@@ -164,13 +164,17 @@ class RemotingServer:
         for _ in range(2):  # the transport is made, then its connection
             await asyncio.sleep(0)
 
-    def _accept(self) -> ServerConnection:
-        return _Accepted(
-            self, self._handlers, self._limits, self._on_raw, self.budgets, self._turns
+    def _accept(self) -> Connection:
+        return Connection(
+            self._handlers,
+            self._limits,
+            self._on_raw,
+            on_accepted=self._opened,
+            budgets=self.budgets,
+            turns=self._turns,
         )
 
-    def opened(self, connection: ServerConnection) -> None:
-        """Register a connection, which calls this itself."""
+    def _opened(self, connection: Connection) -> None:
         if self._stopping:  # accepted just before the port was closed; stop did not see it
             connection.abort("server stops")
             return
@@ -186,14 +190,13 @@ class RemotingServer:
             return
         self.connections.add(connection)
         self.accepted_count += 1
+        connection.on_close(self._closed)
         if self._on_connection_closed is not None:
             connection.on_close(self._on_connection_closed)
 
-    def lost(self, connection: ServerConnection) -> None:
-        """Remove a connection, which calls this itself."""
-        if connection in self.connections:
-            self._gone_bytes[0] += connection.received_bytes
-            self._gone_bytes[1] += connection.sent_bytes
+    def _closed(self, connection: Connection, _: str) -> None:
+        self._gone_bytes[0] += connection.received_bytes
+        self._gone_bytes[1] += connection.sent_bytes
         self.connections.discard(connection)
 
     def _schedule_idle_sweep(self) -> None:
@@ -215,31 +218,3 @@ class RemotingServer:
         self._budget_timer = loop.call_later(BUDGET_SWEEP_S, self._sweep_budgets)
         self.budgets.expire(loop.time())
         self._on_held(self.budgets.held_bytes)
-
-
-class _Accepted(ServerConnection):
-    """A connection that registers itself with its server."""
-
-    def __init__(
-        self,
-        server: RemotingServer,
-        handlers: Mapping[int, Handler],
-        limits: ConnectionLimits,
-        on_raw: RawHandler | None,
-        budgets: Budgets,
-        turns: Turns | None,
-    ) -> None:
-        super().__init__(handlers, limits, on_raw, budgets, turns)
-        self._owner = server
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        try:
-            super().connection_made(transport)
-            self._owner.opened(self)
-        except Exception as error:  # for example, the peer has gone already
-            self.fail("accept", error)
-            transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._owner.lost(self)
-        super().connection_lost(exc)

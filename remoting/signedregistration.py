@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import ClientConnection
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.registrationproof import RegistrationSigner, nonce_of
 
 
 async def ask_signer(
-    connection: ClientConnection, key: bytes, timeout_ms: float
+    connection: Connection, key: bytes, timeout_ms: float
 ) -> RegistrationSigner | None:
     """Return the signer for requests of this connection; None if the name server has no key or does
     not support signatures. Raises RemotingError."""

@@ -14,7 +14,7 @@ from raftmq.client.message import MessageQueue, SendResult
 from raftmq.client.producer import Publication
 from raftmq.client.route import TopicRouteData
 from raftmq.remoting.codec import FrameReader, RawFrame, decode_command
-from raftmq.remoting.connection import ClientConnection, Connection
+from raftmq.remoting.connection import Connection
 from tests.callcount import calls_of
 
 COUNT = 128
@@ -58,7 +58,7 @@ async def test_a_producers_calls_for_a_send() -> None:
         engine, wire = producer._running(), Wire()
         channel = Channel(
             "a:1",
-            cast("ClientConnection", wire),
+            cast("Connection", wire),
             engine._answered,
             engine._lost,
             engine._stored_plainly,

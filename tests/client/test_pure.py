@@ -30,7 +30,7 @@ from raftmq.client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_ro
 from raftmq.client.sendframe import SendTemplate, encoded_properties, outgoing, outgoing_batch
 from raftmq.client.subscription import subscribe, tag_of
 from raftmq.remoting.codec import FrameReader, RawFrame, decode_command
-from raftmq.remoting.connection import ClientConnection, Connection
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.headers import SendHeader
 from raftmq.store.record import RecordError
 from tests.client.fakes import SharedLog, queue
@@ -546,7 +546,7 @@ class Answered:
         self.general: list[tuple[int, dict[str, str]]] = []
         self.dispatched: list[bytes] = []
         self.takes = True
-        self.channel = Channel("a:1", cast("ClientConnection", self), self._answer, _lost, self._ok)
+        self.channel = Channel("a:1", cast("Connection", self), self._answer, _lost, self._ok)
 
     def write(self, data: bytes) -> bool:
         raise AssertionError("nothing is written")

@@ -104,16 +104,16 @@ def oneway() -> None:
 
 def leak() -> None:
     """What a connection had is kept when it has gone."""
-    from raftmq.remoting.server import _Accepted
+    from raftmq.remoting.server import RemotingServer
 
     kept = []
-    honest = _Accepted.connection_made
+    honest = RemotingServer._opened
 
-    def connection_made(self: Any, transport: Any) -> None:
+    def opened(self: Any, connection: Any) -> None:
         kept.append(bytearray(1 << 20))
-        honest(self, transport)
+        honest(self, connection)
 
-    _Accepted.connection_made = connection_made  # type: ignore[method-assign]
+    RemotingServer._opened = opened  # type: ignore[method-assign]
 
 
 def talkative() -> None:

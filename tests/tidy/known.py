@@ -45,11 +45,6 @@ INHERITORS: set[str] = {
     "namesrv/config.py::NameServerConfig(TlsOptions)",
     # ops
     "ops/tlsoptions.py::PeerTlsOptions(TlsOptions)",
-    # remoting
-    "remoting/connection.py::ClientConnection(Connection)",
-    "remoting/connection.py::ServerConnection(Connection)",
-    "remoting/server.py::_Accepted(ServerConnection)",
-    "remoting/signed.py::SignedConnection(ClientConnection)",
 }
 
 # Methods that raise NotImplementedError.

@@ -15,6 +15,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 READERS = ("remoting", "broker", "namesrv")
 _READ = re.compile(r"(text|integer|boolean)(?:_or|_or_none)?\(\s*\w+\.?\w*,\s*\"(\w+)\"")
+_DECLARED = re.compile(r"Annotated\[(str|int|bool)(?: \| None)?, \"(\w+)\"")
+_KINDS = {"str": "text", "int": "integer", "bool": "boolean"}
 
 EDGES = (-1, 0, 1, -2, 127, 255, 256, 32_767, 32_768, 65_535, 65_536, 2**31 - 1, 2**31, -(2**31),
          -(2**31) - 1, 2**32 - 1, 2**32, 2**48, 2**48 + 1, 2**53 + 1, 2**63 - 1, 2**63, -(2**63),
@@ -123,7 +125,9 @@ def field_names() -> dict[str, str]:
     found = dict.fromkeys("abcdefghijklmn", "text") | dict.fromkeys("defghjl", "integer")
     for room in READERS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            found |= {name: kind for kind, name in _READ.findall(path.read_text())}
+            source = path.read_text()
+            found |= {name: kind for kind, name in _READ.findall(source)}
+            found |= {name: _KINDS[kind] for kind, name in _DECLARED.findall(source)}
     return dict(sorted(found.items()))
 
 

@@ -39,6 +39,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from google_crc32c import value as crc32c
 
@@ -93,51 +94,8 @@ _HEAD = struct.Struct(">iBB")
 _CRC = struct.Struct(">I")
 _CRC_SIZE = _CRC.size
 
-_VOTE_REQUEST = 1
-_VOTE_RESPONSE = 2
 _APPEND_REQUEST = 3
 _APPEND_RESPONSE = 4
-_HEARTBEAT = 5
-_HEARTBEAT_RESPONSE = 6
-_TIMEOUT_NOW = 7
-_GROUP_ANNOUNCED = 8
-_REPAIR_REQUEST = 20
-_REPAIR_RESPONSE = 21
-_INSTALL_OFFER = 22
-_INSTALL_REQUEST = 23
-_INSTALL_CHUNK = 24
-_KINDS: dict[int, struct.Struct] = {  # version and kind are part of it, for one pack a message
-    _VOTE_REQUEST: struct.Struct(">iBBqqqBQ"),  # term, last_index, last_term, flags, incarnation
-    # term, request_term, flags, request_incarnation, recovering
-    _VOTE_RESPONSE: struct.Struct(">iBBqqBQQ"),
-    _APPEND_REQUEST: struct.Struct(">iBBqqqqi"),  # term, prev_index, prev_term, commit, frames
-    # term, request_term, flags, match_index, prev_index, conflict_index, conflict_term, last
-    _APPEND_RESPONSE: struct.Struct(">iBBqqBqqqqq"),
-    _HEARTBEAT: struct.Struct(">iBBqqqQ"),  # term, commit_index, round, certified
-    # term, request_term, round, last_index, verified_index, match_index, recovering
-    _HEARTBEAT_RESPONSE: struct.Struct(">iBBqqqqqqQ"),
-    _TIMEOUT_NOW: struct.Struct(">iBBq"),  # term
-    _GROUP_ANNOUNCED: struct.Struct(">iBBQQ"),  # the group id's two halves
-    _REPAIR_REQUEST: struct.Struct(">iBBqqqqi"),  # number, index, prev_term, term, offset
-    # number, index, outcome, standing, commit_index, next_term, term
-    _REPAIR_RESPONSE: struct.Struct(">iBBqqBBqqq"),
-    _INSTALL_OFFER: struct.Struct(">iBBqqqq"),  # term, first_index, previous_term, end_position
-    _INSTALL_REQUEST: struct.Struct(">iBBqqq"),  # term, number, offset
-    _INSTALL_CHUNK: struct.Struct(">iBBqqqq"),  # term, number, offset, size_bytes
-}
-_LENGTH_MAX = {  # of the kinds that have bytes behind their head
-    _APPEND_REQUEST: MESSAGE_SIZE_BYTES_MAX,
-    _REPAIR_RESPONSE: _KINDS[_REPAIR_RESPONSE].size + RESPONSE_BYTES_MAX,
-    _INSTALL_CHUNK: _KINDS[_INSTALL_CHUNK].size + CHUNK_BYTES,
-}
-_APPEND = _KINDS[_APPEND_REQUEST]
-_REPAIR = _KINDS[_REPAIR_RESPONSE]
-_CHUNK = _KINDS[_INSTALL_CHUNK]
-_FLAG_PRE_VOTE = 1
-_FLAG_TRANSFER = 2
-_FLAG_GRANTED = 2
-_FLAG_SUCCESS = 1
-_FLAG_RECOVERING = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +116,98 @@ class WireError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class _Kind:
+    """One kind of message: the fields of its head, and how long it may be.
+
+    `fields` gives the message's attributes in their order in the head, each with what it holds
+    (table _LETTERS). Two flags that stand together share a byte."""
+
+    def __init__(self, message: type[PeerMessage], fields: str, bytes_max: int = 0) -> None:
+        pairs = [field.split(":") for field in fields.split()]
+        held = [what for _, what in pairs if what != "flag1"]
+        self.message = message
+        # Version and kind are part of it, for one pack a message.
+        self.head: struct.Struct = struct.Struct(
+            ">iBB" + "".join([_LETTERS[what] for what in held])
+        )
+        length_max = min(self.head.size + bytes_max, MESSAGE_SIZE_BYTES_MAX)
+        self.length_max = length_max if bytes_max else 0
+        self.flags_at = held.index("flag0") if "flag0" in held else None
+        self.terms = [at for at, what in enumerate(held) if what == "term"]
+        self.numbers = [at for at, what in enumerate(held) if what in ("number", "offset")]
+        # Of several attributes the getter makes a tuple, of one it does not.
+        self._attributes = attrgetter("to", *[name for name, _ in pairs])
+
+    def fields(self, message: PeerMessage) -> list[int]:
+        """Return the fields of a message's head."""
+        if isinstance(message, GroupAnnounced):
+            return list(_GROUP_ID.unpack(message.group_id))  # its two halves
+        _, *fields = self._attributes(message)
+        at = self.flags_at
+        if at is not None:
+            fields[at : at + 2] = [fields[at] | fields[at + 1] << 1]
+        return fields
+
+    def check(self, fields: tuple[int, ...]) -> None:
+        """Refuse terms and numbers out of range. They are joined by "or" first: a negative one
+        stays negative, and one with a bit too many keeps it, so one comparison does for all."""
+        terms = numbers = 0
+        for at in self.terms:
+            terms |= fields[at]
+        for at in self.numbers:
+            numbers |= fields[at]
+        if terms >> _TERM_BITS or numbers >> _NUMBER_BITS:
+            raise WireError(f"message kind {_KIND_OF[self.message]} of {fields}")
+
+
+# How struct writes what a field holds. Terms, numbers and offsets have limits. A "flag1" is the
+# second bit of the byte whose first one is the "flag0" before it.
+_LETTERS = {"term": "q", "number": "q", "offset": "i", "choice": "B", "id": "Q", "flag0": "B"}
+_KINDS: dict[int, _Kind] = {
+    1: _Kind(
+        VoteRequest,
+        "term:term last_index:number last_term:term pre_vote:flag0 transfer:flag1 incarnation:id",
+    ),
+    2: _Kind(
+        VoteResponse,
+        "term:term request_term:term pre_vote:flag0 granted:flag1 request_incarnation:id"
+        " recovering:id",
+    ),
+    _APPEND_REQUEST: _Kind(
+        AppendRequest,
+        "term:term prev_index:number prev_term:term commit_index:number frame_count:offset",
+        MESSAGE_SIZE_BYTES_MAX,
+    ),
+    _APPEND_RESPONSE: _Kind(
+        AppendResponse,
+        "term:term request_term:term success:flag0 recovering:flag1 match_index:number"
+        " prev_index:number conflict_index:number conflict_term:term last_index:number",
+    ),
+    5: _Kind(Heartbeat, "term:term commit_index:number round:number certified:id"),
+    6: _Kind(
+        HeartbeatResponse,
+        "term:term request_term:term round:number last_index:number verified_index:number"
+        " match_index:number recovering:id",
+    ),
+    7: _Kind(TimeoutNow, "term:term"),
+    8: _Kind(GroupAnnounced, "high:id low:id"),
+    20: _Kind(RepairRequest, "number:number index:number prev_term:term term:term offset:offset"),
+    21: _Kind(
+        RepairResponse,
+        "number:number index:number outcome:choice standing:choice commit_index:number"
+        " next_term:term term:term",
+        RESPONSE_BYTES_MAX,
+    ),
+    22: _Kind(InstallOffer, "term:term first_index:number previous_term:term end_position:number"),
+    23: _Kind(InstallRequest, "term:term number:number offset:number"),
+    24: _Kind(InstallChunk, "term:term number:number offset:number size_bytes:number", CHUNK_BYTES),
+}
+_KIND_OF = {kind.message: number for number, kind in _KINDS.items()}
+# These two make up most of what is sent, so each is encoded and parsed without the table's help.
+_APPEND = _KINDS[_APPEND_REQUEST].head
+_APPENDED = _KINDS[_APPEND_RESPONSE].head
 
 
 def encode_append(
@@ -196,73 +246,27 @@ def encode_message(message: PeerMessage) -> list[bytes]:
             message.commit_index,
             message.frames,
         )
-    kind, fields = _fields(message)
-    shape = _KINDS[kind]
+    if isinstance(message, AppendResponse):
+        head = _APPENDED.pack(
+            _APPENDED.size,
+            MESSAGE_VERSION,
+            _APPEND_RESPONSE,
+            message.term,
+            message.request_term,
+            message.success | message.recovering << 1,
+            message.match_index,
+            message.prev_index,
+            message.conflict_index,
+            message.conflict_term,
+            message.last_index,
+        )
+        return [head + _CRC.pack(crc32c(head))]
+    number = _KIND_OF[type(message)]
+    kind = _KINDS[number]
     data = message.data if isinstance(message, RepairResponse | InstallChunk) else b""
-    head = shape.pack(shape.size + len(data), MESSAGE_VERSION, kind, *fields)
+    size = kind.head.size + len(data)
+    head = kind.head.pack(size, MESSAGE_VERSION, number, *kind.fields(message))
     return [head + _CRC.pack(crc32c(head)), *([data] if data else [])]
-
-
-def _fields(message: PeerMessage) -> tuple[int, tuple[int, ...]]:
-    """Return kind and integer fields of a message without frames."""
-    m = message
-    if isinstance(m, AppendResponse):
-        return _APPEND_RESPONSE, (
-            m.term,
-            m.request_term,
-            m.success * _FLAG_SUCCESS | m.recovering * _FLAG_RECOVERING,
-            m.match_index,
-            m.prev_index,
-            m.conflict_index,
-            m.conflict_term,
-            m.last_index,
-        )
-    if isinstance(m, Heartbeat):
-        return _HEARTBEAT, (m.term, m.commit_index, m.round, m.certified)
-    if isinstance(m, HeartbeatResponse):
-        return _HEARTBEAT_RESPONSE, (
-            m.term,
-            m.request_term,
-            m.round,
-            m.last_index,
-            m.verified_index,
-            m.match_index,
-            m.recovering,
-        )
-    if isinstance(m, VoteRequest):
-        flags = m.pre_vote * _FLAG_PRE_VOTE | m.transfer * _FLAG_TRANSFER
-        return _VOTE_REQUEST, (m.term, m.last_index, m.last_term, flags, m.incarnation)
-    if isinstance(m, VoteResponse):
-        flags = m.pre_vote * _FLAG_PRE_VOTE | m.granted * _FLAG_GRANTED
-        return _VOTE_RESPONSE, (
-            m.term,
-            m.request_term,
-            flags,
-            m.request_incarnation,
-            m.recovering,
-        )
-    if isinstance(m, RepairRequest):
-        return _REPAIR_REQUEST, (m.number, m.index, m.prev_term, m.term, m.offset)
-    if isinstance(m, RepairResponse):
-        return _REPAIR_RESPONSE, (
-            m.number,
-            m.index,
-            m.outcome,
-            m.standing,
-            m.commit_index,
-            m.next_term,
-            m.term,
-        )
-    if isinstance(m, InstallOffer):
-        return _INSTALL_OFFER, (m.term, m.first_index, m.previous_term, m.end_position)
-    if isinstance(m, InstallRequest):
-        return _INSTALL_REQUEST, (m.term, m.number, m.offset)
-    if isinstance(m, InstallChunk):
-        return _INSTALL_CHUNK, (m.term, m.number, m.offset, m.size_bytes)
-    if isinstance(m, GroupAnnounced):
-        return _GROUP_ANNOUNCED, _GROUP_ID.unpack(m.group_id)
-    assert isinstance(m, TimeoutNow), m
-    return _TIMEOUT_NOW, (m.term,)
 
 
 class MessageReader:
@@ -312,62 +316,52 @@ class MessageReader:
         have = end - at
         if have < _HEAD.size:
             return _HEAD.size
-        length, version, kind = _HEAD.unpack_from(data, at)
+        length, version, number = _HEAD.unpack_from(data, at)
         if version != MESSAGE_VERSION:
             raise WireError(f"message version {version}, this program knows {MESSAGE_VERSION}")
-        shape = _KINDS.get(kind)
-        if shape is None:
-            raise WireError(f"unknown message kind {kind}")
-        head_size = shape.size + _CRC_SIZE
+        kind = _KINDS.get(number)
+        if kind is None:
+            raise WireError(f"unknown message kind {number}")
+        crc_at = at + kind.head.size
+        head_size = kind.head.size + _CRC_SIZE
         if have < head_size:
             return head_size
-        if _CRC.unpack_from(data, at + shape.size)[0] != crc32c(data[at : at + shape.size]):
-            raise WireError(f"checksum of message kind {kind} does not match")
+        if _CRC.unpack_from(data, crc_at)[0] != crc32c(data[at:crc_at]):
+            raise WireError(f"checksum of message kind {number} does not match")
         size: int = length + 4
         if size != head_size:
-            length_max = _LENGTH_MAX.get(kind, 0)
-            if size < head_size or not length_max:
-                raise WireError(f"message kind {kind} of {size} bytes")
-            if length > length_max:
-                raise WireError(f"message of {length} bytes, limit {length_max}")
+            if size < head_size or not kind.length_max:
+                raise WireError(f"message kind {number} of {size} bytes")
+            if length > kind.length_max:
+                raise WireError(f"message of {length} bytes, limit {kind.length_max}")
         return size
 
     def _parse(self, data: bytes, at: int, end: int) -> PeerMessage:
-        kind = data[at + 5]
-        sender, to = self._sender, self._to
-        if kind == _APPEND_REQUEST:
+        number = data[at + 5]
+        if number == _APPEND_REQUEST:
             return self._parse_append(data, at, end)
-        f = _KINDS[kind].unpack_from(data, at)[3:]
-        _check_fields(kind, f)
-        if kind == _APPEND_RESPONSE:
+        kind, sender, to = _KINDS[number], self._sender, self._to
+        f = fields = kind.head.unpack_from(data, at)[3:]
+        kind.check(fields)
+        if number == _APPEND_RESPONSE:
             success, recovering = _two_flags(f[2])
             return AppendResponse(
                 sender, to, f[0], f[1], success, f[3], f[4], f[5], f[6], f[7], recovering
             )
-        if kind == _HEARTBEAT:
-            return Heartbeat(sender, to, *f)
-        if kind == _HEARTBEAT_RESPONSE:
-            return HeartbeatResponse(sender, to, *f)
-        if kind == _VOTE_REQUEST:
-            pre_vote, transfer = _two_flags(f[3])
-            return VoteRequest(sender, to, f[0], f[1], f[2], pre_vote, transfer, f[4])
-        if kind == _VOTE_RESPONSE:
-            pre_vote, granted = _two_flags(f[2])
-            return VoteResponse(sender, to, f[0], f[1], pre_vote, granted, f[3], f[4])
-        if kind == _REPAIR_REQUEST:
-            return self._parse_repair_request(f)
-        if kind == _REPAIR_RESPONSE:
-            return self._parse_repair_response(f, data[at + _REPAIR.size + _CRC_SIZE : end])
-        if kind in (_INSTALL_OFFER, _INSTALL_REQUEST, _INSTALL_CHUNK):
-            return self._parse_install(kind, f, data[at + _CHUNK.size + _CRC_SIZE : end])
-        if kind == _GROUP_ANNOUNCED:
-            return GroupAnnounced(sender, to, _GROUP_ID.pack(*f))
-        return TimeoutNow(sender, to, f[0])
-
-    def _parse_repair_request(self, fields: tuple[int, ...]) -> RepairRequest:
-        if fields[1] < 1:
+        place, message = kind.flags_at, kind.message
+        if place is not None:
+            fields = (*fields[:place], *_two_flags(fields[place]), *fields[place + 1 :])
+        if message is RepairResponse:
+            return self._parse_repair_response(fields, data[at + kind.head.size + _CRC_SIZE : end])
+        if message is InstallChunk:
+            return self._parse_chunk(fields, data[at + kind.head.size + _CRC_SIZE : end])
+        if message is GroupAnnounced:
+            return GroupAnnounced(sender, to, _GROUP_ID.pack(*fields))
+        if message is RepairRequest and fields[1] < 1:
             raise WireError(f"a repair request of {fields}")
-        return RepairRequest(self._sender, self._to, *fields)
+        if message is InstallOffer and fields[1] < 1:
+            raise WireError(f"a log that begins with frame {fields[1]}")
+        return message(sender, to, *fields)
 
     def _parse_repair_response(self, fields: tuple[int, ...], data: bytes) -> RepairResponse:
         number, index, outcome, standing, commit_index, next_term, term = fields
@@ -381,14 +375,7 @@ class MessageReader:
             self._sender, self._to, number, index, *verdict, commit_index, next_term, data, term
         )
 
-    def _parse_install(self, kind: int, fields: tuple[int, ...], data: bytes) -> InstallMessage:
-        """Parse a message of snapshot install. `data` is a chunk's; the shorter kinds have none."""
-        if kind == _INSTALL_OFFER:
-            if fields[1] < 1:
-                raise WireError(f"a log that begins with frame {fields[1]}")
-            return InstallOffer(self._sender, self._to, *fields)
-        if kind == _INSTALL_REQUEST:
-            return InstallRequest(self._sender, self._to, *fields)
+    def _parse_chunk(self, fields: tuple[int, ...], data: bytes) -> InstallChunk:
         term, number, offset, size_bytes = fields
         if size_bytes > INSTALLATION_BYTES_MAX or offset + len(data) > size_bytes:
             raise WireError(f"{len(data)} bytes at {offset} of a parcel of {size_bytes}")
@@ -419,50 +406,6 @@ class MessageReader:
         return AppendRequest(
             self._sender, self._to, term, prev_index, prev_term, commit, tuple(frames)
         )
-
-
-# Of each kind but AppendRequest: which of its fields are terms, and which are counted otherwise.
-# Flags and incarnations are neither.
-_TERMS: dict[int, tuple[int, ...]] = {
-    _VOTE_REQUEST: (0, 2),
-    _VOTE_RESPONSE: (0, 1),
-    _APPEND_RESPONSE: (0, 1, 6),
-    _HEARTBEAT: (0,),
-    _HEARTBEAT_RESPONSE: (0, 1),
-    _TIMEOUT_NOW: (0,),
-    _GROUP_ANNOUNCED: (),
-    _REPAIR_REQUEST: (2, 3),
-    _REPAIR_RESPONSE: (5, 6),
-    _INSTALL_OFFER: (0, 2),
-    _INSTALL_REQUEST: (0,),
-    _INSTALL_CHUNK: (0,),
-}
-_NUMBERS: dict[int, tuple[int, ...]] = {
-    _VOTE_REQUEST: (1,),
-    _VOTE_RESPONSE: (),
-    _APPEND_RESPONSE: (3, 4, 5, 7),
-    _HEARTBEAT: (1, 2),
-    _HEARTBEAT_RESPONSE: (2, 3, 4, 5),
-    _TIMEOUT_NOW: (),
-    _GROUP_ANNOUNCED: (),
-    _REPAIR_REQUEST: (0, 1, 4),
-    _REPAIR_RESPONSE: (0, 1, 4),
-    _INSTALL_OFFER: (1, 3),
-    _INSTALL_REQUEST: (1, 2),
-    _INSTALL_CHUNK: (1, 2, 3),
-}
-
-
-def _check_fields(kind: int, fields: tuple[int, ...]) -> None:
-    """Refuse terms and numbers out of range. They are joined by "or" first: a negative one stays
-    negative, and one with a bit too many keeps it, so one comparison does for all."""
-    terms = numbers = 0
-    for at in _TERMS[kind]:
-        terms |= fields[at]
-    for at in _NUMBERS[kind]:
-        numbers |= fields[at]
-    if terms >> _TERM_BITS or numbers >> _NUMBER_BITS:
-        raise WireError(f"message kind {kind} of {fields}")
 
 
 def _two_flags(value: int) -> tuple[bool, bool]:

@@ -14,7 +14,8 @@ from raftmq.store.frame import FrameKind, seal_frame
 from tests.fuzz.samples import Sample
 from tests.fuzz.values import EDGES, damaged
 
-SHAPES = wire._KINDS  # head of each kind: length, version, kind, fields
+# The head of each kind: length, version, kind, fields.
+SHAPES = {number: kind.head for number, kind in wire._KINDS.items()}
 _HEAD_FIELDS = 3
 _CRC_SIZE = 4
 # Terms that the group may live through; what is over wire's limit has to be refused. Between them
@@ -63,7 +64,7 @@ class RaftMaker:
         tail = b""
         if kind == wire._APPEND_REQUEST:
             fields[-1], tail = self._frames(fields[4])
-        elif kind in (wire._REPAIR_RESPONSE, wire._INSTALL_CHUNK) and rng.random() < 0.7:
+        elif wire._KINDS[kind].length_max and rng.random() < 0.7:
             tail = rng.randbytes(rng.choice((1, 60, 4_096)))
         if rng.random() < 0.02:
             fields[1] = rng.randrange(256)

@@ -1,8 +1,8 @@
 """Access control: which rights the account behind a request has (aclEnable).
 
-What a request code takes is checked by `broker.admission` before a handler sees the request. Some
-requests name a position in the log, and what they touch is known only when the record there has
-been read: their handlers then ask `permit` or `permit_record`, which use the same accounts. A
+`broker.admission` checks the rights that a request code needs, before a handler sees the request.
+Some requests name a position in the log, and what they touch is known only when the record there
+has been read: their handlers then ask `permit` or `permit_record`, which use the same accounts. A
 message that this broker sends on its own (a half message to its producer) goes only to clients that
 may have it (`may_hear`): for each connection, the account that last signed a request is remembered.
 
@@ -52,8 +52,8 @@ class Access:
         return Service(chores=chores)
 
     def check(self, connection: Connection, request: RemotingCommand) -> None:
-        """Return if the request is signed by an account with the rights it takes. Raises
-        AclError, counted."""
+        """Return if the request is signed by an account with the rights it needs. Raises
+        AclError, and counts it."""
         try:
             self._speakers[connection] = self._gate.check(connection.peer_address, request)
         except AclError as error:
@@ -99,8 +99,8 @@ class Access:
         )
 
     def may_replace(self, before: object, connection: object) -> bool:
-        """Return whether whoever speaks over `connection` may take over a client that is registered
-        over the connection `before`: it must be the same account, or one that is unbound."""
+        """Return whether the sender on `connection` may take over a client that is registered over
+        the connection `before`: its account must be the same, or one without restrictions."""
         if not self.enabled or before is connection:
             return True
         speaker = self._speakers.get(connection, "")
@@ -113,7 +113,7 @@ class Access:
         self._speakers.pop(connection, None)
 
     def count_refused(self, command: RemotingCommand) -> None:
-        """Count a refusal: an answer or, of a one-way request, none."""
+        """Count a refused request: one that is answered or, if it is one-way, dropped."""
         if command.is_oneway:
             self.dropped_count += 1
         else:

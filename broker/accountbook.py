@@ -1,12 +1,12 @@
-"""Where a broker's accounts are kept, and how they change.
+"""Keeps a broker's accounts and changes them.
 
 Raft mode: in the replicated table `AclTable` (config/plainAcl.json, commands in the log). A group
 that has no accounts yet takes them from the file `aclFile` of whichever replica leads first; until
 then each replica goes by its own file. From then on the file has no effect, unless `aclFileWins` is
 set: then a replica that becomes leader replaces the table with its file, once per start.
 
-Classic mode: the file is the truth. A change rewrites the file before it is in force or answered; a
-file that somebody edits is taken over within `WATCH_MS`. One that cannot be read changes nothing.
+Classic mode: the accounts are those in the file. A change rewrites the file before it is in force
+or answered. An edited file takes effect within `WATCH_MS`; one that cannot be read changes nothing.
 """
 
 from __future__ import annotations
@@ -149,4 +149,4 @@ def difference(before: Accounts, after: Accounts) -> list[bytes]:
     commands += [delete_account(key) for key in before.by_key if key not in after.by_key]
     if before.white_addresses != after.white_addresses:
         commands.append(put_white_addresses(after.white_addresses))
-    return commands or [put_white_addresses(after.white_addresses)]  # moves the version on
+    return commands or [put_white_addresses(after.white_addresses)]  # advances the version

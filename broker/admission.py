@@ -6,10 +6,10 @@ one-way request is dropped; both are counted. Responses (to what this broker ask
 pass. A frame that cannot be decoded ends its connection here: no frame may get through that this
 step and the processor could read differently.
 
-A new leader may not have applied yet what was changed at its predecessor. So requests that arrive
-between its election and its first commit wait (at most `HOLD_MS`, `HELD_BYTES_MAX`) and are judged
-by the accounts in force then; those that waited in vain are refused as by a replica that does not
-lead. Followers judge by what they have applied.
+A new leader may not yet have applied the changes that its predecessor made to accounts. So requests
+that arrive between its election and its first commit wait (at most `HOLD_MS`, `HELD_BYTES_MAX`) and
+are checked against the accounts in force then. Those that waited in vain are refused as by a
+replica that does not lead. Followers check against what they have applied.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ HELD_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Admission:
-    """Lets those frames pass to `then` whose accounts have the rights they take. One per broker."""
+    """Passes frames on to `then` if their senders' accounts have the rights that they need. One per
+    broker."""
 
     def __init__(self, access: Access, then: RawHandler) -> None:
         self._access = access

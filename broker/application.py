@@ -80,8 +80,8 @@ class BrokerApplication:
 
     @property
     def applied_index(self) -> int:
-        """The index behind which applying starts: what tables and ConsumeQueues both hold already
-        is skipped. Blocking the first time; the engine asks in a thread.
+        """The index behind which applying starts: frames that the tables and the ConsumeQueues both
+        reflect already are skipped. Blocking the first time; the engine asks in a thread.
 
         Raises StateError when the tables are ahead of the log: its tail was lost, or the files
         under config/ belong to another log; and when the tables are damaged and the log does not

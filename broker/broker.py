@@ -112,8 +112,8 @@ async def open_broker(
 
     `disk` is rooted at storePathRootDir; `lock`: its lock, if the caller keeps one. Time-outs go by
     `clock_ms`, which is monotonic. `replication_socket` (for Raft peers, or for slaves) is bound
-    already (tests). `faults`: what can make disk and clock fail, if the broker runs over it. Raises
-    as `broker.opening.open_store`."""
+    already (tests). `faults`: the fault layer below disk and clock, if the broker runs over one.
+    Raises as `broker.opening.open_store`."""
     opened = await open_store(
         config,
         disk,
@@ -368,8 +368,8 @@ class Broker:
         self.admission = Admission(self.access, self.processor.on_raw)
         admission = self.admission.service()
         self._services = [*services, admission]
-        # In the order in which they hear of a change of the role: what was under way has ended
-        # before sends that were held go on.
+        # In the order in which they are told of a change of role: what the former leadership began
+        # has ended before sends that were held go on.
         self._by_role = [
             marks, delays, timers, transactions, locks, full_disk, sends, admission, commits
         ]  # fmt: skip
@@ -604,7 +604,7 @@ class Broker:
             self.registrar.trigger()
 
     def _announce(self) -> None:
-        """Have the log say where this leader is reached."""
+        """Propose a command that tells all replicas at which addresses this leader is reached."""
 
         def done(error: Exception | None) -> None:
             if error is not None:

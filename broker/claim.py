@@ -1,6 +1,6 @@
-"""The lock, identity and ports that a broker claims before it opens its store.
+"""Claims the lock, identity and ports of a broker before its store is opened.
 
-So a start that cannot succeed ends before recovery has changed a byte.
+So a start that cannot succeed fails before recovery has changed a byte.
 
 The order is: the lock (store.ownership), the identity (store.identity), the ports. A directory
 without an identity is noted as this node's once everything else was claimed. Blocking.
@@ -32,8 +32,8 @@ def identity_of(config: BrokerConfig) -> StoreIdentity:
 
 
 def described(config: BrokerConfig) -> str:
-    """Return how the broker is named to others, for instance to a second process that wants its
-    store."""
+    """Return how the broker is described to others, for example to a second process that asks for
+    the same store."""
     return f"mqbroker {config.node_name} of {config.group_name}"
 
 

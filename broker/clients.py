@@ -286,8 +286,8 @@ class ClientTable:
         return max(reachable, key=lambda member: member.last_ms).connection
 
     def requester(self, connection: ClientConnection, ext: Mapping[str, str]) -> None:
-        """Remember the sender of these V2 fields if it may want a reply. Raises nothing that a send
-        would not."""
+        """Remember the connection over which a request with these V2 header fields came, if its
+        sender may want a reply. Raises no error that handling the send would not raise."""
         if ext["b"].startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return  # its consumer sent it back, not the requester
         properties = decode_properties(ext.get("i") or "")

@@ -1,4 +1,5 @@
-"""Work that a broker does for others while it applies frames, and that must not make it fail.
+"""Runs the work that a broker does for others while it applies frames, and that must not make the
+apply fail.
 
 When a frame is applied, the log and the tables change first; an exception there means that they are
 not what they have to be, and stops the node. After that senders are answered, held pulls are woken

@@ -24,13 +24,13 @@ from raftmq.store.messagestore import MessageStore
 
 @dataclass(slots=True)
 class Life:
-    """How far the broker's process is between its start and its end."""
+    """The state of the broker's process between its start and its end."""
 
     boot_ms: int  # wall clock
     recovered: bool = False  # the log is open: only then is there anything to flush
     stopping: bool = False
     closed: bool = False  # the log is closed again
-    stop_wanted: asyncio.Event = field(default_factory=asyncio.Event)  # somebody asked it to end
+    stop_wanted: asyncio.Event = field(default_factory=asyncio.Event)  # an operator asked it to end
 
     @property
     def serving(self) -> bool:

@@ -1,10 +1,10 @@
-"""Decide whether the store's disk has room for messages. Pure.
+"""Decides whether the store's disk has room for messages. Pure.
 
-*Full*: sends are refused, or taken by another replica (broker.fulldisk). The disk is full from a
-used share on (diskSpaceWarningLevelRatio), unless so much is free that the share means little
-(diskSpaceWarningFreeBytes). *Short of room*: it has been full, and is not well below that mark yet.
-A disk whose use goes up and down around the mark is short of room all the time, so that leadership
-does not move to and fro because of it.
+*Full*: sends are refused, or taken by another replica (broker.fulldisk). A disk is full if the used
+share has reached diskSpaceWarningLevelRatio, unless at least diskSpaceWarningFreeBytes are free: on
+a large disk the share alone means little. *Short of room*: the disk has been full, and its use is
+not well below that mark yet. A disk whose use goes up and down around the mark is short of room all
+the time, so that leadership does not move to and fro because of it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class OutcomeUnknown(RemotingError):
 
 
 class StateError(Exception):
-    """A command frame or a snapshot makes no sense: this replica must not go on."""
+    """A command frame or a snapshot cannot be understood: this replica must not go on."""
 
 
 class EngineError(Exception):

@@ -1,4 +1,4 @@
-"""The events of this node, as its HTTP API publishes them: roles, routes, the disk, members."""
+"""Publishes the events of this node in its HTTP API: roles, routes, the disk, members."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""How a broker reacts to a full disk: another replica takes over, or sends are refused.
+"""Reacts to a full disk: another replica takes over, or sends are refused.
 
 A leader of a Raft group whose disk is full (broker.diskroom) hands leadership to a replica that has
-room, as in any planned transfer, and takes sends until then: its disk is not full to the last
-block. dledger.relief decides which replicas have room, which are asked and for how long. Sends are
-refused ([DISK_FULL]) when nobody has room, in classic mode and over pysyncobj, until there is room
-again. A replica that is short of room tells its group so, and is not made leader.
+room, as in any planned transfer. Until then it takes sends, because a disk that counts as full
+still has free blocks. dledger.relief decides which replicas have room, which are asked and for how
+long. If no replica has room, and always in classic mode and over pysyncobj, sends are refused
+([DISK_FULL]) until there is room again. A replica that is short of room tells its group so, and is
+not made leader.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ BY = "full disk"  # the initiator named in the transfer's event
 
 
 class FullDisk:
-    """Watches the disk with its chores and keeps in `sends.disk_full` why sends are refused. One
-    per broker."""
+    """Watches the disk periodically and keeps in `sends.disk_full` why sends are refused. One per
+    broker."""
 
     def __init__(self, context: Context, sends: SendPath) -> None:
         self._context = context

@@ -1,7 +1,7 @@
-"""A broker's periodic work: a task of quick chores and a task of slow ones, on one tick.
+"""Runs a broker's periodic work: quick chores in one task and slow ones in another, on one tick.
 
-Every TICK_MS: time out held pulls, propose gathered offset commits, look after sends without an
-outcome. More rarely: expire clients, look at the disk, write snapshots, let retention delete.
+Every TICK_MS: time out held pulls, propose gathered offset commits, answer sends that have waited
+too long. More rarely: expire clients, look at the disk, write snapshots, let retention delete.
 Blocking work runs in a pool of one thread, never two pieces at once.
 
 Snapshots and retention: `snapshot` copies the tables (applied up to frame a), makes the log and the
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 log = logging.getLogger("raftmq.broker.housekeeping")
 
-TICK_MS = 25  # a held pull may time out late by so much
+TICK_MS = 25  # by this much a held pull may time out late
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Keepers of the tables: they write the files under config/ and delete old parts of the log.
+"""The keepers, which write the tables' files under config/ and delete old parts of the log.
 
 Raft mode: the files are snapshots of the effect of the log's commands; a snapshot is only written
 once the log and the ConsumeQueues are durable at least that far, and retention deletes no frame
@@ -61,9 +61,10 @@ class RaftKeeper:
         spare: Callable[[int], int],
         needed_from: Callable[[], int | None],
     ) -> None:
-        """`covered_index`: up to where the snapshots reach that were loaded. `spare(position)`:
-        retention's limit, or a lower one that waiting messages allow. `needed_from()`: the lowest
-        position that a backup still reads, or None."""
+        """`covered_index`: the last frame that the loaded snapshots reflect. `spare(position)`
+        returns the position up to which retention may delete: `position`, or a lower one if
+        messages that wait for delivery stand before it. `needed_from()`: the lowest position that a
+        backup still reads, or None."""
         self._context = context
         self._config = context.config
         self._disk = context.disk
@@ -120,9 +121,9 @@ class RaftKeeper:
         self.fallback_index = before
 
     def retain(self, *, at_once: bool = False) -> None:
-        """Delete old segments, as far as the snapshots and their .bak files cover them. While a
-        replica is refilled from here by snapshot install, or a backup reads, what those need stays,
-        unless the disk is too full for that."""
+        """Delete old segments, as far as the snapshots and their .bak files cover them. Segments
+        that a snapshot install or a backup still needs stay, unless the disk is too full for
+        that."""
         engine, store = self._context.log.framed, self._store
         refilled = engine.refilled
         if refilled and not self._retention.disk_is_full:

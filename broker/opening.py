@@ -1,8 +1,8 @@
 """The first half of a broker's start: everything that can fail before a service is built.
 
-Claim the store and the ports (broker.claim), read keys and certificates, recover the store, load
-the tables. What it gives back, `Opened`, is all that the services are built from; a start that
-fails here has released everything again. Blocking work runs in the broker's pool of one thread.
+It claims the store and the ports (broker.claim), reads keys and certificates, recovers the store
+and loads the tables. The services are built from the `Opened` that it returns. If it fails, it has
+released everything again. Blocking work runs in the broker's pool of one thread.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Registration with the name servers: who this replica is, its role, its term, its topics.
+"""Registers this replica with the name servers: its identity, role, term and topics.
 
-One task per name server, so that one that is down delays no other. It registers at start, every
-`registerNameServerPeriod`, at once when `trigger` says that the role or a topic changed, and soon
-after a name server's connection was lost: with the connection the name server forgets the broker.
-The ready leader registers as brokerId 0, every other replica with its own id; `raftTerm` lets a
-name server refuse a deposed leader's claim. A failed attempt is repeated after RETRY_MS. A replica
-that is no member of its Raft group (any more, or yet) leaves the routes and stays out. With a key
-(`registrationKeyFile`) registrations are signed, with a nonce that the name server gives for the
-connection (remoting.registrationproof); a name server that gives none has no key, and gets unsigned
-ones.
+There is one task per name server, so that one that is down delays no other. It registers at start,
+every `registerNameServerPeriod`, at once when `trigger` says that the role or a topic changed, and
+soon after a name server's connection was lost, because with the connection the name server forgets
+the broker. The ready leader registers as brokerId 0, every other replica with its own id;
+`raftTerm` lets a name server refuse a deposed leader's claim. A failed attempt is repeated after
+RETRY_MS. A replica that is no member of its Raft group (any more, or yet) leaves the routes and
+stays out. With a key (`registrationKeyFile`) registrations are signed, with a nonce that the name
+server gives for the connection (remoting.registrationproof). A name server that gives none has no
+key, and gets unsigned registrations.
 
 Topics: a name server of ours puts `topicDelta`=true in its answers. From then on it gets the
 changes since the table that it last took, mostly none, in a few hundred bytes however many topics

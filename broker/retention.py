@@ -1,8 +1,9 @@
-"""Which part of the log may go now: the store decides, by a wall clock only while that is steady.
+"""Decides which part of the log may be deleted now; ages count only while the wall clock is steady.
 
 After a jump of the wall clock everything looks old, or young. So it is compared with the monotonic
-clock in each round of retention; after a jump (`clock_jumped`) nothing is deleted because of its
-age until the clock has been steady for CLOCK_STEADY_MS. What a full disk forces out still goes.
+clock in each round of retention. After a jump (`clock_jumped`) nothing is deleted because of its
+age until the clock has been steady for CLOCK_STEADY_MS. A disk that is too full still makes the
+oldest segments go.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Retention:
         self._steady = SteadyClock(wall_ms(), clock_ms())
 
     def expired_before(self, *, at_once: bool = False) -> int:
-        """Return the CommitLog offset below which segments shall go; `at_once`: decide as if it
-        were the hour of `deleteWhen`. Raises OSError."""
+        """Return the CommitLog offset below which segments are to be deleted; `at_once`: decide as
+        if it were the hour of `deleteWhen`. Raises OSError."""
         wall_ms, clock_ms = self._wall_ms(), self._clock_ms()
         jump_ms = self._steady.look(wall_ms, clock_ms)
         if jump_ms:
@@ -52,7 +53,8 @@ class Retention:
         return used_ratio >= self._store.config.retention.disk_ratio_force
 
     def info(self) -> dict[str, str]:
-        """Return runtime info. clockJumpedMs: the last jump, 0 for none since the start."""
+        """Return the entries of the runtime info. clockJumpedMs: the last jump, 0 for none since
+        the start."""
         return {
             "clockJumpedMs": str(self._steady.jump_ms),
             "retentionByAgeHeldMs": str(self._steady.held_ms(self._clock_ms())),

@@ -18,7 +18,7 @@ from raftmq.web.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """A role event, and what it means. `leading` here: a leader that is ready."""
+    """A role event and its meaning. Here a leader is one that is ready to serve."""
 
     event: RoleEvent
     leading: bool
@@ -29,8 +29,8 @@ class RoleChange:
 
 
 def at_each_leadership(act: Callable[[], None]) -> Callable[[RoleChange], None]:
-    """Return a `role_changed` that calls `act` unless this leadership just goes on. What is under
-    way for a leadership that goes on must not be begun again: it would be done twice."""
+    """Return a `role_changed` that calls `act` whenever a leadership begins or ends, but not while
+    one just goes on: its work in progress must not be begun a second time."""
 
     def changed(change: RoleChange) -> None:
         if not change.goes_on:
@@ -49,7 +49,8 @@ async def _at_once() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The offer of one part of a broker. `stop` is awaited after the engine has stopped."""
+    """Everything that one part of a broker offers. `stop` is awaited after the engine has
+    stopped."""
 
     handlers: Mapping[int, Handler] = field(default_factory=dict)
     operations: Sequence[Operation] = ()

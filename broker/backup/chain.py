@@ -1,8 +1,8 @@
-"""A check of a Raft log's bytes, passed on in order, frame by frame. Pure.
+"""Checks a Raft log's bytes frame by frame as they come, in order. Pure.
 
-Checked are every frame's two checksums, that it stands where it says, that indices rise by one and
-terms never fall, that nothing spans segments and that a blank record closes each segment that is
-not full. So any damage to the bytes on their way is found, and its position.
+It checks both checksums of every frame, that the frame stands at the position it names, that
+indexes rise by one and terms never fall, that nothing spans segments and that a blank record closes
+each segment that is not full. So it finds any damage to the bytes on their way, and its position.
 """
 
 from __future__ import annotations

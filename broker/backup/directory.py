@@ -124,7 +124,7 @@ class BackupDirectory:
             raise BackupDamaged(f"{path}: the file is missing") from None
 
     def has(self, part: Part) -> bool:
-        """Return whether the part is there, as its checksum says."""
+        """Return whether the part is there and matches its checksum."""
         checksum = 0
         try:
             for data in self.chunks(part):

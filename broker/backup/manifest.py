@@ -56,7 +56,7 @@ class LastFrame(msgspec.Struct, frozen=True, rename="camel"):
         return cls(frame.index, frame.term, frame.position, parse_header(frame.data)[-1])
 
     def is_that_of(self, header: bytes) -> bool:
-        """Return whether these bytes, read at `position` of some log, are this frame's header."""
+        """Return whether `data`, read at `position` of some log, is this frame's header."""
         try:
             fields = parse_header(header[:HEADER_SIZE_BYTES])
         except FrameError:
@@ -166,7 +166,8 @@ def decode_progress(data: bytes) -> list[Part]:
 
 
 def _contradiction(manifest: Manifest) -> str:
-    """Return how parts fail to follow each other from `begin` to `end`, "" if they do."""
+    """Return in words why the parts do not follow each other from `begin` to `end`; "" if they
+    do."""
     position, before = manifest.begin, (manifest.first_index - 1, manifest.previous_term)
     size = manifest.segment_size_bytes
     if size <= 0 or position % size:

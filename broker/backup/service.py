@@ -1,4 +1,4 @@
-"""A replica that a backup reads: request BACKUP (30003, ours), while the replica works.
+"""Serves backups of a running replica: request BACKUP (30003, ours).
 
 Ext `op`:
 
@@ -59,7 +59,8 @@ WAIT_MS = 5_000  # for frames to be applied; then [BEHIND]
 
 @dataclass(slots=True)
 class _Session:
-    """A backup that reads here. `needed`: where it reads next; what is before may go."""
+    """A backup that reads from this replica. `needed`: the log position at which it reads next;
+    retention may delete everything before."""
 
     parcel: bytes
     begin: int

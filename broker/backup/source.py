@@ -39,9 +39,9 @@ class Overtaken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The data to be copied: the log in [installation.position, end), and the installation's state,
-    which is of its last frame, or of an earlier one if the replica is stopped. `confirmed`: a
-    leader said that nothing acknowledged before is missing."""
+    """The data to copy: the log in [installation.position, end), and the installation's state. The
+    state is that at the log's last frame, or at an earlier frame if the replica is stopped.
+    `confirmed`: a leader said that nothing acknowledged before is missing."""
 
     installation: Installation
     facts: Facts

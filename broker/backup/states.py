@@ -1,9 +1,9 @@
 """The states in a backup, in an installation's form, whatever version wrote them
 (broker.tables.installation).
 
-A table unknown to the program that took the backup begins empty, at frame 0: as in a store whose
-broker was upgraded, what the log still holds for it is applied. A table unknown to *this* program
-would be lost, so it is refused.
+A table that the program which took the backup did not know begins empty, at frame 0. As after an
+upgrade of a broker, the commands for it that the log still holds are then applied. A table that
+*this* program does not know would be lost, so such a state is refused.
 """
 
 from __future__ import annotations

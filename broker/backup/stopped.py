@@ -1,11 +1,11 @@
 """The source of a backup: the store of a stopped replica, read on its own machine. Blocking.
 
-Nothing of the replica is changed, and its store is locked meanwhile: this is refused while a broker
-runs there. Only frames that this replica knew to be committed when it stopped are taken: after a
-clean stop all that it had applied; after a kill up to the last flush of its ConsumeQueues.
-`whole_log` takes everything that its log holds: that includes what was acknowledged in the last
-moments before the kill if this replica had it, and maybe frames that nobody ever acknowledged. That
-is for the one replica that is left of a group.
+Nothing of the replica is changed, and its store is locked meanwhile, so this is refused while a
+broker runs there. Only frames that this replica knew to be committed when it stopped are taken:
+after a clean stop all that it had applied; after a kill those up to the last flush of its
+ConsumeQueues. `whole_log` takes everything in the log. That includes messages acknowledged in the
+last moments before a kill, if this replica had them, and perhaps frames that were never committed.
+It is meant for the only replica that is left of a group.
 
 The tables are those of the last snapshot, and may be of an earlier frame than the log's end: a
 restore brings them up to it (restore.py).

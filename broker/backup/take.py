@@ -1,4 +1,4 @@
-"""Taking a backup: what is there already stays, the rest is copied, the manifest comes last.
+"""Takes a backup: keeps what the directory has already, copies the rest, writes the manifest last.
 
 If the directory has a part of a segment with a correct checksum, only the rest is copied, provided
 that the replica has the part's last frame, too (manifest.LastFrame says why that is enough). If it
@@ -32,7 +32,7 @@ STATES_KEPT = 32  # from earlier backups: points that a restore may begin from
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A finished backup. `copied_bytes` came from the replica, `kept_bytes` were there."""
+    """A finished backup. `copied_bytes` came from the replica; `kept_bytes` were there already."""
 
     manifest: Manifest
     copied_bytes: int
@@ -111,7 +111,8 @@ class _Copying:
         return Taken(manifest, self._copied_bytes, self._kept_bytes)
 
     def _check_known(self) -> None:
-        """Read the known parts, before the replica is asked to keep anything for this backup."""
+        """Read and check the known parts, before the replica has to keep anything for this
+        backup."""
         for part in self._known:
             if part not in self._sound:
                 self._sound[part] = self._directory.has(part)

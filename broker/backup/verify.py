@@ -1,4 +1,4 @@
-"""Verifying a backup: everything is read, and every damaged place is named. Blocking."""
+"""Verifies a backup: reads everything in it and names every damaged place. Blocking."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from raftmq.broker.backup.states import decode
 def complaints(directory: BackupDirectory, manifest: Manifest) -> Iterator[str]:
     """Yield a text for each damaged file; nothing if the backup is intact.
 
-    Checked of a segment: its checksum, the checksums of all frames, and that they follow each other
-    from the frame before to the one that the manifest says is the last. Raises OSError."""
+    For a segment it checks the file's checksum, the checksums of all frames, and that these follow
+    each other up to the one that the manifest names as the last. Raises OSError."""
     for part in manifest.segments:
         complaint = _of_segment(directory, part, manifest.segment_size_bytes)
         if complaint:

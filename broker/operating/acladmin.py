@@ -1,13 +1,13 @@
 """Requests of admins about accounts: 50 to 54 of Apache 4.x.
 
-    50 UPDATE_AND_CREATE_ACL_CONFIG    an account; what the request does not say stays as it is
+    50 UPDATE_AND_CREATE_ACL_CONFIG    an account; fields that the request lacks stay as they are
     51 DELETE_ACL_CONFIG
     52 GET_BROKER_CLUSTER_ACL_INFO     the version of the accounts
     53 UPDATE_GLOBAL_WHITE_ADDRS_CONFIG
     54 GET_BROKER_CLUSTER_ACL_CONFIG   all accounts, their secrets as ******
 
-Refused changes have Apache's codes. That the requests are from admins was checked before
-(remoting.acl.needs).
+Refused changes have Apache's codes. The handlers need not check that the requests are from admins:
+that is done before (remoting.acl.needs).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Changes of topics and subscription groups, through the log.
+"""Changes topics and subscription groups, through the log.
 
 A change is answered once it is committed and applied, so what was answered survives a failover
-exactly. Wire and HTTP come here; they differ only in what they ask.
+exactly. The handlers of the wire protocol and the HTTP operations both call this.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from raftmq.remoting.codes import ResponseCode
 
 
 class Catalog:
-    """Creates, changes and deletes topics and groups; one per broker. With a `condition`, only the
-    resource's expected version. All raise Refused, ConditionUnmet among them, and RaftError."""
+    """Creates, changes and deletes topics and groups; one per broker. With a `condition`, a change
+    is made only if the resource has the expected version. All methods raise Refused (if the
+    condition is not met, ConditionUnmet) and RaftError."""
 
     def __init__(self, context: Context, spread: Callable[[], Awaitable[None]]) -> None:
         """`spread()` returns when the name servers know the topics, or after a while."""

@@ -1,4 +1,4 @@
-"""Messages by key (12): the broker's side of the index, and the time it is given.
+"""Finds messages by key (12), and gives the index time to keep up with the log.
 
 The index follows the dispatched log at a distance (store.messageindex); this module drives it.
 Every tick gives it some time: BUSY_NS while messages come in, so that they are not held up; IDLE_NS
@@ -8,8 +8,8 @@ lookup, which first catches up, needs CATCH_UP_NS_MAX at most. Only after a star
 the index from the log can it be further behind: then lookups answer from what is indexed so far.
 Every replica does this for itself and answers lookups.
 
-If the disk refuses the index (full, say), that is tried again after RETRY_NS; messages go on
-meanwhile.
+If writing the index fails, for example because the disk is full, it is tried again after RETRY_NS;
+messages are stored and delivered meanwhile.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class BrokerMetrics:
         )
 
     def _bounds(self, families: Families) -> None:
-        """Collect the bounds of what peers may cause here, and contained failures."""
+        """Collect the limits on what peers can make this process hold, and contained failures."""
         tell_budgets(families, "rocketmq", self._server.budgets)
         families.counters(
             "rocketmq_contained_failures_total",

@@ -20,7 +20,7 @@ from raftmq.broker.sending.send import SendPath
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """References only; a report reads them when it is asked for."""
+    """References to the parts; a report reads their figures when it is asked for."""
 
     context: Context
     gates: Gates

@@ -1,4 +1,4 @@
-"""Message counts: totals since the start and at midnights, and recent rates.
+"""Counts messages: totals since the start and since midnight, and recent rates.
 
 Names follow Apache's runtime info, whose totals also begin with the process.
 """

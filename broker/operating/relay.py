@@ -1,6 +1,6 @@
-"""Requests to a consumer that an administrator sends through its broker: 307, 309; and 223, for
-which the broker asks consumers with 221. The client is reached over its own connection and must
-answer within TIMEOUT_MS, or the administrator is told that it did not.
+"""Passes an administrator's requests on to consumers: 307, 309; and 223, for which the broker asks
+consumers with 221. A client is reached over its own connection. If it does not answer within
+TIMEOUT_MS, the administrator is told so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GET_BROKER_RUNTIME_INFO (28): the numbers tools and the dashboard read, all as strings.
 
-It must be visible who leads even when a disk is bad: a figure that cannot be read is -1, and
-`diskState`, otherwise "ok", says which and why.
+It has to show who leads even when a disk is bad. So a figure that cannot be read from the disk is
+-1, and `diskState`, otherwise "ok", says which figure and why.
 """
 
 from __future__ import annotations

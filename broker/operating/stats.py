@@ -2,10 +2,11 @@
 
 The windows are a minute, an hour and a day.
 
-Messages stored are looked up in the log itself by store time, so the number is exact, the same on
-every replica, and the same after a failover. Messages consumed are how far the group's committed
-offsets moved: sampled on every replica every SAMPLE_MS, so the count restarts with a process, not
-with a leader. Bound: PAIRS_MAX pairs of topic and group; others are not reported.
+The number of messages stored is looked up in the log itself by store time, so it is exact, and the
+same on every replica and after a failover. The number of messages consumed is the distance by which
+the group's committed offsets moved. Every replica samples them every SAMPLE_MS, so the count starts
+anew with a process, but not with a leader. Bound: PAIRS_MAX pairs of topic and group; others are
+not reported.
 """
 
 from __future__ import annotations

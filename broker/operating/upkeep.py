@@ -23,8 +23,8 @@ log = logging.getLogger("raftmq.broker.config")
 
 
 def change(config: BrokerConfig, live: Mapping[str, object]) -> None:
-    """Change live keys; for those whose part does not read the configuration each time, tell it.
-    Raises ConfigError: nothing was changed."""
+    """Change live keys, and tell the parts that do not read them anew each time. Raises
+    ConfigError: then nothing was changed."""
     change_live(config, live)
     if "logLevel" in live:
         set_level("root", str(live["logLevel"]))

@@ -1,1 +1,1 @@
-"""The replicated state beside the log, and its snapshots."""
+"""The replicated tables (topics, groups, offsets, accounts …), and their snapshots."""

@@ -4,7 +4,7 @@ Commands (secrets are in them, and so in the log and its snapshots):
 
     {"op":"acl_seed","config":plain_acl,"force":bool}  the first accounts; later ones change
                                                        nothing unless forced
-    {"op":"acl_put","account":account}                 whole
+    {"op":"acl_put","account":account}                 replaces the whole account
     {"op":"acl_delete","accessKey":key}
     {"op":"acl_white","addresses":[…]}                 replaces the existing ones
 

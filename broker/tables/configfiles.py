@@ -33,7 +33,7 @@ class ConfigFiles:
         self._waiting: list[asyncio.Future[None]] = []
 
     def load(self) -> None:
-        """Fill the tables. Blocking."""
+        """Fill the tables from the files. Blocking."""
         snapshot.load(self._disk, self._state, indexed=False)
 
     def saved(self) -> asyncio.Future[None]:

@@ -2,9 +2,9 @@
 
     {"op":"group_id","id":hex of 16 bytes,"if_absent":bool}
 
-The leader of a group without an id proposes one; it is taken if there is still none when it is
-applied: of two leaders the first counts. A command without `if_absent` comes from a restore, which
-made another group of it.
+The leader of a group without an id proposes one. The id takes effect if there is still none when
+the command is applied, so if two leaders propose one, the first counts. A command without
+`if_absent` comes from a restore, which turned the log into that of another group.
 """
 
 from __future__ import annotations

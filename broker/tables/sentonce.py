@@ -1,9 +1,9 @@
 """Idempotent sends: those stored lately, and their results (docs/idempotent-sends.md).
 
-A send with the property IDEMPOTENT=true is known by its topic and its UNIQ_KEY. Its result goes
-into one frame with its message (command `sent_once`), so every replica knows it as soon as the
-message is there, and for as long: a repeated try, whoever leads then, is answered with the first
-one's result and not stored.
+A send with the property IDEMPOTENT=true is identified by its topic and its UNIQ_KEY. Its result
+goes into one frame with its message (command `sent_once`), so a replica knows the result if and
+only if it has the message. Whoever leads then, a repeated attempt is answered with the first one's
+result and not stored.
 
 `SentOnce` is the table that every replica keeps, bounded in number and age; both limits are the
 leader's and stand in the command, so all tables are equal. The leader's part is
@@ -32,7 +32,7 @@ Key = tuple[str, str]  # topic, UNIQ_KEY
 
 
 class Sent(NamedTuple):
-    """The answer to the first try."""
+    """The answer to the first attempt."""
 
     stamp_ms: int  # of its frame
     position: int
@@ -54,8 +54,9 @@ class Once(NamedTuple):
 
 
 def once_key(topic: str, properties: Mapping[str, str], told_key: bool) -> Key | None:
-    """Return the key of an idempotent send, else None. A consumer's retry has its first try's
-    UNIQ_KEY and is no repetition. `told_key`: the client gave its UNIQ_KEY. Raises Refused."""
+    """Return the key of an idempotent send, else None. A message that a consumer gives back has the
+    UNIQ_KEY of the original and is not a repetition. `told_key`: the client gave its UNIQ_KEY.
+    Raises Refused."""
     if properties.get(IDEMPOTENT) != "true":
         return None
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -71,7 +72,8 @@ def once_key(topic: str, properties: Mapping[str, str], told_key: bool) -> Key |
 
 
 def command_size(key: Key) -> int:
-    """Return an upper bound of a send's bytes in the command, however it is escaped."""
+    """Return an upper bound of the bytes that a send takes in the command, JSON escapes
+    included."""
     return COMMAND_BYTES + 6 * (len(key[0]) + len(key[1].encode()))
 
 

@@ -4,11 +4,12 @@
            sentOnce.json plainAcl.json groupId.json (ours)              each with .bak
 
 Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
-save replay and let retention delete old log; they are no second truth: without them the tables are
-rebuilt from the frames the log still holds. A file is replaced atomically: the new one is written
-beside it and synced, the old one renamed to .bak, the new one renamed into place, the directory
-synced. The .bak is read when the file is missing (killed between the two renames) or damaged; its
-older index only means a longer replay, which retention leaves possible.
+shorten the replay and let retention delete old segments. They hold nothing that is not in the log:
+without them the tables are rebuilt from the frames that the log still holds. A file is replaced
+atomically: the new one is written beside it and synced, the old one renamed to .bak, the new one
+renamed into place, the directory synced. The .bak is read when the file is missing (killed between
+the two renames) or damaged; its older index only means a longer replay, which retention leaves
+possible.
 
 `capture` runs on the loop and copies; `write` may run in a thread.
 """
@@ -79,10 +80,10 @@ def from_json(value: dict[str, Any]) -> Snapshot:
 
 
 def _has_none(state: BrokerState) -> None:
-    """Set the index of the missing group id. The snapshot is of a program that did not know group
-    ids and would have stopped at one: no frame that it applied gave one. So an upgrade replays no
-    more than any other start. (The file is written before all others: none of them is newer than
-    the first one of this program.)"""
+    """Set the index that the missing group id reflects. A snapshot without this file was written by
+    a program that did not know group ids and would have stopped at one, so no frame that it applied
+    gave an id. With this index an upgrade replays no more than any other start. (This program
+    writes the file before all others, so a snapshot that lacks it is older than this program.)"""
     state.group.applied_index = min(t.applied_index for t in state.tables if t is not state.group)
 
 

@@ -1,7 +1,7 @@
 """The replicated state beside the log: topics, groups and offsets as command frames.
 
-A command frame's payload is one JSON object, and so is what a message frame may begin with: it is
-applied together with the frame's records becoming visible. `op` says which:
+A command frame's payload is one JSON object. A message frame may begin with such a command, too;
+then it is applied when the frame's records become visible. `op` says which command it is:
 
     {"op":"group_id",…}                                see broker.tables.groupid
     {"op":"put_topic","topic":TopicConfig,"if_absent":bool}
@@ -69,7 +69,7 @@ from raftmq.ops.versions import Condition, version_of
 from raftmq.remoting.codes import ResponseCode
 
 Table = GroupIdTable | TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
-UNMET_MAX = 1_000  # remembered; the proposer asks right after its command is applied
+UNMET_MAX = 1_000  # remembered; a proposer asks right after its command was applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +284,8 @@ def several(commands: Sequence[bytes]) -> bytes:
 def put_topic(
     topic: TopicConfig, *, if_absent: bool = False, condition: Condition | None = None
 ) -> bytes:
-    """Build the command. Raises Refused for what `apply` would reject: once in the log, that stops
-    replicas."""
+    """Build the command. Raises Refused for a topic that `apply` would reject, because such a
+    command in the log would stop every replica."""
     _refuse(topic_problem(topic))
     command = {"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent}
     return orjson.dumps(command | _if(condition))
@@ -303,7 +303,7 @@ def delete_topic(name: str, *, condition: Condition | None = None) -> bytes:
 def put_group(
     group: SubscriptionGroup, *, if_absent: bool = False, condition: Condition | None = None
 ) -> bytes:
-    """Build the command. Raises Refused for what `apply` would reject."""
+    """Build the command. Raises Refused for a group that `apply` would reject."""
     _refuse(group_problem(group))
     command = {"op": "put_group", "group": group.to_json(), "if_absent": if_absent}
     return orjson.dumps(command | _if(condition))

@@ -122,7 +122,7 @@ class AllocateMachineRoomNearby:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConfig:
-    """The CONFIG strategy: exactly the queues listed here, whatever other consumers there are.
+    """The CONFIG strategy: this consumer gets exactly `queues`, whatever other consumers there are.
     Queues that the topic does not have are left out."""
 
     queues: tuple[MessageQueue, ...]

@@ -123,6 +123,7 @@ class PushConsumer:
 
     @property
     def client_id(self) -> str:
+        """Return the id by which brokers know this consumer."""
         return self._instance.client_id
 
     @property
@@ -197,6 +198,7 @@ class PushConsumer:
             self.membership.workers[queue].pause()
 
     def resume(self, queues: Sequence[MessageQueue] | None = None) -> None:
+        """Pull from these queues again (None: from all held now)."""
         for queue in self.membership.workers if queues is None else queues:
             self.membership.workers[queue].resume()
 
@@ -217,7 +219,7 @@ class PushConsumer:
     # ---- called by the membership
 
     def began(self, worker: QueueWorker, offset: int) -> None:
-        """Do nothing: the worker and the offset table know all."""
+        """Do nothing: the worker and the offset table keep everything that is needed."""
 
     async def given_up(self, queues: Sequence[MessageQueue]) -> None:
         await self.membership.offsets.commit_confirmed(queues)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FaultPolicy:
-    """How long to avoid a group, in milliseconds. `slow`: (latency from, avoid for), ascending;
-    after an error it is `error_aside_ms`.
+    """The times for which a group is avoided, in milliseconds. `slow`: pairs of (latency from which
+    on, time), ascending; `error_aside_ms`: the time after an error.
 
-    Raft groups fail over in well under a second, so an error has a group avoided only briefly.
+    Raft groups fail over in well under a second, so after an error a group is avoided only briefly.
     """
 
     slow: tuple[tuple[float, float], ...] = ((550, 1000), (1000, 3000), (3000, 10000))
@@ -30,7 +30,7 @@ class FaultAvoidance:
 
     @property
     def quiet(self) -> bool:
-        """Return whether no group is marked as avoided: the common case."""
+        """Return whether no group is avoided, which is the common case."""
         return not self._aside_until_ms
 
     def failed(self, broker_name: str, now_ms: float) -> None:
@@ -49,6 +49,7 @@ class FaultAvoidance:
             self._aside_until_ms.pop(broker_name, None)
 
     def available(self, broker_name: str, now_ms: float) -> bool:
+        """Return whether the group may be used now."""
         until = self._aside_until_ms.get(broker_name)
         if until is None:
             return True

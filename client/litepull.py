@@ -93,6 +93,7 @@ class LitePullConsumer:
 
     @property
     def client_id(self) -> str:
+        """Return the id by which brokers know this consumer."""
         return self._instance.client_id
 
     @property
@@ -109,6 +110,7 @@ class LitePullConsumer:
         self.membership.subscribe(topic, expression, expression_type)
 
     def unsubscribe(self, topic: str) -> None:
+        """Give up the topic's queues at the next rebalance, and request one at once."""
         self.membership.unsubscribe(topic)
 
     async def assign(
@@ -200,9 +202,11 @@ class LitePullConsumer:
         self.rewound(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Hand out from the queue's first message on. Raises as `seek`."""
         await self.seek(queue, await min_offset(self._instance, queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Hand out only messages that are stored from now on. Raises as `seek`."""
         await self.seek(queue, await max_offset(self._instance, queue))
 
     async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
@@ -221,6 +225,7 @@ class LitePullConsumer:
                 self.membership.workers[queue].pause()
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Pull and hand out these queues again."""
         for queue in queues:
             self._paused.discard(queue)
             if queue in self.membership.workers:
@@ -292,6 +297,6 @@ class LitePullConsumer:
         table = self.membership.offsets.table
         for queue, offset in offsets.items():
             if offset < table.finished().get(queue, offset):
-                table.begin(queue, offset, told=False)  # the user goes back
+                table.begin(queue, offset, told=False)  # the user went back
             table.advance(queue, offset)
         return await self.membership.offsets.commit_confirmed(list(offsets))

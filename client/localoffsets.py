@@ -88,7 +88,7 @@ def offsets_json(offsets: Mapping[MessageQueue, int]) -> bytes:
 
 
 def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
-    """Parse an offset file. Raises ValueError if it is none."""
+    """Parse an offset file. Raises ValueError if it does not have the format."""
     try:
         table = loads_object(data)["offsetTable"]
         return {

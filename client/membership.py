@@ -1,5 +1,5 @@
-"""A consumer's membership in its group: what it subscribes to, the queues it holds, and what it
-tells the brokers.
+"""A consumer's membership in its group: its subscriptions, the queues it holds, and what it tells
+the brokers.
 
 The rebalancer says which queues to take and give up. A queue that is held has a worker, which pulls
 it, and an entry in the offset table. An orderly consumer holds its lock, too, and loses the queue

@@ -63,7 +63,9 @@ class MessageQueue(NamedTuple):
 
 
 class SendStatus(IntEnum):
-    """How far a stored message had got when the broker answered; values are response codes."""
+    """The state of a stored message when the broker answered. OK: stored as the mode promises; with
+    the others it is stored, but not yet on disk, or not yet on a slave. Values are response
+    codes."""
 
     OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -177,6 +179,7 @@ class MessageExt:
 
     @property
     def tags(self) -> str | None:
+        """Return the TAGS property; None if it has none."""
         return self.properties.get("TAGS")
 
     @property

@@ -50,7 +50,8 @@ class OffsetTable:
             self._told[queue] = offset
 
     def forget_told(self, broker_name: str) -> None:
-        """Tell the group's new leader again: one-way commits may be lost with the old one."""
+        """Have the next commit send all offsets of this broker group again: one-way commits may
+        have been lost with the old leader."""
         for queue in [queue for queue in self._told if queue.broker_name == broker_name]:
             del self._told[queue]
 
@@ -82,6 +83,8 @@ class PullAnswer:
 
 
 class MovedAction(Enum):
+    """The reaction to a PULL_OFFSET_MOVED: KEEP the own offset and ask again, or MOVE."""
+
     KEEP = "keep"
     MOVE = "move"
 

@@ -43,7 +43,7 @@ RETRIED_ELSEWHERE = frozenset({SYSTEM_BUSY, 16, 17, 204, 205, 215})
 
 
 class Verdict(Enum):
-    """The meaning of one answer, for the send and for the belief in the leader."""
+    """The meaning of one answer: for the send, and for whether the broker still leads."""
 
     STORED = "stored"
     NOT_LEADER = "not leader"  # not stored; another replica leads
@@ -84,7 +84,7 @@ class Pending:
 
     item: OutgoingSend
     queue: MessageQueue
-    fixed: bool  # the caller chose the queue: no other group will do
+    fixed: bool  # the caller chose the queue, so no other group may be used
     deadline: float  # loop time, seconds
     callback: SendCallback
     attempts: int = 0

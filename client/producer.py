@@ -289,7 +289,7 @@ class Producer:
     async def reply(self, request: MessageExt, body: bytes, timeout_ms: int = 3000) -> SendResult:
         """Answer a consumed request, through the broker group that stored it.
 
-        Raises as `send`; SendOutcomeUnknown also when the requester is gone. InvalidMessage if the
+        Raises as `send`; SendOutcomeUnknown also if the requester is gone, InvalidMessage if the
         message asks for no reply.
         """
         engine = self._running()

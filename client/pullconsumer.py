@@ -8,8 +8,9 @@ group's queues.
 
 `pull` is stateless; `fetch` goes on where the last one, or `seek`, left off. Every call finds the
 leader through a failover. Messages may come from a follower if the brokers suggest one (cold data);
-only the leader is believed about offsets, and that there are no messages. PushConsumer calls a
-listener instead; LitePullConsumer is polled, too, but shares a topic's queues with its group.
+offsets, and the answer that there are no messages, are accepted from the leader only. PushConsumer
+calls a listener instead; LitePullConsumer is polled, too, but shares a topic's queues with its
+group.
 """
 
 from __future__ import annotations
@@ -85,9 +86,11 @@ class PullConsumer:
     __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
+        """Start, without waiting for any server. Raises TlsError."""
         await self._instance.start(self._heartbeat)
 
     async def stop(self) -> None:
+        """Unregister at the brokers and close every connection."""
         await self._instance.leave(None, self.group)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:

@@ -1,9 +1,9 @@
 """Finds out whether a broker that owes an answer is slow or gone.
 
-A leader whose disk is slow keeps a send waiting, and so does one that is frozen or partitioned. The
-first will answer, and repeating the send would store it twice; the second will not. A heartbeat
-tells them apart: brokers answer it from memory, on the same connection. It is sent only to a broker
-that has been silent for a while, one at a time.
+A leader whose disk is slow does not answer a send, and neither does one that is frozen or
+partitioned. The first will answer later, and repeating the send would store it twice; the second
+will not answer at all. A heartbeat tells them apart, because brokers answer it from memory, on the
+same connection. It is sent only to a broker that has been silent for a while, one at a time.
 """
 
 from __future__ import annotations

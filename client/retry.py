@@ -24,9 +24,9 @@ from raftmq.client.errors import ClientError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Pauses of first * growth^n plus up to `jitter_ms`, at most `pause_ms_max`.
+    """Pauses of `pause_ms_first` * `growth`^n plus up to `jitter_ms`, at most `pause_ms_max`.
 
-    `time_ms_max` and `attempts_max` bound the whole; None for a loop that its owner ends.
+    `time_ms_max` and `attempts_max` bound the whole loop; both are None if its owner ends it.
     """
 
     pause_ms_first: float
@@ -53,14 +53,15 @@ class RetryPolicy:
         return wait, stop
 
     def while_retriable(self) -> AsyncRetrying:
-        """Repeat while a ClientError with `retriable` is raised; the last error is raised on."""
+        """Repeat while a ClientError with `retriable` is raised; the last one goes to the
+        caller."""
         wait, stop = self._parts()
         return AsyncRetrying(
             wait=wait, stop=stop, retry=retry_if_exception(_is_retriable), reraise=True
         )
 
     def until_true(self) -> AsyncRetrying:
-        """Repeat while the outcome is False; exceptions are raised on at once."""
+        """Repeat while the result is False; an exception goes to the caller at once."""
         wait, stop = self._parts()
         return AsyncRetrying(wait=wait, stop=stop, retry=retry_if_result(_is_false), reraise=True)
 

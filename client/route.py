@@ -146,15 +146,15 @@ class ReplicaGroup:
     @property
     def absent_leader(self) -> str | None:
         """Return the latest route's leader if no replica is believed to lead and none has named
-        another: it may have been away only for a while. Else None."""
+        another leader; it may only have been unreachable for a while. Else None."""
         if self.leader is not None or self._hint is not None:
             return None
         return self._ids.get(LEADER_ID)
 
     @property
     def target(self) -> str | None:
-        """Return the address to ask next: the leader, else the best guess. A replica that refuses
-        goes to the end of the line (`doubt`), so repeated asking tries all of them in turn."""
+        """Return the address to ask next: the leader's, else the best guess. A replica that refuses
+        goes to the end of the list (`doubt`), so repeated requests try all of them in turn."""
         return self.leader or next(iter(self.candidates()), None)
 
     def learn(self, addresses: Mapping[int, str]) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ class SendEngine:
         pending.sent_at = self.now() if now is None else now
         channel.outstanding[opaque] = pending
         if not channel.write(template.frame(item, queue_id, opaque)):
-            # It closed a moment ago, and its close callback is still to come. Handle this in a
+            # It closed a moment ago, and its close callback has not run yet. Handle this in a
             # later call: the caller is in the middle of its own bookkeeping.
             channel.forget(opaque)
             pending.attempts -= 1

@@ -114,7 +114,8 @@ class TransactionProducer(Producer):
         """Store a half message, run `execute(message, arg)`, tell the broker the decision.
 
         Raises as `send` if the half message is not certainly stored; `execute` did not run then.
-        An exception of `execute` is raised on, and counts as UNKNOWN: it may have got half way.
+        An exception of `execute` is passed on to the caller and counts as UNKNOWN, because the
+        transaction may have been made in part; the broker will ask `check`.
         """
         if message.is_later:
             raise InvalidMessage("a transactional message cannot be delayed")

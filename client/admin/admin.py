@@ -25,8 +25,8 @@ class Admin:
     `message`, `broker`, `name_server`; `ask` and `invoke` send any request.
 
     Every method raises ClientError: NoRoute, NameServerUnreachable, BrokerRefused (with the
-    response code), BrokerUnreachable. Those of `Admin` itself are the parts' under the names of
-    0.1, kept for one version."""
+    response code), BrokerUnreachable. Methods of `Admin` itself other than these are the parts'
+    methods under their names of version 0.1, kept for one version."""
 
     def __init__(
         self, namesrv: str | Sequence[str], *, instance_config: InstanceConfig | None = None
@@ -96,11 +96,14 @@ class Admin:
     __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
+        """Start, without waiting for any server. Raises TlsError."""
         await self._instance.start()
 
     async def stop(self) -> None:
+        """Close every connection."""
         await self._instance.stop()
 
     @property
     def name_servers(self) -> tuple[str, ...]:
+        """Return the addresses of the configured name servers."""
         return self.name_server.addresses

@@ -17,7 +17,7 @@ from raftmq.remoting.fastjson import MessageQueue as WireQueue
 
 @dataclass(frozen=True, slots=True)
 class TopicOffset:
-    """The offsets one queue holds, and when the last message was stored (0: never)."""
+    """The offsets that one queue holds, and when its last message was stored (0: never)."""
 
     min_offset: int
     max_offset: int
@@ -35,6 +35,7 @@ class Progress:
 
     @property
     def behind(self) -> int:
+        """Return how many messages of the queue the group has not consumed."""
         return self.broker_offset - self.consumer_offset
 
 

@@ -27,12 +27,12 @@ class BrokerAdmin:
         self._requests = requests
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """Return a replica's own figures (28)."""
+        """Return a replica's runtime info (28): names and values, all text."""
         body = await self._requests.json(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return {str(key): str(value) for key, value in (body.get("table") or {}).items()}
 
     async def config(self, address: str) -> dict[str, str]:
-        """Return the configuration (26)."""
+        """Return the broker's configuration by key (26)."""
         response = await self._requests.ask(address, RequestCode.GET_BROKER_CONFIG)
         return properties(response.body.decode())
 
@@ -45,7 +45,7 @@ class BrokerAdmin:
         """Return one of the broker's statistics (315); None if the broker does not have it."""
         ext = {"statsName": name, "statsKey": key}
         response = await self._requests.invoke(address, RequestCode.VIEW_BROKER_STATS_DATA, ext)
-        if response.code == ResponseCode.SYSTEM_ERROR:  # what brokers say for "none"
+        if response.code == ResponseCode.SYSTEM_ERROR:  # brokers answer so if they do not have it
             return None
         return broker_stats(loads_object(successful(response, address).body))
 

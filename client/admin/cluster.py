@@ -1,4 +1,4 @@
-"""Who is there, as the name servers know it: routes, broker groups, leaders."""
+"""The cluster as the name servers know it: routes, broker groups, leaders."""
 
 from __future__ import annotations
 

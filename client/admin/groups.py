@@ -65,7 +65,7 @@ class GroupAdmin:
         response = await self._requests.invoke(
             address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
         )
-        if response.code == ResponseCode.SYSTEM_ERROR:  # what brokers say for "none"
+        if response.code == ResponseCode.SYSTEM_ERROR:  # brokers answer so if there are none
             return ()
         body = loads_object(successful(response, address).body)
         return tuple(str(item) for item in body.get("consumerIdList") or ())

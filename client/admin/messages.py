@@ -42,7 +42,7 @@ class MessageAdmin:
     async def view_at(
         self, address: str, commit_log_offset: int, broker_name: str = ""
     ) -> MessageExt:
-        """Return the record at a CommitLog offset of one replica (33)."""
+        """Return the message whose record begins at a CommitLog offset, from one replica (33)."""
         ext = {"offset": str(commit_log_offset)}
         response = await self._requests.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, ext)
         messages = decode_messages(response.body, broker_name)

@@ -51,11 +51,15 @@ class ConfigurationError(Exception):
 
 
 class MemberRole(Enum):
+    """The role of a member in its group's configuration; values as in the codec."""
+
     VOTER = 1
     LEARNER = 2  # gets the log; neither votes nor counts
 
 
 class ChangeKind(Enum):
+    """The changes of a configuration; values as in the requests of operators."""
+
     ADD_LEARNER = "add-learner"
     PROMOTE = "promote"  # learner to voter
     REMOVE = "remove"

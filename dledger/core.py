@@ -527,10 +527,12 @@ class RaftCore:
 
     @property
     def term(self) -> int:
+        """The current term."""
         return self._ballot.term
 
     @property
     def voted_for(self) -> NodeId | None:
+        """The candidate that has this replica's vote in the current term; None: nobody."""
         return self._ballot.voted_for
 
     @property
@@ -540,14 +542,17 @@ class RaftCore:
 
     @property
     def incarnation(self) -> int:
+        """The number of this process, above 0, that no earlier process of this node has used."""
         return self._ballot.incarnation
 
     @property
     def commit_index(self) -> int:
+        """The last frame known to be committed."""
         return self._log.commit_index
 
     @property
     def durable_index(self) -> int:
+        """The last frame durable here, under the flush policy in force."""
         return self._log.durable_index
 
     @property
@@ -557,14 +562,17 @@ class RaftCore:
 
     @property
     def configurations(self) -> Configurations:
+        """The configurations of the log; not to be changed."""
         return self._membership.configurations
 
     @property
     def voters(self) -> frozenset[NodeId]:
+        """The voters of the configuration in force."""
         return self._membership.voters
 
     @property
     def is_voter(self) -> bool:
+        """True if this replica votes in the configuration in force."""
         return self._membership.is_voter
 
     @property
@@ -579,6 +587,7 @@ class RaftCore:
 
     @property
     def wants_noop(self) -> bool:
+        """True if the shell has to propose a no-op before anything else."""
         return self._leading is not None and self._leading.wants_noop
 
     @property
@@ -588,6 +597,7 @@ class RaftCore:
 
     @property
     def transfer_target(self) -> NodeId | None:
+        """The replica to which this leader is handing leadership; None if it is not."""
         return None if self._leading is None else self._leading.transfer.target
 
     @property

@@ -30,6 +30,7 @@ class CoreLog:
 
     @property
     def uncommitted_bytes(self) -> int:
+        """Bytes of the log behind the last committed frame."""
         return self.index.end_position - self._commit_end
 
     def lag_bytes(self, match_index: int) -> int:
@@ -44,6 +45,7 @@ class CoreLog:
         return (last_term, last_index) >= (self.index.last_term, self.index.last_index)
 
     def append(self, frame: Frame) -> None:
+        """Accept the next frame, and have the shell write it."""
         self.index.append(frame)
         self._outbox.append.append(frame)
         self._outbox.dirty = True
@@ -65,6 +67,7 @@ class CoreLog:
         return True
 
     def commit(self, index: int) -> None:
+        """Note that frames up to `index` are committed, and have the shell apply them."""
         assert self.commit_index < index, (index, self.commit_index)
         assert index <= self.index.last_index, (index, self.index)
         self.commit_index = index

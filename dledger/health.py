@@ -13,6 +13,8 @@ from enum import Enum
 
 
 class DiskState(Enum):
+    """The states of a disk, in the module's order."""
+
     OK = "ok"
     STALLED = "stalled"
     FULL = "full"

@@ -332,6 +332,7 @@ class Receiver:
 
     @property
     def received_bytes(self) -> int:
+        """How many bytes of the current parcel have come."""
         return len(self._data)
 
     def follow(self, leader: NodeId | None, term: int) -> None:
@@ -340,6 +341,7 @@ class Receiver:
             self.give_up()
 
     def give_up(self) -> None:
+        """Drop what was received; the next offer begins anew."""
         self._data = bytearray()
         self._out.clear()
         self.leader, self._number, self.size_bytes = None, 0, 0
@@ -378,6 +380,7 @@ class Receiver:
         return data if len(data) == size else None
 
     def tick(self, now_ms: float) -> None:
+        """Ask again for a chunk that did not come; give up after too many attempts."""
         if self.leader is None or now_ms < self._due_ms:
             return
         self._retries += 1

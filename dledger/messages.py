@@ -26,6 +26,8 @@ TERM_MAX = (1 << 48) - 1
 
 
 class Role(Enum):
+    """The role of a replica in its term (Raft 5.1; PRE_CANDIDATE: thesis 9.6)."""
+
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre_candidate"
     CANDIDATE = "candidate"
@@ -91,6 +93,9 @@ class AppendOrder:
 
 @dataclass(frozen=True, slots=True)
 class AppendRequest:
+    """AppendEntries (Raft 5.3): store `frames`, which follow the frame `prev_index` of `prev_term`.
+    Without frames it is a probe. `commit_index` is the leader's."""
+
     sender: NodeId
     to: NodeId
     term: int
@@ -102,13 +107,14 @@ class AppendRequest:
 
 @dataclass(frozen=True, slots=True)
 class AppendResponse:
-    """`success`: every frame up to `match_index` equals the leader's and is durable here.
+    """The answer to an AppendRequest. `success`: every frame up to `match_index` equals the
+    leader's and is durable here.
 
-    Otherwise the request at `prev_index` did not fit. Then nothing behind `conflict_index - 1`
-    can match: that is this replica's last frame at or before `prev_index` whose term is not
-    above the request's prev_term, and `conflict_term` is its term. The leader goes on back from
-    there to its own last frame of at most that term (both sides skip whole terms, Raft 5.3).
-    `last_index` is the last frame accepted here, durable or not.
+    Otherwise the frame before the request's first one is not here. Then no frame behind
+    `conflict_index - 1` can match: that is this replica's last frame at or before `prev_index`
+    whose term is not above the request's prev_term, and `conflict_term` is its term. From there the
+    leader goes back to its own last frame of at most that term (so both sides skip whole terms,
+    Raft 5.3). `last_index` is the last frame accepted here, durable or not.
     """
 
     sender: NodeId
@@ -142,6 +148,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatResponse:
+    """The answer to a heartbeat: which round it answers, and how far this follower's log is."""
+
     sender: NodeId
     to: NodeId
     term: int
@@ -156,6 +164,8 @@ class HeartbeatResponse:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutNow:
+    """The leader's request to start an election at once, because it hands over (thesis 3.10)."""
+
     sender: NodeId
     to: NodeId
     term: int

@@ -16,6 +16,8 @@ from raftmq.dledger.messages import NodeId
 
 
 class PeerState(Enum):
+    """The state of replication to one follower, as the module explains it."""
+
     PROBE = "probe"
     REPLICATE = "replicate"
     STRANDED = "stranded"

@@ -89,18 +89,22 @@ class Families:
         self.all: list[Metric] = []
 
     def gauge(self, name: str, doc: str, value: float) -> None:
+        """Add a gauge with one figure."""
         self.gauges(name, doc, (), [((), value)])
 
     def gauges(self, name: str, doc: str, labels: Sequence[str], rows: Iterable[Row]) -> None:
+        """Add a gauge with one figure for each row; `labels` name the rows' label values."""
         family = GaugeMetricFamily(name, doc, labels=[*self._names, *labels])
         for values, figure in rows:
             family.add_metric([*self._values, *values], figure)
         self.all.append(family)
 
     def counter(self, name: str, doc: str, value: float) -> None:
+        """Add a counter with one figure; `name` ends with _total."""
         self.counters(name, doc, (), [((), value)])
 
     def counters(self, name: str, doc: str, labels: Sequence[str], rows: Iterable[Row]) -> None:
+        """Add a counter with one figure for each row; `name` ends with _total."""
         assert name.endswith("_total"), name
         family = CounterMetricFamily(name, doc, labels=[*self._names, *labels])
         for values, figure in rows:
@@ -113,6 +117,7 @@ class Families:
         self.gauges(name, doc, (label,), [((state,), float(state == now)) for state in known])
 
     def histogram(self, name: str, doc: str, timings: Timings) -> None:
+        """Add the timings as a histogram, in seconds."""
         family = HistogramMetricFamily(name, doc, labels=self._names)
         family.add_metric(self._values, timings.buckets(), timings.sum_s)
         self.all.append(family)

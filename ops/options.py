@@ -66,6 +66,7 @@ class Option:
 
     @property
     def kind(self) -> str:
+        """Return the type of its values: boolean, integer or text."""
         if isinstance(self.default, bool):
             return "boolean"
         return "integer" if isinstance(self.default, int) else "text"

@@ -1,6 +1,6 @@
-"""A port that is bound before its listener exists. Shell, blocking.
+"""Binds a port before its listener exists. Shell, blocking.
 
-A server that first recovers its data, and listens only then, finds out here, before it touches
+A server that has to recover its data before it can listen uses this to find out, before it touches
 anything, whether it will get its ports. They are bound but do not listen: connections are refused
 at once, as before the start.
 

@@ -1,7 +1,7 @@
 """Bounds on the bytes that all connections of a process together may make it hold. Pure.
 
-A peer that may send a frame of 16 MiB may also begin one and never end it; so may sixty peers. So a
-bound for each connection does not bound the process. These do:
+A peer that may send a frame of 16 MiB may also begin one and never end it, and so may sixty peers.
+So a bound for each connection does not bound the process. These budgets do:
 
 - `unfinished`: frames that have arrived in part, and frames that wait because their sender does not
   read our answers. Each has a deadline, too.
@@ -70,7 +70,7 @@ class Holding:
             self._make_room()
 
     def began_anew(self, holder: Holder, size: int, now_s: float) -> None:
-        """Do as `hold`, for a new frame: its time begins now."""
+        """Do as `hold`, for a new frame: its deadline counts from now."""
         known = self._held.pop(holder, None)
         if known is not None:
             self.held_bytes -= known[1]
@@ -127,6 +127,7 @@ class Allowance:
         return True
 
     def give_back(self, size: int) -> None:
+        """Give back `size` bytes that were taken."""
         self.used_bytes -= size
         assert self.used_bytes >= 0, self.used_bytes
 

@@ -39,6 +39,7 @@ class MessageQueue:
     queue_id: int
 
     def as_fields(self) -> dict[str, Any]:
+        """Return the fields as in JSON."""
         return {"brokerName": self.broker_name, "queueId": self.queue_id, "topic": self.topic}
 
     @classmethod

@@ -86,6 +86,7 @@ def text(ext: Ext, name: str) -> str:
 
 
 def text_or(ext: Ext, name: str, default: str = "") -> str:
+    """Return a text, or `default` if it is missing or empty."""
     return (ext or _NOTHING).get(name) or default
 
 
@@ -95,6 +96,7 @@ def integer(ext: Ext, name: str) -> int:
 
 
 def integer_or(ext: Ext, name: str, default: int) -> int:
+    """Return an integer as `integer` does, or `default` if it is missing or empty."""
     value = (ext or _NOTHING).get(name)
     return parse_integer(value, name) if value else default
 
@@ -110,6 +112,7 @@ def _is_true(value: str, _: str) -> bool:
 
 
 def parse_integer(value: str, name: str) -> int:
+    """Parse a decimal integer that fits into a Java long; `name` is the field's, for the error."""
     digits = value[1:] if value[:1] == "-" else value
     # int() alone would accept "1_000", " 1 " and digits of other scripts, which no Java peer does.
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
@@ -121,6 +124,7 @@ def parse_integer(value: str, name: str) -> int:
 
 
 def from_boolean(value: bool) -> str:
+    """Return a boolean as text, as Java writes it."""
     return "true" if value else "false"
 
 

@@ -16,7 +16,7 @@ class KeyFileError(RemotingError):
 
 
 def load_registration_keys(path: str, setting: str = "registrationKeyFile") -> tuple[bytes, ...]:
-    """Return the keys in the file, () if there is no path. Blocking. Raises KeyFileError."""
+    """Return the keys in the file; () if `path` is empty. Blocking. Raises KeyFileError."""
     if not path:
         return ()
     try:

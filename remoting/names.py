@@ -1,9 +1,9 @@
 """The rules for names and addresses on the wire, for brokers and name servers. Pure.
 
-A broker creates no topic whose name breaks its rule. A name server also accepts registrations of
-Apache's brokers, whose own topics are named after clusters and hosts, so dots, colons and plus
-signs are allowed there. Control characters, blanks and anything else that could split a log line or
-a registration field in two are never allowed.
+A broker refuses to create a topic whose name breaks the rule for topics. A name server also accepts
+registrations of Apache's brokers, whose own topics are named after clusters and hosts, so it allows
+dots, colons and plus signs, too. Control characters, blanks and anything else that could split a
+log line or a registration field in two are never allowed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from raftmq.remoting.tls import (
 )
 from raftmq.remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
 
-# For a group's replicas, of which there are few; a dial takes no longer than patience_s
+# For a group's replicas, of which there are few. A dial with TLS takes at most `patience_s`
 # (broker.replication.engine).
 LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=3.0)
 
@@ -156,16 +156,19 @@ class ProcessTls:
         self.peers = PeerTls(policy, dialling)
 
     def start(self) -> None:
+        """Begin to look for changed files, on the running loop."""
         if self._contexts:
             self._task = asyncio.get_running_loop().create_task(self._look_forever())
 
     async def stop(self) -> None:
+        """Stop looking for changed files."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
 
     def status(self) -> list[ContextStatus]:
+        """Return the state of each context: its certificate, and why new files are not in use."""
         return [
             ContextStatus(one.name, one.certificate, one.error, one.renewed_count)
             for one in self._contexts

@@ -181,7 +181,7 @@ class BrokerHeader(NamedTuple):
 
 
 def header_problem(header: RegisterBrokerHeader) -> str:
-    """Return why no broker can have registered so; '' if one can."""
+    """Return why no broker can have sent such a registration; '' if one can."""
     term, http_address = header.raft_term, header.http_address.removeprefix("https://")
     if term is not None and not 0 <= term <= TERM_MAX:
         return f"raftTerm {term} is not in 0..{TERM_MAX}"

@@ -28,7 +28,7 @@ from raftmq.remoting.turns import Turns
 
 LOG = logging.getLogger("raftmq.remoting")
 
-BUDGET_SWEEP_S = 1.0  # by how much a frame's deadline may be late
+BUDGET_SWEEP_S = 1.0  # a frame's deadline may be noticed late by this much
 IDLE_SWEEPS_PER_TIMEOUT = 4  # an idle connection is closed at most a quarter late
 
 

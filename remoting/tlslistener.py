@@ -6,11 +6,11 @@ TLS, and nothing here touches it again: plain connections cost no more per messa
 ordinary listener.
 
 Limits: at most `arriving_max` connections may wait for their first byte or be in their handshake.
-Beyond that the one that has been silent longest is closed, if it has been so for `grace_s`; else
-nothing is accepted until one has arrived. `patience_s` is the time-out for the first byte, and
-again for the handshake. A handshake costs about a millisecond of the loop: only `starts_per_turn`
-begin in one turn, so that clients that all come back at once do not hold up the rest of the loop (a
-leader's heartbeats, say).
+Beyond that the one that has been silent longest is closed, if it has been silent for `grace_s`;
+else nothing is accepted until one of them is handed over or closed. `patience_s` is the time-out
+for the first byte, and again for the handshake. A handshake takes about a millisecond of the loop's
+time, so only `starts_per_turn` begin in one turn: otherwise clients that all come back at once
+would hold up the rest of the loop, for example a leader's heartbeats.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TlsPolicy:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Arrival:
-    """A connection that has not been handed over yet."""
+    """A connection that is not handed over yet: its first byte or its handshake is awaited."""
 
     socket: socket.socket
     source: str  # the address it comes from, without the port

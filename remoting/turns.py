@@ -1,10 +1,11 @@
 """Shares an event loop between busy connections and other work that has to be on time. Shell.
 
-In one turn a loop hands out everything that has arrived since the last one: with many busy
+In one turn a loop hands out everything that has arrived since the turn before. With many busy
 connections that is hundreds of milliseconds of work, during which no timer runs and no other socket
-is read. A leader that cannot send its heartbeats for so long is deposed. So arrivals are processed
-for `TURN_S` per turn; the rest waits for the next turns, in order, and those connections are not
-read meanwhile. One arrival (at most 256 KiB, the size of a read) is never divided.
+is read; a leader that cannot send its heartbeats for so long is deposed. So arrivals are processed
+for at most `TURN_S` in each turn. The rest waits for the next turns, in order, and those
+connections are not read meanwhile. One arrival (at most 256 KiB, the size of a read) is never
+divided.
 
 A turn is over when the callback that its first arrival scheduled with `call_soon` runs.
 (`loop.time()` does not show it: it advances within a turn, also on uvloop, which may read 32 times

@@ -17,6 +17,8 @@ HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: assumed share of the pa
 
 
 class StoreMode(Enum):
+    """The contents of a store's log: plain records (CLASSIC), or Raft's frames around them."""
+
     CLASSIC = "classic"
     RAFT = "raft"
 

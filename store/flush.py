@@ -28,6 +28,8 @@ WAITING_MAX = 100_000
 
 
 class FlushMode(Enum):
+    """The flush policy; the values are those of the broker's `flushDiskType`."""
+
     SYNC = "SYNC_FLUSH"
     ASYNC = "ASYNC_FLUSH"
 

@@ -57,6 +57,7 @@ def page(
 
 
 def encode_cursor(key: str) -> str:
+    """Return the cursor of the page behind the item with that key."""
     return base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
 
 

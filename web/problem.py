@@ -49,24 +49,29 @@ class ApiProblem(Exception):
 
 
 def malformed(detail: str) -> ApiProblem:
+    """Make a 400: the request cannot be parsed."""
     return ApiProblem(400, "MALFORMED", detail)
 
 
 def unauthorized(detail: str) -> ApiProblem:
+    """Make a 401: the caller shows no token, or an unknown one."""
     return ApiProblem(
         401, "UNAUTHORIZED", detail, headers={"WWW-Authenticate": 'Bearer realm="raftmq"'}
     )
 
 
 def forbidden(detail: str) -> ApiProblem:
+    """Make a 403: the caller's role may not do this."""
     return ApiProblem(403, "FORBIDDEN", detail)
 
 
 def not_found(detail: str) -> ApiProblem:
+    """Make a 404: there is no such resource."""
     return ApiProblem(404, "NOT_FOUND", detail)
 
 
 def conflict(detail: str, code: str = "CONFLICT") -> ApiProblem:
+    """Make a 409: the request does not fit the present state."""
     return ApiProblem(409, code, detail)
 
 
@@ -76,6 +81,7 @@ def stale(detail: str) -> ApiProblem:
 
 
 def too_large(detail: str) -> ApiProblem:
+    """Make a 413: the request's body is above the limit."""
     return ApiProblem(413, "TOO_LARGE", detail)
 
 
@@ -87,16 +93,19 @@ def invalid(errors: Sequence[tuple[str, str]]) -> ApiProblem:
 
 
 def version_wanted() -> ApiProblem:
+    """Make a 428: a change needs If-Match or If-None-Match."""
     return ApiProblem(
         428, "IF_MATCH_REQUIRED", "say If-Match: <ETag> (or *), or If-None-Match: * to create"
     )
 
 
 def busy(detail: str) -> ApiProblem:
+    """Make a 503 for a limit that is reached now; the caller should try again in a second."""
     return ApiProblem(503, "BUSY", detail, headers={"Retry-After": "1"})
 
 
 def unavailable(detail: str, code: str = "UNAVAILABLE") -> ApiProblem:
+    """Make a 503: this process cannot do it now; nothing was changed."""
     return ApiProblem(503, code, detail)
 
 
@@ -113,4 +122,5 @@ def outcome_unknown(detail: str) -> ApiProblem:
 
 
 def timed_out(detail: str) -> ApiProblem:
+    """Make a 504: there was no answer within the operation's time limit."""
     return ApiProblem(504, "TIMEOUT", detail)

@@ -20,6 +20,7 @@ def unmet(version: str | None) -> ApiProblem:
 
 
 def etag(version: str) -> str:
+    """Return the ETag header of a version: the version in quotes."""
     return f'"{version}"'
 
 

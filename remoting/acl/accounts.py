@@ -125,10 +125,12 @@ class Account:
         return self.admin and not self.topics and not self.groups
 
     def on_topic(self, topic: str) -> Permission:
+        """Return the account's permission for the topic."""
         default = Permission.DENY if topic in SHARED_TOPICS else self.topic_default
         return self.topics.get(topic, default)
 
     def on_group(self, group: str) -> Permission:
+        """Return the account's permission for the consumer group."""
         return self.groups.get(group, self.group_default)
 
     def to_config(self, *, masked: bool = False) -> dict[str, Any]:

@@ -87,6 +87,7 @@ def signed_text(ext: Mapping[str, str], body: bytes) -> bytes:
 
 
 def signature(secret_key: str, text: bytes) -> str:
+    """Return Base64(HMAC-SHA1(secret key, text))."""
     return b2a_base64(hmac.digest(secret_key.encode(), text, "sha1"), newline=False).decode()
 
 

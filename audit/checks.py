@@ -1,7 +1,8 @@
 """The checks: each a table of offenders computed from the staged tables. Builds queries only.
 
-`all_checks` lists them; `job.py` runs them. Offenders are sorted by position. A check is a fault
-unless at-least-once delivery allows what it counts. Positions count as audit.limits says.
+`all_checks` lists them; `job.py` runs them. Offenders are sorted by position. What a check counts
+is a fault, unless at-least-once delivery allows it. audit.limits says up to which positions records
+count.
 """
 
 from collections.abc import Callable, Iterator
@@ -139,7 +140,8 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
 def duplicate_checks(tables: Tables) -> Iterator[Check]:
     """Yield the checks for messages stored more than once, by cause, and for stored messages of
     unknown outcome (no duplicates)."""
-    # An unknown number of attempts (the history ends in the middle of the send) excuses any copies.
+    # If the number of attempts is unknown (the history ends before the send did), any number of
+    # copies is allowed.
     excused = F.col("sent") & (F.col("attempts").isNull() | (F.col("copies") <= F.col("attempts")))
     check = _ledger_check(tables.ledger)
     yield check(

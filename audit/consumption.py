@@ -1,4 +1,4 @@
-"""The checks of consumption: what consumers saw against what is stored. Builds queries only."""
+"""The checks that compare what consumers saw with what is stored. Builds queries only."""
 
 from collections.abc import Iterator, Mapping
 

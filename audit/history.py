@@ -2,7 +2,8 @@
 
 One line is one event. A send is an invoke and at most one outcome with the same `op`; a send whose
 outcome was never written counts as unknown, attempted any number of times. The last line may be
-torn (the writer was killed in it); any other line that is no JSON object makes the history unfit.
+torn (the writer was killed in it). If any other line is not a JSON object, the audit refuses the
+history.
 """
 
 from pathlib import Path
@@ -77,7 +78,7 @@ WEAK, ELSEWHERE = "weak", "elsewhere"
 
 
 class HistoryUnfit(Exception):
-    """The history is unfit to base a verdict on."""
+    """No verdict can be based on this history; the text says why."""
 
 
 def read_events(spark: SparkSession, path: str) -> DataFrame:

@@ -1,7 +1,7 @@
-"""Compute how far each store's log, and the group's, must be right.
+"""Computes up to which position each store's log, and the group's, has to be right.
 
-An audit must know which bytes are promised. There are three positions per store and one for the
-group:
+An audit must know which bytes are promised. There are three positions for each store and one for
+the group:
 
 - *commit*: confirmPhyOffset of the store's checkpoint: the commit position as this replica knew it.
   After a kill it may be stale, but never too large.

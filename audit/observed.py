@@ -1,7 +1,7 @@
-"""The checks of what the history alone says: offsets, metadata, leaders, logs of the cluster.
+"""The checks that need only the history: offsets, metadata, leaders, logs of the cluster.
 
-Builds queries only, each only where the history has such events. Real-time order decides: a read is
-compared with what had been answered before the read was asked for (`invoked_ns`, in old histories
+Builds queries only, each only if the history has such events. Real-time order decides: a read is
+compared with what had been answered before the read was asked for (`invoked_ns`; in old histories
 the time of its answer).
 """
 

@@ -1,4 +1,4 @@
-"""Compare the replicas' bytes: hash each store in blocks where it is read, compare the hashes.
+"""Compares the replicas' bytes: each store is hashed in blocks, and the hashes are compared.
 
 Every store is hashed up to its limit (audit.limits), without the garbage behind blank records. A
 block counts as different if two stores that have it hash it differently; the majority's bytes count

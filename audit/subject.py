@@ -1,8 +1,8 @@
 """The subject of an audit: one broker group and its mode, read from cluster.json if there is one.
 
-A store made by mqcluster lies at DIR/<node>/store, and DIR/cluster.json says the cluster's mode and
-each node's broker group. Stores of other origin have no cluster.json; then the logs themselves tell
-the mode, and every event of the history is taken to be about this group.
+A store made by mqcluster lies at DIR/<node>/store, and DIR/cluster.json has the cluster's mode and
+each node's broker group. Stores of other origin have no cluster.json; then the mode is recognised
+from the logs, and every event of the history is taken to be about this group.
 """
 
 from collections.abc import Mapping

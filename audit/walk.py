@@ -47,8 +47,8 @@ _ZEROS = bytes(_SEARCH_BYTES + 7)
 class FrameItem:
     """A frame header with a good CRC.
 
-    `at` is relative to the segment. `size` is the number of bytes a walker hops over: of a message
-    frame, the bytes up to its records.
+    `at` is relative to the segment. `size` is the number of bytes that a walk skips; for a message
+    frame these are the bytes up to its records.
     """
 
     at: int
@@ -128,7 +128,8 @@ def find_item(data: memoryview, base: int, start: int, end: int) -> int | None:
 
 
 def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | None:
-    """Take items from `at` on; return where it stopped, or None after the blank record."""
+    """Take the items from `at` on into the walk. Return where they ended, or None after the blank
+    record."""
     total = len(data)
     unpack = _RECORD_START.unpack_from
     take = walk.records.append

@@ -156,7 +156,7 @@ async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequen
 
 
 async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
-    """Return queue → address of the client that has it now."""
+    """Return by queue the address of the client that consumes it now."""
     found = {}
     for address in (await admin.cluster.leaders()).values():
         connection = await _connection_at(admin, address, group)

@@ -1,4 +1,4 @@
-"""The namesrv room: keeps which topic lives where, from what brokers say about themselves.
+"""The name server: it knows which brokers have which topics, because brokers register them.
 
 Core (pure): routes, kv, views. Shell: processor, server, cli.
 """

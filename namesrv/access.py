@@ -1,8 +1,8 @@
 """Access control of a name server (aclEnable): who may register brokers and change routes or
 configuration, and, if so configured, who may ask.
 
-The accounts come from the name server's own file only: accounts that admins change at a broker's
-run time are not known here.
+The accounts come from the name server's own file only. Changes of accounts that admins make at
+brokers are not known here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Access:
             self._file.read_if_changed()
 
     def guarding(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """Return the handlers, each behind the check of who asks."""
+        """Return the handlers, wrapped so that each request is checked first."""
         if not self.enabled:
             return dict(handlers)
         return {code: self._around(code, handler) for code, handler in handlers.items()}

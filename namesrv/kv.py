@@ -20,7 +20,7 @@ SIZE_BYTES_MAX = 4 * 1024 * 1024  # of all namespaces, keys and values
 
 
 class KvConfigFull(RemotingError):
-    """A value would pass SIZE_BYTES_MAX."""
+    """With this value the table would exceed SIZE_BYTES_MAX."""
 
 
 class KvConfig:

@@ -1,5 +1,5 @@
-"""The name server's answers to each request code. Clock and file writer of the key-value
-configuration are handed in, so this needs no clock or disk of its own.
+"""The handlers of the name server's requests. The clock, and the writer of the key-value
+configuration's file, are handed in.
 
 Every handler is a plain function `(connection, request) -> response`, except the two that change
 the key-value configuration: they answer once it is on disk.

@@ -1,4 +1,4 @@
-"""The route table: which topic lives on which broker groups, and at which addresses. Pure.
+"""The route table: which broker groups have which topics, and at which addresses. Pure.
 
 Time is handed in (`now_ms`, any clock that does not go back); channels are opaque tokens.
 
@@ -49,7 +49,7 @@ from raftmq.remoting.registration import DataVersion, TopicConfig
 
 LEADER_ID = 0
 EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s
-CLAIM_MS = 30_000  # a registration period: how long a claim to lead outlives its claimant
+CLAIM_MS = 30_000  # how long a claim to lead outlives its claimant: one registration period
 BROKERS_PER_CHANNEL_MAX = 64  # one process is one broker; a container of Apache's has some
 PERM_WRITE = 2
 NO_VERSION = DataVersion()
@@ -66,7 +66,7 @@ class QueueData(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RouteLimits:
-    """The bounds of the table; a registration that would pass one is refused whole."""
+    """The bounds of the table; a registration that would exceed one is refused as a whole."""
 
     brokers_max: int = 10_000  # addresses
     topics_max: int = 1_000_000  # names, over all groups
@@ -225,7 +225,8 @@ class RouteTable:
         return True
 
     def version_known(self, address: str, broker_name: str, broker_id: int) -> DataVersion | None:
-        """Return the version that counts for this broker; None if it must register (again)."""
+        """Return the version of the broker's topics that this table holds; None if the broker must
+        register (again)."""
         live, group = self._live.get(address), self._groups.get(broker_name)
         if live is None or group is None or group.addresses.get(broker_id) != address:
             return None

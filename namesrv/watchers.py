@@ -1,11 +1,11 @@
-"""Clients that are told when a route changes, instead of asking every 30 seconds. Pure.
+"""Keeps the clients that want to be told when a route changes, and the changes to tell them. Pure.
 
-A client that wishes it says `watchRoutes`=true when it asks for a route (105). From then on its
-connection is sent ROUTE_CHANGED (30004, one-way) when a topic that it asked for, known or not, was
-added, removed or changed, or when a broker group with such a topic has other addresses. The message
-names what changed but not the new route: the client asks for that. Changes are gathered for a
-moment (`take`), so a group that changes twice is told once. Apache's clients never ask for this and
-are never sent it.
+A client opts in with `watchRoutes`=true when it asks for a route (105). From then on ROUTE_CHANGED
+(30004, one-way) is sent over its connection when a topic that it asked for, known or not, was
+added, removed or changed, or when the addresses of a broker group with such a topic have changed.
+The message names what changed but not the new route, for which the client asks. Changes are
+gathered for a moment (`take`), so a group that changes twice is told once. Apache's clients do not
+opt in and are not sent this.
 
 Bounds: TOPICS_MAX topics a connection, CHANGES_MAX gathered; beyond, a connection is told that
 anything may have changed (neither names nor topics).
@@ -25,7 +25,7 @@ C = TypeVar("C", bound=Hashable)
 
 @dataclass(slots=True)
 class Changes:
-    """The changes one connection is told of. `everything`: too many to name or to keep track of."""
+    """The changes to tell one connection. `everything`: there are too many to name or to keep."""
 
     groups: set[str] = field(default_factory=set)
     topics: set[str] = field(default_factory=set)

@@ -28,8 +28,8 @@ class Trimmer:
         self._most = 0  # most bytes held since the last trim
 
     def look(self, held_bytes: int) -> bool:
-        """Trim if a burst is over; return whether memory was returned. Call it about once a second
-        with the bytes held for peers."""
+        """Return unused memory to the system if a burst is over; return whether that was done. Call
+        it about once a second with the number of bytes held for peers."""
         self._most = max(self._most, held_bytes)
         if self._most - held_bytes < BURST_BYTES or self._trim is None:
             return False

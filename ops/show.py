@@ -14,8 +14,8 @@ _WORDS = {BYTES: "bytes", MS: "milliseconds", HOURS: "hours", PERCENT: "percent"
 def effective(
     options: Mapping[str, Option], config: object, places: Mapping[str, str], *, changed: bool
 ) -> str:
-    """Return every key's value as TOML that can be read back, and its source. `changed`: only
-    values that are not defaults."""
+    """Return every key's value, with its source in a comment, as TOML that can be read back.
+    `changed`: only values that are not defaults."""
     lines: list[str] = []
     for section, members in by_section(options.values()):
         shown = [option for option in members if not changed or option.name in places]

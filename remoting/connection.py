@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """A dialled connection has an `address`; an accepted one is given to its server's
         `on_accepted` when it is open. `budgets` None: the other side is trusted not to exhaust our
-        memory, as by a client. `turns` None: and not to hog the loop."""
+        memory; clients trust servers so. `turns` None: it is trusted not to hog the loop either."""
         self.limits = limits or ConnectionLimits()
         self.handlers = handlers
         self.on_raw = on_raw

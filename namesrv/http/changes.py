@@ -1,8 +1,8 @@
-"""The cluster API's changes: to the leader of one group, or of every group concerned.
+"""The cluster API's changes, which go to the leader of one group, or of every group concerned.
 
-Bodies are checked by the brokers, which alone know what they mean; here they are only JSON objects.
-A change to several groups answers 200 with `results`, one a group; 207 where it was done in some
-groups only, and a problem with the same `results` where it was done in none.
+The brokers check the bodies, since they alone know their meaning; here a body is just a JSON
+object. The answer to a change of several groups is 200 with `results`, one for each group; 207 if
+it was done in some groups only; and a problem with the same `results` if it was done in none.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Changes:
     async def _everywhere(
         self, call: Call, method: str, path: str, having: Sequence[str] = ()
     ) -> Reply:
-        """Make the change in the groups of `having`, those concerned if that is known; () all."""
+        """Make the change in the groups `having`, which are those concerned; (): in all groups."""
         only = call.query.group
         if only:
             self._leaders.check_group(only)
@@ -219,8 +219,9 @@ class Changes:
 
 
 def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    """Return group → the headers that put `condition`, about the whole, to that group's broker. A
-    version of the whole says which groups have the thing; in the others it must not exist."""
+    """Return by group the headers that state `condition` to that group's broker. The condition is
+    about a joined version (merging.joined_version), which says which groups have the resource; in
+    the other groups it must not exist."""
     if condition.absent:
         return {group: {"If-None-Match": "*"} for group in groups}
     if ANY in condition.versions:
@@ -240,7 +241,7 @@ def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapp
 
 
 def reply_of(results: Sequence[GroupResult]) -> Reply:
-    """Return the reply for these results. Raises ApiProblem if it was done in no group."""
+    """Return the reply for these results. Raises ApiProblem if the change was made in no group."""
     status = outcome_of(results)
     fields = [result.as_fields() for result in results]
     if status < 400:

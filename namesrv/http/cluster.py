@@ -1,8 +1,8 @@
 """The cluster as this name server sees it: every replica's own view side by side, events, leaders.
 
-One look at the cluster asks all brokers at once; callers who ask while one is in flight share it,
-so a hundred open pages cost the brokers as much as one. A broker that does not answer in time is an
-`error` beside its last known route entry, never a failed look.
+One look at the cluster asks all brokers at once. Callers that ask while a look is in flight share
+it, so a hundred open pages cost the brokers as much as one. If a broker does not answer in time,
+the look does not fail: it has an `error` beside the broker's last known route entry.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class ClusterView:
         return failovers.failovers(group, self._events.get(group, ()))
 
     def _take(self, http_address: str, event: Event) -> None:
-        """Take in a broker's event. Its group is the one it registered as: brokerName."""
+        """Keep and publish a broker's event. Its group is the brokerName that it registered."""
         kind = event.get("kind")
         at = event.get("at")
         if not isinstance(kind, str) or kind == GAP or type(at) is not int:

@@ -1,13 +1,14 @@
 """Decides which broker is shown the cluster's token (httpClusterTokenFile). Pure.
 
-Anything can register as a broker and name an HTTP address, an impostor too, and who sees the token
-can use it at every broker. So it is shown on two conditions:
+Anything can register as a broker and name an HTTP address, even an impostor, and whoever sees the
+token can use it at every broker. So it is shown on two conditions:
 
-1. Whose address it is, is proven: the broker signed its registration (registrationproof.py), or,
-   where this name server has no key for that, it has a certificate of the cluster's own CA. A CA
-   that the system trusts gives certificates to everybody, so such a one proves nothing here.
-2. Nobody can listen: the connection is HTTPS with a verified certificate, or stays on this machine.
-   `in_the_clear` gives this condition up.
+1. It is proven that the address belongs to a broker of the cluster: the broker signed its
+   registration (registrationproof.py) or, if this name server has no key for that, has a
+   certificate of the cluster's own CA. CAs that the system trusts give certificates to everybody,
+   so a certificate of theirs proves nothing here.
+2. Nobody can listen in: the connection is HTTPS with a verified certificate, or stays on this
+   machine. `in_the_clear` waives this condition.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ def _nobody(_: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClusterToken:
-    """The token, and to whom it is shown. `is_signed(http_address)`: whether a broker that is there
-    now has registered that address signed. `tls_verifies`: certificates of HTTPS are checked;
-    `own_ca`: against the cluster's own CA."""
+    """The token, and the decision to which broker it is shown. `is_signed(http_address)`: whether a
+    live broker has registered that address with a signature. `tls_verifies`: certificates of HTTPS
+    are checked; `own_ca`: against the cluster's own CA."""
 
     token: str = ""
     is_signed: Callable[[str], bool] = _nobody

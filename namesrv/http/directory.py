@@ -1,8 +1,8 @@
-"""The brokers there are, and those there were: the route table with a memory. Pure.
+"""Remembers brokers that have left the route table. Pure.
 
-A broker's route ends with its connection, so at once when it is killed: just when an operator wants
-to see it. So an address that went is kept with its last known entry for `FORGET_MS`, or until
-`forget`. Time is handed in (`now_ms`).
+A broker's route ends with its connection, so at once when it is killed, which is just when an
+operator wants to see it. So the address of a broker that is gone is kept with its last known entry
+for `FORGET_MS`, or until `forget`. Time is handed in (`now_ms`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Directory:
 
 
 def leader_of(known: list[Known], group: str) -> Known | None:
-    """Return the broker that clients are sent to; None if no leader is registered."""
+    """Return the broker that clients are told to send to; None if no leader is registered."""
     for one in known:
         if one.group == group and one.broker_id == LEADER_ID and one.gone_since_ms is None:
             return one
@@ -93,8 +93,8 @@ def leader_of(known: list[Known], group: str) -> Known | None:
 
 
 def find(known: list[Known], group: str, who: str) -> Known | None:
-    """Return the broker of `group` that `who` names: a broker id, or an address, which stays when
-    the leadership moves. A registered broker comes before one that is gone."""
+    """Return the broker of `group` that `who` names: by a broker id, or by an address, which stays
+    the same when leadership moves. A registered broker comes before one that is gone."""
     mine = [one for one in known if one.group == group]
     mine.sort(key=lambda one: one.gone_since_ms is not None)
     for one in mine:

@@ -11,8 +11,8 @@ good as the agreement of those clocks. The moments of a failover:
     leaderReady      roleChanged to leader with ready: its first frame of the term is committed
     routeChanged     routeChanged with a leader: clients are told; this ends the failover
 
-A failover is *complete* once its leader is ready or clients are routed to it; before that it goes
-on.
+A failover is *complete* once its leader is ready or clients are routed to it. Before that it is in
+progress.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ Query = Mapping[str, str]
 
 
 class Leaders:
-    """Asks the leaders that the route table names. A broker that answers that it does not lead and
-    names the leader is followed once: after an election the table lags a moment."""
+    """Asks the leaders that the route table names. If a broker answers that it does not lead and
+    names the leader, that one is asked, once: after an election the table lags for a moment."""
 
     def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
@@ -66,8 +66,8 @@ class Leaders:
         return answer
 
     async def relay(self, group: str, method: str, path: str, **more: Any) -> Answer:
-        """`ask`, but pass failures on to the caller: the leader's own problem, or one that says
-        that it does not answer. Raises ApiProblem."""
+        """Do as `ask`, but raise ApiProblem for every failure: with the leader's own problem, or
+        with one that says that it does not answer."""
         try:
             answer = await self.ask(group, method, path, **more)
         except NodeSilent as silent:
@@ -108,7 +108,7 @@ class Leaders:
     async def views(
         self, path: str, query: Query | None = None, only: str = ""
     ) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """`answers`, decoded from JSON."""
+        """Return `answers`, decoded from JSON."""
         found, errors = await self.answers(path, query, only)
         return {group: answer.json() for group, answer in found.items()}, errors
 
@@ -120,8 +120,8 @@ class Leaders:
         body: Any = None,
         query: Query | None = None,
     ) -> list[GroupResult]:
-        """Make the same change at several groups' leaders at once, each with its own headers;
-        return one result per group, never raise."""
+        """Make the same change at several groups' leaders at once, each with its own headers.
+        Return one result per group; failures are results, too."""
 
         async def one(group: str, headers: Mapping[str, str]) -> GroupResult:
             try:

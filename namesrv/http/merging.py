@@ -1,8 +1,8 @@
 """Merge the answers of several groups into one. Pure.
 
-Every list item says its `group`. A group that did not answer is reported beside the items (`errors:
-[{group, error}]`) and never fails the whole. A change to several groups has one result each;
-`outcome_of` combines them.
+Every list item names its `group`. A group that did not answer is reported beside the items
+(`errors: [{group, error}]`) and does not make the whole request fail. A change to several groups
+has one result for each; `outcome_of` combines them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def page_of(
     """Merge every group's page for the same cursor into one: [(key, [(group, item), …])] in order
     of key, and the key to continue after, None at the end.
 
-    A page with `next` says nothing about items after its last one, so no item after that is given:
-    the smallest such key bounds the merged page.
+    A group's page with `next` says nothing about items after its last one. So the merged page ends
+    at the smallest of these last keys.
     """
     found: dict[str, list[tuple[str, Item]]] = {}
     bounds = []

@@ -1,7 +1,7 @@
-"""Ask brokers over their HTTP node API: bounded in number, time and size. Shell.
+"""Sends requests to brokers' HTTP node APIs, bounded in number, time and size. Shell.
 
-Every failure to get an answer is `NodeSilent` with words for a person; an error status is an
-`Answer` like any other. Which brokers are shown the cluster's token: `clustertoken`.
+Every failure to get an answer is a `NodeSilent` with words for a person; an error status is an
+`Answer` like any other. `clustertoken` decides which brokers are shown the cluster's token.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ class Nodes:
     async def view(
         self, http_address: str, path: str, query: Mapping[str, str] | None = None
     ) -> Any:
-        """Return the JSON of a GET. Raises NodeSilent, also for an error status, with its words."""
+        """Return the JSON of a GET. Raises NodeSilent, also for an error status, then with the
+        problem in words."""
         answer = await self.ask(http_address, "GET", path, query=query)
         if not answer.ok:
             raise NodeSilent(answer.words(), sent=False)
@@ -158,7 +159,7 @@ class Nodes:
     async def stream(
         self, http_address: str, path: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open an answer that goes on (events); it takes no slot. Raises ClientError,
+        """Open a stream of events; it takes none of the CONCURRENCY_MAX slots. Raises ClientError,
         TimeoutError."""
         assert self._session is not None, "not started"
         limit = aiohttp.ClientTimeout(
@@ -174,7 +175,8 @@ class Nodes:
 
 
 def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None) -> URL:
-    """Build a URL; `path` stays as encoded. A broker with HTTPS registers its address so."""
+    """Build a URL; `path` stays as encoded. A broker with HTTPS registers an address that begins
+    with https://."""
     scheme = "https" if http_address.startswith(HTTPS) else "http"
     url = URL(f"{scheme}://{http_address.removeprefix(HTTPS)}{path}", encoded=True)
     return url.with_query(dict(query)) if query else url

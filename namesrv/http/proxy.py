@@ -57,7 +57,7 @@ class Proxy:
             raise problem_of(f"{known.address} of {known.group}", silent) from silent
         passed = {h: answer.headers[h] for h in ANSWER_HEADERS if h in answer.headers}
         passed.setdefault("content-type", JSON)
-        if answer.status == 401:  # that is about this name server's token, not the caller's
+        if answer.status == 401:  # the broker refused this name server's token, not the caller's
             raise ApiProblem(502, "CLUSTER_TOKEN", "the broker refuses this name server's token")
         guards = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
         return web.Response(status=answer.status, body=answer.body, headers=passed | guards)

@@ -1,8 +1,8 @@
-"""The cluster API's read operations: the answers of all groups, merged. Thin: only checks are here.
+"""The cluster API's read operations, which merge the answers of all groups.
 
-Lists from several groups say each item's `group` and, beside the items, which groups did not answer
-(`errors`). The list of topics is this name server's own route table, that is, what clients see;
-everything about one topic is asked from the leaders.
+Lists from several groups give each item's `group` and, beside the items, the groups that did not
+answer (`errors`). The list of topics is this name server's own route table, which is what clients
+see; everything about a single topic is asked from the leaders.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class Reads:
             after = behind  # nothing on this page matches: try the next one, within the time limit
 
     async def _resource(self, what: str, path: str) -> Reply:
-        """Return a thing that each group has a version of: all of them, with one joined version."""
+        """Return a resource as every group has it, with one joined version."""
         found, errors = await self._leaders.answers(path)
         if not found:
             raise _none(what, errors)

@@ -1,4 +1,4 @@
-"""Follow the events of all brokers: one stream each, resumed where it broke. Shell.
+"""Follows the events of all brokers: one stream for each, resumed where it broke. Shell.
 
 `text/event-stream` (WHATWG HTML, 9.2): lines `id:`, `event:`, `data:`; a blank line ends an event,
 a line that starts with a colon says nothing.

@@ -1,4 +1,4 @@
-"""Trace one message over replicas and consumer groups; merge a consumer group's views. Pure.
+"""Traces one message over replicas and consumer groups; merges a consumer group's views. Pure.
 
 A message is *on* a replica if the replica's log reaches past the message's end and still begins
 before it, *durable* there if the fsynced part does. A consumer group *had* it if its offset in the

@@ -1,18 +1,18 @@
 """Checks of delayed messages: early, lost, stored twice; and their lateness. Pure.
 
 These are violations:
-- early, by the brokers' clocks: stored for consumers (its store time) before it was stored to wait
-  plus its delay. Known only if the broker's own topic was read at the end, which says when that
-  was.
+- early, by the brokers' clocks: its store time as stored for consumers is before its store time as
+  stored to wait, plus its delay. The latter is known only if the broker's own topic was read at the
+  end.
 - early, by the harness's clock: consumed before its send began plus its delay. A message cannot be
   stored before its send began, so this holds whatever time the brokers believe it is.
 - lost: acknowledged, and not delivered although the topic was drained completely afterwards.
 - stored more than once: delivered at more positions than its client tried to send it.
 
 Both early checks allow `tolerance_ms`, by which the clocks of two leaders may differ: TOLERANCE_MS
-on one machine, whose processes read one clock. Where clocks were moved (a fault clock-…), early
-messages are reported as UNKNOWN: it may be the clock. Lateness is no violation; it is measured:
-store time for consumers minus the time it was due. Memory: about 0.4 KB a message.
+on one machine, whose processes read one clock. If faults moved clocks (clock-…), early messages are
+reported as UNKNOWN, because the clock may be the reason. Lateness is not a violation; it is
+measured as store time for consumers minus due time. Memory: about 0.4 KB a message.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DelayBook:
         self.tolerance_ms = tolerance_ms
         self.found: dict[str, Delayed] = {}
         self.early = Offenders()  # by the harness's clock
-        self.strangers = Offenders()  # delivered, and nobody sent it
+        self.strangers = Offenders()  # delivered, but nobody sent it
         self.drains: dict[str, int] = {}
         self.deliveries = 0
         self.clocks_moved = False

@@ -1,7 +1,7 @@
-"""The fate of every message, kept up to date as a history goes on. Pure.
+"""Keeps what is known of every message, up to date as a history goes on. Pure.
 
 One `Ledger` serves all checks of messages (chaos.checks.messages, chaos.checks.order): it is fed
-once and keeps suspicious messages in small collections of their own, so that an answer costs little
+once and keeps suspicious messages in small collections of their own, so that a check costs little
 at any time. Memory: about 0.5 KB per message sent, less if it was acknowledged and consumed
 normally, and a byte per queue offset.
 """
@@ -118,7 +118,7 @@ class Entry:
 
 
 class Ledger:
-    """The fate of every message. Feed it `invoked`, `decided`, `consumed` and `drained`.
+    """What is known of every message. Feed it `invoked`, `decided`, `consumed` and `drained`.
 
     entries: every message sent, by id. phantoms: id → why it should not have been consumed.
     twice_acked, clashes: positions of two messages, as ordered sets. misplaced: acknowledged in one
@@ -307,7 +307,8 @@ class Ledger:
             self._ghost(name, queue, offset, "its send had failed for certain")
 
     def _elsewhere(self, name: str, entry: Entry, queue: Queue, offset: int) -> None:
-        """Note a delivery where the message was neither acknowledged nor seen first."""
+        """Note a delivery at a place other than that of the acknowledgement and the first
+        delivery."""
         if entry.queue is None:
             entry.queue, entry.offset = queue, offset
             return

@@ -1,8 +1,8 @@
 """Checks of orderly consumption under queue locks: one consumer at a time, nothing skipped. Pure.
 
 Each piece of work on a queue is an interval of the machine's one monotonic clock. Violations:
-- two at once: work on a queue begins before another piece of work on it has ended, whoever does
-  either, and whether or not it succeeds.
+- two at once: work on a queue begins before another piece of work on it has ended, no matter which
+  consumers do them and whether they succeed.
 - skipped: work begins after a message of its queue that nobody has finished.
 
 Repeating work after a consumer left is allowed (at least once). The time that queues stood still

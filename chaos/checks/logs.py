@@ -1,6 +1,6 @@
-"""Search the nodes' logs for lines that must not be there. Blocking.
+"""Searches the nodes' logs for lines that must not be there. Blocking.
 
-A finding is one line; for a traceback, the line before it and the exception that it ends with.
+A finding is one line; for a traceback it is the line before it and the exception at its end.
 chaos.checks.replicas decides whether an injected fault explains it.
 """
 

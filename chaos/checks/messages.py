@@ -12,8 +12,9 @@ These are violations:
   idempotently. A send of unknown outcome that is delivered is no duplicate; it is counted, too, and
   so is a position handed out again.
 
-A message answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE was stored with
-less than is promised: losing it breaks no promise, and is counted separately.
+A message answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE was stored, but on
+fewer disks or brokers than SEND_OK promises: losing it breaks no promise, and is counted
+separately.
 """
 
 from __future__ import annotations

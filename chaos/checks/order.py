@@ -7,8 +7,8 @@
 - order as consumed: where consumers promise order, the first delivery of an acknowledged message
   comes before that of any later one of its key.
 
-Messages that were not answered SEND_OK are not judged here. What looks into the ledger has to be
-fed after it. Memory: one object a key.
+Messages that were not answered SEND_OK are not judged here. The checks that use the ledger have to
+be fed after it. Memory: one object a key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raftmq.chaos.history.events import Consume, Kind, Position, Send
 
 
 class OrderPerQueue:
-    """Finds whether acknowledged offsets of a queue rise with real time."""
+    """Checks that the acknowledged offsets of each queue rise with real time."""
 
     def __init__(self) -> None:
         self._tops: dict[tuple[str, str, int], PrefixMax] = {}
@@ -142,7 +142,7 @@ def queue_of(place: Position) -> tuple[str, str, int]:
 
 
 class OrderConsumed:
-    """Finds whether ordered consumers see each key's messages in the order of sending."""
+    """Checks that ordered consumers see each key's messages in the order of sending."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -4,11 +4,12 @@ These are violations:
 - lost: an acknowledged message is neither consumed nor a dead letter; or one that a consumer gave
   back, acknowledged by the broker, did not come again with one reconsumption more (as a dead
   letter, if it had been tried often enough), although the topic was drained completely afterwards.
-- out of turn: a retry, or a dead letter, that nobody had given back so often.
-- stored more than once: at more positions than requests that can have put it there.
+- out of turn: a retry or a dead letter, though nobody had given the message back so often.
+- stored more than once: at more positions than there were requests that can have put it there.
 
-A client that redelivers a message itself, since no broker took it back, counts further than the
-stored record does; so a range of counts is right for its next send-back. Memory: 0.6 KB a message.
+A client that redelivers a message itself, because no broker took it back, counts on beyond the
+stored record's count. So for its next send-back a range of counts is right. Memory: 0.6 KB a
+message.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ def retries_lost(book: RetryBook, name: str) -> Check:
 
 
 def _missing(book: RetryBook) -> Iterator[tuple[str, int, int]]:
-    """Yield what is missing: words, due since when, when its topic was drained."""
+    """Yield for each missing message: a description, since when it is due, and when its topic was
+    drained (both in ns)."""
     for name, entry in book.found.items():
         drained_ns = book.drains.get(entry.topic, -1)
         if entry.outcome is Outcome.OK and not entry.accepted and not entry.dead:

@@ -1,4 +1,4 @@
-"""Compare the CommitLogs of a group's replicas as files, stopped or running. Blocking.
+"""Compares the CommitLogs of a group's replicas as files, stopped or running. Blocking.
 
 `compare_replicas` hashes the same log positions in every store and returns the content of a
 "replicas" record of the history (`write_replicas` writes it; chaos.checks.replicas judges it). The
@@ -35,7 +35,7 @@ _PHYSICAL_OFFSET_AT = 28
 
 
 class StoreUnreadable(Exception):
-    """A directory is no store, or a log ends before it should."""
+    """The directory is not a store, or its log ends before it should."""
 
 
 @dataclass(slots=True)

@@ -5,8 +5,9 @@
         suite.feed(record)
     suite.results(); suite.lost()
 
-Every record is turned into an event once; checks share their books, those of messages one ledger.
-Memory grows with the number of messages (chaos.checks.ledger says how much), not of records.
+Every record is turned into an event once. Checks share their books, and the checks of messages one
+ledger. Memory grows with the number of messages (chaos.checks.ledger says how much), not with the
+number of records.
 """
 
 from __future__ import annotations

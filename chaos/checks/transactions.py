@@ -2,10 +2,10 @@
 
 These are violations:
 - committed and lost: a producer said commit (END_TRANSACTION, or its answer to a check-back), and
-  the topic was drained completely afterwards without the message. That the producer's word got lost
-  is no excuse: the broker asks again.
-- delivered without a commit: nobody had said commit for that message yet, be it rolled back,
-  undecided, not certainly stored or never sent.
+  the topic was drained completely afterwards without the message. It is no excuse if the producer's
+  request got lost, because the broker asks again.
+- delivered without a commit: nobody had said commit for that message yet. It may have been rolled
+  back, undecided, not certainly stored or never sent.
 - stored more than once: delivered at more positions than the producer tried to store half messages.
 - half messages at the end (in the broker's own topics, read once everything had settled): one that
   is open although it was decided, or an undecided one that is gone.

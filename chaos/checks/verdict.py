@@ -1,7 +1,8 @@
-"""The answer of a check, and what a check is made of. Pure.
+"""The result of a check, and the parts that make up a check. Pure.
 
-Verdicts merge as Jepsen's do: a failure beats not knowing, not knowing beats a pass. A check that
-had nothing to look at says UNKNOWN rather than pass: a harness that never fails proves nothing.
+Verdicts merge as Jepsen's do: FAIL if any check fails, else UNKNOWN if any is unknown, else PASS. A
+check that had nothing to look at is UNKNOWN and not a pass, because a harness that never fails
+proves nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class LostMessage:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The answer of one check. `lost`: all lost messages, in the check for these."""
+    """The result of one check. `lost`: all lost messages; only in the check that looks for them."""
 
     name: str
     verdict: Verdict
@@ -65,7 +66,8 @@ def merge(checks: Iterable[Check]) -> Verdict:
 
 
 class Book(Protocol):
-    """The state that checks are judged by, fed with events as they happen; asked at any time."""
+    """The state by which checks judge. It is fed with events as they happen, and may be asked at
+    any time."""
 
     @property
     def applies(self) -> bool:
@@ -141,8 +143,8 @@ def at(place: Position) -> str:
 
 
 def judge_lost(name: str, lost: Sequence[str], open_count: int, wanted: int, detail: str) -> Check:
-    """Judge losses: `lost` are those whose topic was drained afterwards; `open_count` messages were
-    not there, whatever the reason, of `wanted` that should be."""
+    """Judge losses. `lost`: the missing messages whose topic was drained afterwards. Of `wanted`
+    messages that should be there, `open_count` are missing for whatever reason."""
     if lost:
         return judge(name, iter(lost), detail, 1)
     if open_count or not wanted:

@@ -1,7 +1,7 @@
-"""DIR/cluster.json: the nodes of a cluster and the processes that run them. No behaviour.
+"""DIR/cluster.json: the nodes of a cluster and the processes that run them. Data only.
 
-Written whole to a temporary file and renamed over the old one, so a reader never sees half of it.
-Writers hold an exclusive lock on DIR/cluster.lock while they read, change and write.
+It is written to a temporary file that is renamed over the old one, so a reader never sees half of
+it. Writers hold an exclusive lock on DIR/cluster.lock while they read, change and write.
 """
 
 from __future__ import annotations

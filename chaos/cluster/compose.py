@@ -2,9 +2,9 @@
 
 Nodes are the containers with the label `raftmq.kind`: `raftmq.node` is a node's name (a broker's
 dLegerSelfId), `raftmq.group` its broker group, `raftmq.address` its address from here, and
-`raftmq.mode` the mode of that group's cluster. This runs where clients are: on the machine whose
-ports the containers are published at. Containers are killed, paused and started through the
-engine's API, but never created or removed: `docker compose` does that.
+`raftmq.mode` the mode of that group's cluster. The harness runs where clients are: on the machine
+that publishes the containers' ports. Containers are killed, paused and started through the engine's
+API, but never created or removed: `docker compose` does that.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class ComposeCluster(Cluster):
         await self._wait(process, "stopped", GONE_TIMEOUT_S)
 
     def store_of(self, node: Node) -> Path:
-        """Return its store, where the engine keeps the volume: for root on the engine's machine."""
+        """Return the broker's store in the engine's volume; only root on the engine's machine can
+        read it."""
         self.state()
         for mount in self.docker.inspect(self._ids[node.name])["Mounts"]:
             if mount["Destination"] == DATA:

@@ -1,7 +1,6 @@
-"""The harness's credentials: RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY, for clusters with access
-control (an admin's, because the harness makes topics, members and transfers).
-
-This is the edge of the process: the one place here that reads them.
+"""The harness's credentials, for clusters with access control: RAFTMQ_ACCESS_KEY and
+RAFTMQ_SECRET_KEY. They have to be an admin's, because the harness makes topics, members and
+transfers. This is the only place in the harness that reads these variables.
 """
 
 from __future__ import annotations

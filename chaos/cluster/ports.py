@@ -22,12 +22,13 @@ class NoFreePort(Exception):
 
 
 class HeldPorts:
-    """Ports that nobody else is given, from `choose` or `hold` until `close`: they are bound here,
-    but their servers can still listen on them (SO_REUSEADDR, which all servers set).
+    """Keeps ports from being given to other processes, from `choose` or `hold` until `close`: they
+    are bound here, but their servers can still listen on them (SO_REUSEADDR, which all servers
+    set).
 
-    Without this anybody may take a port before its broker listens, or while it is killed. If
-    another cluster takes it, the first one's replicas dial that cluster: by name they are of its
-    group, and the two groups become one.
+    Without this, any process may take a port before its broker listens, or while the broker is
+    dead. If another cluster takes it, the first one's replicas dial that cluster; their groups have
+    the same name, so the two groups could become one.
     """
 
     def __init__(self, host: str) -> None:

@@ -1,4 +1,4 @@
-"""Processes that outlive the command that starts them: start, recognise, signal, read their log.
+"""Starts, recognises and signals processes that outlive the command that starts them.
 
 A process is identified by its pid together with its start time (clock ticks since boot, field 22 of
 /proc/PID/stat), so a pid that the system has reused is never signalled: the check and the signal

@@ -58,7 +58,8 @@ def flush_of(state: ClusterState) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The cluster asked for; None: as the mode, or the cluster in the directory, has it."""
+    """The shape asked for. A field that is None is taken from the mode, or from the cluster that is
+    in the directory already."""
 
     mode: str | None = None
     groups: int | None = None

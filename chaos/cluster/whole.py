@@ -43,8 +43,8 @@ async def wait_whole(
 
 
 def _committed(views: Sequence[ReplicaView | None]) -> dict[str, int]:
-    """Return group → the highest commit index that any of its replicas knows. A classic slave that
-    has left its master counts for nothing: what only it has is not the group's."""
+    """Return by group the highest commit index that any of its replicas knows. A classic slave that
+    does not follow its master does not count: messages that only it has are not the group's."""
     goals: dict[str, int] = {}
     for view in views:
         if view is not None and view.follows:

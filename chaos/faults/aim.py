@@ -1,8 +1,8 @@
-"""Walkers that find the bytes of a node's files that are worth damaging. Pure.
+"""Finds the bytes of a node's files that are worth damaging. Pure.
 
-They know the layouts of the CommitLog (frames, records, blanks), of ConsumeQueue units, IndexFiles,
-the two-slot files of term and vote, and the checkpoint; bytes in, byte offsets out. They never
-verify: an item is where the one before it says that it is.
+The functions know the layouts of the CommitLog (frames, records, blanks), of ConsumeQueue units,
+IndexFiles, the two-slot files of term and vote, and the checkpoint. They take bytes and return byte
+offsets. They verify nothing: an item is where the size of the one before it says that it is.
 """
 
 from __future__ import annotations

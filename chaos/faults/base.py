@@ -1,9 +1,10 @@
 """The interface of every fault: a kind in the catalogue, a place in a plan, an object that acts.
 
-A *kind* is data: name, family, whom it may hit, what it needs. A *planned* fault is a kind with a
-time, a target and drawn numbers, pure data out of a seed. A *fault* is the planned thing made real
-on one cluster: it injects and heals. `Injection` is the usual fault: it has a deed, which does and
-undoes, and keeps history records, order and healing after a failed or cancelled `inject`.
+A *kind* is data: name, family, which nodes it may hit, what it needs. A *planned* fault is a kind
+with a time, a target and drawn numbers, pure data made from a seed. A *fault* carries a planned one
+out on one cluster: it injects and heals. `Injection` is the usual fault. It has a `Deed`, which
+does and undoes the damage; the injection itself writes the history records, and heals even after an
+`inject` that failed or was cancelled.
 
 Every module of faults has one table `KINDS: Table` and, if its kinds need something of the machine
 or the cluster, one table `NEEDS`; chaos.faults.catalogue joins them.
@@ -35,7 +36,8 @@ FAMILIES = ("process", "network", "disk", "damage", "clock", "names")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One entry of the catalogue. `whom`: selectors that make sense, the usual one first.
+    """One entry of the catalogue. `whom`: the selectors of targets that make sense, the usual one
+    first.
 
     `needs` are names in the tables of needs ("links", "faultable", "root", "raft", …); `modes` are
     the cluster modes that it fits, None: all. `lasts_s`: bounds of the duration a plan draws, in
@@ -78,7 +80,7 @@ class Planned:
 
 
 class Fault(Protocol):
-    """Something that goes wrong and is put right again."""
+    """Something that goes wrong in a cluster and can be put right again."""
 
     async def inject(self) -> None:
         """Do it. Raises ClusterError if it could not be done: then nothing is wrong."""
@@ -143,7 +145,7 @@ class Deed(Protocol):
         """Put it right. Raises ClusterError or OSError."""
 
     def describe(self, targets: str) -> str:
-        """Return what it does, in a few words; `targets` names the nodes, or who is to be hit."""
+        """Return in a few words what it does; `targets` has the nodes' names, or the selector."""
 
 
 async def choose_nodes(planned: Planned, context: Context) -> Hit:

@@ -1,8 +1,8 @@
-"""The catalogue of all kinds of faults, what they need, and how a wish is written.
+"""The catalogue of all kinds of faults, what they need, and how a *wish* for one is written.
 
-A wish reads `KIND`, `KIND:WHOM` or `KIND:WHOM,for=3,NAME=VALUE`; several joined by `+` happen at
-the same time: `kill:leader`, `delay:follower,delay_ms=80`, `one-way-in:leader+kill:follower`.
-Faults that a machine or a cluster cannot do are reported with the reason, never skipped silently.
+A wish is `KIND`, `KIND:WHOM` or `KIND:WHOM,for=3,NAME=VALUE`; several joined by `+` happen at the
+same time: `kill:leader`, `delay:follower,delay_ms=80`, `one-way-in:leader+kill:follower`. Faults
+that a machine or a cluster cannot do are reported with the reason, never skipped silently.
 """
 
 from __future__ import annotations

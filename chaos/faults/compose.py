@@ -1,6 +1,6 @@
-"""Faults of containers, and the reasons why other faults cannot be had there.
+"""Faults of containers, and the reasons why other faults cannot be made there.
 
-A cut takes a container off its networks: nobody reaches it, by name, address or published port.
+A cut takes a container off its networks, so nobody reaches it by name, address or published port.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CANNOT = {"namesrv-cut": "clients and brokers reach name servers without proxie
 
 
 def why_not(kind: Kind) -> str | None:
-    """Return why a kind is not to be had on containers; None if it is."""
+    """Return why this kind of fault cannot be made on containers; None if it can."""
     if kind.name in _CAN:
         return None
     return _CANNOT.get(kind.name) or _BY_FAMILY[kind.family] or None

@@ -1,8 +1,8 @@
 """Faults of disks: full, failing, slow, stalled, lying, without power, lost.
 
 All but the loss of a disk need brokers that run over the fault layer (`mqcluster up --faultable`).
-A broker may end itself because of what its disk did, and rightly: healing makes the disk good again
-and starts brokers that are down.
+A broker may rightly end itself because of what its disk did: healing makes the disk good again and
+starts brokers that are down.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def faults_of(context: Context, node: Node) -> Path:
 
 
 class Told:
-    """Rules for the disks of the nodes it hits, in force as long as it lasts."""
+    """Puts rules in force for the disks of the nodes that it hits, as long as it lasts."""
 
     def __init__(
         self, planned: Planned, context: Context, rules: RulesOf, words: str, *, may_end: bool
@@ -133,7 +133,8 @@ class PowerCut:
 
 
 class KernelPowerCut:
-    """The same by the kernel: each store is a file system of its own that is shut down."""
+    """A power cut made by the kernel: each store is on a file system of its own, which is shut
+    down."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
         self._context = context

@@ -1,7 +1,8 @@
 """Gives the broker's HTTP API access to the fault layer (broker.http.faults.FaultDoor).
 
-A fault made here is one key of rules.json, `http-<number>`, so these and the harness's faults do
-not affect each other. The clock has no keys, so this changes and resets it whoever set it.
+A fault made here has its own key in rules.json, `http-<number>`, so these faults and the harness's
+do not affect each other. The clock has no keys, so this changes and resets it even if the harness
+set it.
 """
 
 from __future__ import annotations

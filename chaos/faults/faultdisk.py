@@ -40,8 +40,8 @@ from raftmq.chaos.faults.steering import (
 from raftmq.chaos.faults.undo import Pending, Record, RecordKind, decode
 from raftmq.store.disk import DiskUsage, OsDisk, OsFile
 
-PENDING_BYTES_MAX = 256 << 20  # of records that are needed; then writes fail, loudly
-REWRITE_BYTES = 4 << 20  # a journal longer than this, and mostly struck out, is rewritten
+PENDING_BYTES_MAX = 256 << 20  # of records that are still needed; beyond, writes fail with an error
+REWRITE_BYTES = 4 << 20  # a journal longer than this is rewritten if most of it is struck out
 _PIECE_BYTES = 1 << 20
 JOURNAL, GRAVE, BOOT = "undo.log", "grave", "boot"
 

@@ -1,8 +1,8 @@
 """The bytes in flight in one direction of one connection: passed at once, delayed, or held. Pure.
 
-Bytes come out in the order they went in, whole and once, whatever rules change meanwhile; the end
-of the stream (END) and its loss (RESET) keep their place in it. The owner asks `full` and then
-stops reading: a flow holds at most its limit plus one more read.
+Bytes come out complete, once, and in the order in which they went in, even if rules change
+meanwhile. The end of the stream (END) and its loss (RESET) keep their place among them. The owner
+stops reading when `full` says so: a flow holds at most its limit plus one more read.
 """
 
 from __future__ import annotations

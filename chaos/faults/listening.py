@@ -1,4 +1,4 @@
-"""Listen, stop listening, and see which ports listen.
+"""Listens, stops listening, and finds out which ports listen.
 
 A `Listener` owns its port from the first `open` to `close`. Shut, it stays bound but does not
 listen: connections are refused as if no process were there, and nobody else gets the port.

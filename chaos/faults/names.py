@@ -1,7 +1,7 @@
 """Faults of name servers: down, frozen, out of reach.
 
-Clients and brokers that know each other need name servers for news only, so nothing should stop;
-new routes and new leaders have to wait.
+Clients and brokers that know each other need name servers only to learn of changes. So nothing
+should stop; only new routes and new leaders have to wait.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Cuts below TCP, between the hosts of a cluster that has network namespaces of its own.
 
-A directed cut gives the sender a wrong hardware address for the receiver, so its packets go to
-nobody, silently, as on a broken wire; so do its acknowledgements in connections of the other
-direction. Needs no packet filter and no traffic control, which kernels may lack. The harness looks
-at the cluster from the clients' host, so it does not see a node that clients do not reach.
+A directed cut gives the sender a wrong hardware address for the receiver. So its packets, and its
+acknowledgements in connections of the other direction, reach nobody, as on a broken wire. This
+needs no packet filter and no traffic control, which kernels may lack. The harness looks at the
+cluster from the clients' host, so it does not see a node that clients do not reach.
 """
 
 from __future__ import annotations

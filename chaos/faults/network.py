@@ -168,7 +168,7 @@ def around(links: Links, names: Collection[str]) -> list[Link]:
 
 
 def around_peers(links: Links, names: Collection[str]) -> list[Link]:
-    """Return those of them that are between brokers."""
+    """Return the links of `around` that are between brokers."""
     found = set(links.replication())
     return [link for link in around(links, names) if link in found]
 

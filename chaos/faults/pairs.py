@@ -1,8 +1,9 @@
 """One proxied connection: the dialling end, the dialled end, and two flows between them.
 
-Each end gets what the other sends, in order, whole and once, unless the connection is reset. The
-rules of its link are applied here. An end of stream is passed on as one; the loss of an end becomes
-a reset of the other, at its place in the flow: behind a cut nobody learns of it before the heal.
+Each end gets what the other sends, complete, once and in order, unless the connection is reset. The
+rules of the link are applied here. An end of stream is passed on as such; the loss of one end
+becomes a reset of the other. Both keep their place in the flow, so behind a cut nobody learns of
+them before the heal.
 
 Limits: each way holds what its flow allows plus one read of the loop's (256 KiB) plus the sockets'
 own buffers, bounded by `SOCKET_BUFFER_BYTES`; beyond that the proxy stops reading from the sender,
@@ -207,7 +208,7 @@ class End(asyncio.Protocol):
     # ---- the pair's side --------------------------------------------------------------------
 
     def move(self) -> None:
-        """Deliver what has arrived; look again when the next is due."""
+        """Deliver what is due, and schedule the next call for what is due later."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -22,9 +22,11 @@ LASTS_MAX = 0.4  # part of a slot; with the above and the later parts all is hea
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One wish: a kind, whom (empty: the kind's usual target), numbers that are not to be drawn.
+    """One wish: a kind, its target (`whom`; empty: the kind's usual one), and given numbers that
+    are not to be drawn.
 
-    `for_s`: how long it shall last; 0: drawn. It may not be longer than its slot allows.
+    `for_s`: how many seconds the fault is to last; 0: drawn. It may not be longer than its slot
+    allows.
     """
 
     kind: Kind

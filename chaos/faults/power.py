@@ -1,4 +1,4 @@
-"""Cut the power of a node: by the fault layer's journal, or by the kernel on a loop device.
+"""Cuts the power of a node: with the fault layer's journal, or by the kernel on a loop device.
 
 `cut` needs no root. The node's processes are dead (SIGKILL); the changes that the journal lists as
 pending are partly undone in the files, by a seeded choice (chaos.faults.undo says how), and the
@@ -155,7 +155,7 @@ def _undo_contents(
     return fate.hurt, len(fate.pages), fate.size != size
 
 
-# ---- the kernel's truth ---------------------------------------------------------------------
+# ---- by the kernel --------------------------------------------------------------------------
 
 
 class LoopDisk:

@@ -1,9 +1,10 @@
-"""Choose the nodes a fault hits: selector, one look at the cluster, number in [0, 1) → nodes. Pure.
+"""Chooses the nodes that a fault hits, from a selector, the cluster's state and a number in [0, 1).
+Pure.
 
-    leader, master         who leads (of several groups one, picked by the number)
-    follower, slave        one that does not, alive or frozen; never a dead one
+    leader, master         the leader (of several groups one, picked by the number)
+    follower, slave        a broker that does not lead, alive or frozen; never a dead one
     most-behind            the living follower whose log ends first
-    minority, majority     so many of a group as are less than half, or just more than half
+    minority, majority     as many of a group's nodes as are just less, or just more, than half
     all                    every broker
     namesrv, namesrvs      one name server; all of them
     clients                no node: the fault concerns the clients' side
@@ -24,7 +25,7 @@ from raftmq.chaos.cluster.clusterfile import NAMESRV, ClusterError, Node
 
 
 class NobodyNow(ClusterError):
-    """The target is a role that nobody has at the moment; a moment later somebody may."""
+    """No node has the target's role at this moment; a moment later one may."""
 
 
 LEADING = ("leader", "master")
@@ -78,7 +79,8 @@ def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Nod
 
 
 def leaders(statuses: Sequence[NodeStatus]) -> list[Node]:
-    """Return the leaders: of each group the living node that claims it with the highest term."""
+    """Return the leaders: in each group the living node that says with the highest term that it
+    leads."""
     found: dict[str, NodeStatus] = {}
     for status in statuses:
         if not status.alive or status.view is None or status.role not in LEADING:

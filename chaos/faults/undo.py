@@ -4,12 +4,12 @@ The fault layer (chaos.faults.faultdisk) writes a record *before* each change to
 the record holds what the change destroys. A sync only marks changes as durable. After a power cut
 the changes that are still pending are partly undone:
 
-    pages      each 4 KiB page keeps some first part of the changes made to it since the last sync
-               (all, none, or between); it may be torn at a 512-byte sector, where the two sides
-               kept different many. Pages know nothing of each other: disks write in any order
-    size       a file's changes of size (truncate, allocate, writing past the end) survive up to
-               some one of them; no page behind a lost one keeps what came after it
-    names      creations, removals and renames survive up to some one of them, for file systems
+    pages      each 4 KiB page keeps the first few of the changes made to it since the last sync
+               (all, none, or some); it may be torn at a 512-byte sector, so that its two sides keep
+               different numbers of changes. Each page is drawn by itself: disks write in any order
+    size       of a file's changes of size (truncate, allocate, writing past the end) the first few
+               survive; no page behind a lost one keeps what came after it
+    names      of creations, removals and renames the first few survive, because file systems
                journal them in order; directories themselves survive
 
 A failed sync makes nothing durable, and later syncs do not make up for it: as in the kernel, they

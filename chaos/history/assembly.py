@@ -1,4 +1,4 @@
-"""Turn the records of a history file into typed events, one by one as they are written. Pure.
+"""Turns the records of a history file into typed events, one by one as they are written. Pure.
 
 `Assembler.take(record)` returns (Kind, object) or None. It keeps only operations without an outcome
 yet, so it reads histories of any length. An invoke and its outcome are the same object, completed

@@ -83,7 +83,7 @@ class Send:
     msg_id: str = ""
     attempts: int = 0
     error: str = ""
-    status: str = SEND_OK  # of an `ok`; anything else: stored, but with less than was promised
+    status: str = SEND_OK  # of an `ok`; others: stored, but on fewer disks or brokers than promised
     shed: bool = False  # never sent: the load's own backlog was full
     once: bool = False  # idempotent: to be stored once, however often its client had to ask
 

@@ -24,7 +24,7 @@ from raftmq.chaos.history.assembly import VERSION, assemble
 from raftmq.chaos.history.events import History, HistoryError
 
 FLUSH_INTERVAL_MS = 50
-BUFFER_BYTES_MAX = 1 << 20  # past this the caller itself writes: a slow disk slows the run down
+BUFFER_BYTES_MAX = 1 << 20  # beyond, the caller writes the buffer itself, and waits for the disk
 READ_BYTES_MAX = 4 << 20  # that a follower takes at once
 
 

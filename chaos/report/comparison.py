@@ -1,4 +1,5 @@
-"""Compare engines under the same faults: one table, one page. Works on the runs' verdict data."""
+"""Makes the table and the page that compare engines under the same faults, from the runs'
+verdicts."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def chaos_page(history: History, checks: Sequence[Check]) -> Page:
 
 
 def send_tiles(history: History) -> tuple[tuple[str, str], ...]:
-    """Return how many sends ended how."""
+    """Return the number of sends by outcome."""
     counts = {outcome: 0 for outcome in Outcome}
     sends = all_sends(history)
     for send in sends:

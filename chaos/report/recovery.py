@@ -1,11 +1,12 @@
-"""How long writes stood still after each fault, from the history alone. Pure.
+"""Computes from a history how long writes stood still after each fault. Pure.
 
-The recovery time of a fault, for a set of clients, runs from the moment the nemesis began to inject
-it (before the signal, so that nothing is flattered) to the first acknowledgement that cannot come
-from a leader it took away: of a send invoked after that moment, or of one that needed another
-attempt. An answer already in flight does not count. The client's own retries are included.
-`everybody` takes all clients as one (a lucky client ends it); `per_client` does not, and its worst
-is the honest figure for a user. `normal` is when acknowledgements came at the earlier rate again.
+The recovery time of a fault, for a set of clients, begins when the nemesis starts to inject it
+(before the signal, so that the figure is not too good). It ends at the first acknowledgement that
+cannot come from the leader that the fault took away: that of a send invoked after that moment, or
+of one that needed another attempt. An answer already in flight does not count. The client's own
+retries are included. `everybody` takes all clients as one, so the first client that is served ends
+it. `per_client` takes each by itself; the worst client's time is the honest figure for a user.
+`normal` is when acknowledgements came at the earlier rate again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compute chart series from a history: rates, latencies and availability per interval, faults.
+"""Computes chart series from a history: rates, latencies and availability per interval, faults.
 Pure.
 
 Seconds are relative to the meta line's clock. Latencies are milliseconds from the moment a send was
@@ -71,7 +71,7 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """All a page draws."""
+    """Everything that a page draws."""
 
     bucket_s: float
     end_s: float

@@ -1,11 +1,11 @@
-"""Run the same load and the same faults on several engines, one after the other.
+"""Runs the same load and the same faults on several engines, one after the other.
 
-Every engine gets its own new cluster, the same seed and the same plan; a fault that an engine
-cannot have is listed in its row. Before any fault, its full speed is measured on a cluster of its
-own, without proxies and fault layer, by one closed-loop producer.
+Every engine gets its own new cluster, the same seed and the same plan; faults that cannot be made
+on an engine are listed in its row. Before any fault, the engine's full speed is measured on a
+separate cluster, without proxies and fault layer, by one closed-loop producer.
 
-A promise that an engine does not make counts as broken all the same: the `acked and lost` messages
-of ASYNC_FLUSH under power cuts of all nodes are what that setting costs.
+All engines are held to the same promises, also to those that an engine does not make: the `acked
+and lost` messages of ASYNC_FLUSH under power cuts of all nodes show what that setting costs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A fault that cannot be done, or a cluster that does not become whole again, does not end the run: it
 is noted and enters the verdict. Processes that ended by themselves are started again once the
 faults are healed. A classic slave whose log is no longer its master's is rebuilt, as an operator
-would: what only that slave had is lost with it, which is what the mode costs.
+would do it: messages that only that slave had are lost, as the mode allows.
 """
 
 from __future__ import annotations

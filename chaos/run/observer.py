@@ -1,9 +1,8 @@
-"""Watches a cluster while it is tormented, and writes what changes into the history.
+"""Watches a cluster during a run, and writes what changes into the history.
 
-Two light polls: every broker's role and term (28), and the consumer offsets that each group's
-leader holds (14). The second is written as `fetch`: an offset that is later smaller than once
-answered went back, no matter who got which answer. There is one request at a time per queue, so
-answers are in order.
+It polls every broker's role and term (28), and the consumer offsets that each group's leader holds
+(14). An offset is written as `fetch`: if a later answer is smaller, the offset went back, whoever
+got the answers. There is one request at a time for each queue, so answers are in order.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Observer:
                 raise result
 
     async def lag(self, watched: Watched) -> int | None:
-        """Return the messages that the group has not committed yet; None while nobody can say."""
+        """Return how many messages the group has not committed yet; None while no leader says."""
         groups = self._cluster.state().groups
         if any(group not in self.leaders for group in groups):
             return None

@@ -151,8 +151,8 @@ async def _torment(
 
 
 async def _flows(workloads: Sequence[Workload]) -> None:
-    """Return once something was acknowledged, because a fault before that would hit nothing, or
-    after FLOW_TIMEOUT_S: such a load is tormented all the same."""
+    """Wait until a send was acknowledged, because a fault before that would disturb nothing; but at
+    most FLOW_TIMEOUT_S, after which the faults begin all the same."""
     deadline = time.monotonic() + FLOW_TIMEOUT_S
     while not any(workload.tally.ok for workload in workloads) and time.monotonic() < deadline:
         _raise_failure(workloads)
@@ -219,7 +219,8 @@ def _running(config: RunConfig) -> Cluster:
 async def _cluster(
     config: RunConfig, scenario: Scenario, stack: AsyncExitStack, say: Say
 ) -> Cluster:
-    """Return the cluster to torment; one started here is stopped when the stack unwinds."""
+    """Return the cluster for the run; one that is started here is stopped when the stack
+    unwinds."""
     if config.on == COMPOSE or config.existing is not None:
         cluster = _running(config)
         stack.push_async_callback(cluster.close)

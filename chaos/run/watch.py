@@ -1,7 +1,7 @@
 """Shows a run in the terminal as it goes on: rates, latency, leaders, faults, checks so far.
 
-It reads only the history that the run writes, so any number of people may watch, also a run on
-another machine whose file is shared, or an old history again.
+It reads only the history that the run writes. So any number of people may watch, they may watch a
+run on another machine whose file is shared, and an old history can be shown again.
 """
 
 from __future__ import annotations

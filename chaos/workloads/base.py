@@ -19,8 +19,8 @@ from raftmq.chaos.history.files import HistoryWriter
 
 @dataclass(slots=True)
 class Tally:
-    """Outcomes of operations so far. `weak`: `ok` ones stored with less than was promised; `shed`:
-    never tried, because the load's own backlog was full."""
+    """Outcomes of operations so far. `weak`: `ok` ones that were stored on fewer disks or brokers
+    than SEND_OK promises; `shed`: never tried, because the load's own backlog was full."""
 
     invoked: int = 0
     ok: int = 0

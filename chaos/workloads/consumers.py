@@ -1,4 +1,5 @@
-"""The consuming side of a run: join a group, leave it, know when it has consumed everything."""
+"""The consuming side of a run: consumers that join and leave a group, and whether the group has
+consumed everything."""
 
 from __future__ import annotations
 

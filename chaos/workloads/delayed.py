@@ -108,8 +108,8 @@ class DelayedWorkload(PostedWorkload):
 
 
 def began_to_wait_ms(message: MessageExt, delay_ms: int) -> int:
-    """Return when it began to wait, by the clock of the broker that stored it; for a timer message
-    with a precision of 1 ms."""
+    """Return when the message began to wait, by the clock of the broker that stored it; for a timer
+    message to within 1 ms."""
     slot = message.properties.get("TIMER_OUT_MS")
     return message.store_timestamp_ms if slot is None else int(slot) + 1 - delay_ms
 

@@ -1,8 +1,9 @@
-"""The workload `locks`: orderly consumers that take their time, leave and come back.
+"""The workload `locks`: orderly consumers that work slowly, leave and come back.
 
-As `group`, but the order of each queue is promised, and each piece of work is recorded from its
-start to its end, whatever ends it. A queue changes hands when a consumer leaves or comes back, or
-the brokers' leader changes: then two consumers could work on it at once.
+It is like `group`, but consumers promise the order of each queue, and each piece of work is
+recorded from its start to its end, whatever ends it. A queue goes to another consumer when one
+leaves or comes back, or when the brokers' leader changes: then two consumers could work on it at
+once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The base of the workloads of messages that arrive later: transactions, delays, retries.
 
-An open loop of operations: each is due at its time, at most `window` at once; one that could not
-begin within LATE_S is shed. One topic, and one group whose deliveries are all recorded with
-positions and store times. The end: operations are decided, every awaited message has arrived (or
-nothing has for QUIET_S: it counts as lost), the broker's own topics are read, the group's lag is
-gone.
+It is an open loop of operations: each is due at its time, at most `window` run at once, and one
+that could not begin within LATE_S is shed. It has one topic, and one group whose deliveries are all
+recorded with positions and store times. It ends when all operations are decided, every awaited
+message has arrived (or none has for QUIET_S; then the rest counts as lost), the broker's own topics
+have been read, and the group has no lag.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Deliveries:
 
 
 def real_queue(message: MessageExt, group: str) -> MessageQueue:
-    """Return where it lies: clients show the original topic of messages in a retry topic."""
+    """Return the queue in which it is stored: clients show a retried message's original topic."""
     topic = message.topic
     if "RETRY_TOPIC" in message.properties and not topic.startswith(DLQ_PREFIX):
         topic = RETRY_PREFIX + group

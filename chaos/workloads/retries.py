@@ -1,4 +1,4 @@
-"""The workload `retries`: consumers that fail a message a drawn number of times, or always.
+"""The workload `retries`: consumers that fail each message a drawn number of times, or always.
 
 The number is drawn when a message is sent. Failed messages are given back (36), recorded before and
 after with the number of requests it took; the hopeless ones become dead letters, which a second

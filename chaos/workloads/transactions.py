@@ -1,11 +1,11 @@
-"""The workload `transactions`: producers that commit, roll back, or cannot say yet.
+"""The workload `transactions`: producers that commit, roll back, or do not know yet.
 
-The fate of each transaction is drawn before it begins. If it is not decided at once, the producer
-answers the broker's check-backs: with commit, with rollback, at first that it does not know, and
-for a few always so. At the end exactly these few are left open, which is checked in the broker's
-half and op topics. A broker that was not told of an end (the request was lost) asks, and gets the
-same decision. Wants transactionTimeOut and transactionCheckInterval of a few seconds, and a
-transactionCheckMax that is not reached (SETTINGS).
+The decision of each transaction is drawn before it begins. If it is not to be decided at once, the
+producer answers the broker's check-backs: with commit or rollback, or first that it does not know;
+for a few transactions it never knows. At the end exactly these few are left open, which is checked
+in the broker's half and op topics. If a broker did not get a decision because the request was lost,
+it asks and gets the same decision. The workload needs transactionTimeOut and
+transactionCheckInterval of a few seconds, and a transactionCheckMax that is not reached (SETTINGS).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ STATES = {
 
 @dataclass(slots=True)
 class Plan:
-    """A producer's plan: say `first` unasked, and `final` when asked for the `asks`th time."""
+    """A producer's plan: it says `first` by itself, and `final` when it is asked for the `asks`th
+    time."""
 
     first: str
     final: str

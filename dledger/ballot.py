@@ -13,10 +13,10 @@ from raftmq.dledger.outbox import Outbox
 
 
 class Ballot:
-    """The promises of one replica. `whole`: it has forgotten none, or has recovered (recovery.py).
-    `incarnation`: a number above 0 that no earlier process of this node has used."""
+    """The promises of one replica. `recovered`: it has forgotten none, or has recovered
+    (recovery.py). `incarnation`: a number above 0 that no earlier process of this node has used."""
 
-    __slots__ = ("_outbox", "_voted_incarnation", "incarnation", "term", "voted_for", "whole")
+    __slots__ = ("_outbox", "_voted_incarnation", "incarnation", "recovered", "term", "voted_for")
 
     def __init__(
         self, hard_state: HardState, incarnation: int, last_term: int, outbox: Outbox
@@ -25,7 +25,7 @@ class Ballot:
         assert incarnation > 0, incarnation
         self._outbox = outbox
         self.incarnation = incarnation
-        self.whole = hard_state.whole
+        self.recovered = hard_state.recovered
         self.term = hard_state.term
         self.voted_for = hard_state.voted_for
         self._voted_incarnation = 0  # of the candidate voted for in this term; 0: not known
@@ -36,8 +36,9 @@ class Ballot:
 
     @property
     def recovering(self) -> int:
-        """The `recovering` field of this replica's messages: 0 if whole, else its incarnation."""
-        return 0 if self.whole else self.incarnation
+        """The `recovering` field of this replica's messages: 0 if recovered, else its
+        incarnation."""
+        return 0 if self.recovered else self.incarnation
 
     def enter(self, term: int) -> None:
         """Enter a higher term, with no vote in it yet."""
@@ -62,14 +63,14 @@ class Ballot:
             self.voted_for = candidate
             self._changed()
 
-    def become_whole(self, leader: NodeId) -> None:
-        """Become whole: all forgotten promises are recovered, in the term of `leader`."""
-        assert not self.whole
-        self.whole = True
+    def mark_recovered(self, leader: NodeId) -> None:
+        """Note that all forgotten promises are recovered, in the term of `leader`."""
+        assert not self.recovered
+        self.recovered = True
         if self.voted_for is None:
             self.vote_for(leader, 0)
         self._changed()
 
     def _changed(self) -> None:
-        self._outbox.hard_state = HardState(self.term, self.voted_for, self.whole)
+        self._outbox.hard_state = HardState(self.term, self.voted_for, self.recovered)
         self._outbox.dirty = True

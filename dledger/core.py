@@ -15,10 +15,10 @@ else can be proposed before it. It opens a leader's term (`leader_ready` becomes
 is committed), or is a recovering follower's barrier (recovery.py).
 
 `incarnation` is a number above 0 that no earlier process of this node has used. A replica that has
-not recovered says so in its hard state (`whole` is false); that must be durable before the first
-message (the core asks for it if the hard state was loaded so; the shell must save it if it decided
-so). `segment_end(position)` returns the end of the log's segment that holds the position, and so
-where a leader's frames may stand. Without it they may stand anywhere.
+not recovered says so in its hard state (`recovered` is false); that must be durable before the
+first message (the core asks for it if the hard state was loaded so; the shell must save it if it
+decided so). `segment_end(position)` returns the end of the log's segment that holds the position,
+and so where a leader's frames may stand. Without it they may stand anywhere.
 
 The log index handed in must describe frames that are all durable: `RaftLog.open` syncs what it
 recovered. The core keeps its own copy. `commit_index` is what the shell has applied durably, if
@@ -405,7 +405,9 @@ class RaftCore:
 
     @property
     def _may_campaign(self) -> bool:
-        return self._ballot.term < TERM_MAX and self._membership.may_campaign(self._ballot.whole)
+        return self._ballot.term < TERM_MAX and self._membership.may_campaign(
+            self._ballot.recovered
+        )
 
     def _hears_leader(self) -> bool:
         return self._leading is not None or self._timer.hears(self.leader, self._now_ms)
@@ -536,9 +538,9 @@ class RaftCore:
         return self._ballot.voted_for
 
     @property
-    def whole(self) -> bool:
+    def recovered(self) -> bool:
         """False while this replica may have forgotten promises (recovery.py)."""
-        return self._ballot.whole
+        return self._ballot.recovered
 
     @property
     def incarnation(self) -> int:

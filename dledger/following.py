@@ -176,7 +176,7 @@ class Following:
                 conflict_index,
                 conflict_term,
                 self._log.index.last_index,
-                not self._ballot.whole,
+                not self._ballot.recovered,
             )
         )
 
@@ -186,7 +186,7 @@ class Following:
         match_index = min(self._log.durable_index, self._verified_index)
         assert match_index <= last_index, (match_index, self._log.index)
         self._ack_due = match_index < self._verified_index
-        me, recovering = self._node_id, not self._ballot.whole
+        me, recovering = self._node_id, not self._ballot.recovered
         self._outbox.send(
             AppendResponse(
                 me, leader, term, term, True, match_index, prev_index, 0, 0, last_index, recovering
@@ -204,10 +204,10 @@ class Following:
         """Follow the current term's leader; `has_room`: whether this replica's disk does."""
         # The leader sends at most what it knows to match here. But one that recovers may
         # hold less, or other frames, than what the leader was told before.
-        limit = self._log.index.last_index if self._ballot.whole else self._verified_index
+        limit = self._log.index.last_index if self._ballot.recovered else self._verified_index
         self._commit(min(heartbeat.commit_index, limit))
-        if not self._ballot.whole and heartbeat.certified == self._ballot.incarnation:
-            self._ballot.become_whole(heartbeat.sender)
+        if not self._ballot.recovered and heartbeat.certified == self._ballot.incarnation:
+            self._ballot.mark_recovered(heartbeat.sender)
             if self._verified_index:
                 self._acknowledge(heartbeat.sender, self._verified_index)  # now it counts
         if not has_room:

@@ -1,6 +1,6 @@
 """Handing leadership over: to a preferred leader, away from a full disk, before a planned stop.
 
-Before a stop the leader goes on taking proposals until a follower is *able*: a recovered ("whole")
+Before a stop the leader goes on taking proposals until a follower is *able*: a recovered
 voter, connected, heard a moment ago, and nearly caught up. So the time in which nobody takes
 proposals is that of one transfer (thesis 3.10: the last frames, a vote, a no-op) and no more.
 Afterwards the former leader stays until it knows who leads, has told its application so (the core

@@ -9,11 +9,12 @@ A `SlotFile` whose content is, big-endian,
     10  2    length of the vote; 0xFFFF: voted for nobody in this term
     12  n    id of the node voted for, UTF-8
 
-Version 1 had neither version nor flags (its first byte, the term's highest, is 0): read as whole.
+Version 1 had neither version nor flags (its first byte, the term's highest, is 0): read as
+recovered.
 
 A lost vote lets one replica vote twice in a term, and two leaders in a term lose messages. So a
-missing or damaged file is never read as 'no vote': the replica then is not whole, and must recover.
-A file with a term above TERM_MAX counts as damaged: nobody can be elected beyond it.
+missing or damaged file is never read as 'no vote': the replica then is not recovered, and must
+recover. A file with a term above TERM_MAX counts as damaged: nobody can be elected beyond it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from raftmq.dledger.slots import SlotFile, SlotsDamaged
 from raftmq.store.disk import Disk
 
 _VERSION = 2
-_NOT_WHOLE = 1
+_NOT_RECOVERED = 1
 _HEAD = struct.Struct(">BBqH")
 _HEAD_1 = struct.Struct(">qH")
 _NOBODY = 0xFFFF
@@ -46,7 +47,7 @@ class HardStateFile:
         self.saves = 0
 
     def load(self) -> HardState:
-        """Return what was saved last; term 0, no vote and not whole if there is no file.
+        """Return what was saved last; term 0, no vote and not recovered if there is no file.
 
         Raises HardStateDamaged, after which `save` begins anew, and OSError."""
         try:
@@ -55,13 +56,13 @@ class HardStateFile:
             raise HardStateDamaged(f"term and vote are lost: {error}") from error
         if content is None:
             self.is_new = True
-            return HardState(0, None, whole=False)
+            return HardState(0, None, recovered=False)
         return self._decode(content)
 
     def save(self, state: HardState) -> None:
         """Save term and vote; durable on return. Raises OSError: then no message may leave."""
         assert 0 <= state.term <= TERM_MAX, state
-        flags = 0 if state.whole else _NOT_WHOLE
+        flags = 0 if state.recovered else _NOT_RECOVERED
         if state.voted_for is None:
             content = _HEAD.pack(_VERSION, flags, state.term, _NOBODY)
         else:
@@ -87,10 +88,10 @@ class HardStateFile:
                 f"{self._path}: record {content[:1].hex()}, {len(content)} bytes"
             )
         vote_size = 0 if length == _NOBODY else length
-        if not 0 <= term <= TERM_MAX or flags & ~_NOT_WHOLE or len(vote) != vote_size:
+        if not 0 <= term <= TERM_MAX or flags & ~_NOT_RECOVERED or len(vote) != vote_size:
             raise HardStateDamaged(f"{self._path}: term {term}, vote of {len(vote)} bytes")
         try:
             voted_for = None if length == _NOBODY else vote.decode()
         except UnicodeDecodeError as error:
             raise HardStateDamaged(f"{self._path}: the vote is not UTF-8") from error
-        return HardState(term, voted_for, not flags & _NOT_WHOLE)
+        return HardState(term, voted_for, not flags & _NOT_RECOVERED)

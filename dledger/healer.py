@@ -276,7 +276,7 @@ class Healer:
     def _answer(self, request: RepairRequest) -> RepairResponse:
         core, frames = self._core, self._log.frames
         if core is not None:
-            standing = standing_of(core.role, core.leader_ready, core.whole)
+            standing = standing_of(core.role, core.leader_ready, core.recovered)
             return answer(request, self._log.index, core.commit_index, standing, frames, core.term)
         index = _NOTHING if self._log_is_busy else self._log.index
         return answer(request, index, 0, Standing.REPAIRS, frames, 0)

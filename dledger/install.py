@@ -32,11 +32,11 @@ of that term. Let it have frames 1..L.
   had no frame F - 1, L would be below). By log matching (Raft 5.3) none of them is in any log that
   has the committed frame F - 1, and every committed frame above stands behind that one: they were
   not and will not be committed.
-So its acknowledgements of frames stay true as far as they can matter, and a replica that was whole
-stays whole. By Raft 5.4.1 its log is at least as good as before with regard to committed frames:
-no vote that it grants from now on can elect a leader without a committed frame. Term and vote are
-not touched. A recovering replica has nothing to keep; it becomes whole by its barrier, as always
-(recovery.py), which is a frame above X.
+So its acknowledgements of frames stay true as far as they can matter, and a replica that was
+recovered stays recovered. By Raft 5.4.1 its log is at least as good as before with regard to
+committed frames: no vote that it grants from now on can elect a leader without a committed frame.
+Term and vote are not touched. A recovering replica has nothing to keep; it recovers by its barrier,
+as always (recovery.py), which is a frame above X.
 
 But between the decision and its restart the replica must acknowledge nothing (such as a next
 leader's append to the old log): it falls silent first (installer.py), before the installation is

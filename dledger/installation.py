@@ -100,7 +100,7 @@ def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -
     try:
         state = votes.load()
         if not votes.is_new:
-            votes.save(replace(state, whole=False))
+            votes.save(replace(state, recovered=False))
     except HardStateDamaged:
         pass  # the next start finds that it has lost promises
     finally:

@@ -162,12 +162,12 @@ class Leading:
         if change.kind is ChangeKind.PROMOTE:
             self._check_learner(self.progress[change.node_id], now_ms)
         voters = after.voters
-        good = int(self._node_id in voters and self._ballot.whole)
+        good = int(self._node_id in voters and self._ballot.recovered)
         good += self.tracker.good(voters, now_ms)
         needed = majority(len(voters))
         if good < needed:
             raise ChangeRefused(
-                f"{good} of {len(voters)} voters would be whole and answer, {needed} are needed"
+                f"{good} of {len(voters)} voters would be recovered and answer, {needed} are needed"
             )
         return after
 
@@ -245,7 +245,7 @@ class Leading:
                 if not response.recovering:
                     if progress.recovering:  # it has taken its certificate
                         progress.recovering = progress.certified = 0
-                    self._count_whole(progress, response.match_index)
+                    self._count_recovered(progress, response.match_index)
                 if response.recovering or self._recovery.provisional:
                     if self._recovery.is_pressing(progress, response.match_index):
                         self._send_heartbeat(progress)
@@ -286,12 +286,12 @@ class Leading:
         or ""."""
         if self._log.durable_index > self._log.commit_index:
             self._advance_commit()
-        return self._certify() if self._recovery.provisional or not self._ballot.whole else ""
+        return self._certify() if self._recovery.provisional or not self._ballot.recovered else ""
 
-    def _count_whole(self, progress: Progress, match_index: int) -> None:
-        """Count a whole follower's acknowledgement up to `match_index` for commit."""
-        if match_index > progress.whole_index:
-            progress.whole_index = match_index
+    def _count_recovered(self, progress: Progress, match_index: int) -> None:
+        """Count a recovered follower's acknowledgement up to `match_index` for commit."""
+        if match_index > progress.recovered_index:
+            progress.recovered_index = match_index
             if match_index > self._log.commit_index:
                 self._advance_commit()
 
@@ -299,7 +299,7 @@ class Leading:
         """Commit what a majority has made durable, by frames of the leader's own term only (Raft
         5.4.2)."""
         log, membership = self._log, self._membership
-        own = log.durable_index if self._ballot.whole else 0
+        own = log.durable_index if self._ballot.recovered else 0
         candidate = self.tracker.committed(own if membership.is_voter else None)
         if candidate > log.commit_index and candidate >= self._first_index:
             log.commit(candidate)
@@ -388,9 +388,9 @@ class Leading:
             self._want_appends(progress)
         if not recovering:
             progress.recovering = progress.certified = 0
-            self._count_whole(progress, response.match_index)
+            self._count_recovered(progress, response.match_index)
         progress.reported_index = response.match_index
-        if recovering or self._recovery.provisional or not self._ballot.whole:
+        if recovering or self._recovery.provisional or not self._ballot.recovered:
             return self._certify()
         return ""
 
@@ -398,7 +398,7 @@ class Leading:
         """Note the answer to a round that the follower had not answered yet."""
         progress.round = response.round
         if not response.recovering:
-            progress.whole_round = response.round
+            progress.recovered_round = response.round
         if self._reads:
             self._confirm_reads()
         has = response.match_index if response.recovering else response.last_index
@@ -439,7 +439,7 @@ class Leading:
             self._appends_due = self._outbox.dirty = True
         if now_ms >= self._heartbeat_due_ms:
             if self._recovery.is_stuck(now_ms - self._config.election_ms_max):
-                return "too few replicas are whole"
+                return "too few replicas have recovered"
             if self._timer.back_off.tried:
                 self._timer.back_off.heard(now_ms, now_ms - quorum_due_ms + longest_ms)
             self._send_heartbeats(now_ms)
@@ -475,7 +475,7 @@ class Leading:
                 self._send_heartbeats(now_ms)
 
     def _confirm_reads(self) -> None:
-        own = self.round if self._ballot.whole else 0
+        own = self.round if self._ballot.recovered else 0
         confirmed = self.tracker.confirmed_round(own if self._membership.is_voter else None)
         self._outbox.reads.extend(self._reads.confirm(confirmed))
         self._outbox.dirty = True  # the next round may start

@@ -430,12 +430,12 @@ class RaftMember:
 
     @property
     def recovering(self) -> str | None:
-        """Why this replica may have lost promises; None if it has recovered ("whole")."""
+        """Why this replica may have lost promises; None if it has recovered."""
         return self._promises.recovering
 
     def start_recovering(self, reason: str) -> None:
         """Note that frames this replica once had durable are gone: it counts neither in elections
-        nor for commit until it is whole again. Before `start`, or during it until the log is
+        nor for commit until it is recovered. Before `start`, or during it until the log is
         open."""
         self._promises.give_up(reason)
 
@@ -457,7 +457,7 @@ class RaftMember:
             view = repairing_status(config, self.log, self.links, self.life.failure, healing)
             return view | group
         view = status_of(config, parts.pump, healing | parts.installer.status())
-        return view | {"preferred_standing": parts.succession.preference.standing} | group
+        return view | {"preferred_reason": parts.succession.preference.reason} | group
 
     def change_members(self, change: Change) -> asyncio.Future[int]:
         """Change the group; the future gives the frame's index once it is committed and applied

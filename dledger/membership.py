@@ -6,9 +6,9 @@ One change at a time, thesis chapter 4. A leader refuses a change (leading.py)
   do not meet;
 - before a frame of the leader's own term is committed: until then another leader's uncommitted
   change, which this one does not know, may still win against it (the flaw found in 2015);
-- if too few voters of the resulting configuration are whole and answer: it would not be committed,
-  and would stop the group;
-- a promotion, until the learner is whole, answers, and lacks at most `learner_lag_bytes_max`.
+- if too few voters of the resulting configuration are recovered and answer: it would not be
+  committed, and would stop the group;
+- a promotion, until the learner is recovered, answers, and lacks at most `learner_lag_bytes_max`.
 
 A leader that is removed leads until that is committed, without counting itself or taking proposals,
 and then names its successor (4.2.2). A removed follower is told of its removal for a while
@@ -39,7 +39,9 @@ class Membership:
         self._node_id = node_id
         self._outbox = outbox
         self.configurations = configurations.copy()
-        self._vouched = configurations.settled[0] > 0  # noted by this replica while it was whole
+        self._vouched = (
+            configurations.settled[0] > 0
+        )  # noted by this replica while it was recovered
         self.configurations.settle(commit_index)
         self.voters: frozenset[NodeId] = frozenset()
         self.is_voter = False
@@ -88,12 +90,12 @@ class Membership:
         self._outbox.configuration_changed = True
         return True
 
-    def may_campaign(self, whole: bool) -> bool:
+    def may_campaign(self, recovered: bool) -> bool:
         """Return True for voters, and for a replica whose removal is not committed yet: it may be
         the only one that can get it committed (thesis 4.2.2), and does not count its own vote.
         False for a replica that receives the log from its beginning on an empty disk, because the
         configurations it meets there are long past."""
-        if not whole and self.configurations.index and not self._vouched:
+        if not recovered and self.configurations.index and not self._vouched:
             return False
         return self.is_voter or self.configurations.ever_voter(self._node_id)
 

@@ -41,7 +41,7 @@ class HardState:
 
     term: int
     voted_for: NodeId | None
-    whole: bool = True  # False: this replica may have lost promises (recovery.py)
+    recovered: bool = True  # False: this replica may have lost promises (recovery.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Every replica periodically tells `Preference.look` what it sees; on the leader the answer may be
 "hand leadership over now". So that this never makes service worse:
 
-- the preferred replica must have been whole, connected and caught up, and nothing may have been
+- the preferred replica must have been recovered, connected and caught up, and nothing may have been
   under way in the group (no membership change, no snapshot install, no replica leaving), for
   `steady_ms` without a break;
 - leadership goes to it at most `moves_per_minute_max` times in any minute, whoever handed it over;
@@ -58,7 +58,7 @@ class Seen:
 
 
 class Preference:
-    """Decides at one replica when leadership goes to the preferred leader. `standing` says in words
+    """Decides at one replica when leadership goes to the preferred leader. `reason` says in words
     why leadership is where it is."""
 
     __slots__ = (
@@ -71,11 +71,11 @@ class Preference:
         "_preferred",
         "_tried_term",
         "_wait_until_ms",
-        "standing",
+        "reason",
     )
 
     def __init__(self, limits: PreferenceLimits) -> None:
-        self.standing = ""
+        self.reason = ""
         self._limits = limits
         self._preferred: NodeId = ""
         self._led: NodeId | None = None  # the last leader seen
@@ -95,10 +95,10 @@ class Preference:
             self._wait_until_ms = 0.0
             self._able_since_ms = None
         self._note_leader(seen, now_ms)
-        self.standing = self._what_stands_against(seen, now_ms)
-        if self.standing:
+        self.reason = self._what_stands_against(seen, now_ms)
+        if self.reason:
             return None
-        self.standing = f"leadership goes to {seen.preferred}"
+        self.reason = f"leadership goes to {seen.preferred}"
         self._able_since_ms = None
         self._tried_term = seen.term
         self._moves.append(now_ms)

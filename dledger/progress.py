@@ -50,6 +50,8 @@ class Progress:
         "paused",
         "peer",
         "probe_last",
+        "recovered_index",
+        "recovered_round",
         "recovering",
         "regressions",
         "reported_index",
@@ -59,8 +61,6 @@ class Progress:
         "tried_last",
         "verified_index",
         "voter",
-        "whole_index",
-        "whole_round",
     )
 
     def __init__(
@@ -89,12 +89,14 @@ class Progress:
         self.moved_ms = now_ms  # last time this follower advanced, or had nothing left to do
         self.resend_after_ms = resend_ms  # doubles while nothing comes back
         self.round = 0  # highest heartbeat round it answered
-        self.whole_index = 0  # acknowledged while whole: counts for commit
-        self.whole_round = 0  # highest heartbeat round it answered while whole
-        self.recovering: int | None = None  # 0: whole; else the incarnation; None: not heard yet
+        self.recovered_index = 0  # acknowledged while recovered: counts for commit
+        self.recovered_round = 0  # highest heartbeat round it answered while recovered
+        self.recovering: int | None = (
+            None  # 0: recovered; else the incarnation; None: not heard yet
+        )
         self.reported_index = 0  # match_index of its newest heartbeat response
-        self.barrier_index = 0  # a recovering one is whole once it has this frame (recovery.py)
-        self.certified = 0  # the incarnation that has been found to be whole again
+        self.barrier_index = 0  # a recovering one is recovered once it has this frame (recovery.py)
+        self.certified = 0  # the incarnation that has been found to be recovered
         self.no_room_told = False  # it has said so, ahead of its next heartbeat response
         self.no_room = False  # as of its last heartbeat response: its disk is short of room
         self.regressions = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
@@ -189,7 +191,7 @@ class Progress:
         disk lost frames."""
         self.regressions += 1
         self.match_index = 0
-        self.whole_index = 0
+        self.recovered_index = 0
         self.verified_index = 0
         self.probe_from(last_index + 1)
 
@@ -197,7 +199,7 @@ class Progress:
         """Forget all that the follower acknowledged, and probe at its end: it has lost its
         memory."""
         self.match_index = 0
-        self.whole_index = 0
+        self.recovered_index = 0
         self.verified_index = 0
         self.reported_index = 0
         self.tried_last = -1
@@ -205,7 +207,7 @@ class Progress:
             self.probe_from(last_index + 1)
 
     def believes(self, recovering: bool) -> bool:
-        """Return whether an acknowledgement still counts: one that claims to be whole while the
+        """Return whether an acknowledgement still counts: one that claims to be recovered while the
         follower is known to recover was sent before it lost its memory."""
         return recovering or not self.recovering or self.certified == self.recovering
 

@@ -1,4 +1,4 @@
-"""Decides at a start whether this replica still has all promises it made ("whole"), or must
+"""Decides at a start whether this replica still has all promises it made ("recovered"), or must
 recover because some may be lost.
 
 A replica's promises are its votes (the vote file) and what it acknowledged (the log). It starts
@@ -43,7 +43,7 @@ class Promises:
     def __init__(self, disk: Disk, directory: str, unsynced: bool) -> None:
         """`unsynced`: this process acknowledges frames before they are durable."""
         self.hard_state = HardStateFile(disk, f"{directory}/hardstate")
-        self.recovering: str | None = None  # why this replica did not start whole
+        self.recovering: str | None = None  # why this replica did not start recovered
         self._boot = SlotFile(disk, f"{directory}/boot")
         self._disk = disk
         self._unsynced = unsynced
@@ -70,14 +70,14 @@ class Promises:
             state = self.hard_state.load()
             lost = "there is no vote file" if self.hard_state.is_new else None
         except HardStateDamaged as error:
-            state = HardState(0, None, whole=False)
+            state = HardState(0, None, recovered=False)
             lost = str(error)
-        if lost is None and not state.whole:
+        if lost is None and not state.recovered:
             lost = "it was recovering when it stopped"
         lost = self._power_was_cut(log_is_empty) or lost
         self.recovering = self.recovering or lost
         if self.recovering is not None:
-            state = HardState(state.term, state.voted_for, whole=False)
+            state = HardState(state.term, state.voted_for, recovered=False)
             self.hard_state.save(state)
         self._opened = True
         self._note(_UNSYNCED if self._unsynced else 0)

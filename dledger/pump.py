@@ -200,8 +200,8 @@ class Pump:
         if error is not None:
             self.fail("saving term and vote failed", error, disk=True)
             return
-        if self.core.whole and self.promises.recovering is not None:
-            log.warning("whole node=%s term=%s", self.core.node_id, self.core.term)
+        if self.core.recovered and self.promises.recovering is not None:
+            log.warning("recovered node=%s term=%s", self.core.node_id, self.core.term)
             self.promises.recovering = None
         self.run()
 

@@ -18,9 +18,9 @@ def majority(count: int) -> int:
 
 
 def witnesses(count: int) -> int:
-    """Return how many other whole voters must hold a frame to vouch that one replica which lost its
-    memory has caught up: a majority of `count`, not counting that replica. (Of two voters it is the
-    other one: there the promise allows no loss, and what is left should be led.)"""
+    """Return how many other recovered voters must hold a frame to vouch that one replica which lost
+    its memory has caught up: a majority of `count`, not counting that replica. (Of two voters it is
+    the other one: there the promise allows no loss, and what is left should be led.)"""
     return max(1, min(majority(count), count - 1))
 
 
@@ -45,8 +45,8 @@ class Outcome(Enum):
 class Tally:
     """The votes of one election, by voter: each counts once however often it answers.
 
-    A majority of all voters wins, but only whole voters count for it (recovery.py); and so do all
-    voters together, whole or not."""
+    A majority of all voters wins, but only recovered voters count for it (recovery.py); and so do
+    all voters together, recovered or not."""
 
     __slots__ = ("granted", "refused", "voters")
 
@@ -67,14 +67,14 @@ class Tally:
             self.refused.add(voter)
 
     @property
-    def whole(self) -> int:
-        """The number of whole voters that have granted."""
+    def recovered(self) -> int:
+        """The number of recovered voters that have granted."""
         return sum(not recovering for recovering in self.granted.values())
 
     @property
     def by_majority(self) -> bool:
-        """True if a majority of whole voters has granted, and not only all voters together."""
-        return self.whole >= majority(len(self.voters))
+        """True if a majority of recovered voters has granted, and not only all voters together."""
+        return self.recovered >= majority(len(self.voters))
 
     def outcome(self, unreachable: Set[NodeId] = frozenset()) -> Outcome:
         """Return the state of the election. `unreachable` voters that have not granted count as
@@ -83,6 +83,6 @@ class Tally:
             return Outcome.WON
         hopeless = (self.refused | (unreachable & self.voters)) - self.granted.keys()
         open_count = len(self.voters) - len(hopeless) - len(self.granted)
-        if hopeless and self.whole + open_count < majority(len(self.voters)):
+        if hopeless and self.recovered + open_count < majority(len(self.voters)):
             return Outcome.LOST
         return Outcome.PENDING

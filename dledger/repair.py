@@ -30,10 +30,10 @@ index, term); the shell writes them, and syncs them before anything is built upo
 
 When nobody can help: `GiveUp`. A ready leader has every committed frame. If it has none there, or
 another, or retention deleted it, then the frames behind the damage cannot be trusted and come from
-the leader. Without a leader, and with too few whole replicas to elect one, the same is done once
-every peer has answered for `patience_ms` that it cannot help: the group then goes on from the best
-log that survived. A replica that gives up has lost promises: it must recover (see HardState.whole)
-before it votes.
+the leader. Without a leader, and with too few recovered replicas to elect one, the same is done
+once every peer has answered for `give_up_ms` that it cannot help: the group then goes on from the
+best log that survived. A replica that gives up has lost promises: it must recover (see
+HardState.recovered) before it votes.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Outcome(IntEnum):
 class Standing(IntEnum):
     """The standing of the answering replica."""
 
-    WHOLE = 0
+    RECOVERED = 0
     LEADS = 1  # and is ready: everything that was ever committed is committed there
-    RECOVERS = 2  # takes part, but its vote does not count
+    RECOVERING = 2  # takes part, but its vote does not count
     REPAIRS = 3  # does not take part
 
 
@@ -116,11 +116,11 @@ class RepairResponse:
     term: int
 
 
-def standing_of(role: Role, leader_ready: bool, whole: bool) -> Standing:
+def standing_of(role: Role, leader_ready: bool, recovered: bool) -> Standing:
     """Return the standing of a replica whose core runs."""
     if role is Role.LEADER and leader_ready:
         return Standing.LEADS
-    return Standing.WHOLE if whole else Standing.RECOVERS
+    return Standing.RECOVERED if recovered else Standing.RECOVERING
 
 
 # -- the answering side ----------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class RepairTiming:
 
     retry_ms: float = 200  # several round trips
     retry_ms_max: float = 2_000
-    patience_ms: float = 5_000  # several elections: nobody leads, and nobody will
+    give_up_ms: float = 5_000  # several elections: nobody leads, and nobody will
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,16 +505,18 @@ class StartRepair:
         if not self.asker.unanimous:
             return None
         # A leader of an earlier term than this replica's is one that may not commit any more.
-        whole = [r for r in answers.values() if r.standing in (Standing.WHOLE, Standing.LEADS)]
-        voters = sum(response.sender in self._voters for response in whole)
-        if any(map(self._governs, whole)) or voters >= majority(len(self._voters)):
+        recovered = [
+            r for r in answers.values() if r.standing in (Standing.RECOVERED, Standing.LEADS)
+        ]
+        voters = sum(response.sender in self._voters for response in recovered)
+        if any(map(self._governs, recovered)) or voters >= majority(len(self._voters)):
             self._hopeless_since_ms = None  # there is a leader, or there will be one
             return None
         if self._hopeless_since_ms is None:
             self._hopeless_since_ms = now_ms
-        if now_ms - self._hopeless_since_ms < self._timing.patience_ms:
+        if now_ms - self._hopeless_since_ms < self._timing.give_up_ms:
             return None
-        return GiveUp("nobody has it, and too few replicas are whole to elect a leader")
+        return GiveUp("nobody has it, and too few replicas have recovered to elect a leader")
 
 
 class FrameRepair:
@@ -591,11 +593,11 @@ class FrameRepair:
                 asker.tick(now_ms)
 
     def hopeless(self, now_ms: float) -> list[int]:
-        """Return the frames that no peer has had for `patience_ms`, though all answered. A
+        """Return the frames that no peer has had for `give_up_ms`, though all answered. A
         committed frame will be available again; an uncommitted one may have been on this replica
         only, and then this replica must not go on with it: it can neither lead nor follow past
         it."""
-        since = now_ms - self._timing.patience_ms
+        since = now_ms - self._timing.give_up_ms
         return [index for index, at in self._hopeless_since_ms.items() if at <= since]
 
     def step(

@@ -1,7 +1,7 @@
 """The group's members, for the shell: how they are reached, and the configuration file on disk.
 
 The core decides which configuration is in force; the roster follows it: the links dial its members,
-the healer asks them, the newest committed one is saved in the configuration file (by a whole
+the healer asks them, the newest committed one is saved in the configuration file (by a recovered
 replica only, see recovery.py), and retention keeps its frame until that is durable.
 """
 
@@ -89,7 +89,7 @@ class Roster:
     def save(self, core: RaftCore, pool: Executor) -> None:
         """Save the newest committed configuration if it is not saved yet. Called periodically."""
         index, configuration = core.configurations.settled
-        if self._saving is not None or index <= self._file.saved_index or not core.whole:
+        if self._saving is not None or index <= self._file.saved_index or not core.recovered:
             return
         loop = asyncio.get_running_loop()
         self._saving = loop.run_in_executor(pool, self._file.save, index, configuration)
@@ -113,17 +113,18 @@ class Roster:
 
 
 def members_of(core: RaftCore) -> list[dict[str, object]]:
-    """Return every member as data. `match` (last frame it has), `lag` (frames it lacks) and `whole`
-    of the others are None on a replica that does not lead. `preferred`: it should lead."""
+    """Return every member as data. `match` (last frame it has), `lag` (frames it lacks) and
+    `recovered` of the others are None on a replica that does not lead. `preferred`: it should
+    lead."""
     rows: list[dict[str, object]] = []
     for member in core.configurations.current.members:
         node_id: NodeId = member.node_id
         progress = core.progress.get(node_id)
         match = core.durable_index if node_id == core.node_id else None
-        whole: bool | None = core.whole if node_id == core.node_id else None
+        recovered: bool | None = core.recovered if node_id == core.node_id else None
         if progress is not None:
             match = progress.match_index
-            whole = None if progress.recovering is None else not progress.recovering
+            recovered = None if progress.recovering is None else not progress.recovering
         rows.append(
             {
                 "node_id": node_id,
@@ -132,7 +133,7 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
                 "broker_id": member.broker_id,
                 "match": match,
                 "lag": None if match is None else core.last_index - match,
-                "whole": whole,
+                "recovered": recovered,
                 "preferred": core.configurations.current.preferred == node_id,
             }
         )

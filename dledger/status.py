@@ -13,16 +13,16 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
     """Return the view of a member whose core runs, by key:
 
     - `durable_index`: proven by fdatasync, in ASYNC_FLUSH too.
-    - `whole`: False while this replica may have lost promises; `recovering` then says why
+    - `recovered`: False while this replica may have lost promises; `recovering` then says why
       (recovery.py).
-    - of each peer `match`, `next`, `state`, `whole`, `room` (whether its disk has some) and
+    - of each peer `match`, `next`, `state`, `recovered`, `room` (whether its disk has some) and
       `behind_bytes` (of the part of the log that is still here), all None on a node that does not
       lead; `inflight`, the number of requests; `contact_ms`, how long ago it was heard last (a
       follower knows that of its leader).
     - `healing`: `repairing`, `damaged`, `damaged_count`, `mended`, `scrub` (healer.py) and
       `installing`, `behind_bytes` (installer.py).
     - `preferred`: the preferred leader, if any.
-    - `patience`: the election back-off, the factor on the configured election time-outs
+    - `election_backoff`: the election back-off, the factor on the configured election time-outs
       (electionbackoff.py)."""
     core, log, links, health = pump.core, pump.log, pump.links, pump.disk.health
     now_ms = pump.core_ms()
@@ -36,7 +36,7 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
             "match": progress.match_index if progress else None,
             "next": progress.next_index if progress else None,
             "state": progress.state.value if progress else None,
-            "whole": None if progress is None else not progress.recovering,
+            "recovered": None if progress is None else not progress.recovering,
             "room": None if progress is None else not progress.no_room,
             "inflight": len(progress.inflight) if progress else 0,
             "inflight_bytes": progress.inflight_bytes if progress else 0,
@@ -56,10 +56,10 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
         "last_index": core.last_index,
         "durable_index": log.durable_index,
         "voted_for": core.voted_for,
-        "patience": core.back_off,
+        "election_backoff": core.back_off,
         "flush": config.flush.value,
         "failure": pump.life.failure,
-        "whole": core.whole,
+        "recovered": core.recovered,
         "recovering": pump.promises.recovering,
         "disk_state": health.state.value,
         "disk_reason": health.reason,

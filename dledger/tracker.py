@@ -68,15 +68,15 @@ class Tracker:
 
     def committed(self, own: int | None) -> int:
         """Return the last frame that a majority has durable. A copy counts only if its replica is
-        whole."""
-        reached = [progress.whole_index for progress in self.voting]
+        recovered."""
+        reached = [progress.recovered_index for progress in self.voting]
         if own is not None:
             reached.append(own)
         return reached_by_majority(reached)
 
     def confirmed_round(self, own: int | None) -> int:
-        """Return the last heartbeat round that a majority answered while whole."""
-        rounds = [progress.whole_round for progress in self.voting]
+        """Return the last heartbeat round that a majority answered while recovered."""
+        rounds = [progress.recovered_round for progress in self.voting]
         if own is not None:
             rounds.append(own)
         return reached_by_majority(rounds)
@@ -89,14 +89,14 @@ class Tracker:
         return reached_by_majority(heard)
 
     def holders(self, index: int) -> int:
-        """Return how many whole voters have acknowledged frame `index`."""
-        return sum(not p.recovering and p.whole_index >= index for p in self.voting)
+        """Return how many recovered voters have acknowledged frame `index`."""
+        return sum(not p.recovering and p.recovered_index >= index for p in self.voting)
 
     def answers(self, progress: Progress, now_ms: float) -> bool:
         return progress.heard_ms > now_ms - self._config.election_ms_max
 
     def good(self, voters: frozenset[NodeId], now_ms: float) -> int:
-        """Return how many followers among `voters` are whole and answer."""
+        """Return how many followers among `voters` are recovered and answer."""
         return sum(
             progress.peer in voters and self.answers(progress, now_ms) and not progress.recovering
             for progress in self.progress.values()

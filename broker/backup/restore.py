@@ -12,7 +12,7 @@ id: another group has another id (dledger.identity). It stands in a command behi
 replicas that receive the log, and in every store's file, so that no replica ever talks to one of
 the old group. Both frames are the same in every store, byte for byte, whoever makes it and
 wherever: everything in them comes from the manifest and the given peers. Every store's vote file
-says that it is recovered (`whole`), in that term, and voted for nobody: the replicas have the same
+says that it is recovered, in that term, and voted for nobody: the replicas have the same
 log, so any majority of them elects a leader that has all of it, and the log's content is committed
 with the new leader's first frame.
 
@@ -334,7 +334,7 @@ def _promise(disk: Disk, founded: Frame, members: Configuration, identity: bytes
         file.load()
         file.save(founded.index, members)
         votes.load()
-        votes.save(HardState(founded.term, None, whole=True))
+        votes.save(HardState(founded.term, None, recovered=True))
     finally:
         group.close()
         file.close()

@@ -36,7 +36,7 @@ TOLD_AT_ZERO = {(int(ResponseCode.SYSTEM_ERROR), "OUTCOME_UNKNOWN"): 0}
 # Why leadership was lost, by a part of the core's reason.
 REASONS = (
     ("no majority answers", "no_quorum"),
-    ("whole", "not_whole"),
+    ("too few replicas have recovered", "not_whole"),
     ("may not know its vote", "not_whole"),
     ("fdatasync has not returned", "disk_stalled"),
     ("no room", "disk_full"),
@@ -358,8 +358,12 @@ class BrokerMetrics:
             ("last_index", "raft_last_index", "The log's last frame."),
             ("durable_index", "raft_durable_index", "The last frame known to be durable here."),
             ("leader_ready", "raft_leader_ready", "1 if it leads and its no-op is applied."),
-            ("patience", "raft_election_patience", "Times the election time-outs are longer."),
-            ("whole", "raft_whole", "0 while this replica may have lost promises."),
+            (
+                "election_backoff",
+                "raft_election_patience",
+                "Factor on the election time-outs.",
+            ),
+            ("recovered", "raft_whole", "0 while this replica may have lost promises."),
             ("commands_waiting", "raft_commands_waiting", "Commands that wait to be proposed."),
             ("damaged_count", "raft_log_damaged_frames", "Frames known to be damaged."),
             ("behind_bytes", "raft_behind_bytes", "Of a follower: log that its leader has more."),

@@ -75,7 +75,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "durable_index": "raftDurableIndex",
         "voted_for": "raftVotedFor",
         "group_id": "raftGroupId",
-        "whole": "raftWhole",
+        "recovered": "raftWhole",
         "disk_state": "raftDiskState",
         "disk_reason": "raftDiskReason",
         "behind_bytes": "raftBehindBytes",

@@ -173,11 +173,11 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
         second = await group.leader()
         engine = group.brokers[second].engine
         await until(
-            lambda: engine.status()["preferred_standing"] == f"{first} is short of room on its disk"
+            lambda: engine.status()["preferred_reason"] == f"{first} is short of room on its disk"
         )
         assert await group.leader() == second
         await fill(group, {first: ROOMY})  # and it leads again when preference.py says so
-        await until(lambda: "short of room" not in engine.status()["preferred_standing"])
+        await until(lambda: "short of room" not in engine.status()["preferred_reason"])
 
 
 async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, monkeypatch):

@@ -56,7 +56,7 @@ class Member:
         self.log = make_log(terms or [])
         last_term = self.log[-1].term if self.log else 0
         self.saved = hard_state or HardState(last_term, None)
-        self.noted_whole = self.saved.whole
+        self.noted_recovered = self.saved.recovered
         self.holding = False
         self.down = False
         self.now_ms = 0.0
@@ -112,10 +112,10 @@ class Member:
         if ready.hard_state is not None:
             self.saved = ready.hard_state
             vote = ready.hard_state.voted_for or "-"
-            standing = "" if ready.hard_state.whole else ", recovering"
-            if ready.hard_state.whole and not self.noted_whole:
-                standing = ", whole"
-            self.noted_whole = ready.hard_state.whole
+            standing = "" if ready.hard_state.recovered else ", recovering"
+            if ready.hard_state.recovered and not self.noted_recovered:
+                standing = ", recovered"
+            self.noted_recovered = ready.hard_state.recovered
             term = ready.hard_state.term
             self.events.append(f"{self.name} saves term {term} vote {vote}{standing}")
         for message in ready.messages:

@@ -293,12 +293,12 @@ class Group:
                     pass
 
     async def leader(self, among: Sequence[Node] | None = None) -> Node:
-        """The ready leader of the highest term among the running nodes, all of them whole."""
+        """The ready leader of the highest term among the running nodes, all of them recovered."""
         nodes = self.nodes if among is None else among
 
         def ready() -> list[Node]:
             running = [n for n in nodes if n.running]
-            if not all(n.member.core.whole or n.fatal for n in running):
+            if not all(n.member.core.recovered or n.fatal for n in running):
                 return []
             return [n for n in running if n.app.ready and n.member.core.role is Role.LEADER]
 
@@ -314,7 +314,7 @@ class Group:
                     try:
                         leader.member.transfer(target.node_id)
                     except (Busy, NotLeader):
-                        pass  # it has not told yet that it is whole; or another leads by now
+                        pass  # it has not told yet that it is recovered; or another leads by now
                 await asyncio.sleep(0.02)
 
     def joiner(self, node_id: str) -> Node:

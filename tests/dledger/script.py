@@ -130,8 +130,8 @@ class Script:
         terms = [int(word) for word in words if word.isdecimal()]
         values = dict(word.split("=") for word in words if "=" in word)
         term = int(values.get("term", terms[-1] if terms else 0))
-        whole = "recovering" not in words
-        self.group.add(name, terms, HardState(term, values.get("vote"), whole))
+        recovered = "recovering" not in words
+        self.group.add(name, terms, HardState(term, values.get("vote"), recovered))
 
     def do_campaign(self, name: str) -> None:
         self.group.campaign(name)
@@ -229,8 +229,8 @@ class Script:
         member.down = True
         member.holding = False
         member.log.clear()
-        member.saved = HardState(0, None, whole=False)
-        member.noted_whole = False
+        member.saved = HardState(0, None, recovered=False)
+        member.noted_recovered = False
 
     def do_restart(self, name: str) -> None:
         member = self.group[name]
@@ -288,5 +288,5 @@ class Script:
         return (
             f"{member.name} {core.role.value} term {core.term} vote {core.voted_for or '-'} "
             f"leader {core.leader or '-'} commit {core.commit_index} "
-            f"durable {core.durable_index} log [{terms}]{'' if core.whole else ' recovering'}"
+            f"durable {core.durable_index} log [{terms}]{'' if core.recovered else ' recovering'}"
         )

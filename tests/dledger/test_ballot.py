@@ -17,8 +17,8 @@ def make(state: HardState = NEW, last_term: int = 0) -> tuple[Ballot, Outbox]:
 
 
 def test_what_was_durable_is_not_asked_for_again() -> None:
-    ballot, outbox = make(HardState(3, "b", whole=False))
-    assert (ballot.term, ballot.voted_for, ballot.whole) == (3, "b", False)
+    ballot, outbox = make(HardState(3, "b", recovered=False))
+    assert (ballot.term, ballot.voted_for, ballot.recovered) == (3, "b", False)
     assert outbox.take() is None
 
 
@@ -55,11 +55,11 @@ def test_a_vote_of_an_earlier_process_is_given_to_nobody_again() -> None:
 
 
 @pytest.mark.parametrize("voted_for", [None, "c"])
-def test_whoever_becomes_whole_has_a_vote_in_that_term(voted_for: str | None) -> None:
-    ballot, outbox = make(HardState(3, voted_for, whole=False))
+def test_whoever_recovers_has_a_vote_in_that_term(voted_for: str | None) -> None:
+    ballot, outbox = make(HardState(3, voted_for, recovered=False))
     assert ballot.recovering == 7
-    ballot.become_whole("b")
+    ballot.mark_recovered("b")
     assert ballot.recovering == 0
     assert outbox.hard_state == HardState(3, voted_for or "b")
     with pytest.raises(AssertionError):
-        ballot.become_whole("b")
+        ballot.mark_recovered("b")

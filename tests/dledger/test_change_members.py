@@ -21,8 +21,8 @@ async def change(group: Group, kind: ChangeKind, node_id: str, where: str = "") 
     """Ask whoever leads, until it is done: a learner may need a moment, a leader may leave."""
     async with asyncio.timeout(60):
         while True:
-            whole = [n for n in group.nodes if n.running and n.member.core.whole]
-            leader = await group.leader(whole)
+            recovered = [n for n in group.nodes if n.running and n.member.core.recovered]
+            leader = await group.leader(recovered)
             try:
                 return await leader.member.change_members(Change(kind, node_id, where))
             except (ChangeRefused, NotLeader):
@@ -89,7 +89,7 @@ async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
     async with Group(tmp_path) as group:
         leader = await group.leader()
         gone = group.others(leader)[0]
-        await group.until(lambda: gone.member.core.whole)
+        await group.until(lambda: gone.member.core.recovered)
         with monkeypatch.context() as silence:
             silence.setattr(gone.member.links, "send", lambda *_, **__: True)
             await change(group, ChangeKind.REMOVE, gone.node_id)  # the other two commit it

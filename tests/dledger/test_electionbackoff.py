@@ -181,7 +181,7 @@ def test_a_leader_that_is_deposed_and_lives_was_slow() -> None:
     assert sum(mistakes(group, name) for name in "abc") >= 2
 
 
-def test_a_leader_waits_for_its_majority_with_the_same_patience() -> None:
+def test_a_leader_waits_for_its_majority_with_the_same_back_off() -> None:
     group = group_of_a()
     core = group["a"].core
     for _ in range(3):

@@ -33,7 +33,7 @@ def load(root: Path) -> HardState:
 
 def test_a_new_replica_has_no_file_and_no_vote(tmp_path: Path) -> None:
     file = opened(tmp_path)
-    assert file.load() == HardState(0, None, whole=False)
+    assert file.load() == HardState(0, None, recovered=False)
     assert file.is_new
     assert not (tmp_path / PATH).exists()
 
@@ -49,9 +49,9 @@ def test_what_was_saved_is_loaded(tmp_path: Path, vote: str | None) -> None:
     again = opened(tmp_path)
     assert again.load() == HardState(3, vote)
     assert not again.is_new
-    again.save(HardState(4, "n1", whole=False))
+    again.save(HardState(4, "n1", recovered=False))
     again.close()
-    assert load(tmp_path) == HardState(4, "n1", whole=False)
+    assert load(tmp_path) == HardState(4, "n1", recovered=False)
 
 
 def saved(root: Path, *states: HardState) -> list[bytes]:
@@ -89,7 +89,7 @@ def test_a_torn_save_leaves_the_state_before_it_or_the_new_one(
 @pytest.mark.parametrize("slot", [0, 1])
 def test_a_rotten_slot_never_brings_an_older_promise_back(tmp_path: Path, slot: int) -> None:
     """Whichever of the two rots, bit by bit, and however often the state was saved before."""
-    states = [HardState(7, "n0"), HardState(8, "n1"), HardState(8, "n1", whole=False)]
+    states = [HardState(7, "n0"), HardState(8, "n1"), HardState(8, "n1", recovered=False)]
     for state, sound in zip(states, saved(tmp_path, *states), strict=True):
         for bit in range(8 * 36):  # header, content, checksum: 12 + 16 + 4 and some zeros
             rotten = bytearray(sound)
@@ -112,13 +112,13 @@ def test_two_damaged_slots_are_refused_and_never_new(tmp_path: Path) -> None:
     file = opened(tmp_path)
     with pytest.raises(HardStateDamaged):
         file.load()
-    file.save(HardState(9, None, whole=False))
+    file.save(HardState(9, None, recovered=False))
     file.close()
-    assert load(tmp_path) == HardState(9, None, whole=False)
+    assert load(tmp_path) == HardState(9, None, recovered=False)
 
 
 @pytest.mark.parametrize("vote", [None, "n1"])
-def test_a_record_of_version_1_is_read_as_whole(tmp_path: Path, vote: str | None) -> None:
+def test_a_record_of_version_1_is_read_as_recovered(tmp_path: Path, vote: str | None) -> None:
     """As programs before this one wrote it: term, length, vote."""
     name = (vote or "").encode()
     content = (77).to_bytes(8, "big") + (len(name) if vote else 0xFFFF).to_bytes(2, "big") + name
@@ -151,7 +151,7 @@ def test_a_crashed_creation_leaves_a_new_replica(tmp_path: Path) -> None:
     (tmp_path / "raft").mkdir()
     (tmp_path / (PATH + ".new")).write_bytes(b"half a slot")
     file = opened(tmp_path)
-    assert file.load() == HardState(0, None, whole=False)
+    assert file.load() == HardState(0, None, recovered=False)
     assert file.is_new
     file.save(HardState(1, "n2"))
     file.close()

@@ -182,7 +182,7 @@ def follower(rng: random.Random) -> Member:
 
 
 def blank(rng: random.Random) -> Member:
-    return Member("a", list("abc"), [], HardState(0, None, whole=False))
+    return Member("a", list("abc"), [], HardState(0, None, recovered=False))
 
 
 def leader(rng: random.Random) -> Member:
@@ -197,7 +197,7 @@ def leader(rng: random.Random) -> Member:
 def provisional(rng: random.Random) -> Member:
     group = Group("abc")
     for name in "abc":
-        group.add(name, [1, 1], HardState(1, None, whole=False))
+        group.add(name, [1, 1], HardState(1, None, recovered=False))
     group.elect_unready("a")
     return group["a"]
 

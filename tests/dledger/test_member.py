@@ -451,7 +451,7 @@ async def test_a_leader_with_a_full_disk_steps_down(tmp_path: Path) -> None:
         assert log_bytes(full) == log_bytes(other)
 
 
-async def test_a_replica_that_lost_its_disk_is_made_whole_again(tmp_path: Path) -> None:
+async def test_a_replica_that_lost_its_disk_is_recovered(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a", b"b")
@@ -460,21 +460,21 @@ async def test_a_replica_that_lost_its_disk_is_made_whole_again(tmp_path: Path) 
         await other.kill()
         await victim.start()
         status = victim.member.status()
-        assert (status["whole"], status["recovering"]) == (False, "there is no vote file")
+        assert (status["recovered"], status["recovering"]) == (False, "there is no vote file")
         # Its copy is no second one: nothing is committed by the leader and it.
         leader.app.send(b"c")
         await group.until(lambda: victim.member.core.last_index > leader.member.core.commit_index)
         await asyncio.sleep(0.3)  # four heartbeats: time enough for a wrong one
         assert b"c" not in leader.app.fates
-        assert not victim.member.core.whole
+        assert not victim.member.core.recovered
         await other.start()
-        await group.until(lambda: victim.member.core.whole)
+        await group.until(lambda: victim.member.core.recovered)
         await group.until(lambda: victim.member.status()["recovering"] is None)
         await group.all_applied()
         assert victim.app.payloads == leader.app.payloads
         peers = leader.member.status()["peers"]
         assert isinstance(peers, dict)
-        await group.until(lambda: leader.member.status()["peers"][victim.node_id]["whole"])  # type: ignore[index]
+        await group.until(lambda: leader.member.status()["peers"][victim.node_id]["recovered"])  # type: ignore[index]
         # And it counts again.
         await other.kill()
         await send_and_wait(group, leader, b"d")
@@ -487,8 +487,8 @@ async def test_a_lost_vote_file_is_survived(tmp_path: Path) -> None:
         await leader.kill()
         (tmp_path / leader.node_id / "raft" / "hardstate").unlink()
         await leader.start()
-        assert not leader.member.core.whole
-        await group.leader()  # all of them whole
+        assert not leader.member.core.recovered
+        await group.leader()  # all of them recovered
         await group.all_applied()
         assert leader.app.payloads == [b"a"]
 
@@ -500,16 +500,16 @@ async def test_a_power_cut_under_async_flush_costs_the_vote_until_caught_up(tmp_
         victim = group.others(leader)[0]
         await victim.kill()
         await victim.start()
-        assert victim.member.core.whole  # a kill loses nothing
+        assert victim.member.core.recovered  # a kill loses nothing
         await victim.kill()
         victim.disk.power_cuts += 1
         await victim.start()
         assert "machine went down" in str(victim.member.status()["recovering"])
-        await group.until(lambda: victim.member.core.whole)
+        await group.until(lambda: victim.member.core.recovered)
         await victim.stop()
         victim.disk.power_cuts += 1
         await victim.start()
-        assert victim.member.core.whole  # a clean stop had made everything durable
+        assert victim.member.core.recovered  # a clean stop had made everything durable
 
 
 async def test_a_power_cut_of_all_under_async_flush(tmp_path: Path) -> None:
@@ -537,7 +537,7 @@ async def test_frames_given_up_cost_the_vote(tmp_path: Path) -> None:
         await victim.kill()
         await victim.start(recovering="frames 3..7 are gone")
         assert victim.member.status()["recovering"] == "frames 3..7 are gone"
-        await group.until(lambda: victim.member.core.whole)
+        await group.until(lambda: victim.member.core.recovered)
 
 
 async def test_a_torn_tail_is_cut_and_fetched_again(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_learner_does_not_count() -> None:
     core = group["a"].core
     assert core.peers == ("b", "c", "d")
     assert core.voters == {"a", "b", "c"}
-    core.progress["d"].whole_index = core.last_index + 10
+    core.progress["d"].recovered_index = core.last_index + 10
     for name in "bc":
         group[name].down = True
     group["a"].propose(b"x")

@@ -51,10 +51,10 @@ def about(found: float | None, wanted_ms: float) -> bool:
 def test_it_goes_to_the_preferred_one_once_that_has_been_able_for_a_while() -> None:
     replica = Replica()
     assert about(replica.until_told(GOOD, 60_000), LIMITS.steady_ms)
-    assert replica.preference.standing == "leadership goes to n1"
+    assert replica.preference.reason == "leadership goes to n1"
     replica.passes(replace(GOOD, transferring=True), 800)
     replica.passes(led_by("n1", 8), 120_000)
-    assert replica.preference.standing == "n1 leads"
+    assert replica.preference.reason == "n1 leads"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_stands_against_it(changes: dict[str, object], standing: str) -> No
     replica = Replica()
     against = replace(GOOD, **changes)  # type: ignore[arg-type]
     replica.passes(against, 120_000)
-    assert replica.preference.standing == standing
+    assert replica.preference.reason == standing
     wait_ms = STEP_MS if changes == {"at_hand": False} else LIMITS.steady_ms
     assert about(replica.until_told(GOOD, 60_000), wait_ms)
 
@@ -101,7 +101,7 @@ def test_a_hand_over_that_comes_to_nothing_doubles_the_wait_up_to_the_limit() ->
         per_minute = 60_000 if number == 1 else 0  # the third in a minute would be one too many
         assert wanted <= wait <= max(wanted + 300, per_minute), (number, wait)
     replica.preference.look(GOOD, replica.now_ms)
-    assert replica.preference.standing.startswith("n1 has been able for 0 s")
+    assert replica.preference.reason.startswith("n1 has been able for 0 s")
 
 
 def test_no_more_than_so_many_moves_in_a_minute_whoever_made_them() -> None:

@@ -78,7 +78,7 @@ async def test_it_leads_and_leads_again_when_it_comes_back(tmp_path: Path) -> No
         for node in group.nodes:
             assert node.member.status()["preferred"] == name
             assert node.member.core.configurations.index == index
-        assert wanted.member.status()["preferred_standing"] == f"{name} leads"
+        assert wanted.member.status()["preferred_reason"] == f"{name} leads"
         # What is said stays said over restarts of all, too.
         for node in group.nodes:
             await node.stop()
@@ -99,7 +99,7 @@ async def test_it_goes_with_the_member_and_nobody_is_preferred_then(tmp_path: Pa
         after = await group.leader(group.others(wanted))
         assert after.member.core.configurations.current.preferred == ""
         await group.until(
-            lambda: after.member.status()["preferred_standing"] == "nobody is preferred"
+            lambda: after.member.status()["preferred_reason"] == "nobody is preferred"
         )
 
 

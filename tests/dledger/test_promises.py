@@ -1,4 +1,4 @@
-"""What a start makes of what it finds: whole, or recovering and why."""
+"""What a start makes of what it finds: recovered, or recovering and why."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def start(disk: SimDisk, unsynced: bool, log_is_empty: bool = False) -> Promises
     return promises
 
 
-def whole_disk(unsynced: bool) -> SimDisk:
-    """Of a replica that is whole in term 3 and has just started."""
+def recovered_disk(unsynced: bool) -> SimDisk:
+    """Of a replica that is recovered in term 3 and has just started."""
     disk = SimDisk(Random(1))
     start(disk, unsynced, log_is_empty=True).hard_state.save(HardState(3, "b"))
     disk.kill_process()
@@ -37,23 +37,23 @@ def test_a_blank_disk_recovers_and_says_so_durably() -> None:
     assert promises.recovering == "there is no vote file"
     disk.lose_power()
     promises = Promises(disk, "raft", SYNC)
-    assert promises.open(True) == HardState(0, None, whole=False)
+    assert promises.open(True) == HardState(0, None, recovered=False)
     assert promises.recovering == "it was recovering when it stopped"
 
 
 def test_a_log_without_its_votes_recovers() -> None:
-    disk = whole_disk(SYNC)
+    disk = recovered_disk(SYNC)
     disk.remove("raft/hardstate")
     assert start(disk, SYNC).recovering == "there is no vote file"
 
 
 def test_a_damaged_vote_file_recovers() -> None:
-    disk = whole_disk(SYNC)
+    disk = recovered_disk(SYNC)
     file = disk.open("raft/hardstate")
     file.pwrite(20, b"??")
     file.pwrite(4096 + 20, b"??")
     promises = Promises(disk, "raft", SYNC)
-    assert promises.open(False) == HardState(0, None, whole=False)
+    assert promises.open(False) == HardState(0, None, recovered=False)
     assert "term and vote are lost" in str(promises.recovering)
     promises.hard_state.save(HardState(9, "c"))
     disk.kill_process()
@@ -62,22 +62,22 @@ def test_a_damaged_vote_file_recovers() -> None:
 
 @pytest.mark.parametrize("unsynced", [ASYNC, SYNC])
 def test_a_killed_process_loses_nothing(unsynced: bool) -> None:
-    disk = whole_disk(unsynced)
+    disk = recovered_disk(unsynced)
     for _ in range(3):
         disk.kill_process()
         assert start(disk, unsynced).recovering is None
 
 
 def test_a_power_cut_costs_what_was_acknowledged_before_it_was_durable() -> None:
-    disk = whole_disk(ASYNC)
+    disk = recovered_disk(ASYNC)
     disk.lose_power()
     promises = Promises(disk, "raft", ASYNC)
-    assert promises.open(False) == HardState(3, "b", whole=False)  # term and vote are known
+    assert promises.open(False) == HardState(3, "b", recovered=False)  # term and vote are known
     assert "the machine went down" in str(promises.recovering)
 
 
 def test_under_sync_flush_it_costs_nothing() -> None:
-    disk = whole_disk(SYNC)
+    disk = recovered_disk(SYNC)
     disk.lose_power()
     assert start(disk, SYNC).recovering is None
     # It is what the process before acknowledged that counts, not what this one will.
@@ -88,14 +88,14 @@ def test_under_sync_flush_it_costs_nothing() -> None:
 
 
 def test_a_kill_before_the_power_cut_does_not_hide_it() -> None:
-    disk = whole_disk(ASYNC)
+    disk = recovered_disk(ASYNC)
     disk.kill_process()
     disk.lose_power()
     assert start(disk, ASYNC).recovering is not None
 
 
 def test_after_a_clean_stop_the_machine_may_go_down() -> None:
-    disk = whole_disk(ASYNC)
+    disk = recovered_disk(ASYNC)
     disk.kill_process()
     promises = start(disk, ASYNC)
     promises.close(clean=True)
@@ -106,7 +106,7 @@ def test_after_a_clean_stop_the_machine_may_go_down() -> None:
 
 
 def test_a_stop_that_was_not_clean_is_a_kill() -> None:
-    disk = whole_disk(ASYNC)
+    disk = recovered_disk(ASYNC)
     disk.kill_process()
     start(disk, ASYNC).close(clean=False)
     disk.lose_power()
@@ -116,7 +116,7 @@ def test_a_stop_that_was_not_clean_is_a_kill() -> None:
 @pytest.mark.parametrize("damage", ["missing", "rotten"])
 def test_without_the_note_only_a_log_of_sync_flush_is_trusted(damage: str) -> None:
     for unsynced in (ASYNC, SYNC):
-        disk = whole_disk(unsynced)
+        disk = recovered_disk(unsynced)
         if damage == "missing":
             disk.remove("raft/boot")
         else:
@@ -130,10 +130,10 @@ def test_without_the_note_only_a_log_of_sync_flush_is_trusted(damage: str) -> No
 
 
 def test_frames_given_up_make_it_recover() -> None:
-    disk = whole_disk(SYNC)
+    disk = recovered_disk(SYNC)
     promises = Promises(disk, "raft", SYNC)
     promises.give_up("frames 3..7 are damaged everywhere")
-    assert promises.open(False) == HardState(3, "b", whole=False)
+    assert promises.open(False) == HardState(3, "b", recovered=False)
     assert promises.recovering == "frames 3..7 are damaged everywhere"
 
 
@@ -143,7 +143,7 @@ def test_killed_anywhere_in_a_start_it_still_recovers(operations: int) -> None:
     from tests.simulator.disk import SimCrash
 
     for seed in range(20):
-        disk = whole_disk(ASYNC)
+        disk = recovered_disk(ASYNC)
         disk.rng = Random(seed)
         disk.lose_power()
         disk.crash_after(operations)

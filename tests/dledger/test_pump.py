@@ -31,7 +31,7 @@ class World:
             node_id="n0",
             ready=lambda: self.wanted.pop(0) if self.wanted else None,
             wants_noop=False,
-            whole=True,
+            recovered=True,
             leader="n0",
             term=1,
             commit_index=2,

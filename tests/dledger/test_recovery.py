@@ -25,7 +25,7 @@ from raftmq.dledger.messages import (
 from raftmq.dledger.quorum import Outcome, Tally, majority, witnesses
 from tests.dledger.group import Group, Member, make_frame, make_log
 
-LOST = HardState(0, None, whole=False)
+LOST = HardState(0, None, recovered=False)
 
 
 def led(names: str = "abc") -> Group:
@@ -85,15 +85,15 @@ def test_witnesses_meet_the_majorities_of_the_next_and_the_last_configuration(co
         ("a", {"a": 7}, Outcome.WON),
     ],
 )
-def test_a_majority_of_whole_voters_wins_or_all(
+def test_a_majority_of_recovered_voters_wins_or_all(
     voters: str, grants: dict[str, int], outcome: Outcome
 ) -> None:
     tally = Tally(frozenset(voters))
     for voter, recovering in grants.items():
         tally.record(voter, True, recovering)
     assert tally.outcome() is outcome
-    whole = sum(not recovering for recovering in grants.values())
-    assert tally.by_majority is (whole >= majority(len(voters)))
+    recovered = sum(not recovering for recovering in grants.values())
+    assert tally.by_majority is (recovered >= majority(len(voters)))
 
 
 def test_an_election_by_all_is_lost_with_the_first_refusal() -> None:
@@ -110,7 +110,7 @@ def test_an_election_by_all_is_lost_with_the_first_refusal() -> None:
     tally = Tally(frozenset("abc"))
     tally.record("a", True)
     tally.record("b", False)
-    assert tally.outcome() is Outcome.PENDING  # c may be whole
+    assert tally.outcome() is Outcome.PENDING  # c may be recovered
 
 
 # -- what a recovering replica does and what it is worth --------------------------------------
@@ -125,7 +125,7 @@ def test_it_says_so_with_every_word() -> None:
     member.work()
     said = {(type(m), getattr(m, "recovering", None)) for m in member.outbox}
     assert said == {(VoteResponse, 1), (HeartbeatResponse, 1), (AppendResponse, True)}
-    assert not member.saved.whole
+    assert not member.saved.recovered
 
 
 def test_its_copy_does_not_count_for_commit() -> None:
@@ -139,7 +139,7 @@ def test_its_copy_does_not_count_for_commit() -> None:
     group["c"].down = False
     group.run(300)
     assert group["a"].core.commit_index == group["a"].core.last_index
-    assert group["b"].core.whole
+    assert group["b"].core.recovered
 
 
 def test_it_confirms_no_read() -> None:
@@ -158,9 +158,9 @@ def test_it_confirms_no_read() -> None:
 def test_a_recovering_leader_confirms_no_read_with_its_own_word() -> None:
     group = led("abcde")
     core = group["a"].core
-    core._ballot.whole = False
+    core._ballot.recovered = False
     assert core._leading is not None
-    core._leading._recovery._first_index = 99  # and not made whole by what the others have
+    core._leading._recovery._first_index = 99  # and not made to recover by what the others have
     core.read_index(1)
     group.work()
     for peer in "bc":
@@ -188,8 +188,8 @@ def test_leadership_is_not_handed_to_it() -> None:
 
 def test_it_commits_on_a_heartbeat_only_what_is_proven() -> None:
     """The leader may not know yet that it forgot what it had acknowledged."""
-    for whole, commit_index in ((True, 3), (False, 0)):
-        member = Member("a", list("abc"), [1, 1, 1], HardState(1, None, whole))
+    for recovered, commit_index in ((True, 3), (False, 0)):
+        member = Member("a", list("abc"), [1, 1, 1], HardState(1, None, recovered))
         member.core.step(Heartbeat("b", "a", 2, 3, 1), 0)
         assert member.core.commit_index == commit_index
 
@@ -234,15 +234,15 @@ def test_one_barrier_for_each_incarnation() -> None:
     group["c"].holding = True
     group.run(1_000)
     assert len(group["a"].log) == before + 1
-    assert not group["b"].core.whole
+    assert not group["b"].core.recovered
     group["b"].boot()  # killed, and nothing was lost with that; but it is another incarnation
     group.run(1_000)
     assert len(group["a"].log) == before + 2
-    assert not group["b"].core.whole
+    assert not group["b"].core.recovered
     group["c"].holding = False
     group["c"].core.durable(len(group["c"].log))
     group.run(300)
-    assert group["b"].core.whole
+    assert group["b"].core.recovered
     assert group["b"].saved == HardState(1, "a")
     group.run(1_000)
     assert len(group["a"].log) == before + 2
@@ -257,32 +257,32 @@ def test_what_stands_behind_the_barrier_is_not_enough() -> None:
     member.core.durable(1)
     group.run(300)
     assert len(member.log) == len(group["a"].log) == 2
-    assert not member.core.whole
+    assert not member.core.recovered
     member.core.durable(len(member.log))
     group.run(300)
-    assert member.core.whole
+    assert member.core.recovered
 
 
 @pytest.mark.parametrize(
-    ("term", "certified", "whole"), [(1, 1, True), (1, 2, False), (0, 1, False)]
+    ("term", "certified", "recovered"), [(1, 1, True), (1, 2, False), (0, 1, False)]
 )
 def test_a_certificate_is_for_one_incarnation_in_one_term(
-    term: int, certified: int, whole: bool
+    term: int, certified: int, recovered: bool
 ) -> None:
-    member = Member("a", list("abc"), hard_state=HardState(1, None, whole=False))
+    member = Member("a", list("abc"), hard_state=HardState(1, None, recovered=False))
     member.core.step(Heartbeat("b", "a", 1, 0, 1), 0)
     member.core.step(Heartbeat("b", "a", term, 0, 1, certified), 0)
     member.work()
-    assert member.core.whole is whole
-    assert member.saved == HardState(1, "b" if whole else None, whole)
+    assert member.core.recovered is recovered
+    assert member.saved == HardState(1, "b" if recovered else None, recovered)
 
 
 def test_a_vote_that_it_knows_of_stays() -> None:
     """After a power cut under ASYNC_FLUSH votes are known, if frames may not be."""
-    member = Member("a", list("abc"), hard_state=HardState(1, "c", whole=False))
+    member = Member("a", list("abc"), hard_state=HardState(1, "c", recovered=False))
     member.core.step(Heartbeat("b", "a", 1, 0, 1, certified=1), 0)
     member.work()
-    assert member.saved == HardState(1, "c", whole=True)
+    assert member.saved == HardState(1, "c", recovered=True)
 
 
 def test_words_from_before_the_loss_count_for_nothing_after_it() -> None:
@@ -293,12 +293,12 @@ def test_words_from_before_the_loss_count_for_nothing_after_it() -> None:
     group["c"].holding = True
     group.run(150)
     progress = core.progress["b"]
-    assert (progress.match_index, progress.whole_index) == (0, 0)
+    assert (progress.match_index, progress.recovered_index) == (0, 0)
     last = core.last_index
     core.step(AppendResponse("b", "a", 1, 1, True, last, last - 1, 0, 0, last), group.now_ms)
     late = HeartbeatResponse("b", "a", 1, 1, progress.round - 1, last, last, last)
     core.step(late, group.now_ms)
-    assert (progress.match_index, progress.whole_index) == (0, 0)
+    assert (progress.match_index, progress.recovered_index) == (0, 0)
     assert core.commit_index < last
 
 
@@ -318,12 +318,12 @@ def test_frames_of_an_older_leader_do_not_hold_up_a_blank_replica() -> None:
     assert len(member.log) == 8
     group.run(1_000)
     assert member.log == group["a"].log
-    assert member.core.whole
+    assert member.core.recovered
 
 
-def test_a_recovering_leader_is_made_whole_by_its_own_first_frame() -> None:
+def test_a_recovering_leader_is_recovered_by_its_own_first_frame() -> None:
     group = Group("abc")
-    group.add("a", [1, 1], HardState(1, None, whole=False))
+    group.add("a", [1, 1], HardState(1, None, recovered=False))
     group.add("b", [1, 1], HardState(1, None))
     group.add("c", [1], HardState(1, None))
     group["a"].holding = True
@@ -331,13 +331,13 @@ def test_a_recovering_leader_is_made_whole_by_its_own_first_frame() -> None:
     group.run(75)
     core = group["a"].core
     assert core.leader_ready  # by the other two
-    assert not core.whole
+    assert not core.recovered
     core.durable(2)
-    assert not core.whole
+    assert not core.recovered
     core.durable(3)
     group.run(75)
-    assert core.whole
-    assert group["a"].saved.whole
+    assert core.recovered
+    assert group["a"].saved.recovered
 
 
 # -- founding ---------------------------------------------------------------------------------
@@ -352,17 +352,17 @@ def test_founding_waits_for_all_and_commits_nothing_before() -> None:
     core = group["a"].core
     assert core.role is Role.LEADER
     assert not core.leader_ready
-    assert [m.core.whole for m in group.members.values()] == [False] * 3
+    assert [m.core.recovered for m in group.members.values()] == [False] * 3
     group["c"].holding = False
     group["c"].core.durable(1)
     group.run(75)
     assert core.leader_ready
-    assert [m.core.whole for m in group.members.values()] == [True] * 3
+    assert [m.core.recovered for m in group.members.values()] == [True] * 3
 
 
 def test_a_grant_from_before_its_voter_moved_on_founds_nothing() -> None:
     """a is recovering, and all grant it a vote; but b gave its own long ago and follows another
-    leader since. Elected by all, a is not whole for that: b's log may hold what a never saw."""
+    leader since. Elected by all, a is not recovered for that: b's log may hold what a never saw."""
     group = blank()
     group.campaign("a")
     while group["a"].core.role is not Role.CANDIDATE:
@@ -374,23 +374,23 @@ def test_a_grant_from_before_its_voter_moved_on_founds_nothing() -> None:
     group["a"].work()
     assert core.role is Role.LEADER
     core.step(HeartbeatResponse("c", "a", 1, 1, 1, 1, 1, 1, 50), group.now_ms)
-    assert not core.whole
+    assert not core.recovered
     core.step(HeartbeatResponse("b", "a", 2, 1, 1, 1, 0, 0), group.now_ms)
-    assert (core.role, core.term, core.whole) == (Role.FOLLOWER, 2, False)
+    assert (core.role, core.term, core.recovered) == (Role.FOLLOWER, 2, False)
 
 
 def test_founding_takes_the_best_log_that_is_left() -> None:
     group = Group("abc")
     for name, terms in (("a", [1, 1]), ("b", [1, 1, 1]), ("c", [1])):
-        group.add(name, terms, HardState(1, None, whole=False))
+        group.add(name, terms, HardState(1, None, recovered=False))
     group.run(5_000)
     leaders = [m.name for m in group.members.values() if m.core.role is Role.LEADER]
     assert leaders == ["b"]
     assert [m.terms for m in group.members.values()] == [[1, 1, 1, group["b"].core.term]] * 3
-    assert all(m.core.whole for m in group.members.values())
+    assert all(m.core.recovered for m in group.members.values())
 
 
-def test_blank_replicas_elect_as_fast_as_whole_ones() -> None:
+def test_blank_replicas_elect_as_fast_as_recovered_ones() -> None:
     """To the millisecond: one more round trip to found the group takes none here."""
     ready_ms = []
     for hard_state in (HardState(0, None), LOST):

@@ -32,7 +32,7 @@ from raftmq.store.frame import Frame, FrameKind, seal_frame
 SEGMENT = 1 << 24
 A, B, C = "a", "b", "c"
 VOTERS = frozenset((A, B, C))
-TIMING = RepairTiming(retry_ms=100, retry_ms_max=400, patience_ms=1000)
+TIMING = RepairTiming(retry_ms=100, retry_ms_max=400, give_up_ms=1000)
 
 
 def segment_end(position: int) -> int:
@@ -91,7 +91,7 @@ class Log:
 
 
 def ask(log: Log, index: int, prev_term: int = 1, term: int = 0, **more: object) -> RepairResponse:
-    settings = {"commit": len(log.frames), "standing": Standing.WHOLE, "offset": 0} | more
+    settings = {"commit": len(log.frames), "standing": Standing.RECOVERED, "offset": 0} | more
     request = RepairRequest(A, B, 7, index, prev_term, term, int(settings["offset"]))  # type: ignore[call-overload]
     return answer(request, log.index, settings["commit"], settings["standing"], log.read, 1)  # type: ignore[arg-type]
 
@@ -252,7 +252,7 @@ class Repairing:
         peer: str,
         log: Log,
         commit: int,
-        standing: Standing = Standing.WHOLE,
+        standing: Standing = Standing.RECOVERED,
         term: int = 4,
     ) -> Patch | GiveUp | None:
         response = answer(self.requests[peer], log.index, commit, standing, log.read, term)
@@ -364,7 +364,7 @@ def test_a_part_that_never_comes_starts_over() -> None:
 def test_garbage_is_refused_and_another_one_asked() -> None:
     mine, theirs = damaged([1, 1, 1], 2), Log([1, 1, 1])
     mending = Repairing(mine, 2)
-    good = answer(mending.requests[B], theirs.index, 3, Standing.WHOLE, theirs.read, 1)
+    good = answer(mending.requests[B], theirs.index, 3, Standing.RECOVERED, theirs.read, 1)
     for data in (b"\0" * 100, good.data[:-1], b"x", theirs.frames[0].data):
         assert mending.repair.step(replace(good, data=data), 0.0) is None
     assert mending.hears(C, theirs, 3) is not None
@@ -374,7 +374,7 @@ def test_garbage_is_refused_and_another_one_asked() -> None:
 def test_answers_to_something_else_are_dropped(change: dict[str, object]) -> None:
     mine, theirs = damaged([1, 1, 1], 2), Log([1, 1, 1])
     mending = Repairing(mine, 2)
-    good = answer(mending.requests[B], theirs.index, 3, Standing.WHOLE, theirs.read, 1)
+    good = answer(mending.requests[B], theirs.index, 3, Standing.RECOVERED, theirs.read, 1)
     assert mending.repair.step(replace(good, **change), 0.0) is None  # type: ignore[arg-type]
     assert mending.repair.step(good, 0.0) is not None
 
@@ -407,7 +407,7 @@ def test_a_leader_that_cannot_help(
 ) -> None:
     log = Log(theirs)
     log.index.trim(trim)
-    for standing in (Standing.WHOLE, Standing.RECOVERS, Standing.REPAIRS):
+    for standing in (Standing.RECOVERED, Standing.RECOVERING, Standing.REPAIRS):
         assert Repairing(damaged([1, 1, 3], 2), 2).hears(B, log, commit, standing) is None
     verdict = Repairing(damaged([1, 1, 3], 2), 2).hears(B, log, commit, Standing.LEADS)
     assert isinstance(verdict, GiveUp) == gives_up
@@ -433,7 +433,7 @@ def test_a_leader_of_this_term_or_a_later_one_says_what_the_log_is(
     mine = damaged([1, 1, 3], 2)
     for term in (4, 3):
         mending = Repairing(mine, 2, known=known, term=term)
-        assert mending.hears(C, log, 0, Standing.WHOLE, 9) == (None if last else ANY)
+        assert mending.hears(C, log, 0, Standing.RECOVERED, 9) == (None if last else ANY)
         verdict = Repairing(mine, 2, known=known, term=term).hears(B, log, commit, Standing.LEADS)
         frames = tuple(log.frames[1 : 1 + count])
         assert verdict == Patch(frames, last is None, B, last=bool(last))
@@ -457,11 +457,11 @@ def test_a_leader_whose_own_copy_is_damaged_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("standings", "gives_up"),
     [
-        ((Standing.WHOLE, Standing.WHOLE), False),  # they will elect a leader
-        ((Standing.WHOLE, Standing.LEADS), False),
-        ((Standing.LEADS, Standing.RECOVERS), True),  # in an earlier term: it may never commit
-        ((Standing.WHOLE, Standing.REPAIRS), True),
-        ((Standing.WHOLE, Standing.RECOVERS), True),
+        ((Standing.RECOVERED, Standing.RECOVERED), False),  # they will elect a leader
+        ((Standing.RECOVERED, Standing.LEADS), False),
+        ((Standing.LEADS, Standing.RECOVERING), True),  # in an earlier term: it may never commit
+        ((Standing.RECOVERED, Standing.REPAIRS), True),
+        ((Standing.RECOVERED, Standing.RECOVERING), True),
         ((Standing.REPAIRS, Standing.REPAIRS), True),
         ((Standing.REPAIRS, None), False),  # who does not answer may know more
     ],
@@ -477,10 +477,10 @@ def test_nobody_can_help(standings: tuple[Standing | None, ...], gives_up: bool)
         mending.waits(50)
     assert (given_up_at is not None) == gives_up
     if given_up_at is not None:
-        assert given_up_at >= TIMING.patience_ms
+        assert given_up_at >= TIMING.give_up_ms
 
 
-def test_patience_starts_again_when_somebody_falls_silent() -> None:
+def test_the_time_to_give_up_starts_again_when_somebody_falls_silent() -> None:
     mending = Repairing(damaged([1, 1, 3], 2), 2)
     log = Log([1, 4])
     for at in range(0, 6_000, 50):
@@ -509,7 +509,7 @@ def test_known_frames_are_mended_one_after_the_other() -> None:
     repair.tick(150.0)  # the next one's turn
     requests = repair.requests()
     assert {r.index for r in requests} == {4}
-    response = answer(requests[1], log.index, 4, Standing.WHOLE, log.read, 1)
+    response = answer(requests[1], log.index, 4, Standing.RECOVERED, log.read, 1)
     assert repair.step(replace(response, data=log.frames[2].data), 150.0, segment_end) is None
     assert repair.step(response, 150.0, segment_end) == log.frames[3]
     assert 4 in repair
@@ -532,14 +532,14 @@ def test_what_nobody_has_is_told_after_a_while() -> None:
         repair.tick(now_ms)
         for request in repair.requests():
             if request.index == 4 or request.to == B:  # of the other one C says nothing
-                nothing = answer(request, others.index, 2, Standing.WHOLE, others.read, 1)
+                nothing = answer(request, others.index, 2, Standing.RECOVERED, others.read, 1)
                 if nothing.outcome is not Outcome.FRAMES:
                     assert repair.step(nothing, now_ms, segment_end) is None
         if repair.hopeless(now_ms):
             told_ms = now_ms
         now_ms += 20
     assert repair.hopeless(now_ms) == [4]
-    assert told_ms >= TIMING.patience_ms
+    assert told_ms >= TIMING.give_up_ms
     repair.forget(4)
     assert repair.hopeless(now_ms) == []
 

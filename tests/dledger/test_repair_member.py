@@ -21,8 +21,8 @@ from tests.dledger.members import WAIT_S, Group, Node
 
 SEGMENT = 8192
 # However slow the machine is, nobody gives up frames that another one can still get, or give.
-PATIENT = RepairTiming(retry_ms=20, retry_ms_max=100, patience_ms=90_000)
-HASTY = RepairTiming(retry_ms=20, retry_ms_max=100, patience_ms=300)
+PATIENT = RepairTiming(retry_ms=20, retry_ms_max=100, give_up_ms=90_000)
+HASTY = RepairTiming(retry_ms=20, retry_ms_max=100, give_up_ms=300)
 SETTINGS = {"flush": FlushMode.SYNC, "segment_size_bytes": SEGMENT, "repair": PATIENT}
 
 
@@ -108,7 +108,7 @@ def test_a_damaged_log_is_mended_before_it_takes_part(
             await node.stop()
             harm(node, frames[victim])
             await node.start()
-            assert node.member.core.whole, "nothing was lost"
+            assert node.member.core.recovered, "nothing was lost"
             assert node.member.recovering is None
             await (await group.leader()).member.propose_command(b"after")
             await group.all_applied()
@@ -133,7 +133,7 @@ def test_several_regions_at_once_and_blank_records(tmp_path: Path) -> None:
                 if following.position != frame.end:
                     overwrite(node, frame.end, b"\x01")
             await node.start()
-            assert node.member.core.whole
+            assert node.member.core.recovered
             assert int(str(node.member.status()["mended"])) >= 5
             await group.all_applied()
             assert node.app.frames == frames
@@ -230,7 +230,7 @@ def test_all_damaged_at_the_same_place_go_on_from_what_is_left(tmp_path: Path) -
             leader = await group.leader()
             await leader.member.propose_command(b"after")
             await group.all_applied()
-            await group.until(lambda: all(n.member.core.whole for n in group.nodes))
+            await group.until(lambda: all(n.member.core.recovered for n in group.nodes))
             for node in group.nodes:
                 assert node.app.frames[:12] == frames[:12]
                 assert node.app.payloads[-1] == b"after"
@@ -277,7 +277,7 @@ def test_without_its_mark_a_log_may_have_been_longer(tmp_path: Path, harm: str) 
             (root / "checkpoint").write_bytes(b"\xff" * 4096)
             await node.start()
             assert node.member.recovering is not None
-            await group.until(lambda: node.member.core.whole)
+            await group.until(lambda: node.member.core.recovered)
             await group.all_applied()
             assert node.app.frames[: len(frames)] == frames
             assert_same_logs(group)

@@ -73,4 +73,4 @@ async def test_a_group_that_was_kept_from_running_goes_on_under_its_leader(tmp_p
         )
         assert core.role is Role.LEADER
         assert {node.member.core.term for node in group.nodes} == {term}
-        assert leader.member.status()["patience"] == 1
+        assert leader.member.status()["election_backoff"] == 1

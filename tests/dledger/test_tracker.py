@@ -40,7 +40,7 @@ def test_committed_is_what_a_majority_has(count: int) -> None:
     tracker = make(names)
     for reached in product(range(3), repeat=count):
         for progress, index in zip(tracker.voting, reached[1:], strict=True):
-            progress.whole_index = progress.whole_round = index
+            progress.recovered_index = progress.recovered_round = index
             progress.heard_ms = float(index)
         enough = [i for i in range(3) if sum(r >= i for r in reached) >= majority(count)]
         assert tracker.committed(reached[0]) == max(enough)
@@ -50,16 +50,16 @@ def test_committed_is_what_a_majority_has(count: int) -> None:
 
 def test_a_leader_that_is_leaving_does_not_count_itself() -> None:
     tracker = make("abc")
-    tracker.progress["b"].whole_index = 4
+    tracker.progress["b"].recovered_index = 4
     assert tracker.committed(9) == 4
     assert tracker.committed(None) == 0
 
 
-def test_only_whole_voters_hold_a_frame() -> None:
+def test_only_recovered_voters_hold_a_frame() -> None:
     tracker = make()
     tracker.configure(group("abc").after(ADD_X), 1, 0.0)
     for progress in tracker.progress.values():
-        progress.whole_index = 7
+        progress.recovered_index = 7
     assert tracker.holders(7) == 2
     assert tracker.holders(8) == 0
     tracker.progress["b"].recovering = 5

@@ -73,7 +73,9 @@ MESSAGES: list[PeerMessage] = [
     RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
     RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:], 7),
     RepairResponse(A, B, 1, 20, Outcome.TRIMMED, Standing.REPAIRS, 0, 0, b"", 0),
-    RepairResponse(A, B, 9, 2, Outcome.FRAMES, Standing.WHOLE, 1, 2, bytes(RESPONSE_BYTES_MAX), 2),
+    RepairResponse(
+        A, B, 9, 2, Outcome.FRAMES, Standing.RECOVERED, 1, 2, bytes(RESPONSE_BYTES_MAX), 2
+    ),
     InstallOffer(A, B, 3, 20, 2, 2**62 - 1),
     InstallRequest(A, B, 3, 0, 0),
     InstallChunk(A, B, 3, 2**62 - 1, 7, 11, b"some"),

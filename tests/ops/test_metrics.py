@@ -74,7 +74,7 @@ async def test_the_loops_lag_is_seen() -> None:
     ("text", "reason"),
     [
         ("no majority answers", "no_quorum"),
-        ("too few replicas are whole", "not_whole"),
+        ("too few replicas have recovered", "not_whole"),
         ("n2 may not know its vote", "not_whole"),
         ("fdatasync has not returned for 900 ms", "disk_stalled"),
         ("no room for the next frame: [Errno 28]", "disk_full"),

@@ -64,7 +64,7 @@ class ForgetsVote(SimNode):
     def _save_hard_state(self, ready: Ready) -> None:
         assert ready.hard_state is not None
         state = ready.hard_state
-        self.promises.hard_state.save(HardState(state.term, None, state.whole))
+        self.promises.hard_state.save(HardState(state.term, None, state.recovered))
 
 
 class IgnoresRequestTerm(RaftCore):
@@ -118,7 +118,7 @@ class CountsVotesByNumber(RaftCore):
 
     def _on_vote_response(self, response: VoteResponse) -> None:
         candidacy = self._candidacy
-        if candidacy is not None and type(candidacy.tally) is Tally and self.whole:
+        if candidacy is not None and type(candidacy.tally) is Tally and self.recovered:
             counted = _Counted(self.voters)
             counted.granted = candidacy.tally.granted
             counted.refused = candidacy.tally.refused
@@ -202,7 +202,7 @@ class _ReadsWithoutRound(Leading):
     def _start_read_round(self, now_ms: float) -> None:
         self.round += 1
         for progress in self.progress.values():
-            progress.whole_round = self.round
+            progress.recovered_round = self.round
         self._confirm_reads()
 
 
@@ -233,7 +233,7 @@ class MinorityElects(RaftCore):
         if (
             candidacy is not None
             and not candidacy.pre_vote
-            and self.whole  # or no group would ever be founded
+            and self.recovered  # or no group would ever be founded
             and len(candidacy.tally.granted) >= majority(len(self.voters)) - 1
         ):
             self._become_leader(candidacy)
@@ -247,7 +247,7 @@ class CountsRecoveringVotes(RaftCore):
     __slots__ = ()
 
     def _on_vote_response(self, response: VoteResponse) -> None:
-        if self.whole:  # or no group would ever be founded
+        if self.recovered:  # or no group would ever be founded
             response = replace(response, recovering=0)
         super()._on_vote_response(response)
 
@@ -257,7 +257,7 @@ class _CountsRecoveringCopies(Leading):
 
     def _advance_commit(self) -> None:
         for progress in self.progress.values():
-            progress.whole_index = max(progress.whole_index, progress.match_index)
+            progress.recovered_index = max(progress.recovered_index, progress.match_index)
         super()._advance_commit()
 
     def _take_match(self, progress: Progress, match_index: int, now_ms: float) -> None:
@@ -285,7 +285,7 @@ class _CertifiesAlone(Leading):
 
 
 class CertifiesAlone(RaftCore):
-    """15. The leader's word alone makes a replica whole: it may be deposed and not know it."""
+    """15. The leader's word alone makes a replica recovered: it may be deposed and not know it."""
 
     __slots__ = ()
     leading_class = _CertifiesAlone
@@ -306,7 +306,7 @@ class _CertifiesWithoutBarrier(Leading):
 
 
 class CertifiesWithoutBarrier(RaftCore):
-    """16. A replica is whole as soon as it answers: whatever it has lost."""
+    """16. A replica is recovered as soon as it answers: whatever it has lost."""
 
     __slots__ = ()
     leading_class = _CertifiesWithoutBarrier
@@ -322,9 +322,9 @@ class ElectedByAllButOne(RaftCore):
     def _count_votes(self) -> None:
         candidacy = self._candidacy
         enough = candidacy is not None and len(candidacy.tally.granted) == len(self.voters) - 1
-        if candidacy is not None and enough and self.whole and not candidacy.pre_vote:
+        if candidacy is not None and enough and self.recovered and not candidacy.pre_vote:
             self._become_leader(candidacy)
-        elif enough and self.whole:
+        elif enough and self.recovered:
             self._start_election("all but one would vote for this replica")
         else:
             super()._count_votes()
@@ -341,11 +341,13 @@ class CampaignsWithABadDisk(RaftCore):
 
 
 class ForgetsThatItRecovers(SimNode):
-    """19. That it may have lost promises is not noted: after a restart it is whole."""
+    """19. That it may have lost promises is not noted: after a restart it is recovered."""
 
     def _save_hard_state(self, ready: Ready) -> None:
         assert ready.hard_state is not None
-        super()._save_hard_state(replace(ready, hard_state=replace(ready.hard_state, whole=True)))
+        super()._save_hard_state(
+            replace(ready, hard_state=replace(ready.hard_state, recovered=True))
+        )
 
 
 class OneSlotFile(SlotFile):

@@ -7,8 +7,8 @@
 - state machine safety: every replica applies the same frame at an index;
 - acknowledged is never lost: acknowledged frames are committed ones, and see above;
 - nothing is acknowledged that a majority would not have after a power cut (durable on disk);
-- a replica that lost promises says so until it is whole, and never votes, as a whole one, for
-  another than it may have voted for in that term before;
+- a replica that lost promises says so until it is recovered, and never votes, as a recovered one,
+  for another than it may have voted for in that term before;
 - a replica whose disk is bad neither leads nor tries to, nor does one that is no voter;
 - a confirmed read sees everything that was acknowledged before it was asked for;
 - term, commit index and vote of one process never go back.
@@ -46,8 +46,8 @@ class Checker:
         self._kept_by: dict[str, int] = {}  # what a node applied and had durable
         self.acked_max = 0  # highest acknowledged index
         self.elections = 0
-        self._votes: dict[tuple[str, int], str] = {}  # (whole voter, term) -> candidate
-        self._whole_since: dict[str, int] = {}  # the term in which it became whole last
+        self._votes: dict[tuple[str, int], str] = {}  # (recovered voter, term) -> candidate
+        self._recovered_since: dict[str, int] = {}  # the term in which it recovered last
 
     def fail(self, reason: str) -> NoReturn:
         world = self._world
@@ -62,8 +62,8 @@ class Checker:
         """A recovered log is made of frames that somebody wrote."""
         term, vote = node.core.term, node.core.voted_for
         old_term, _, old_vote = self._seen.get(node.name, (0, 0, None))
-        if node.lost and node.core.whole:
-            self.fail(f"{node.name} lost promises and believes that it is whole")
+        if node.lost and node.core.recovered:
+            self.fail(f"{node.name} lost promises and believes that it is recovered")
         if node.votes_lost:
             old_term, old_vote = 0, None
             self._seen.pop(node.name, None)
@@ -77,7 +77,7 @@ class Checker:
         self._kept(node)
 
     def _kept(self, node: SimNode) -> None:
-        """A replica that is whole still has every committed frame that it ever had durable."""
+        """A replica that is recovered still has every committed frame that it ever had durable."""
         if node.lost:
             self._kept_by[node.name] = 0
         index = node.log.index
@@ -85,7 +85,7 @@ class Checker:
             if frame.index < index.first_index:
                 continue  # retention took it
             if frame.index > index.last_index or index.term_at(frame.index) != frame.term:
-                self.fail(f"{node.name} had {frame} durable, is without it, and is whole")
+                self.fail(f"{node.name} had {frame} durable, is without it, and is recovered")
 
     def _same_frames(self, node: SimNode) -> None:
         """What it recovered was written once, behind the same frame; and it is durable."""
@@ -134,16 +134,16 @@ class Checker:
 
     # -- roles ------------------------------------------------------------------------------------
 
-    def whole(self, node: SimNode) -> None:
+    def recovered(self, node: SimNode) -> None:
         """From now on it votes as if it had never lost anything."""
-        self._whole_since[node.name] = node.core.term
+        self._recovered_since[node.name] = node.core.term
 
     def voted(self, node: SimNode, vote: VoteResponse) -> None:
-        """A promise that counts, if its giver is whole."""
+        """A promise that counts, if its giver is recovered."""
         if vote.recovering:
             return
         before = self._votes.setdefault((node.name, vote.request_term), vote.to)
-        if before != vote.to and vote.request_term <= self._whole_since[node.name]:
+        if before != vote.to and vote.request_term <= self._recovered_since[node.name]:
             self.fail(
                 f"{node.name} votes for {vote.to} in term {vote.request_term} as for {before}"
             )

@@ -167,7 +167,7 @@ class Mender:
         if self.repairing is not None:
             return answer(request, log.index, 0, Standing.REPAIRS, log.frames, 0)
         core = node.core
-        standing = standing_of(core.role, core.leader_ready, core.whole)
+        standing = standing_of(core.role, core.leader_ready, core.recovered)
         return answer(request, log.index, core.commit_index, standing, log.frames, core.term)
 
     def send_requests(self) -> None:

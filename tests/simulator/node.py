@@ -64,7 +64,7 @@ class SimNode:
         self.stalled = False  # its syncs do not return
         self.full = False
         self.lost = True  # whether it may have lost promises, as the simulator knows it
-        self.made_good = False  # it may note that it is whole, and may have done so
+        self.made_good = False  # it may note that it is recovered, and may have done so
         self.started = False  # at least once
         self.blank = True  # nothing is on its disk
         self.votes_lost = False  # and its votes among them, since its last start
@@ -138,7 +138,7 @@ class SimNode:
         self._tick_at = 0.0
         self._syncing = False
         world.note(f"{self.name} starts, {self.log.index}, {hard_state}")
-        self._note_whole()  # it died just behind noting it
+        self._note_recovered()  # it died just behind noting it
         world.checker.started(self)
         self.votes_lost = False
         self._work()
@@ -437,20 +437,20 @@ class SimNode:
     def _save_configuration(self) -> None:
         self.mender.frames.asker.set_members(self.core.configurations.current.ids)
         index, configuration = self.core.configurations.settled
-        if index > self.configuration_file.saved_index and self.core.whole:
+        if index > self.configuration_file.saved_index and self.core.recovered:
             self.configuration_file.save(index, configuration)
 
     def _save_hard_state(self, ready: Ready) -> None:
         assert ready.hard_state is not None
-        self.made_good = self.made_good or ready.hard_state.whole
+        self.made_good = self.made_good or ready.hard_state.recovered
         self.promises.hard_state.save(ready.hard_state)
-        self._note_whole()
+        self._note_recovered()
 
-    def _note_whole(self) -> None:
-        if self.lost and self.made_good and self.core.whole:
+    def _note_recovered(self) -> None:
+        if self.lost and self.made_good and self.core.recovered:
             self.world.recoveries += 1
-            self.world.note(f"{self.name} is whole")
-            self.world.checker.whole(self)
+            self.world.note(f"{self.name} is recovered")
+            self.world.checker.recovered(self)
             self.lost = False
             self._save_configuration()
 

@@ -62,7 +62,7 @@ def test_a_leader_is_kept_and_the_next_failover_is_as_fast_as_ever(
         numbers = StarvedWorld(seed, slow, node_class=node_class).run()
         assert numbers["acknowledged"] > 0
         attended = slow is Slow.PROCESSES and node_class is StarvedNode
-        assert (numbers["patience"] == 1) == attended  # it was needed, or was not
+        assert (numbers["back_off"] == 1) == attended  # it was needed, or was not
 
 
 @pytest.mark.parametrize(("slow", "node_class"), CASES[1:])

@@ -130,7 +130,7 @@ class World:
         self.acknowledged_before_healing = 0
         self.reads = 0
         self.losses = 0  # times a replica lost promises
-        self.recoveries = 0  # and became whole again, or for the first time
+        self.recoveries = 0  # and recovered, or for the first time
 
     # -- time -------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ async def test_leadership_goes_to_the_preferred_one_and_no_send_fails(tmp_path):
 
 
 async def stands(broker, words):
-    await until(lambda: broker.engine.status()["preferred_standing"] == words)
+    await until(lambda: broker.engine.status()["preferred_reason"] == words)
 
 
 async def refuses(client, there, wanted):

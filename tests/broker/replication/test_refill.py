@@ -130,7 +130,7 @@ async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group):
         back = group.brokers[name]
         keep_all(back)
         await until(lambda: back.store.derived.dispatched_offset > first.store.commitlog.min_offset)
-        await until(lambda: back.engine.status()["whole"])
+        await until(lambda: back.engine.status()["recovered"])
         await until(lambda: first.engine.status()["peers"][name]["state"] == "replicate")
         sent = load.sent
         await until(lambda: load.sent > sent + 20)

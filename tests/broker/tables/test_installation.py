@@ -265,7 +265,7 @@ def test_a_note_that_rotted_leaves_nothing_and_says_that_promises_are_lost(donor
     assert not installation.pending(disk, RAFT)
     assert replica.log.last_index == 0 and replica.queues() == {}
     assert replica.tables() == Replica(SimDisk(Random(1))).tables()
-    assert HardStateFile(disk, f"{RAFT}/hardstate").load() == HardState(9, "n2", whole=False)
+    assert HardStateFile(disk, f"{RAFT}/hardstate").load() == HardState(9, "n2", recovered=False)
 
 
 def test_tables_ahead_of_a_log_that_nobody_installed_are_not_believed(donor):

@@ -2,8 +2,8 @@
 
 A Raft group of three processes is filled with a number of MiB. Then, all under the same load (a
 fixed number of sends in flight to the leader): with all three; with one killed and its store
-removed; while that one is refilled, until it has recovered (`raftWhole`) and is no further behind
-than what may be in flight; and with all three again. The phases of one run are measured one
+removed; while that one is refilled, until it has recovered (`raftRecovered`) and is no further
+behind than what may be in flight; and with all three again. The phases of one run are measured one
 after the other on one machine: compare the rates with each other, and with nothing else.
 """
 
@@ -104,7 +104,7 @@ async def info(client: RemotingClient, address: str) -> dict[str, str]:
 
 async def caught_up(client: RemotingClient, leader: str, follower: str) -> bool:
     behind, ahead = await info(client, follower), await info(client, leader)
-    if not behind or not ahead or behind["raftWhole"] != "true":
+    if not behind or not ahead or behind.get("raftRecovered", behind.get("raftWhole")) != "true":
         return False
     return int(ahead["commitLogMaxOffset"]) - int(behind["commitLogMaxOffset"]) < CAUGHT_UP_BYTES
 

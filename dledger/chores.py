@@ -70,6 +70,8 @@ class Chores:
             core.tick(core_ms)
         if core.back_off != self._back_off:
             self._back_off = core.back_off
+            log.warning("election_backoff_changed node=%s factor=%d", core.node_id, self._back_off)
+            # The event's old name, until version 0.2.
             log.warning("patience_changed node=%s factor=%d", core.node_id, self._back_off)
         if now_ms >= self._healing_due_ms:
             self._healing_due_ms = now_ms + HEALING_MS

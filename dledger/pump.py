@@ -202,6 +202,8 @@ class Pump:
             return
         if self.core.recovered and self.promises.recovering is not None:
             log.warning("recovered node=%s term=%s", self.core.node_id, self.core.term)
+            # The event's old name, until version 0.2.
+            log.warning("whole node=%s term=%s", self.core.node_id, self.core.term)
             self.promises.recovering = None
         self.run()
 

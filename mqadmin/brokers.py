@@ -199,7 +199,8 @@ async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             "applied": info.get("raftAppliedIndex", ""),
             "last": info.get("raftLastIndex", ""),
             "durable": info.get("raftDurableIndex", ""),
-            "whole": info.get("raftWhole", ""),
+            "recovered": info.get("raftRecovered", info.get("raftWhole", "")),
+            "whole": info.get("raftWhole", ""),  # the old name, until version 0.2
             "disk": info.get("raftDiskState", ""),
         }
         rows.append(row | figures)
@@ -260,7 +261,8 @@ def _member(row: dict[str, Any]) -> dict[str, Any]:
         "brokerId": row["broker_id"],
         "match": row["match"],
         "lag": row["lag"],
-        "whole": row["whole"],
+        "recovered": row.get("recovered", row["whole"]),
+        "whole": row["whole"],  # the old name, until version 0.2
         "preferred": row.get("preferred", False),
     }
 

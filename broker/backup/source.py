@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -205,7 +205,7 @@ async def choose(client: RemotingClient, addresses: Sequence[str]) -> str:
             complaints.append(f"{address}: is no replica of a Raft group")
             continue
         follows = info["raftRole"] == "follower" and bool(info.get("raftLeader"))
-        sound = info.get("raftWhole") == "true" and info.get("raftDiskState") == "ok"
+        sound = _has_recovered(info) and info.get("raftDiskState") == "ok"
         applied = int(info.get("raftAppliedIndex") or 0)
         found.append(((follows and sound, sound, applied), address))
     if not found:
@@ -240,3 +240,8 @@ async def replicas_of(
         known = ", ".join(sorted(table)) or "none"
         complaints.append(f"{name_server}: knows no broker {broker_name!r}; it knows {known}")
     raise BackupError("; ".join(complaints) or "no name server is named")
+
+
+def _has_recovered(info: Mapping[str, str]) -> bool:
+    """Return whether the replica has recovered; one before version 0.2 may call that whole."""
+    return info.get("raftRecovered", info.get("raftWhole")) == "true"

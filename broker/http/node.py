@@ -183,7 +183,9 @@ def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
         foreign=_texts(status.get("foreign")),
         peers_prove_themselves=parts.gates.proof_required,
         voted_for=_text(status.get("voted_for")),
+        election_backoff=_number(status.get("election_backoff")),
         election_patience=_number(status.get("election_backoff")),
+        recovered=bool(status.get("recovered", True)),
         whole=bool(status.get("recovered", True)),
         recovering=_text(status.get("recovering")),
         commit_index=_number(status.get("commit_index")),
@@ -283,6 +285,7 @@ def _progress(members: Members) -> list[MemberProgressView]:
             broker_id=row["broker_id"],
             match_index=row["match"],
             lag_frames=row["lag"],
+            recovered=row["recovered"],
             whole=row["recovered"],
         )
         for row in members.rows()

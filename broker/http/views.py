@@ -96,8 +96,8 @@ class MemberView(View, frozen=True, kw_only=True):
 
 
 class MemberProgressView(View, frozen=True, kw_only=True):
-    """`matchIndex` (last frame it has), `lagFrames` (it lacks) and `whole` (it is recovered) of
-    others are null on a replica that does not lead."""
+    """`matchIndex` (last frame it has), `lagFrames` (it lacks) and `recovered` of others are null
+    on a replica that does not lead. `whole`: the old name of `recovered`, until version 0.2."""
 
     id: str
     address: str
@@ -105,6 +105,7 @@ class MemberProgressView(View, frozen=True, kw_only=True):
     broker_id: int
     match_index: int | None
     lag_frames: int | None
+    recovered: bool | None
     whole: bool | None
 
 
@@ -146,11 +147,13 @@ class RatesView(View, frozen=True, kw_only=True):
 
 class NodeView(View, frozen=True, kw_only=True):
     """One replica's own view. Raft's values are null in classic mode. `membership`: voter, learner;
-    none: removed from its group, or not added yet. `election_patience`, the election back-off: the
+    none: removed from its group, or not added yet. `election_backoff`: the
     factor by which the configured election time-outs are multiplied at present; 1 unless the group
     is starved. `group_id`: null while the group has none. `foreign`: replicas of other groups that
     were refused in the last half minute, in words. `peers_prove_themselves`: no replica is accepted
-    as a peer without a proof that it has the group's secret."""
+    as a peer without a proof that it has the group's secret. `recovered`: false while this replica
+    may have lost promises; `recovering` then says why. Until version 0.2 `whole` and
+    `election_patience` are the old names of `recovered` and `election_backoff`."""
 
     name: str
     group: str
@@ -175,7 +178,9 @@ class NodeView(View, frozen=True, kw_only=True):
     foreign: list[str]
     peers_prove_themselves: bool
     voted_for: str | None
+    election_backoff: int | None
     election_patience: int | None
+    recovered: bool
     whole: bool
     recovering: str | None
     commit_index: int | None

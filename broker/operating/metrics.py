@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from prometheus_client.metrics_core import Metric
 
+from raftmq.broker.operating import oldnames
 from raftmq.broker.operating.parts import Parts
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
@@ -360,10 +361,10 @@ class BrokerMetrics:
             ("leader_ready", "raft_leader_ready", "1 if it leads and its no-op is applied."),
             (
                 "election_backoff",
-                "raft_election_patience",
+                "raft_election_backoff",
                 "Factor on the election time-outs.",
             ),
-            ("recovered", "raft_whole", "0 while this replica may have lost promises."),
+            ("recovered", "raft_recovered", "0 while this replica may have lost promises."),
             ("commands_waiting", "raft_commands_waiting", "Commands that wait to be proposed."),
             ("damaged_count", "raft_log_damaged_frames", "Frames known to be damaged."),
             ("behind_bytes", "raft_behind_bytes", "Of a follower: log that its leader has more."),
@@ -372,6 +373,9 @@ class BrokerMetrics:
             value = status.get(key)
             if isinstance(value, int):
                 families.gauge(name, doc, value)
+                if name in oldnames.METRICS:
+                    old_doc = f"The old name of {name}, until version 0.2."
+                    families.gauge(oldnames.METRICS[name], old_doc, value)
         installing = status.get("installing")
         families.gauge(
             "raft_installing",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raftmq.broker.operating import oldnames
 from raftmq.broker.operating.parts import Parts
 from raftmq.remoting.codes import MQ_VERSION
 from raftmq.store.errors import StoreError
@@ -75,7 +76,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "durable_index": "raftDurableIndex",
         "voted_for": "raftVotedFor",
         "group_id": "raftGroupId",
-        "recovered": "raftWhole",
+        "recovered": "raftRecovered",
         "disk_state": "raftDiskState",
         "disk_reason": "raftDiskReason",
         "behind_bytes": "raftBehindBytes",
@@ -85,7 +86,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
     place = parts.context.log.place
     info["raftMembership"] = place.standing if place is not None else ""
     info["raftInstalling"] = _installing(status.get("installing"))
-    return info
+    return oldnames.with_old(info, oldnames.RUNTIME_KEYS)
 
 
 def _installing(state: object) -> str:

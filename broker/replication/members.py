@@ -15,6 +15,7 @@ from typing import Any
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.housekeeping import Chore
+from raftmq.broker.operating.oldnames import MEMBER_KEYS, with_old
 from raftmq.broker.registration import Registrar
 from raftmq.broker.replication.engine import Place, RaftEngine
 from raftmq.broker.replication.identity import GroupId
@@ -150,7 +151,7 @@ class Members:
     def _body(self, engine: RaftEngine) -> dict[str, Any]:
         return {
             "index": engine.core.configurations.index,
-            "members": engine.members,
+            "members": [with_old(row, MEMBER_KEYS) for row in engine.members],
             "preferred": engine.preferred,
         }
 

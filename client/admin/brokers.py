@@ -82,7 +82,7 @@ class BrokerAdmin:
     async def members(self, address: str) -> list[dict[str, Any]]:
         """Return the members of the broker's Raft group as it knows them (30002, ours): node_id,
         address, role (voter, learner), broker_id, preferred; from a leader also match, lag and
-        whole (recovered)."""
+        recovered (whole: its old name)."""
         body = await self._requests.json(address, RequestCode.CHANGE_MEMBERS, {"op": "list"})
         return list(body.get("members") or ())
 

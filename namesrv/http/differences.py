@@ -170,10 +170,10 @@ def _health(group: str, view: View) -> Iterator[Finding]:
         words = f"{group}: the disk of {name} is {state}{reason}"
         severity = "critical" if state in ("failed", "full") else "warning"
         yield Finding(group, severity, "disk", (name,), words)
-    if view.get("whole") is False:
+    if view.get("recovered", view.get("whole")) is False:  # "whole": from a broker before 0.2
         reason = f": {view['recovering']}" if view.get("recovering") else ""
         words = f"{group}: {name} may have lost promises and does not vote{reason}"
-        yield Finding(group, "warning", "whole", (name,), words)
+        yield Finding(group, "warning", "recovered", (name,), words)
 
 
 def _versions(group: str, nodes: Sequence[View]) -> Iterator[Finding]:

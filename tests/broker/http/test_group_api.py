@@ -36,12 +36,12 @@ async def events_until(response, wanted):
     return seen
 
 
-async def whole(client):
+async def recovered(client):
     """The leader knows that all are: the last to start may be a while behind the first."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             members = (await client.get("/api/v1/members")).json["items"]
-            if all(member["whole"] and member["matchIndex"] > 0 for member in members):
+            if all(member["recovered"] and member["matchIndex"] > 0 for member in members):
                 return
             await asyncio.sleep(0.02)
 
@@ -69,7 +69,7 @@ async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_pat
             assert copy.headers["ETag"] == made.headers["ETag"], "every replica gives the same"
             body = {"topic": "T", "body": "x"}
             assert (await there.post("/api/v1/messages", body)).code == "NOT_LEADER"
-            await whole(client)
+            await recovered(client)
             node = (await client.get("/api/v1/node")).json
             peers = {peer["id"]: peer for peer in node["peers"]}
             assert set(peers) == set(group.names) - {first}
@@ -78,7 +78,9 @@ async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_pat
             assert {m["id"]: (m["role"], m["brokerId"]) for m in members} == {
                 name: ("voter", 1 + int(name[1:])) for name in group.names
             }
-            assert all(m["whole"] and m["matchIndex"] > 0 for m in members)
+            assert all(
+                m["recovered"] is m["whole"] is True and m["matchIndex"] > 0 for m in members
+            )
             keys = ("id", "address", "role", "brokerId")
             assert node["members"] == [{key: m[key] for key in keys} for m in members]
             url = f"{client.base}/api/v1/events"

@@ -192,7 +192,7 @@ async def test_a_replica_without_its_store_comes_back_under_load(tmp_path):
             await group.ask(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
         for number in range(5):
             assert await group.send(leader, "Gone", b"%d" % number, queue=2) == number
-        await group.until(lambda all_: all(i.get("raftWhole") == "true" for i in all_.values()))
+        await group.until(lambda all_: all(i.get("raftRecovered") == "true" for i in all_.values()))
         name = next(n for n in NAMES if n != leader)
         before = int((await group.info(leader))["commitLogMaxOffset"])
         group.end(name, signal.SIGKILL)
@@ -202,7 +202,7 @@ async def test_a_replica_without_its_store_comes_back_under_load(tmp_path):
                 lambda all_: all(int(i["commitLogMinOffset"]) > before for i in all_.values() if i)
             )
             group.start(name)
-            await group.until(lambda all_: all_[name].get("raftWhole") == "true")
+            await group.until(lambda all_: all_[name].get("raftRecovered") == "true")
             await load.more(50)
         infos = await group.until(same_ends)
         assert leads(infos[leader])  # nobody had to take over meanwhile

@@ -149,7 +149,7 @@ def node_view(name: str, group: str) -> dict[str, Any]:
         "name": name, "group": group, "cluster": "C", "brokerId": int(name[1:]) + 1, "mode": "raft",
         "engine": "dledger", "version": "0.1.0", "bootTimeMs": 1_700_000_000_000, "pid": 1,
         "role": "follower", "term": 3, "leader": names(group)[0], "leaderReady": False,
-        "votedFor": names(group)[0], "whole": True, "recovering": None, "commitIndex": 10_000,
+        "votedFor": names(group)[0], "recovered": True, "recovering": None, "commitIndex": 10_000,
         "appliedIndex": 10_000, "lastIndex": 10_000, "durableIndex": 10_000, "firstIndex": 1,
         "commitLog": {"minOffset": 0, "maxOffset": 5_000_000, "durableOffset": 5_000_000},
         "disk": {"state": "ok", "reason": "", "totalBytes": 100, "freeBytes": 60, "usedRatio": 0.4},

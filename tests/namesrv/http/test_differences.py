@@ -21,7 +21,7 @@ def view(name: str, **more: Any) -> dict[str, Any]:
         "leaderReady": False,
         "commitIndex": 1000,
         "appliedIndex": 1000,
-        "whole": True,
+        "recovered": True,
         "members": MEMBERS,
         "disk": {"state": "ok"},
     }
@@ -55,7 +55,7 @@ CASES = [
      "n2: n0 (voter), n1 (voter)"),
     ({"n2": {"disk": {"state": "full", "reason": "no room"}}},
      "g: the disk of n2 is full: no room"),
-    ({"n2": {"whole": False, "recovering": "vote file damaged"}},
+    ({"n2": {"recovered": False, "recovering": "vote file damaged"}},
      "g: n2 may have lost promises and does not vote: vote file damaged"),
     ({"n2": {"version": "0.2.0"}},
      "g: replicas run different versions (n0 and n1 0.1.0, n2 0.2.0)"),
@@ -68,6 +68,13 @@ CASES = [
 def test_one_difference(changes: dict[str, Any], expected: str) -> None:
     group = [view(name, **changes.get(name, {})) for name in ("n0", "n1", "n2")]
     assert expected in words(*group)
+
+
+def test_a_broker_of_an_older_version_says_whole() -> None:
+    older = view("n2", whole=False, recovering="vote file damaged")
+    del older["node"]["recovered"]
+    expected = "g: n2 may have lost promises and does not vote: vote file damaged"
+    assert words(view("n0"), view("n1"), older) == [expected]
 
 
 def test_the_silent_and_the_route() -> None:

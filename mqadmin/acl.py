@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from raftmq.client.admin import Admin
-from raftmq.mqadmin.command import Arguments, Command, CommandError, Done, Flag, Kind, Part, Table
-from raftmq.mqadmin.targets import BROKER, CLUSTER, replicas
+from raftmq.mqadmin.command import Arguments, Command, Done, Flag, Kind, Part, Table
+from raftmq.mqadmin.targets import BROKER, CLUSTER, named
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.fastjson import loads_object
 
@@ -32,19 +32,14 @@ async def update(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     ext = {name: arguments.text(name) for name in FIELDS if arguments.given(name)}
     if arguments.given("admin"):
         ext["admin"] = "true" if arguments.boolean("admin") else "false"
-    for address in await _brokers(admin, arguments):
-        await admin.ask(
-            address, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext, timeout_ms=CHANGE_TIMEOUT_MS
-        )
+    await _change(admin, arguments, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext)
     key = arguments.text("accessKey")
     return [Done(f"the account {key} is as you said", {"accessKey": key})]
 
 
 async def delete(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     key = arguments.text("accessKey")
-    for address in await _brokers(admin, arguments):
-        ext = {"accessKey": key}
-        await admin.ask(address, RequestCode.DELETE_ACL_CONFIG, ext, timeout_ms=CHANGE_TIMEOUT_MS)
+    await _change(admin, arguments, RequestCode.DELETE_ACL_CONFIG, {"accessKey": key})
     return [Done(f"there is no account {key} any more", {"accessKey": key})]
 
 
@@ -53,16 +48,13 @@ async def white_addresses(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     ext = {"globalWhiteAddrs": addresses}
     if arguments.text("aclFileFullPath"):
         ext["aclFileFullPath"] = arguments.text("aclFileFullPath")
-    for address in await _brokers(admin, arguments):
-        await admin.ask(
-            address, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, ext, timeout_ms=CHANGE_TIMEOUT_MS
-        )
+    await _change(admin, arguments, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, ext)
     return [Done(f"these addresses need no account: {addresses or 'none'}")]
 
 
 async def show(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     parts: list[Part] = []
-    for address in await _brokers(admin, arguments):
+    for address in await named(admin, arguments):
         response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
         body = loads_object(response.body)
         rows = [_row(one) for one in body.get("plainAccessConfigs") or []]
@@ -75,7 +67,7 @@ async def show(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 async def version(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     rows = []
-    for address in await _brokers(admin, arguments):
+    for address in await named(admin, arguments):
         response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
         ext = response.ext or {}
         found = orjson.loads(ext.get("version") or "{}")
@@ -98,15 +90,11 @@ def _row(account: dict[str, Any]) -> dict[str, Any]:
     return {name: shown.get(name) or "" for name in FIELDS} | {"admin": bool(shown.get("admin"))}
 
 
-async def _brokers(admin: Admin, arguments: Arguments) -> list[str]:
-    """Return the addresses of `-b`, or of all of `-c`, slaves too: classic brokers each have a
+async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, str]) -> None:
+    """Have every broker that is meant make the change, slaves too: classic brokers each have a
     file."""
-    address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
-    if not address and not cluster:
-        raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
-    if address:
-        return [address]
-    return [replica.address for replica in replicas(await admin.cluster.info(), cluster)]
+    for address in await named(admin, arguments):
+        await admin.ask(address, code, ext, timeout_ms=CHANGE_TIMEOUT_MS)
 
 
 KEY = Flag("a", "accessKey", "The account's access key.", required=True)

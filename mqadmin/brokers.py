@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from raftmq.client.admin import Admin
@@ -23,7 +23,7 @@ from raftmq.mqadmin.command import (
     Table,
     show_time,
 )
-from raftmq.mqadmin.targets import BROKER, CLUSTER, Replica, leaders, readable, replicas, writable
+from raftmq.mqadmin.targets import BROKER, CLUSTER, everywhere, leaders, named, replicas, writable
 
 HOUR_MS = 3_600_000
 TRANSFER_WAIT_S = 10.0
@@ -42,19 +42,14 @@ async def cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     rows = []
     for replica in replicas(await admin.cluster.info(), arguments.text("clusterName")):
         info = await _runtime(admin, replica.address)
-        row = _place(replica)
-        row |= _totals(info) if arguments.on("moreStats") else _load(info)
-        rows.append(row)
+        row = {
+            "cluster": replica.cluster,
+            "broker": replica.broker_name,
+            "id": replica.broker_id,
+            "address": replica.address,
+        }
+        rows.append(row | (_totals(info) if arguments.on("moreStats") else _load(info)))
     return [Table(rows, columns=("cluster", "broker", "id", "address"))]
-
-
-def _place(replica: Replica) -> dict[str, Any]:
-    return {
-        "cluster": replica.cluster,
-        "broker": replica.broker_name,
-        "id": replica.broker_id,
-        "address": replica.address,
-    }
 
 
 def _load(info: dict[str, str]) -> dict[str, Any]:
@@ -106,12 +101,7 @@ def _first(averages: str) -> float:
 
 
 async def broker_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
-    if not address and not cluster:
-        raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
-    found = await readable(admin, address, cluster)
-    infos = [(a, await admin.broker.runtime_info(a)) for a in found]
-    return [Fields(dict(sorted(info.items())), "" if len(found) == 1 else a) for a, info in infos]
+    return await _each(admin, arguments, admin.broker.runtime_info)
 
 
 async def broker_consume_stats(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -142,12 +132,15 @@ async def broker_consume_stats(admin: Admin, arguments: Arguments) -> Sequence[P
 
 
 async def get_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
-    if not address and not cluster:
-        raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
-    found = await readable(admin, address, cluster)
-    configs = [(a, await admin.broker.config(a)) for a in found]
-    return [Fields(dict(sorted(c.items())), "" if len(found) == 1 else a) for a, c in configs]
+    return await _each(admin, arguments, admin.broker.config)
+
+
+async def _each(
+    admin: Admin, arguments: Arguments, read: Callable[[str], Awaitable[dict[str, str]]]
+) -> Sequence[Part]:
+    """Return what `read` says of every broker that is meant."""
+    found = [(address, await read(address)) for address in await named(admin, arguments)]
+    return [Fields(dict(sorted(f.items())), "" if len(found) == 1 else a) for a, f in found]
 
 
 async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -164,17 +157,22 @@ async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def clean_queues(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    addresses = await readable(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
-    for address in addresses:
-        await admin.broker.clean_expired_queues(address)
-    return [Done(f"expired ConsumeQueues cleaned at {', '.join(addresses)}")]
+    clean = admin.broker.clean_expired_queues
+    return await _upkeep(admin, arguments, clean, "expired ConsumeQueues cleaned")
 
 
 async def delete_log(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    addresses = await readable(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
+    delete = admin.broker.delete_expired_log
+    return await _upkeep(admin, arguments, delete, "expired CommitLog files deleted")
+
+
+async def _upkeep(
+    admin: Admin, arguments: Arguments, do: Callable[[str], Awaitable[None]], done: str
+) -> Sequence[Part]:
+    addresses = await everywhere(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
     for address in addresses:
-        await admin.broker.delete_expired_log(address)
-    return [Done(f"expired CommitLog files deleted at {', '.join(addresses)}")]
+        await do(address)
+    return [Done(f"{done} at {', '.join(addresses)}")]
 
 
 # ---- Raft groups
@@ -211,10 +209,8 @@ async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     name = arguments.text("brokerName")
-    found = [r for r in await leaders(admin) if r.broker_name == name]
-    if not found:
-        raise CommandError(f"the name server knows no broker group {name!r}")
-    target = await admin.broker.transfer_leadership(found[0].address, arguments.text("target"))
+    leader = await _leader_of(admin, name)
+    target = await admin.broker.transfer_leadership(leader, arguments.text("target"))
     deadline = time.monotonic() + TRANSFER_WAIT_S
     while time.monotonic() < deadline:
         for replica in replicas(await admin.cluster.info()):
@@ -235,10 +231,7 @@ async def members(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         raise CommandError(f"-o {op}: expected list, {', '.join(MEMBER_OPS)}", usage=True)
     deadline = time.monotonic() + (arguments.integer("wait") or 0)
     while True:
-        found = [r for r in await leaders(admin) if r.broker_name == name]
-        if not found:
-            raise CommandError(f"the name server knows no broker group {name!r}")
-        leader = found[0].address
+        leader = await _leader_of(admin, name)
         if op == "list":
             return [Table([_member(row) for row in await admin.broker.members(leader)])]
         node_id, where = arguments.text("memberId"), arguments.text("memberAddress")
@@ -251,6 +244,13 @@ async def members(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             continue
         sentence = f"{op} {node_id or 'nobody'}: done; {name} has the members {_roles(rows)}"
         return [Done(sentence, {"broker": name, "members": [_member(row) for row in rows]})]
+
+
+async def _leader_of(admin: Admin, name: str) -> str:
+    for replica in await leaders(admin):
+        if replica.broker_name == name:
+            return replica.address
+    raise CommandError(f"the name server knows no broker group {name!r}")
 
 
 def _member(row: dict[str, Any]) -> dict[str, Any]:

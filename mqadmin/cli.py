@@ -132,7 +132,7 @@ def _clicked(command: Command) -> click.Command:
 
 def _option(flag: Flag) -> click.Option:
     names = [f"-{flag.short}"] if flag.short else []
-    names += [f"--{flag.long}", flag.name]
+    names += [f"--{flag.long}", flag.long]
     if flag.kind is Kind.SWITCH:
         return click.Option(names, is_flag=True, help=flag.doc)
     # Click takes an explicit default of None for a value, and would not require the option.

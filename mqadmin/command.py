@@ -29,7 +29,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag `-s --long`; `short` is empty if there is none."""
+    """A flag `-s --long`; `short` is empty if there is none. Commands get its value by `long`."""
 
     short: str
     long: str
@@ -37,11 +37,6 @@ class Flag:
     kind: Kind = Kind.TEXT
     required: bool = False
     default: Any = None
-
-    @property
-    def name(self) -> str:
-        """Return the name by which commands get its value."""
-        return self.long
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,29 +30,31 @@ from raftmq.remoting.fastjson import MessageQueue as WireQueue
 
 ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # nobody is connected
 
-# Flag → field of Apache's SubscriptionGroupConfig, for values that are passed on as they are.
-GROUP_FIELDS = {
-    "consumeEnable": "consumeEnable",
-    "consumeFromMinEnable": "consumeFromMinEnable",
-    "consumeBroadcastEnable": "consumeBroadcastEnable",
-    "consumeMessageOrderly": "consumeMessageOrderly",
-    "retryQueueNums": "retryQueueNums",
-    "retryMaxTimes": "retryMaxTimes",
-    "brokerId": "brokerId",
-    "whichBrokerWhenConsumeSlowly": "whichBrokerWhenConsumeSlowly",
-    "notifyConsumerIdsChanged": "notifyConsumerIdsChangedEnable",
-}
-INTEGERS = {"retryQueueNums", "retryMaxTimes", "brokerId", "whichBrokerWhenConsumeSlowly"}
+# Fields of Apache's SubscriptionGroupConfig. Texts are parsed, the others passed on as they are.
+SETTINGS = (
+    Flag("s", "consumeEnable", "May consume.", Kind.BOOLEAN),
+    Flag("m", "consumeFromMinEnable", "May begin at the oldest message.", Kind.BOOLEAN),
+    Flag("d", "consumeBroadcastEnable", "May broadcast.", Kind.BOOLEAN),
+    Flag("o", "consumeMessageOrderly", "Consumes in order.", Kind.BOOLEAN),
+    Flag("q", "retryQueueNums", "Queues of the retry topic.", Kind.INTEGER),
+    Flag("r", "retryMaxTimes", "Deliveries before the dead letters.", Kind.INTEGER),
+    Flag("p", "groupRetryPolicy", "Apache 5's retry policy, JSON."),
+    Flag("i", "brokerId", "Which replica it consumes from.", Kind.INTEGER),
+    Flag("w", "whichBrokerWhenConsumeSlowly", "Which when it is slow.", Kind.INTEGER),
+    Flag("a", "notifyConsumerIdsChanged", "Tell members of changes.", Kind.BOOLEAN),
+    Flag("", "attributes", "Apache 5's attributes: +a=b,-c."),
+)
+RENAMED = {"notifyConsumerIdsChanged": "notifyConsumerIdsChangedEnable"}  # flag → field
 DEFAULTS = {"consumeBroadcastEnable": False, "consumeFromMinEnable": False}  # Apache's tool's
 
 
 async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     name = arguments.text("groupName")
     bean: dict[str, Any] = {"groupName": name, **DEFAULTS}
-    for flag, field in GROUP_FIELDS.items():
-        value = arguments.integer(flag) if flag in INTEGERS else arguments.boolean(flag)
-        if value is not None:
-            bean[field] = value
+    for flag in SETTINGS:
+        if flag.kind is not Kind.TEXT and arguments.given(flag.long):
+            read = arguments.integer if flag.kind is Kind.INTEGER else arguments.boolean
+            bean[RENAMED.get(flag.long, flag.long)] = read(flag.long)
     if arguments.text("groupRetryPolicy"):
         try:
             bean["groupRetryPolicy"] = orjson.loads(arguments.text("groupRetryPolicy"))
@@ -202,11 +204,8 @@ async def consumer_connection(admin: Admin, arguments: Arguments) -> Sequence[Pa
         {"topic": topic, "expression": data.get("subString", "")}
         for topic, data in sorted((connection.get("subscriptionTable") or {}).items())
     ]
-    about = {
-        "consumeType": connection.get("consumeType", ""),
-        "messageModel": connection.get("messageModel", ""),
-        "consumeFromWhere": connection.get("consumeFromWhere", ""),
-    }
+    names = ("consumeType", "messageModel", "consumeFromWhere")
+    about = {name: connection.get(name, "") for name in names}
     return [
         Table(_members(connection), "clients"),
         Table(subscriptions, "subscriptions"),
@@ -317,18 +316,7 @@ NAME = Flag("g", "groupName", "The consumer group.", required=True)
 
 COMMANDS = (
     Command("updateSubGroup", "Create or change a subscription group.",
-        (BROKER, CLUSTER, NAME,
-         Flag("s", "consumeEnable", "May consume.", Kind.BOOLEAN),
-         Flag("m", "consumeFromMinEnable", "May begin at the oldest message.", Kind.BOOLEAN),
-         Flag("d", "consumeBroadcastEnable", "May broadcast.", Kind.BOOLEAN),
-         Flag("o", "consumeMessageOrderly", "Consumes in order.", Kind.BOOLEAN),
-         Flag("q", "retryQueueNums", "Queues of the retry topic.", Kind.INTEGER),
-         Flag("r", "retryMaxTimes", "Deliveries before the dead letters.", Kind.INTEGER),
-         Flag("p", "groupRetryPolicy", "Apache 5's retry policy, JSON."),
-         Flag("i", "brokerId", "Which replica it consumes from.", Kind.INTEGER),
-         Flag("w", "whichBrokerWhenConsumeSlowly", "Which when it is slow.", Kind.INTEGER),
-         Flag("a", "notifyConsumerIdsChanged", "Tell members of changes.", Kind.BOOLEAN),
-         Flag("", "attributes", "Apache 5's attributes: +a=b,-c.")), update_group),
+        (BROKER, CLUSTER, NAME, *SETTINGS), update_group),
     Command("deleteSubGroup", "Delete a subscription group.",
         (BROKER, CLUSTER, NAME,
          Flag("r", "removeOffset", "Forget what it committed, too.", Kind.BOOLEAN)),

@@ -4,7 +4,8 @@ consumeMessage, sendMessage. Only sendMessage changes anything; reading commits 
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from raftmq.client.admin import TIME_MS_MAX, Admin
@@ -188,14 +189,11 @@ async def print_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     topic = arguments.text("topic")
     queues = (await admin.cluster.route(topic)).read_queues(topic)
     with_body = arguments.boolean("printBody") is not False
-    expression = arguments.text("subExpression") or "*"
-    rows: list[dict[str, Any]] = []
-    for queue in queues:
-        begin, end = await _span(admin, queue, arguments)
-        async for message in _messages(admin, queue, begin, end, expression):
-            rows.append(_row(message, arguments.text("charsetName"), with_body=with_body))
-            if len(rows) == PRINTED_MAX:
-                return [Table(rows, "messages"), Fields({"more": "not shown"}, "rest")]
+    expression, charset = arguments.text("subExpression") or "*", arguments.text("charsetName")
+    shown = partial(_row, charset=charset, with_body=with_body)
+    rows = await _read(admin, queues, arguments, PRINTED_MAX, shown, expression=expression)
+    if len(rows) == PRINTED_MAX:
+        return [Table(rows, "messages"), Fields({"more": "not shown"}, "rest")]
     return [Table(rows, columns=("msgId", "queue", "offset"))]
 
 
@@ -212,43 +210,48 @@ async def consume(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     if not queues:
         raise CommandError(f"topic {topic} has no such queue")
     most = min(arguments.integer("MessageNumber") or 128, PRINTED_MAX)
+    rows = await _read(admin, queues, arguments, most, _row, offset)
+    return [Table(rows, columns=("msgId", "queue", "offset"))]
+
+
+async def _read(
+    admin: Admin,
+    queues: Sequence[MessageQueue],
+    arguments: Arguments,
+    count_max: int,
+    shown: Callable[[MessageExt], dict[str, Any]],
+    begin: int | None = None,
+    expression: str = "*",
+) -> list[dict[str, Any]]:
+    """Return the first messages of the queues as `shown` returns them: from offset `begin` on, or
+    of the time that the flags say."""
+    wanted = {tag.strip() for tag in expression.split("||")} - {"*", ""}
     rows: list[dict[str, Any]] = []
     for queue in queues:
-        begin, end = await _span(admin, queue, arguments)
-        async for message in _messages(admin, queue, begin if offset is None else offset, end, "*"):
-            rows.append(_row(message))
-            if len(rows) == most:
-                return [Table(rows)]
-    return [Table(rows, columns=("msgId", "queue", "offset"))]
+        offset, end = await _span(admin, queue, arguments)
+        offset = offset if begin is None else begin
+        while offset < end:
+            found, following = await admin.message.pull(queue, offset, PULL_COUNT, expression)
+            for message in found:
+                # Brokers compare only the tag's hash.
+                if message.queue_offset < end and (not wanted or message.tags in wanted):
+                    rows.append(shown(message))
+                    if len(rows) == count_max:
+                        return rows
+            if following <= offset:
+                break
+            offset = following
+    return rows
 
 
 async def _span(admin: Admin, queue: MessageQueue, arguments: Arguments) -> tuple[int, int]:
     """Return the first offset wanted, and the one after the last."""
     begin_ms = arguments.integer("beginTimestamp")
     end_ms = arguments.integer("endTimestamp")
-    if begin_ms is None:
-        begin = await admin.offset.min(queue)
-    else:
-        begin = await admin.offset.search(queue, begin_ms)
-    if end_ms is None:
-        return begin, await admin.offset.max(queue)
-    return begin, await admin.offset.search(queue, end_ms)
-
-
-async def _messages(
-    admin: Admin, queue: MessageQueue, begin: int, end: int, expression: str
-) -> AsyncIterator[MessageExt]:
-    wanted = {tag.strip() for tag in expression.split("||")} - {"*", ""}
-    offset = begin
-    while offset < end:
-        found, following = await admin.message.pull(queue, offset, PULL_COUNT, expression)
-        for message in found:
-            # Brokers compare only the tag's hash.
-            if message.queue_offset < end and (not wanted or message.tags in wanted):
-                yield message
-        if following <= offset:
-            return
-        offset = following
+    offsets = admin.offset
+    begin = await (offsets.min(queue) if begin_ms is None else offsets.search(queue, begin_ms))
+    end = await (offsets.max(queue) if end_ms is None else offsets.search(queue, end_ms))
+    return begin, end
 
 
 async def send(admin: Admin, arguments: Arguments) -> Sequence[Part]:

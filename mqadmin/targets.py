@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raftmq.client.admin import Admin, ClusterInfo
@@ -52,16 +51,28 @@ async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
 
 async def writable(admin: Admin, arguments: Arguments) -> list[str]:
     """Return the addresses for a change: `-b`, or the leaders of `-c`. Raises CommandError."""
-    address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
-    if not address and not cluster:
-        raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
+    address, cluster = _named(arguments)
     if address:
         return [address]
     return [replica.address for replica in await leaders(admin, cluster)]
 
 
-async def readable(admin: Admin, address: str, cluster: str) -> Sequence[str]:
-    """Return the addresses to read from: `-b`, or all of a cluster, or all."""
+async def named(admin: Admin, arguments: Arguments) -> list[str]:
+    """Return the addresses of `-b`, or of every replica of `-c`. Raises CommandError."""
+    return await everywhere(admin, *_named(arguments))
+
+
+async def everywhere(admin: Admin, address: str, cluster: str) -> list[str]:
+    """Return `address` if it is given; else the addresses of all replicas of a cluster, or of
+    all."""
     if address:
         return [address]
     return [replica.address for replica in replicas(await admin.cluster.info(), cluster)]
+
+
+def _named(arguments: Arguments) -> tuple[str, str]:
+    """Return the values of `-b` and `-c`. Raises CommandError if neither is given."""
+    address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
+    if not address and not cluster:
+        raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
+    return address, cluster

@@ -10,7 +10,7 @@ now would be taken from another client.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import md5
 
@@ -132,23 +132,6 @@ class AllocateByConfig:
     ) -> Queues:
         there = set(queues)
         return tuple(queue for queue in self.queues if queue in there)
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The change from the queues held to the queues allocated."""
-
-    dropped: Queues
-    added: Queues
-
-
-def assignment_change(
-    topic: str, held: Iterable[MessageQueue], allocated: Iterable[MessageQueue]
-) -> Assignment:
-    """Return the queues to give up and to take for one topic; other topics' queues stay."""
-    before = {queue for queue in held if queue.topic == topic}
-    after = set(allocated)
-    return Assignment(tuple(sorted(before - after)), tuple(sorted(after - before)))
 
 
 def _places(

@@ -16,7 +16,6 @@ from raftmq.remoting.admin_headers import ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
-from raftmq.remoting.fastjson import MessageQueue as WireQueue
 from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.store.record import RecordError
 
@@ -82,7 +81,7 @@ class Asked:
             remark = f"no consumer of group {ext.get('group')} here"
             return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
         table = {
-            WireQueue(queue.topic, queue.broker_name, queue.queue_id): offset
+            queue: offset
             for queue, offset in self._consumer.offsets.items()
             if queue.topic == ext.get("topic")
         }
@@ -118,12 +117,5 @@ def reset_table(body: bytes) -> dict[MessageQueue, int]:
     """Parse the offsets of a 220 body, in either of its two forms (a list or a map by queue)."""
     table = loads_object(body).get("offsetTable") or {}
     if isinstance(table, list):
-        return {
-            MessageQueue(i["topic"], i["brokerName"], int(i["queueId"])): int(i["offset"])
-            for i in table
-        }
-    return {
-        MessageQueue(key.topic, key.broker_name, key.queue_id): int(offset)
-        for key, offset in table.items()
-        if isinstance(key, WireQueue)
-    }
+        return {MessageQueue.from_fields(i): int(i["offset"]) for i in table}
+    return {key: int(offset) for key, offset in table.items() if isinstance(key, MessageQueue)}

@@ -6,26 +6,15 @@ time that grows with the latency. If every group is avoided, all are used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class FaultPolicy:
-    """The times for which a group is avoided, in milliseconds. `slow`: pairs of (latency from which
-    on, time), ascending; `error_aside_ms`: the time after an error.
-
-    Raft groups fail over in well under a second, so after an error a group is avoided only briefly.
-    """
-
-    slow: tuple[tuple[float, float], ...] = ((550, 1000), (1000, 3000), (3000, 10000))
-    error_aside_ms: float = 500
+# Milliseconds, ascending: an answer's latency, and how long the group is avoided from there on.
+SLOW_ASIDE_MS = ((550, 1000), (1000, 3000), (3000, 10000))
+ERROR_ASIDE_MS = 500  # brief, because Raft groups fail over in well under a second
 
 
 class FaultAvoidance:
     """Keeps track of which broker groups to avoid, and until when."""
 
-    def __init__(self, policy: FaultPolicy) -> None:
-        self._policy = policy
+    def __init__(self) -> None:
         self._aside_until_ms: dict[str, float] = {}
 
     @property
@@ -34,13 +23,13 @@ class FaultAvoidance:
         return not self._aside_until_ms
 
     def failed(self, broker_name: str, now_ms: float) -> None:
-        until = now_ms + self._policy.error_aside_ms
+        until = now_ms + ERROR_ASIDE_MS
         self._aside_until_ms[broker_name] = max(self._aside_until_ms.get(broker_name, 0), until)
 
     def answered(self, broker_name: str, latency_ms: float, now_ms: float) -> None:
         """Take note of a successful answer: a quick one clears the group, a slow one marks it."""
         aside_ms = 0.0
-        for threshold_ms, duration_ms in self._policy.slow:
+        for threshold_ms, duration_ms in SLOW_ASIDE_MS:
             if latency_ms >= threshold_ms:
                 aside_ms = duration_ms
         if aside_ms:

@@ -19,10 +19,9 @@ from typing import Protocol
 
 from raftmq.client.instance import ClientInstance, local_address
 from raftmq.client.message import MessageModel, MessageQueue
-from raftmq.client.offsets import ConsumeFrom, OffsetTable
-from raftmq.client.offsetstore import Offsets, OffsetStore, OnCommit, initial_offset
+from raftmq.client.offsets import OffsetTable
+from raftmq.client.offsetstore import Offsets, OffsetStore, OnCommit
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.fastjson import MessageQueue as WireQueue
 from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.remoting.threads import in_thread_to_its_end
 
@@ -83,18 +82,16 @@ class OffsetFile:
 
 
 def offsets_json(offsets: Mapping[MessageQueue, int]) -> bytes:
-    table = {WireQueue(q.topic, q.broker_name, q.queue_id): offset for q, offset in offsets.items()}
-    return dumps({"offsetTable": table})
+    return dumps({"offsetTable": dict(offsets)})
 
 
 def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
     """Parse an offset file. Raises ValueError if it does not have the format."""
     try:
         table = loads_object(data)["offsetTable"]
-        return {
-            MessageQueue(key.topic, key.broker_name, key.queue_id): int(offset)
-            for key, offset in table.items()
-        }
+        if not all(isinstance(queue, MessageQueue) for queue in table):
+            raise TypeError("not every key is a queue")
+        return {queue: int(offset) for queue, offset in table.items()}
     except (RemotingError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an offset file: {error!r}") from error
 
@@ -102,21 +99,11 @@ def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
 class LocalOffsetStore:
     """OffsetStore's interface on top of an OffsetStorage."""
 
-    def __init__(self, instance: ClientInstance, storage: OffsetStorage) -> None:
+    def __init__(self, storage: OffsetStorage) -> None:
         self.table = OffsetTable()
-        self._instance = instance
         self._storage = storage
         self._saved: dict[MessageQueue, int] | None = None
         self._one = asyncio.Lock()
-
-    async def start_offset(
-        self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
-    ) -> tuple[int, bool]:
-        """Return (offset to begin at, whether it was saved here). Raises ClientError, OSError."""
-        saved = await self._load()
-        if queue in saved:
-            return saved[queue], True
-        return await initial_offset(self._instance, queue, consume_from, timestamp_ms), False
 
     async def committed(self, queue: MessageQueue) -> int | None:
         return (await self._load()).get(queue)
@@ -165,4 +152,4 @@ def offsets_of(
         return OffsetStore(group, instance, on_commit, on_committing)
     if storage is None:
         storage = OffsetFile(offset_file(group, socket.inet_ntoa(local_address())))
-    return LocalOffsetStore(instance, storage)
+    return LocalOffsetStore(storage)

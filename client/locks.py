@@ -24,7 +24,6 @@ from raftmq.client.retry import RetryPolicy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.fastjson import MessageQueue as WireQueue
 from raftmq.remoting.fastjson import dumps, loads_object
 
 logger = logging.getLogger(__name__)
@@ -159,7 +158,8 @@ class QueueLocks:
             logger.warning("lock_refused code=%d remark=%s", response.code, response.remark)
             return
         try:
-            granted = {_queue(wire) for wire in loads_object(response.body)["lockOKMQSet"]}
+            wires = loads_object(response.body)["lockOKMQSet"]
+            granted = {MessageQueue.from_fields(wire) for wire in wires}
         except (KeyError, TypeError, RemotingError) as error:
             logger.error("lock_answer_broken error=%r", error)
             return
@@ -179,10 +179,7 @@ class QueueLocks:
             {
                 "clientId": self._instance.client_id,
                 "consumerGroup": self._group,
-                "mqSet": [
-                    {"brokerName": name, "queueId": number, "topic": topic}
-                    for topic, name, number in queues
-                ],
+                "mqSet": [queue.as_fields() for queue in queues],
                 "onlyThisBroker": False,
             }
         )
@@ -194,11 +191,3 @@ def _now() -> float:
 
 def _unlock(body: bytes) -> RemotingCommand:
     return RemotingCommand.request(RequestCode.UNLOCK_BATCH_MQ, {}, body)
-
-
-def _queue(wire: object) -> MessageQueue:
-    if isinstance(wire, WireQueue):
-        return MessageQueue(wire.topic, wire.broker_name, wire.queue_id)
-    if not isinstance(wire, dict):
-        raise TypeError(f"no queue: {wire!r}")
-    return MessageQueue(wire["topic"], wire["brokerName"], int(wire["queueId"]))

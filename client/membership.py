@@ -20,7 +20,7 @@ from raftmq.client.instance import ClientInstance
 from raftmq.client.locks import LockConfig, QueueLocks
 from raftmq.client.message import MessageModel, MessageQueue
 from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.offsetstore import Offsets
+from raftmq.client.offsetstore import Offsets, initial_offset
 from raftmq.client.processqueue import CacheBudget
 from raftmq.client.pull import PullConfig, QueueWorker, WorkerOwner
 from raftmq.client.rebalance import Rebalancer
@@ -145,13 +145,16 @@ class Membership:
             if self.locks is not None and not await self.locks.acquire(queue):
                 logger.info("queue_locked_by_another queue=%s", queue)
                 return False
-            start, told = await self.offsets.start_offset(
-                queue, config.consume_from, config.consume_from_timestamp_ms
-            )
+            committed = await self.offsets.committed(queue)
+            start = committed
+            if start is None:
+                start = await initial_offset(
+                    self.instance, queue, config.consume_from, config.consume_from_timestamp_ms
+                )
         except (ClientError, OSError) as error:
             logger.warning("start_offset_failed queue=%s error=%s", queue, error)
             return False
-        self.offsets.table.begin(queue, start, told)
+        self.offsets.table.begin(queue, start, told=committed is not None)
         worker = QueueWorker(
             queue, self.group, subscription, start, self.instance, self._member, self._pull,
             self._budget,

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from raftmq.remoting.fastjson import MessageQueue as MessageQueue
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import Host, unpack_host
 
@@ -52,14 +53,6 @@ class Message:
         return (
             bool(self.delay_level) or self.delay_time is not None or self.deliver_time is not None
         )
-
-
-class MessageQueue(NamedTuple):
-    """One queue of a topic in one broker group. Sorts as RocketMQ's clients sort it."""
-
-    topic: str
-    broker_name: str
-    queue_id: int
 
 
 class SendStatus(IntEnum):

@@ -8,10 +8,10 @@ except after an explicit reset.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 from raftmq.client.message import MessageQueue
+from raftmq.remoting.headers import PullResponseHeader
 
 
 class OffsetTable:
@@ -72,23 +72,6 @@ class ConsumeFrom(Enum):
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
-@dataclass(frozen=True, slots=True)
-class PullAnswer:
-    """The header of a pull response."""
-
-    code: int
-    next_begin: int
-    min_offset: int
-    max_offset: int
-
-
-class MovedAction(Enum):
-    """The reaction to a PULL_OFFSET_MOVED: KEEP the own offset and ask again, or MOVE."""
-
-    KEEP = "keep"
-    MOVE = "move"
-
-
 class OffsetMoved:
     """Decides whether to believe a PULL_OFFSET_MOVED.
 
@@ -104,22 +87,19 @@ class OffsetMoved:
         self._last: tuple[int, int] | None = None
         self._equal = 0
 
-    def judge(self, requested: int, answer: PullAnswer) -> MovedAction:
-        """Decide what to do with an answer 21 to a pull at `requested`."""
-        if not 0 <= answer.min_offset <= answer.max_offset:
+    def believes(self, requested: int, answer: PullResponseHeader) -> bool:
+        """Return whether to move on an answer 21 to a pull at `requested`."""
+        if not 0 <= answer.offset_min <= answer.next_offset <= answer.offset_max:
             self.clear()
-            return MovedAction.KEEP
-        if not answer.min_offset <= answer.next_begin <= answer.max_offset:
-            self.clear()
-            return MovedAction.KEEP
-        seen = (requested, answer.next_begin)
+            return False
+        seen = (requested, answer.next_offset)
         self._equal = self._equal + 1 if seen == self._last else 1
         self._last = seen
-        needed = 2 if answer.next_begin > requested else self._backward_confirmations
+        needed = 2 if answer.next_offset > requested else self._backward_confirmations
         if self._equal < needed:
-            return MovedAction.KEEP
+            return False
         self.clear()
-        return MovedAction.MOVE
+        return True
 
     def clear(self) -> None:
         """Start counting anew, after any other answer."""

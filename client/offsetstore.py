@@ -42,15 +42,6 @@ class OffsetStore:
         self._on_committing = on_committing
         self._at_once = asyncio.Semaphore(CONFIRMED_AT_ONCE_MAX)
 
-    async def start_offset(
-        self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
-    ) -> tuple[int, bool]:
-        """Return (offset to begin at, whether the group committed it). Raises ClientError."""
-        committed = await self.committed(queue)
-        if committed is not None:
-            return committed, True
-        return await initial_offset(self._instance, queue, consume_from, timestamp_ms), False
-
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the offset the group committed; None for none. Raises ClientError.
 
@@ -130,11 +121,9 @@ class Offsets(Protocol):
 
     table: OffsetTable
 
-    async def start_offset(
-        self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
-    ) -> tuple[int, bool]: ...
-
-    async def committed(self, queue: MessageQueue) -> int | None: ...
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Return the offset committed or saved; None for none. Raises ClientError, OSError."""
+        ...
 
     async def commit_oneway(self) -> None: ...
 

@@ -26,20 +26,25 @@ from raftmq.client.errors import (
 )
 from raftmq.client.message import MessageQueue, SendResult, SendStatus
 from raftmq.client.sendframe import OutgoingSend
+from raftmq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
     import asyncio
 
 SendCallback = Callable[[SendResult | None, ClientError | None], None]
 
-SYSTEM_ERROR = 1
 ACL_EXCEPTION = "org.apache.rocketmq.acl.common.AclException"
-SYSTEM_BUSY = 2
-SERVICE_NOT_AVAILABLE = 14
-GO_AWAY = 1500
 STORED = {int(status): status for status in SendStatus}
-# A read-only broker answers 16 NO_PERMISSION; one that does not have the topic yet answers 17.
-RETRIED_ELSEWHERE = frozenset({SYSTEM_BUSY, 16, 17, 204, 205, 215})
+RETRIED_ELSEWHERE = frozenset(
+    {
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,  # of a read-only broker
+        ResponseCode.TOPIC_NOT_EXIST,  # of a broker that does not have the topic yet
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.FLOW_CONTROL,
+    }
+)
 
 
 class Verdict(Enum):
@@ -56,12 +61,12 @@ def judge(code: int, remark: str) -> Verdict:
     """Judge an answered attempt by the table above."""
     if code in STORED:
         return Verdict.STORED
-    if code == SERVICE_NOT_AVAILABLE:
+    if code == ResponseCode.SERVICE_NOT_AVAILABLE:
         # The leader itself says that its disk is full: searching for a leader would not help.
         return Verdict.LATER if remark.startswith("[DISK_FULL]") else Verdict.NOT_LEADER
-    if code == GO_AWAY:
+    if code == ResponseCode.GO_AWAY:
         return Verdict.NOT_LEADER
-    if code == SYSTEM_ERROR:
+    if code == ResponseCode.SYSTEM_ERROR:
         # Access control refuses a request before anything is done with it.
         return Verdict.REFUSED if remark.startswith(ACL_EXCEPTION) else Verdict.UNKNOWN
     if code in RETRIED_ELSEWHERE:

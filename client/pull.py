@@ -22,7 +22,7 @@ from raftmq.client.decode import decode_messages
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance, leader_hint
 from raftmq.client.message import MessageExt, MessageQueue
-from raftmq.client.offsets import MovedAction, OffsetMoved, PullAnswer
+from raftmq.client.offsets import OffsetMoved
 from raftmq.client.processqueue import Batch, CacheBudget, CacheLimits, ProcessQueue
 from raftmq.client.route import LEADER_ID
 from raftmq.client.subscription import Subscription
@@ -323,7 +323,7 @@ class QueueWorker:
             if response.remark == OFFSET_RESET:
                 self._reset_by_broker(answer.next_offset)
             else:
-                await self._offset_moved(process_queue, answer)
+                self._offset_moved(process_queue, answer)
         elif code == ResponseCode.SERVICE_NOT_AVAILABLE:
             directory = self._instance.directory
             directory.doubt(self._replicas, self._pull_address, leader_hint(response))
@@ -381,29 +381,23 @@ class QueueWorker:
         self._begin_at(offset)
         self._owner.rewound(self.queue, offset)
 
-    async def _offset_moved(self, process_queue: ProcessQueue, header: PullResponseHeader) -> None:
+    def _offset_moved(self, process_queue: ProcessQueue, answer: PullResponseHeader) -> None:
         requested = process_queue.next_pull
-        answer = PullAnswer(
-            ResponseCode.PULL_OFFSET_MOVED,
-            header.next_offset,
-            header.offset_min,
-            header.offset_max,
-        )
-        if self._moved.judge(requested, answer) is MovedAction.KEEP:
+        if not self._moved.believes(requested, answer):
             self._instance.directory.refresh_groups_soon()
             self._pause_ms = float(self._config.moved_pause_ms)
             return
         logger.warning(
             "offset_moved queue=%s from=%d to=%d min=%d max=%d",
-            self.queue, requested, answer.next_begin, answer.min_offset, answer.max_offset,
+            self.queue, requested, answer.next_offset, answer.offset_min, answer.offset_max,
         )  # fmt: skip
         self._pause_ms = 0.0
-        if answer.next_begin > requested:
-            process_queue.add([], answer.next_begin)
+        if answer.next_offset > requested:
+            process_queue.add([], answer.next_offset)
             self._owner.advanced(self.queue, process_queue.committable)
         else:
-            self._begin_at(answer.next_begin)
-            self._owner.rewound(self.queue, answer.next_begin)
+            self._begin_at(answer.next_offset)
+            self._owner.rewound(self.queue, answer.next_offset)
 
     def _good_answer(self) -> None:
         self._pause_ms = 0.0

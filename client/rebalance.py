@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from raftmq.client.allocation import AllocationStrategy, assignment_change
+from raftmq.client.allocation import AllocationStrategy
 from raftmq.client.errors import ClientError, NameServerUnreachable, NoRoute
 from raftmq.client.instance import ClientInstance
 from raftmq.client.message import RETRY_PREFIX, MessageQueue
@@ -141,14 +141,12 @@ class Rebalancer:
                 return False
             mine = self._strategy(queues, client_ids, client_id)
         self._owner.queues_changed(topic, queues)
-        held = self._owner.held()
-        same = [queue for queue, by in held.items() if by == subscription]
-        stale = [queue for queue in held if queue.topic == topic and queue not in set(same)]
-        change = assignment_change(topic, same, mine)
-        if change.dropped or stale:
-            await self._owner.give_up([*change.dropped, *stale])
-        taken = await asyncio.gather(*(self._owner.take(q, subscription) for q in change.added))
-        return all(taken)
+        held = {q: by for q, by in self._owner.held().items() if q.topic == topic}
+        kept = {queue for queue in mine if held.get(queue) == subscription}
+        if held.keys() - kept:  # another's now, or pulled with an old subscription
+            await self._owner.give_up(sorted(held.keys() - kept))
+        taking = (self._owner.take(queue, subscription) for queue in sorted(set(mine) - kept))
+        return all(await asyncio.gather(*taking))
 
     async def _members(self, broker_names: Sequence[str]) -> list[str]:
         """Return the client ids of the group, from the first broker group that answers."""

@@ -1,7 +1,6 @@
 """Retry policies as data, and the tenacity loops made from them.
 
-Every loop is bounded: pauses by `pause_ms_max`, the whole by `time_ms_max`, `attempts_max` or the
-loop's owner.
+Every loop is bounded: pauses by `pause_ms_max`, the whole by `time_ms_max` or the loop's owner.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from tenacity import (
     AsyncRetrying,
     retry_if_exception,
     retry_if_result,
-    stop_after_attempt,
     stop_after_delay,
     stop_never,
     wait_exponential_jitter,
@@ -26,7 +24,7 @@ from raftmq.client.errors import ClientError
 class RetryPolicy:
     """Pauses of `pause_ms_first` * `growth`^n plus up to `jitter_ms`, at most `pause_ms_max`.
 
-    `time_ms_max` and `attempts_max` bound the whole loop; both are None if its owner ends it.
+    `time_ms_max` bounds the whole loop; it is None if its owner ends it.
     """
 
     pause_ms_first: float
@@ -34,7 +32,6 @@ class RetryPolicy:
     growth: float
     jitter_ms: float
     time_ms_max: float | None = None
-    attempts_max: int | None = None
 
     def _parts(self) -> tuple[wait_exponential_jitter, stop_base]:
         wait = wait_exponential_jitter(
@@ -43,14 +40,9 @@ class RetryPolicy:
             exp_base=self.growth,
             jitter=self.jitter_ms / 1000,
         )
-        stop: stop_base = stop_never
-        if self.time_ms_max is not None and self.attempts_max is not None:
-            stop = stop_after_delay(self.time_ms_max / 1000) | stop_after_attempt(self.attempts_max)
-        elif self.time_ms_max is not None:
-            stop = stop_after_delay(self.time_ms_max / 1000)
-        elif self.attempts_max is not None:
-            stop = stop_after_attempt(self.attempts_max)
-        return wait, stop
+        if self.time_ms_max is None:
+            return wait, stop_never
+        return wait, stop_after_delay(self.time_ms_max / 1000)
 
     def while_retriable(self) -> AsyncRetrying:
         """Repeat while a ClientError with `retriable` is raised; the last one goes to the

@@ -113,9 +113,9 @@ class ReplicaGroup:
         "_doubted",
         "_hint",
         "_ids",
-        "_route_leader",
         "leader",
         "name",
+        "route_leader",
         "version",
     )
 
@@ -125,7 +125,7 @@ class ReplicaGroup:
         self.version = 0
         self._addresses: dict[str, None] = {}  # insertion-ordered set
         self._ids: dict[int, str] = {}  # the latest route: brokerId → address
-        self._route_leader: str | None = None
+        self.route_leader: str | None = None  # the latest route's id 0, believed to lead or not
         self._hint: str | None = None
         self._doubted: dict[str, None] = {}  # those that refused, in order; tried after the others
 
@@ -133,11 +133,6 @@ class ReplicaGroup:
     def addresses(self) -> tuple[str, ...]:
         """Return every known replica address."""
         return tuple(self._addresses)
-
-    @property
-    def route_leader(self) -> str | None:
-        """Return the route's id 0, whether or not it is believed to lead."""
-        return self._route_leader
 
     def replica(self, broker_id: int) -> str | None:
         """Return the address of that brokerId in the latest route."""
@@ -168,9 +163,9 @@ class ReplicaGroup:
         self._ids = dict(addresses)
         route_leader = addresses.get(LEADER_ID)
         if route_leader is None:
-            self._route_leader = None
-        if route_leader is not None and route_leader != self._route_leader:
-            self._route_leader = route_leader
+            self.route_leader = None
+        if route_leader is not None and route_leader != self.route_leader:
+            self.route_leader = route_leader
             self._hint = None
             self._doubted.pop(route_leader, None)
             if self.leader != route_leader:
@@ -191,9 +186,8 @@ class ReplicaGroup:
         if self.leader is None:
             self._lead(address)
 
-    def doubt(self, address: str, hint: str | None = None) -> bool:
-        """Take note that `address` refused or its connection broke; return whether it was the
-        believed leader."""
+    def doubt(self, address: str, hint: str | None = None) -> None:
+        """Take note that `address` refused or its connection broke."""
         if hint is not None and hint != address:
             self._remember((hint,))
             self._hint = hint
@@ -202,14 +196,12 @@ class ReplicaGroup:
         self._doubted[address] = None
         if self.leader == address:
             self._lead(None)
-            return True
-        return False
 
     def candidates(self) -> tuple[str, ...]:
         """Return the addresses to try as leader, best guess first, each once."""
         order = dict.fromkeys(
             address
-            for address in (self._hint, self.leader, self._route_leader, *self._addresses)
+            for address in (self._hint, self.leader, self.route_leader, *self._addresses)
             if address is not None
         )
         for doubted in self._doubted:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from raftmq.client.membership import Membership
 from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import MQ_VERSION
-from raftmq.remoting.fastjson import MessageQueue as WireQueue
 from raftmq.remoting.fastjson import dumps
 
 
@@ -24,7 +23,7 @@ def running_info(
     for queue, worker in membership.workers.items():
         cached = worker.process_queue
         lock_age_ms = None if locks is None else locks.age_ms(queue)
-        queues[WireQueue(queue.topic, queue.broker_name, queue.queue_id)] = {
+        queues[queue] = {
             "cachedMsgCount": cached.cached_count,
             "cachedMsgMinOffset": cached.committable,
             "cachedMsgMaxOffset": cached.next_pull,

@@ -14,6 +14,7 @@ import time
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance
 from raftmq.client.message import RETRY_PREFIX, MessageExt, properties_text
+from raftmq.client.pending import STORED
 from raftmq.client.retry import RetryPolicy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -25,7 +26,6 @@ logger = logging.getLogger(__name__)
 PATIENCE = RetryPolicy(20, 100, 2, 20, time_ms_max=1000)
 UNSUPPORTED_MEMORY_S = 60.0  # how long "not supported" is remembered per broker group
 DELAY_LEVEL_FIRST = 3  # of a message's first redelivery; one more for each further one
-STORED = frozenset({0, 10, 11, 12})
 
 
 class SendBack:

@@ -28,7 +28,7 @@ from raftmq.client.errors import (
     SendFailed,
     TooManyInFlight,
 )
-from raftmq.client.fault import FaultAvoidance, FaultPolicy
+from raftmq.client.fault import SLOW_ASIDE_MS, FaultAvoidance
 from raftmq.client.instance import ClientInstance
 from raftmq.client.lane import Lane
 from raftmq.client.message import MessageQueue, SendResult, SendStatus
@@ -42,7 +42,7 @@ from raftmq.remoting.errors import RemotingError
 logger = logging.getLogger(__name__)
 
 LOOK_FROM_S = 0.1  # younger attempts are not looked at, so a time-out may be that much late
-SLOW_MS = 550  # below this, an answer needs no entry in the fault table
+SLOW_MS = SLOW_ASIDE_MS[0][0]  # below this, an answer needs no entry in the fault table
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class SendEngine:
         alternative: Callable[[Pending], MessageQueue | None],
     ) -> None:
         self.config = config
-        self.fault = FaultAvoidance(FaultPolicy())
+        self.fault = FaultAvoidance()
         self.in_flight = 0
         self.in_flight_bytes = 0
         self.stopped = False
@@ -430,27 +430,24 @@ class SendEngine:
             self._again(self.lane(name), items)
 
     def _again(self, lane: Lane, pendings: Sequence[Pending]) -> None:
-        """Repeat sends: in another group if that is allowed and one is fit, else here."""
-        stay: list[Pending] = []
+        """Repeat sends, elsewhere or here."""
         now = self.now()
-        for pending in pendings:
-            if self.expire(pending, now):
-                continue
-            queue = None if pending.fixed else self._alternative(pending)
-            if queue is None:
-                stay.append(pending)
-            else:
-                pending.queue = queue
-                self.lane(queue.broker_name).submit(pending)
+        stay = [p for p in pendings if not self.expire(p, now) and not self._elsewhere(p)]
         if stay:
             lane.again(stay)
 
+    def _elsewhere(self, pending: Pending) -> bool:
+        """Repeat a send in another group, if that is allowed and one is fit; return whether."""
+        queue = None if pending.fixed else self._alternative(pending)
+        if queue is None:
+            return False
+        pending.queue = queue
+        self.lane(queue.broker_name).submit(pending)
+        return True
+
     def _later(self, pending: Pending) -> None:
         """Repeat a send, elsewhere at once or here after a pause."""
-        queue = None if pending.fixed else self._alternative(pending)
-        if queue is not None:
-            pending.queue = queue
-            self.lane(queue.broker_name).submit(pending)
+        if self._elsewhere(pending):
             return
         pause_ms = min(
             self.config.busy_pause_ms * 2 ** min(pending.attempts - 1, 8),
@@ -494,13 +491,11 @@ class SendEngine:
         expired: list[Pending] = []
         silent = False
         for pending in channel.outstanding.values():
-            if pending.channel is not channel:
-                if pending.deadline <= now:
-                    expired.append(pending)
-                continue  # given up before; kept for a late answer
             if pending.deadline <= now:
                 expired.append(pending)
                 continue
+            if pending.channel is not channel:
+                continue  # given up before; kept for a late answer
             age = now - pending.sent_at
             if age < LOOK_FROM_S:
                 break

@@ -24,9 +24,8 @@ from raftmq.mqadmin.command import (
     show_time,
 )
 from raftmq.mqadmin.targets import BROKER, CLUSTER, writable
-from raftmq.mqadmin.topics import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.fastjson import MessageQueue as WireQueue
+from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
 ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # nobody is connected
 
@@ -165,10 +164,8 @@ async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
         for member in connection.get("connectionSet") or []:
             info = await admin.group.running_info(address, group, str(member["clientId"]))
             for queue in info.get("mqTable") or {}:
-                if isinstance(queue, WireQueue):
-                    found[MessageQueue(queue.topic, queue.broker_name, queue.queue_id)] = str(
-                        member.get("clientAddr", "")
-                    ).rpartition(":")[0]
+                if isinstance(queue, MessageQueue):
+                    found[queue] = str(member.get("clientAddr", "")).rpartition(":")[0]
     return found
 
 
@@ -284,10 +281,7 @@ def _running(client_id: str, info: Mapping[str, Any], *, alone: bool) -> list[Pa
             "lastPull": show_time(int(state.get("lastPullTimestamp") or 0)),
             "lastConsume": show_time(int(state.get("lastConsumeTimestamp") or 0)),
         }
-        for queue, state in sorted(
-            (info.get("mqTable") or {}).items(),
-            key=lambda item: (item[0].topic, item[0].broker_name, item[0].queue_id),
-        )
+        for queue, state in sorted((info.get("mqTable") or {}).items())
     ]
     parts: list[Part] = [
         Fields(dict(sorted((info.get("properties") or {}).items())), f"{prefix}properties"),

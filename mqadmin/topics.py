@@ -21,9 +21,8 @@ from raftmq.mqadmin.command import (
 )
 from raftmq.mqadmin.targets import BROKER, CLUSTER, leaders, writable
 from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
-RETRY_PREFIX = "%RETRY%"
-DLQ_PREFIX = "%DLQ%"
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # of topicSysFlag
 PERM_TEXT = {0: "-", 2: "W", 4: "R", 6: "RW"}

@@ -11,9 +11,8 @@ Not supported: fastjson's `$ref` shorthand for repeated objects (it is read as a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from json import JSONDecoder
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -30,9 +29,9 @@ def _refuse_constant(name: str) -> Any:
 _SCALARS = JSONDecoder(parse_constant=_refuse_constant)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageQueue:
-    """One queue of a topic on one broker group; the key of many Java maps."""
+class MessageQueue(NamedTuple):
+    """One queue of a topic in one broker group; the key of many Java maps. Sorts as RocketMQ's
+    clients sort it."""
 
     topic: str
     broker_name: str

@@ -12,7 +12,6 @@ from typing import Any
 
 from raftmq.client.message import MessageQueue
 from raftmq.remoting.errors import BodyError
-from raftmq.remoting.fastjson import MessageQueue as WireQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +145,6 @@ def _pairs(table: Any) -> Iterable[tuple[MessageQueue, Any]]:
     if not isinstance(table, dict | None):
         raise BodyError("offsetTable is no object")
     for key, value in (table or {}).items():
-        if not isinstance(key, WireQueue):
+        if not isinstance(key, MessageQueue):
             raise BodyError(f"not a message queue: {key!r}")
-        yield MessageQueue(key.topic, key.broker_name, key.queue_id), value
+        yield key, value

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from raftmq.client.instance import ClientInstance
 from raftmq.client.localoffsets import LocalOffsetStore
 from raftmq.client.message import MessageQueue
 
@@ -33,7 +32,7 @@ async def test_any_error_of_a_storage_is_logged_and_saving_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     storage = Broken(OSError(28, "disk full"), RuntimeError("no such table"))
-    store = LocalOffsetStore(ClientInstance("127.0.0.1:1"), storage)  # it asks nobody here
+    store = LocalOffsetStore(storage)
     store.table.begin(QUEUE, 7, told=False)
     for words in ("disk full", "no such table"):
         assert await store.commit_confirmed() == {}

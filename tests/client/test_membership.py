@@ -86,3 +86,34 @@ async def test_a_topic_unsubscribed_from_is_given_up() -> None:
         member.unsubscribe("T")
         await until(lambda: member.queues == ())
         await member.stop()
+
+
+async def test_only_what_changed_is_given_up_and_taken() -> None:
+    notes = Notes()
+    mine = {"T": slice(0, 2), "U": slice(0, 4)}
+
+    def allocate(
+        queues: Sequence[MessageQueue], clients: Sequence[str], client: str
+    ) -> tuple[MessageQueue, ...]:
+        return tuple(queues[mine[queues[0].topic]])
+
+    def held(topic: str) -> dict[MessageQueue, str]:
+        return {q: by.expression for q, by in member.held().items() if q.topic == topic}
+
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.name_server.topics["U"] = {"g0": (4, 6)}
+        member = member_of(cluster, notes, ConsumerConfig(allocation=allocate))
+        member.subscribe("T", "*", "TAG")
+        member.subscribe("U", "*", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        await until(lambda: len(member.queues) == 6)
+        mine["T"] = slice(1, 3)
+        member.rebalancer.ask()
+        await until(lambda: held("T") == {queue(1): "*", queue(2): "*"})
+        assert notes.gone == [queue(0)] and len(held("U")) == 4
+        member.subscribe("U", "a", "TAG")
+        of_u = [queue(number, topic="U") for number in range(4)]
+        await until(lambda: held("U") == dict.fromkeys(of_u, "a"))
+        assert notes.gone == [queue(0), *of_u] and len(held("T")) == 2
+        await member.stop()

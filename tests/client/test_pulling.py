@@ -29,7 +29,6 @@ from raftmq.client import (
     PushConsumer,
     pullconsumer,
 )
-from raftmq.client.instance import ClientInstance
 from raftmq.client.localoffsets import LocalOffsetStore
 from raftmq.client.processqueue import CacheBudget, ProcessQueue
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -381,7 +380,7 @@ async def test_a_consumer_that_stops_waits_for_the_save_under_way() -> None:
             self.saving -= 1
 
     kept = Slow()
-    store = LocalOffsetStore(ClientInstance("127.0.0.1:1"), kept)  # it asks nobody here
+    store = LocalOffsetStore(kept)
     store.table.begin(queue(0), 1, told=False)
     periodic = asyncio.create_task(store.commit_oneway())
     assert await asyncio.to_thread(begun.wait, 60)

@@ -10,7 +10,7 @@ from typing import cast
 import orjson
 import pytest
 
-from raftmq.client.allocation import allocate_averagely, assignment_change
+from raftmq.client.allocation import allocate_averagely
 from raftmq.client.channel import Channel, StoredAnswer
 from raftmq.client.compression import (
     BODY_SIZE_BYTES_MAX,
@@ -21,9 +21,9 @@ from raftmq.client.compression import (
 )
 from raftmq.client.decode import decode_messages
 from raftmq.client.errors import ClientError, SendFailed, SendOutcomeUnknown, UnsupportedCompression
-from raftmq.client.fault import FaultAvoidance, FaultPolicy
-from raftmq.client.message import Message, MessageExt, MessageQueue, UniqueKeys
-from raftmq.client.offsets import MovedAction, OffsetMoved, OffsetTable, PullAnswer
+from raftmq.client.fault import FaultAvoidance
+from raftmq.client.message import Message, MessageExt, UniqueKeys
+from raftmq.client.offsets import OffsetMoved, OffsetTable
 from raftmq.client.pending import Pending, Verdict, judge
 from raftmq.client.processqueue import CacheLimits, ProcessQueue
 from raftmq.client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_route
@@ -31,7 +31,7 @@ from raftmq.client.sendframe import SendTemplate, encoded_properties, outgoing, 
 from raftmq.client.subscription import subscribe, tag_of
 from raftmq.remoting.codec import FrameReader, RawFrame, decode_command
 from raftmq.remoting.connection import Connection
-from raftmq.remoting.headers import SendHeader
+from raftmq.remoting.headers import PullResponseHeader, SendHeader
 from raftmq.store.record import RecordError
 from tests.client.fakes import SharedLog, queue
 
@@ -123,12 +123,6 @@ def test_every_queue_has_exactly_one_owner(count: int, clients: int) -> None:
     assert sorted(owned) == sorted(QUEUES[:count])
 
 
-def test_assignment_change_leaves_other_topics_alone() -> None:
-    other = MessageQueue("other", "g0", 0)
-    change = assignment_change("T", [queue(0), queue(1), other], [queue(1), queue(2)])
-    assert change.dropped == (queue(0),) and change.added == (queue(2),)
-
-
 # ---- route
 
 
@@ -160,9 +154,11 @@ def test_replica_group_script() -> None:
     assert group.candidates() == ()
     assert group.learn({0: "a", 1: "b", 2: "c"}) == ("a", "b", "c")
     assert group.leader == "a" and group.candidates() == ("a", "b", "c")
-    assert group.doubt("a", "c")
+    group.doubt("a", "c")
     assert group.leader is None and group.candidates() == ("c", "b", "a")
-    assert not group.doubt("b"), "a follower's refusal is no news"
+    version = group.version
+    group.doubt("b")
+    assert group.version == version, "a follower's refusal is no news"
     group.learn({0: "a", 1: "b", 2: "c"})
     assert group.leader is None, "an unchanged route is not news"
     group.accepted("c")
@@ -214,13 +210,15 @@ def test_replica_group_forgets_the_oldest_address_at_the_limit() -> None:
 
 
 def test_fault_avoidance() -> None:
-    fault = FaultAvoidance(FaultPolicy(((100, 1000),), 500))
+    fault = FaultAvoidance()
     assert fault.quiet and fault.available("g", 0)
     fault.failed("g", 0)
     assert not fault.quiet and not fault.available("g", 499) and fault.available("g", 500)
-    fault.answered("g", 150, 1000)
-    assert not fault.available("g", 1999)
-    fault.answered("g", 5, 1500)
+    fault.answered("g", 600, 1000)
+    assert not fault.available("g", 1999) and fault.available("g", 2000)
+    fault.answered("g", 2000, 3000)
+    assert not fault.available("g", 5999)
+    fault.answered("g", 5, 5500)
     assert fault.quiet
 
 
@@ -489,16 +487,16 @@ def test_offset_moved(
     requested: int, answers: list[tuple[int, int, int]], actions: list[str]
 ) -> None:
     moved = OffsetMoved(backward_confirmations=3)
-    got = [moved.judge(requested, PullAnswer(21, *answer)) for answer in answers]
-    assert [action.value for action in got] == actions
+    got = [moved.believes(requested, PullResponseHeader(0, *answer)) for answer in answers]
+    assert got == [action == "move" for action in actions]
 
 
 def test_a_good_answer_in_between_ends_the_row() -> None:
     moved = OffsetMoved(backward_confirmations=2)
-    answer = PullAnswer(21, 0, 0, 10)
-    assert moved.judge(50, answer) is MovedAction.KEEP
+    answer = PullResponseHeader(0, next_offset=0, offset_min=0, offset_max=10)
+    assert not moved.believes(50, answer)
     moved.clear()
-    assert moved.judge(50, answer) is MovedAction.KEEP
+    assert not moved.believes(50, answer)
 
 
 @pytest.mark.parametrize(

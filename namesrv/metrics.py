@@ -81,11 +81,10 @@ class NameServerMetrics:
             "The most bytes that compressed registrations were unpacked to at a time.",
             unpacking.peak_bytes,
         )
-        families.counters(
+        families.counter(
             "rocketmq_namesrv_decompressions_refused_total",
             "Compressed registrations that unpack to more than decompressedBytesMax.",
-            (),
-            [((), unpacking.refused_count)],
+            unpacking.refused_count,
         )
 
     def _collect(self) -> Iterable[Metric]:

@@ -5,27 +5,25 @@ Names begin with the prefix of the process's other metric families.
 
 from __future__ import annotations
 
+from raftmq.ops.metrics import Families
 from raftmq.remoting.budgets import Budgets
-from raftmq.remoting.tlsfigures import Families
 
 
 def tell(families: Families, prefix: str, budgets: Budgets) -> None:
     budgets.unsent.look_again()
-    holdings = [("unfinished_frames", budgets.unfinished), ("unsent_answers", budgets.unsent)]
-    used: list[tuple[tuple[str], float]] = [((name,), h.held_bytes) for name, h in holdings]
-    limits: list[tuple[tuple[str], float]] = [((name,), h.bytes_max) for name, h in holdings]
+    holdings = (("unfinished_frames", budgets.unfinished), ("unsent_answers", budgets.unsent))
     work = ("slow_requests",)
     families.gauges(
         f"{prefix}_budget_used_bytes",
         "What connections make this process hold, over all of them.",
         ("budget",),
-        [*used, (work, budgets.work.used_bytes)],
+        [*(((name,), h.held_bytes) for name, h in holdings), (work, budgets.work.used_bytes)],
     )
     families.gauges(
         f"{prefix}_budget_limit_bytes",
         "The bounds of that: unfinishedFrameBytesMax, unsentBytesMax, slowRequestBytesMax.",
         ("budget",),
-        [*limits, (work, budgets.work.bytes_max)],
+        [*(((name,), h.bytes_max) for name, h in holdings), (work, budgets.work.bytes_max)],
     )
     families.counters(
         f"{prefix}_budget_refusals_total",
@@ -34,9 +32,8 @@ def tell(families: Families, prefix: str, budgets: Budgets) -> None:
         ("budget",),
         [*(((name,), h.closed_count) for name, h in holdings), (work, budgets.work.refused_count)],
     )
-    families.counters(
+    families.counter(
         f"{prefix}_unforeseen_total",
         "Requests and callbacks of connections that raised what nobody foresaw; see the log.",
-        (),
-        [((), budgets.failures)],
+        budgets.failures,
     )

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import dataclass
-from typing import Protocol
 
+from raftmq.ops.tlsoptions import PeerTlsOptions, TlsOptions
 from raftmq.remoting.tls import (
     Certificate,
     ClientAuth,
@@ -26,66 +26,6 @@ from raftmq.remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
 # For a group's replicas, of which there are few. A dial with TLS takes at most `patience_s`
 # (broker.replication.engine).
 LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=3.0)
-
-
-class TlsKeys(Protocol):
-    """The configuration keys that are read here (declared in ops.tlsoptions)."""
-
-    # fmt: off
-    @property
-    def tls_server_mode(self) -> str: ...
-    @property
-    def tls_server_cert_path(self) -> str: ...
-    @property
-    def tls_server_key_path(self) -> str: ...
-    @property
-    def tls_server_key_password(self) -> str: ...
-    @property
-    def tls_server_need_client_auth(self) -> str: ...
-    @property
-    def tls_server_trust_cert_path(self) -> str: ...
-    @property
-    def tls_enable(self) -> bool: ...
-    @property
-    def tls_client_trust_cert_path(self) -> str: ...
-    @property
-    def tls_client_auth_server(self) -> bool: ...
-    @property
-    def tls_client_check_host_name(self) -> bool: ...
-    @property
-    def tls_client_cert_path(self) -> str: ...
-    @property
-    def tls_client_key_path(self) -> str: ...
-    @property
-    def tls_client_key_password(self) -> str: ...
-    @property
-    def http_tls_mode(self) -> str: ...
-    @property
-    def http_tls_cert_path(self) -> str: ...
-    @property
-    def http_tls_key_path(self) -> str: ...
-    @property
-    def http_tls_key_password(self) -> str: ...
-    @property
-    def tls_reload_interval_ms(self) -> int: ...
-    # fmt: on
-
-
-class PeerTlsKeys(TlsKeys, Protocol):
-    """The keys with those of Raft's links."""
-
-    # fmt: off
-    @property
-    def raft_tls_mode(self) -> str: ...
-    @property
-    def raft_tls_cert_path(self) -> str: ...
-    @property
-    def raft_tls_key_path(self) -> str: ...
-    @property
-    def raft_tls_key_password(self) -> str: ...
-    @property
-    def raft_tls_trust_cert_path(self) -> str: ...
-    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +49,7 @@ class ContextStatus:
 class ProcessTls:
     """Holds and renews the TLS contexts of one process."""
 
-    def __init__(self, keys: TlsKeys, peer_keys: PeerTlsKeys | None = None) -> None:
+    def __init__(self, keys: TlsOptions, peer_keys: PeerTlsOptions | None = None) -> None:
         """`peer_keys`: only if the process is a replica of a Raft group."""
         self.server: TlsPolicy | None = None  # the ports of the remoting protocol
         self.client: Renewed | None = None  # own connections
@@ -136,7 +76,7 @@ class ProcessTls:
         if self._peer_keys is not None and self._peer_keys.raft_tls_mode != TlsMode.DISABLED:
             self._load_peers(self._peer_keys)
 
-    def _load_peers(self, keys: PeerTlsKeys) -> None:
+    def _load_peers(self, keys: PeerTlsOptions) -> None:
         """Make the contexts of Raft's links: the same certificate serves and dials."""
         cert, key, password = (
             keys.raft_tls_cert_path,
@@ -217,7 +157,7 @@ class ProcessTls:
         return renewed
 
 
-def _server(keys: TlsKeys) -> ServerTls:
+def _server(keys: TlsOptions) -> ServerTls:
     return ServerTls(
         keys.tls_server_cert_path,
         keys.tls_server_key_path,
@@ -231,7 +171,7 @@ def _without_clients(settings: ServerTls) -> ServerTls:
     return ServerTls(settings.cert_path, settings.key_path, settings.key_password)
 
 
-def _client(keys: TlsKeys) -> ClientTls:
+def _client(keys: TlsOptions) -> ClientTls:
     return ClientTls(
         keys.tls_client_trust_cert_path,
         keys.tls_client_cert_path,

@@ -5,31 +5,10 @@ Names begin with the prefix of the process's other metric families.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Protocol
 
+from raftmq.ops.metrics import Families
 from raftmq.remoting.processtls import ProcessTls
-
-
-class Families(Protocol):
-    """The part of ops.metrics.Families that is used here."""
-
-    def gauges(
-        self,
-        name: str,
-        doc: str,
-        labels: Sequence[str],
-        rows: Iterable[tuple[Sequence[str], float]],
-    ) -> None: ...
-
-    def counters(
-        self,
-        name: str,
-        doc: str,
-        labels: Sequence[str],
-        rows: Iterable[tuple[Sequence[str], float]],
-    ) -> None: ...
 
 
 def tell(families: Families, prefix: str, tls: ProcessTls) -> None:

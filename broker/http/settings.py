@@ -11,10 +11,6 @@ from raftmq.broker.http.views import (
     ChangedView,
     Changes,
     ConfigView,
-    LevelBody,
-    LevelsView,
-    LevelView,
-    LoggerPath,
     SendResultView,
     SettingView,
     StatisticsView,
@@ -22,11 +18,11 @@ from raftmq.broker.http.views import (
 from raftmq.broker.operating.parts import Parts
 from raftmq.broker.operating.runtime import runtime_info
 from raftmq.broker.operating.upkeep import change
-from raftmq.ops import logs
 from raftmq.ops.options import ConfigError
 from raftmq.ops.versions import version_of
+from raftmq.web import levels
 from raftmq.web.operation import Call, Operation, Reply, Role
-from raftmq.web.problem import invalid, not_found
+from raftmq.web.problem import invalid
 from raftmq.web.schema import INTEGER_MAX
 from raftmq.web.versions import unmet
 
@@ -38,7 +34,6 @@ class SettingOperations:
         self._parts = parts
 
     def operations(self) -> list[Operation]:
-        levels = "/api/v1/log-levels"
         return [
             Operation("GET", "/api/v1/config", "getConfig", "Every key, in effect and by default.",
                       self.config, answer=ConfigView),
@@ -46,11 +41,7 @@ class SettingOperations:
                       "Change live keys until the broker is started anew; all of them or none.",
                       self.change, role=Role.ADMIN, body=Changes, answer=ChangedView,
                       conditional=True),
-            Operation("GET", levels, "getLogLevels", "Of every logger there is.", self.levels,
-                      answer=LevelsView),
-            Operation("PUT", f"{levels}/{{logger}}", "setLogLevel", "\"root\": of all others.",
-                      self.set_level, role=Role.ADMIN, parameters=LoggerPath, body=LevelBody,
-                      answer=LevelView, problems=(404,)),
+            *levels.operations(),
             Operation("GET", "/api/v1/statistics", "getStatistics", "Counters and figures.",
                       self.statistics, answer=StatisticsView),
         ]  # fmt: skip
@@ -94,17 +85,6 @@ class SettingOperations:
             raise invalid([("", str(error))]) from error
         view = ChangedView(applied=wanted.live, needs_restart=sorted(wanted.fixed))
         return Reply(view, version=self._version())
-
-    async def levels(self, _: Call) -> LevelsView:
-        return LevelsView(levels=logs.levels())
-
-    async def set_level(self, call: Call) -> LevelView:
-        name, level = call.parameters.logger, call.body.level
-        try:
-            logs.set_level(name, level)
-        except KeyError as error:
-            raise not_found(f"there is no logger {name}") from error
-        return LevelView(logger=name, level=level)
 
     async def statistics(self, _: Call) -> StatisticsView:
         results = sorted(self._parts.sends.results.items())

@@ -570,23 +570,6 @@ class ChangedView(View, frozen=True, kw_only=True):
     needs_restart: list[str]
 
 
-class LevelsView(View, frozen=True, kw_only=True):
-    levels: dict[str, str]
-
-
-class LoggerPath(Input, frozen=True, kw_only=True):
-    logger: Annotated[str, Meta(pattern="^[A-Za-z0-9_.]+$", max_length=128)]
-
-
-class LevelBody(Input, frozen=True, kw_only=True):
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
-
-
-class LevelView(View, frozen=True, kw_only=True):
-    logger: str
-    level: str
-
-
 class SendResultView(View, frozen=True, kw_only=True):
     code: int
     reason: str

@@ -9,29 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from raftmq.namesrv.http import tracing
 from raftmq.namesrv.http.cluster import ClusterView, Item
 from raftmq.namesrv.http.groups import Leaders
 from raftmq.namesrv.http.merging import GroupResult, outcome_of, split_version
 from raftmq.namesrv.http.reads import (
+    CONSUMERS,
     PREFERRED,
     PREFERRED_PATH,
+    SUBSCRIPTION,
+    TOPIC,
     GroupName,
     OfGroup,
     OfMessage,
     OfName,
     OfTopic,
     OneGroup,
+    filled,
 )
 from raftmq.namesrv.routes import PERM_WRITE
 from raftmq.ops.versions import ANY, Condition
-from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.operation import Call, Handler, Operation, Reply, Role
 from raftmq.web.problem import ApiProblem, invalid, not_found
 from raftmq.web.schema import Input
 
 Body = dict[str, Any]
+RESET, PAUSE, RESUME = (f"{CONSUMERS}/{deed}" for deed in ("reset", "pause", "resume"))
 
 
 class OfMember(Input, frozen=True):
@@ -67,35 +71,36 @@ class Changes:
         subscription = named | {"conditional": True}
         return [
             op("POST", "/groups/{group}/transfer", "transferLeadership",
-               "Hand leadership over; {target?}.", self.transfer, operator, **of_group),
+               "Hand leadership over; {target?}.", self.relay("/node/transfer"), operator,
+               **of_group),
             op("PUT", PREFERRED, "putPreferredLeader", "Have this voter lead whenever it can; "
-               "{name}.", self.prefer, operator, conditional=True, **of_group),
+               "{name}.", self.relay(PREFERRED_PATH), operator, conditional=True, **of_group),
             op("DELETE", PREFERRED, "deletePreferredLeader", "Leave leadership where elections "
-               "put it.", self.prefer_nobody, operator, conditional=True, **of_group),
+               "put it.", self.relay(PREFERRED_PATH), operator, conditional=True, **of_group),
             op("POST", "/groups/{group}/members", "addMember", "Add a learner; {id, address}.",
-               self.add_member, admin, **of_group),
+               self.relay("/members"), admin, **of_group),
             op("POST", "/groups/{group}/members/{member}/promote", "promoteMember",
-               "Make a learner a voter.", self.promote, admin, parameters=OfMember, body=None),
+               "Make a learner a voter.", self.relay("/members/{member}/promote"), admin,
+               parameters=OfMember, body=None),
             op("DELETE", "/groups/{group}/members/{member}", "removeMember",
-               "Take a member out.", self.remove_member, admin, parameters=OfMember),
-            op("PUT", "/topics/{topic}", "putTopic", "Make or change a topic in every group, or "
-               "in one.", self.put_topic, admin, **topic),
-            op("DELETE", "/topics/{topic}", "deleteTopic", "Delete a topic in every group.",
+               "Take a member out.", self.relay("/members/{member}"), admin, parameters=OfMember),
+            op("PUT", TOPIC, "putTopic", "Make or change a topic in every group, or "
+               "in one.", self.everywhere(TOPIC), admin, **topic),
+            op("DELETE", TOPIC, "deleteTopic", "Delete a topic in every group.",
                self.delete_topic, admin, **topic),
-            op("PUT", "/subscription-groups/{name}", "putSubscriptionGroup",
-               "Make or change a subscription group.", self.put_subscription, admin,
+            op("PUT", SUBSCRIPTION, "putSubscriptionGroup",
+               "Make or change a subscription group.", self.everywhere(SUBSCRIPTION), admin,
                **subscription),
-            op("DELETE", "/subscription-groups/{name}", "deleteSubscriptionGroup",
-               "Delete a subscription group.", self.delete_subscription, admin, **subscription),
-            op("POST", "/consumer-groups/{name}/reset", "resetOffsets",
+            op("DELETE", SUBSCRIPTION, "deleteSubscriptionGroup",
+               "Delete a subscription group.", self.everywhere(SUBSCRIPTION), admin,
+               **subscription),
+            op("POST", RESET, "resetOffsets",
                "Set a consumer group's offsets of a topic; {topic, queueIds?, to}.",
                self.reset, operator, **named),
-            op("POST", "/consumer-groups/{name}/pause", "pauseConsumers",
-               "Stop giving messages to a consumer group.", self.pause, operator, **named
-               | {"body": None}),
-            op("POST", "/consumer-groups/{name}/resume", "resumeConsumers",
-               "Give messages to a consumer group again.", self.resume, operator, **named
-               | {"body": None}),
+            op("POST", PAUSE, "pauseConsumers", "Stop giving messages to a consumer group.",
+               self.everywhere(PAUSE), operator, **named | {"body": None}),
+            op("POST", RESUME, "resumeConsumers", "Give messages to a consumer group again.",
+               self.everywhere(RESUME), operator, **named | {"body": None}),
             op("POST", "/messages", "sendMessage", "Send one message.", self.send, operator,
                query=OneGroup),
             op("POST", "/messages/{messageId}/resend", "resendMessage",
@@ -108,75 +113,42 @@ class Changes:
 
     # --- one group
 
-    async def transfer(self, call: Call) -> Any:
-        return await self._relay(call, "POST", "/api/v1/node/transfer")
+    def relay(self, path: str) -> Handler:
+        """Return the handler that passes a change on to the group's leader, at `path`."""
 
-    async def prefer(self, call: Call) -> Any:
-        return await self._relay(call, "PUT", PREFERRED_PATH)
+        async def handle(call: Call) -> Reply:
+            group, sent = call.parameters.group, call.request.headers
+            headers = {h: sent[h] for h in ("If-Match", "If-None-Match") if h in sent}
+            answer = await self._leaders.relay(
+                group, call.request.method, filled(path, call), body=call.body, headers=headers
+            )
+            value = answer.json() if answer.body else {"group": group}
+            return Reply(value, status=200, version=answer.version or None)
 
-    async def prefer_nobody(self, call: Call) -> Any:
-        return await self._relay(call, "DELETE", PREFERRED_PATH)
-
-    async def add_member(self, call: Call) -> Any:
-        return await self._relay(call, "POST", "/api/v1/members")
-
-    async def promote(self, call: Call) -> Any:
-        member = quote(call.parameters.member, "")
-        return await self._relay(call, "POST", f"/api/v1/members/{member}/promote")
-
-    async def remove_member(self, call: Call) -> Any:
-        member = quote(call.parameters.member, "")
-        return await self._relay(call, "DELETE", f"/api/v1/members/{member}")
-
-    async def _relay(self, call: Call, method: str, path: str) -> Any:
-        group, sent = call.parameters.group, call.request.headers
-        headers = {h: sent[h] for h in ("If-Match", "If-None-Match") if h in sent}
-        answer = await self._leaders.relay(group, method, path, body=call.body, headers=headers)
-        value = answer.json() if answer.body else {"group": group}
-        return Reply(value, status=200, version=answer.version or None)
+        return handle
 
     # --- every group
 
-    async def put_topic(self, call: Call) -> Reply:
-        return await self._everywhere(
-            call, "PUT", f"/api/v1/topics/{quote(call.parameters.topic, '')}"
-        )
+    def everywhere(self, path: str) -> Handler:
+        """Return the handler that makes a change in every group, or the one that is asked for."""
+
+        async def handle(call: Call) -> Reply:
+            return await self._everywhere(call, path)
+
+        return handle
 
     async def delete_topic(self, call: Call) -> Reply:
-        topic = call.parameters.topic
-        having = list(self._cluster.table.queues(topic) or ())
-        path = f"/api/v1/topics/{quote(topic, '')}"
-        return await self._everywhere(call, "DELETE", path, having)
-
-    async def put_subscription(self, call: Call) -> Reply:
-        return await self._everywhere(call, "PUT", self._subscription(call))
-
-    async def delete_subscription(self, call: Call) -> Reply:
-        return await self._everywhere(call, "DELETE", self._subscription(call))
-
-    def _subscription(self, call: Call) -> str:
-        return f"/api/v1/subscription-groups/{quote(call.parameters.name, '')}"
+        having = list(self._cluster.table.queues(call.parameters.topic) or ())
+        return await self._everywhere(call, TOPIC, having)
 
     async def reset(self, call: Call) -> Reply:
         topic = call.body.get("topic")
         if not isinstance(topic, str) or not topic:
             raise invalid([("topic", "which topic's offsets?")])
         having = list(self._cluster.table.queues(topic) or ())
-        return await self._consumers(call, "reset", having)
+        return await self._everywhere(call, RESET, having)
 
-    async def pause(self, call: Call) -> Reply:
-        return await self._consumers(call, "pause")
-
-    async def resume(self, call: Call) -> Reply:
-        return await self._consumers(call, "resume")
-
-    async def _consumers(self, call: Call, deed: str, having: Sequence[str] = ()) -> Reply:
-        path = f"/api/v1/consumer-groups/{quote(call.parameters.name, '')}/{deed}"
-        return await self._everywhere(call, "POST", path, having)
-
-    async def _everywhere(
-        self, call: Call, method: str, path: str, having: Sequence[str] = ()
-    ) -> Reply:
+    async def _everywhere(self, call: Call, path: str, having: Sequence[str] = ()) -> Reply:
         """Make the change in the groups `having`, which are those concerned; (): in all groups."""
         only = call.query.group
         if only:
@@ -185,7 +157,10 @@ class Changes:
         if not groups:
             raise not_found("no broker group is registered here")
         headers = conditions(call.condition, groups)
-        return reply_of(await self._leaders.change(headers, method, path, call.body))
+        results = await self._leaders.change(
+            headers, call.request.method, filled(path, call), call.body
+        )
+        return reply_of(results)
 
     # --- messages
 
@@ -203,9 +178,6 @@ class Changes:
     async def resend(self, call: Call) -> Any:
         message_id = call.parameters.message_id
         group = self._cluster.group_of(tracing.store_host(message_id))
-        groups = list(self._cluster.leaders())
-        if not group and len(groups) == 1:
-            group = groups[0]
         if not group:
             raise not_found("no group is known to have stored this message")
         path = f"/api/v1/messages/{message_id}/resend"

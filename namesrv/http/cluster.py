@@ -68,8 +68,12 @@ class ClusterView:
         return find(known, group, who) or (named[0] if named else None)
 
     def group_of(self, address: str) -> str:
-        """Return the group that has a broker at `address`, "" if none is known."""
-        return next((known.group for known in self.known() if known.address == address), "")
+        """Return the group that has a broker at `address`; if none is known, the only group there
+        is (the broker has left, and its group has the log), else ""."""
+        known = self.known()
+        groups = {one.group for one in known}
+        found = next((one.group for one in known if one.address == address), "")
+        return found or (groups.pop() if len(groups) == 1 else "")
 
     def forget(self, group: str, address: str) -> bool:
         return self._directory.forget(group, address)

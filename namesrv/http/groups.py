@@ -118,16 +118,13 @@ class Leaders:
         method: str,
         path: str,
         body: Any = None,
-        query: Query | None = None,
     ) -> list[GroupResult]:
         """Make the same change at several groups' leaders at once, each with its own headers.
         Return one result per group; failures are results, too."""
 
         async def one(group: str, headers: Mapping[str, str]) -> GroupResult:
             try:
-                answer = await self.ask(
-                    group, method, path, body=body, headers=headers, query=query
-                )
+                answer = await self.ask(group, method, path, body=body, headers=headers)
             except NodeSilent as silent:
                 outcome = UNKNOWN if silent.sent else FAILED
                 return GroupResult(group, outcome, 0, error=silent.words)

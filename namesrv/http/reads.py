@@ -8,10 +8,10 @@ see; everything about a single topic is asked from the leaders.
 from __future__ import annotations
 
 import asyncio
-import heapq
 from typing import Annotated, Any
 from urllib.parse import quote
 
+import msgspec
 from msgspec import Meta
 
 from raftmq.namesrv.http import merging, tracing
@@ -33,7 +33,13 @@ from raftmq.web.schema import Count, Input, TimeMs
 
 NAME_LENGTH_MAX = 255
 PREFERRED = "/groups/{group}/preferred-leader"
-PREFERRED_PATH = "/api/v1/preferred-leader"  # a broker's
+PREFERRED_PATH = "/preferred-leader"  # a broker's
+# Paths here and at the brokers.
+TOPIC = "/topics/{topic}"
+QUEUES = f"{TOPIC}/queues"
+QUEUE_MESSAGES = f"{QUEUES}/{{queue_id}}/messages"
+SUBSCRIPTION = "/subscription-groups/{name}"
+CONSUMERS = "/consumer-groups/{name}"
 GroupName = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
 # Names of topics and consumer groups, as brokers accept them.
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX, pattern="^[%|a-zA-Z0-9_-]+$")]
@@ -177,7 +183,9 @@ class Reads:
         return Reply(answer.json())
 
     async def preferred(self, call: Call) -> Reply:
-        answer = await self._leaders.relay(call.parameters.group, "GET", PREFERRED_PATH)
+        answer = await self._leaders.relay(
+            call.parameters.group, "GET", filled(PREFERRED_PATH, call)
+        )
         return Reply(answer.json(), version=answer.version or None)
 
     async def failovers(self, call: Call) -> Item:
@@ -192,19 +200,14 @@ class Reads:
         table, query = self._cluster.table, call.query
         if query.group:
             self._leaders.check_group(query.group)
-        wanted, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
+        wanted = query.q.lower()
 
         def fits(topic: str) -> bool:
-            if topic <= after or wanted not in topic.lower():
+            if wanted not in topic.lower():
                 return False
             return not query.group or query.group in (table.queues(topic) or ())
 
-        chosen = heapq.nsmallest(query.limit + 1, filter(fits, table.topics()))
-        shown = chosen[: query.limit]
-        return {
-            "items": [self._topic_item(topic) for topic in shown],
-            "next": encode_cursor(shown[-1]) if len(chosen) > len(shown) else None,
-        }
+        return page(filter(fits, table.topics()), str, self._topic_item, query)
 
     def _topic_item(self, topic: str) -> Item:
         by_group = self._cluster.table.queues(topic) or {}
@@ -220,11 +223,10 @@ class Reads:
         return {"topic": topic, "groups": groups}
 
     async def topic(self, call: Call) -> Reply:
-        return await self._resource("topic", f"/api/v1/topics/{quote(call.parameters.topic, '')}")
+        return await self._resource("topic", filled(TOPIC, call))
 
     async def queues(self, call: Call) -> Item:
-        path = f"/api/v1/topics/{quote(call.parameters.topic, '')}/queues"
-        found, errors = await self._leaders.views(path, only=call.query.group)
+        found, errors = await self._leaders.views(filled(QUEUES, call), only=call.query.group)
         if not found and not errors:
             raise not_found(f"no group has topic {call.parameters.topic!r}")
         items = [
@@ -235,14 +237,10 @@ class Reads:
         return {"items": items, "next": None, "errors": errors}
 
     async def queue_messages(self, call: Call) -> Item:
-        topic, query = call.parameters.topic, call.query
-        group = query.group or self._only_group_of(topic)
-        path = f"/api/v1/topics/{quote(topic, '')}/queues/{call.parameters.queue_id}/messages"
-        asked = {"limit": str(query.limit)}
-        if query.offset is not None:
-            asked["offset"] = str(query.offset)
-        if query.time_ms is not None:
-            asked["timeMs"] = str(query.time_ms)
+        query = call.query
+        group = query.group or self._only_group_of(call.parameters.topic)
+        asked = _asked(limit=query.limit, offset=query.offset, timeMs=query.time_ms)
+        path = filled(QUEUE_MESSAGES, call)
         answer = await self._leaders.relay(group, "GET", path, query=asked)
         value = answer.json()
         return {**value, "items": merging.with_group(group, _items(value))}
@@ -261,15 +259,13 @@ class Reads:
         return await self._named("/api/v1/subscription-groups", call.query)
 
     async def subscription_group(self, call: Call) -> Reply:
-        name = quote(call.parameters.name, "")
-        return await self._resource("group", f"/api/v1/subscription-groups/{name}")
+        return await self._resource("group", filled(SUBSCRIPTION, call))
 
     async def consumer_groups(self, call: Call) -> Item:
         return await self._named("/api/v1/consumer-groups", call.query)
 
     async def consumer_group(self, call: Call) -> Item:
-        path = f"/api/v1/consumer-groups/{quote(call.parameters.name, '')}"
-        found, errors = await self._leaders.views(path)
+        found, errors = await self._leaders.views(filled(CONSUMERS, call))
         if not found:
             raise _none("consumer group", errors)
         return tracing.merged_consumers(call.parameters.name, found) | {"errors": errors}
@@ -278,9 +274,7 @@ class Reads:
         """Return the named things of all groups as one list; every group may have its own."""
         wanted, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
         while True:
-            asked = {"limit": str(query.limit)}
-            if after:
-                asked["cursor"] = encode_cursor(after)
+            asked = _asked(limit=query.limit, cursor=encode_cursor(after))
             found, errors = await self._leaders.views(path, asked, query.group)
             rows, behind = merging.page_of(found, tracing.name_of, query.limit)
             items = [
@@ -309,15 +303,14 @@ class Reads:
 
     async def messages(self, call: Call) -> Item:
         query = call.query
-        asked = {"topic": query.topic, "limit": str(query.limit)}
-        for key, value in (
-            ("key", query.key),
-            ("uniqueKey", query.unique_key),
-            ("beginMs", query.begin_ms),
-            ("endMs", query.end_ms),
-        ):
-            if value not in ("", None):
-                asked[key] = str(value)
+        asked = _asked(
+            topic=query.topic,
+            limit=query.limit,
+            key=query.key,
+            uniqueKey=query.unique_key,
+            beginMs=query.begin_ms,
+            endMs=query.end_ms,
+        )
         found, errors = await self._leaders.views("/api/v1/messages", asked, query.group)
         if not found and errors:
             raise _none("message", errors)
@@ -333,10 +326,7 @@ class Reads:
 
     async def _message(self, message_id: str) -> tuple[str, Item]:
         address = tracing.store_host(message_id)
-        groups = list(self._cluster.leaders())
         group = self._cluster.group_of(address)
-        if not group and len(groups) == 1:
-            group = groups[0]  # the broker that took it has left; its group has the log
         if not group:
             raise not_found(f"no group has a broker at {address}, where the message was stored")
         answer = await self._leaders.relay(group, "GET", f"/api/v1/messages/{message_id}")
@@ -390,6 +380,17 @@ class Reads:
             for kind in ("producers", "consumers"):
                 merged[kind] += merging.with_group(group, value.get(kind) or [])
         return merged
+
+
+def filled(path: str, call: Call) -> str:
+    """Return the whole path at a broker, with the call's parameters in their places."""
+    values = msgspec.structs.asdict(call.parameters)
+    return "/api/v1" + path.format_map({key: quote(str(v), "") for key, v in values.items()})
+
+
+def _asked(**values: str | int | None) -> dict[str, str]:
+    """Return query parameters, without those that are not given."""
+    return {key: str(value) for key, value in values.items() if value not in ("", None)}
 
 
 def _items(value: Any) -> list[Item]:

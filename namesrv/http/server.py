@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from raftmq.namesrv.config import OPTIONS, NameServerConfig
-from raftmq.namesrv.http import levels
 from raftmq.namesrv.http.changes import Changes
 from raftmq.namesrv.http.cluster import ClusterView
 from raftmq.namesrv.http.clustertoken import ClusterToken
@@ -19,6 +18,7 @@ from raftmq.namesrv.http.reads import Reads
 from raftmq.namesrv.routes import RouteTable
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.tlslistener import listening_with
+from raftmq.web import levels
 from raftmq.web.app import Page, WebServer
 from raftmq.web.auth import Access, WebSettings, load_token
 from raftmq.web.events import EventHub

@@ -1,5 +1,5 @@
-"""This name server's log levels, as in a broker's node API: shown, and changed until the process
-ends. Shell."""
+"""The log levels of a process, as every HTTP API of ours offers them: shown, and changed until the
+process ends. Shell."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 
 usage: raftmq-audit --run RUN [--topic TOPIC] [GROUP...]      (default: every group that has stores)
 
-Exit status: the worst of mqaudit's own; 2 where there is nothing to audit.
+Exit status: the highest of mqaudit's, one for each group; 2 if there is nothing to audit.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def stores_of(root: Path) -> dict[str, list[Path]]:
-    """Group → its nodes' directories, of those that hold a log."""
+    """Return by group the directories of its nodes that have a log."""
     found: dict[str, list[Path]] = {}
     for node in sorted(root.glob("*/*")):
         if (node / "store" / "commitlog").is_dir():
@@ -52,7 +52,8 @@ def stores_of(root: Path) -> dict[str, list[Path]]:
 
 
 def audit(history: Path, topic: str, groups: dict[str, list[Path]]) -> int:
-    """mqaudit for each, all in one Spark session: its start is half of what an audit takes."""
+    """Audit each group; return the highest exit status. All audits share one Spark session, because
+    its start is half of the time that an audit takes."""
     from raftmq.audit.cli import main as mqaudit
     from raftmq.audit.session import session
 

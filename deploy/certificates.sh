@@ -1,16 +1,17 @@
 #!/bin/sh
 # Make certificates for a cluster with openssl: deploy/certificates.sh DIRECTORY HOST...
 #
-#   DIRECTORY/ca.crt ca.key            signs what clients see, and clients: keep the key elsewhere
-#   DIRECTORY/raft-ca.crt raft-ca.key  signs replicas and nothing else: whoever has such a certificate
-#                                      may speak as a replica
+#   DIRECTORY/ca.crt ca.key            signs the certificates of servers and clients; keep the key
+#                                      elsewhere
+#   DIRECTORY/raft-ca.crt raft-ca.key  signs only replicas' certificates: any holder of one may speak
+#                                      as a replica
 #   DIRECTORY/HOST/                    server.{crt,key} and raft.{crt,key} of that host, both CAs'
 #                                      certificates, and tls.properties for the tools there
 #   DIRECTORY/client/                  client.{crt,key}, ca.crt and tls.properties for clients
 #
-# CAs that are there are used again, certificates are made anew: running it again renews them.
-# HOST is what others dial: the name or address in dLegerPeers, namesrvAddr and brokerIP1. Servers'
-# certificates are for localhost, 127.0.0.1 and $RAFTMQ_ADVERTISED_HOST besides. $DAYS: for how long.
+# Existing CAs are used again and certificates are made anew, so running it again renews them. HOST is
+# the name or address that others dial: in dLegerPeers, namesrvAddr and brokerIP1. Servers' certificates
+# are also for localhost, 127.0.0.1 and $RAFTMQ_ADVERTISED_HOST. They are valid for $DAYS (365).
 set -eu
 umask 077
 [ $# -ge 2 ] || { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """Starts a container's command, once the cluster's secrets exist.
 
-Off loopback the HTTP API wants tokens, brokers want a secret by which they know each other, and
-name servers a key by which they know brokers.
-Unless somebody has put them there, they are made here, by whichever container comes first, in the
-directory that all of a cluster's containers share:
+When it can be reached from other machines, the HTTP API needs tokens, brokers need a secret by
+which they recognise each other, and name servers a key by which they recognise brokers. The first
+container to start makes those that are not there yet, in the directory that all containers of a
+cluster share:
 
-    tokens.json     one token for each role: viewer, operator, admin (httpTokensFile)
-    cluster.token   what the name servers show to brokers: the admin's (httpClusterTokenFile)
-    metrics.token   what Prometheus shows: the viewer's
-    peer.secret     what the brokers of a group prove to each other that they have (peerSecretFile)
-    registration.key   what brokers sign their registrations with (registrationKeyFile)
+    tokens.json        one token for each role: viewer, operator, admin (httpTokensFile)
+    cluster.token      the admin's token, which name servers show to brokers (httpClusterTokenFile)
+    metrics.token      the viewer's token, which Prometheus shows
+    peer.secret        the brokers of a group prove to each other that they have it (peerSecretFile)
+    registration.key   brokers sign their registrations with it (registrationKeyFile)
 
-The directory is RAFTMQ_SECRETS (default /run/raftmq); nobody else may read the files.
+The directory is RAFTMQ_SECRETS (default /run/raftmq); no other user may read the files.
 """
 
 import json
@@ -25,7 +25,8 @@ ROLES = ("viewer", "operator", "admin")
 
 
 def make_secrets(directory: Path) -> None:
-    """The files that are not there. Of several containers that do this at once one wins."""
+    """Make the files that are not there. If several containers do so at once, the first one's
+    count."""
     tokens = directory / "tokens.json"
     if not tokens.exists():
         entries = [
@@ -47,7 +48,7 @@ def make_secrets(directory: Path) -> None:
 
 
 def _place(path: Path, text: str) -> None:
-    """Write a file whole; one that is there already stays."""
+    """Create a file with all of its content at once; keep one that is there already."""
     own = path.with_name(f".{path.name}.{os.uname().nodename}")
     own.unlink(missing_ok=True)
     descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -17,12 +17,6 @@ from tests.broker.cluster import Group
 from tests.waiting import until
 
 
-@pytest.fixture
-async def group(tmp_path):
-    async with Group(tmp_path) as one:
-        yield one
-
-
 def records(body):
     return [decode_record(body, at) for at, _ in walk_records(body)]
 

@@ -1,4 +1,4 @@
-"""What the store's tests leave open is closed after each of them.
+"""The disk of the store's tests. What they leave open on it is closed after each of them.
 
 Many of them drop a log or a store as a killed process does. Such a process loses its open files
 with that; here they would stay open, and select(), which other tests use, serves no descriptor
@@ -8,6 +8,7 @@ above 1023.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +28,8 @@ def _files_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for file in files:
         file.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> OsDisk:
+    return OsDisk(str(tmp_path))

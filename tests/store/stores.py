@@ -37,13 +37,6 @@ def classic_store(disk: Disk) -> MessageStore:
     return store
 
 
-def kill(store: MessageStore) -> None:
-    """What a process leaves behind: files closed, tails in memory gone, abort file there."""
-    store.queues.close()
-    store.commitlog.close()
-    store.checkpoint.close()
-
-
 def fill(store: MessageStore, frames: int = 10, dispatch: bool = True) -> FrameWriter:
     """Two messages of queue 0 and one of queue 1 a frame, with a command after every third."""
     writer = FrameWriter(store.commitlog)

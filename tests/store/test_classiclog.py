@@ -13,11 +13,6 @@ from tests.store.make import (
 from tests.store.stores import SEGMENT, bodies, classic_store, raft_store
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
-
-
 def test_classic_append(disk: OsDisk) -> None:
     store = classic_store(disk)
     items = [record(body=b"%d" % n, queue_id=n % 2) for n in range(100)]

@@ -15,11 +15,6 @@ from tests.store.make import new_log, record, sync
 SIZE = 1024
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
-
-
 def put(log: CommitLog, data: bytes) -> int:
     position = log.place(len(data))
     log.write(position, data)

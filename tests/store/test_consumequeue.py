@@ -1,5 +1,4 @@
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,6 @@ def unit(n: int, queue: int = 0) -> bytes:
 
 def units(first: int, count: int) -> bytes:
     return b"".join(unit(n) for n in range(first, first + count))
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
 
 
 def new_store(disk: OsDisk, confirmed: int = 1 << 62, **options: Any) -> ConsumeQueueStore:

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from raftmq.store.disk import OsDisk
@@ -12,11 +10,6 @@ from tests.store.make import (
     record,
 )
 from tests.store.stores import bodies, fill, raft_store
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
 
 
 def test_written_but_not_dispatched_is_not_visible(disk: OsDisk) -> None:

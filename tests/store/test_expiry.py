@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from raftmq.store.disk import DiskUsage, OsDisk
@@ -12,11 +10,6 @@ from tests.store.make import (
 from tests.store.stores import SEGMENT, fill, raft_store
 
 EMPTY = DiskUsage(0, 100)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
 
 
 def test_retention(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:

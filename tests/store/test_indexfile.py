@@ -12,11 +12,6 @@ LIMITS = IndexLimits(slots=7, entries=20)
 SIZE = 40 + 7 * 4 + 20 * 20
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
-
-
 def flush(file: IndexFile, synced: bool = True) -> None:
     ticket = file.begin_flush()
     ticket.run()

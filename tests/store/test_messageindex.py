@@ -31,11 +31,6 @@ SEGMENT = 4096
 ALWAYS = (0, 1 << 60)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
-
-
 def open_store(
     disk: Disk, mode: StoreMode = StoreMode.RAFT, limits: IndexLimits = LIMITS, **changes: object
 ) -> MessageStore:
@@ -87,10 +82,6 @@ def contents(root: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted((root / "index").iterdir())]
 
 
-def kill(store: MessageStore) -> None:
-    store.close_unclean()
-
-
 # -- following the log -----------------------------------------------------------------------------
 
 
@@ -128,7 +119,7 @@ def test_the_index_sees_what_is_dispatched_only(disk: OsDisk) -> None:
     store.derived.dispatch_frame(writer.frames[-1])
     store.derived.index_all()
     assert numbers(store, "u4") == [4]
-    kill(store)
+    store.close_unclean()
 
 
 def test_names_are_times_and_always_rise(disk: OsDisk) -> None:
@@ -143,7 +134,7 @@ def test_names_are_times_and_always_rise(disk: OsDisk) -> None:
     assert all(len(name) == 17 and name.isdecimal() for name in names)
     assert names[0][2:6] == "2311"  # November 2023, wherever this runs
     assert [int(name) - int(names[0]) for name in names] == [0, 1, 2]
-    kill(store)
+    store.close_unclean()
 
 
 # -- lookups ---------------------------------------------------------------------------------------
@@ -162,7 +153,7 @@ def test_the_newest_that_fit_oldest_first(disk: OsDisk) -> None:
     for max_bytes, count in ((1, 1), (size, 1), (2 * size, 2), (3 * size - 1, 2)):
         found = store.index.query("T", "all", 64, *ALWAYS, max_bytes=max_bytes)
         assert len(found.records) == count
-    kill(store)
+    store.close_unclean()
 
 
 def test_times_are_exact_to_the_millisecond(disk: OsDisk) -> None:
@@ -177,7 +168,7 @@ def test_times_are_exact_to_the_millisecond(disk: OsDisk) -> None:
         assert numbers(store, "all", 64, (span[0] + 1, span[1] - 1)) == list(range(first + 1, last))
     assert numbers(store, "all", 64, (0, start - 1)) == []
     assert numbers(store, "all", 64, (start + 100_000, 1 << 60)) == []
-    kill(store)
+    store.close_unclean()
 
 
 def test_a_hash_that_is_anothers_is_not_an_answer(disk: OsDisk) -> None:
@@ -190,7 +181,7 @@ def test_a_hash_that_is_anothers_is_not_an_answer(disk: OsDisk) -> None:
     store.derived.index_all()
     for n, key in enumerate(hash_twins()):
         assert numbers(store, key) == [n]
-    kill(store)
+    store.close_unclean()
 
 
 def hash_twins() -> list[str]:
@@ -205,7 +196,7 @@ def test_a_message_whose_keys_repeat_is_answered_once(disk: OsDisk) -> None:
     store.derived.dispatch_frame(writer.frames[-1])
     store.derived.index_all()
     assert numbers(store, "k") == [1]
-    kill(store)
+    store.close_unclean()
 
 
 def test_a_key_that_everybody_has_ends_a_search(disk: OsDisk) -> None:
@@ -222,7 +213,7 @@ def test_a_key_that_everybody_has_ends_a_search(disk: OsDisk) -> None:
     assert numbers(store, "all") == [0]
     file.append([(hashed, offset, 1_700_000_000_000)] * 2)
     assert numbers(store, "all") == []
-    kill(store)
+    store.close_unclean()
 
 
 # -- restarts --------------------------------------------------------------------------------------
@@ -248,7 +239,7 @@ def test_it_goes_on_where_it_ended(
     if clean:
         store.close()
     else:
-        kill(store)
+        store.close_unclean()
     store = open_store(disk, mode)
     assert store.last_stop_clean is clean
     if mode is StoreMode.RAFT:
@@ -259,7 +250,7 @@ def test_it_goes_on_where_it_ended(
     store.derived.index_all()
     store.flush()
     assert numbers(store, "all") == list(range(40))
-    kill(store)
+    store.close_unclean()
     assert contents(tmp_path) == made_anew(disk, tmp_path, mode)
 
 
@@ -270,7 +261,7 @@ def made_anew(disk: OsDisk, root: Path, mode: StoreMode) -> list[bytes]:
     store = open_store(disk, mode)
     store.derived.index_all()
     store.flush()
-    kill(store)
+    store.close_unclean()
     return contents(root)
 
 
@@ -288,7 +279,7 @@ def test_a_lost_tail_takes_its_entries_along(disk: OsDisk, tmp_path: Path) -> No
     store.flushes.finish(flush, synced=True)
     assert numbers(store, "all") == list(range(40))
     store.commitlog.truncate(end)  # as recovery after a power cut does
-    kill(store)
+    store.close_unclean()
     store = open_store(disk)
     assert numbers(store, "all", 64) == list(range(20))
     writer = FrameWriter(store.commitlog, index=recover(store).last.index)  # type: ignore[union-attr]
@@ -298,7 +289,7 @@ def test_a_lost_tail_takes_its_entries_along(disk: OsDisk, tmp_path: Path) -> No
     store.derived.index_all()
     assert numbers(store, "all") == [*range(20), 100, 101, 102, 103]
     store.flush()
-    kill(store)
+    store.close_unclean()
     assert contents(tmp_path) == made_anew(disk, tmp_path, StoreMode.RAFT)
 
 
@@ -575,7 +566,7 @@ def test_a_full_disk_stops_the_index_only(tmp_path: Path, before: int) -> None:
     store.derived.index_all()
     assert numbers(store, "all") == list(range(before + 20))
     store.flush()
-    kill(store)
+    store.close_unclean()
     assert contents(tmp_path) == made_anew(disk, tmp_path, StoreMode.RAFT)
 
 
@@ -600,7 +591,7 @@ def test_damage_in_the_log_leaves_a_gap_and_no_more(
         if decode_record(data).physical_offset >= second.end
     ]
     assert found == [*range(kept[0] + 1), *following]
-    kill(store)
+    store.close_unclean()
 
 
 def test_an_entry_is_verified_before_its_record_is_served(disk: OsDisk) -> None:
@@ -614,7 +605,7 @@ def test_an_entry_is_verified_before_its_record_is_served(disk: OsDisk) -> None:
     for wrong in (offset + 1, 1 << 40, 0):
         file.file.pwrite(at, ENTRY.pack(hashed, wrong, seconds, before))
         assert numbers(store, "u0") == []
-    kill(store)
+    store.close_unclean()
 
 
 def test_no_index_if_it_is_not_wanted(disk: OsDisk) -> None:

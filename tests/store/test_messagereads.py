@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from raftmq.store.config import hot_span_bytes
@@ -12,11 +10,6 @@ from tests.store.make import (
     record,
 )
 from tests.store.stores import QUEUE_0, SEGMENT, bodies, fill, raft_store
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
 
 
 def test_dispatched_frames_are_served(disk: OsDisk) -> None:

@@ -12,12 +12,7 @@ from tests.store.make import (
     recover,
     redispatch,
 )
-from tests.store.stores import QUEUE_0, SEGMENT, bodies, classic_store, fill, kill, raft_store
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
+from tests.store.stores import QUEUE_0, SEGMENT, bodies, classic_store, fill, raft_store
 
 
 def restart(store: MessageStore, disk: OsDisk) -> MessageStore:
@@ -76,7 +71,7 @@ def test_after_a_kill_the_rest_is_dispatched_again(disk: OsDisk, flushed: int) -
         if n == flushed:
             store.flush()
         store.derived.dispatch_frame(frame)
-    kill(store)
+    store.close_unclean()
     store = restart(store, disk)
     assert not store.last_stop_clean
     expected = writer.frames[flushed - 1].end if 0 < flushed < len(writer.frames) else 0
@@ -112,7 +107,7 @@ def test_damage_below_what_was_durable_is_found(disk: OsDisk) -> None:
     store = raft_store(disk)
     writer = fill(store, 2)
     store.flush()
-    kill(store)
+    store.close_unclean()
     file = disk.open(f"store/commitlog/{0:020d}")
     file.pwrite(writer.frames[1].position + 5, b"\xff")
     store = raft_store(disk)
@@ -129,7 +124,7 @@ def test_classic_kill(disk: OsDisk, flushed: int, torn: bool) -> None:
         if n == flushed:
             store.flush()
     last = store.commitlog.max_offset - 12
-    kill(store)
+    store.close_unclean()
     if torn:
         file = disk.open(f"commitlog/{last // SEGMENT * SEGMENT:020d}")
         file.pwrite(last % SEGMENT, bytes(12))
@@ -148,7 +143,7 @@ def test_queues_longer_than_the_log_are_cut(disk: OsDisk) -> None:
     store = classic_store(disk)
     appended = append_classic(store, [record(body=b"%d" % n) for n in range(60)], 1000)
     store.queues.flush()
-    kill(store)
+    store.close_unclean()
     cut = appended[50].physical_offset
     file = disk.open(f"commitlog/{cut // SEGMENT * SEGMENT:020d}")
     file.pwrite(cut % SEGMENT, bytes(SEGMENT - cut % SEGMENT))

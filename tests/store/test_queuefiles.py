@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from raftmq.store.disk import OsDisk
@@ -9,11 +7,6 @@ from raftmq.store.queuefiles import QueueFiles
 QUEUE = "queues/T/0"
 UNIT_A = b"a" * UNIT_SIZE_BYTES
 UNIT_B = b"b" * UNIT_SIZE_BYTES
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,6 @@ from raftmq.store.recovery import (
 from tests.store.make import PLAIN, FrameWriter, new_log, record, recover_frames, sync
 
 SIZE = 2048
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
 
 
 def written(disk: OsDisk, count: int = 12) -> FrameWriter:

@@ -1,15 +1,6 @@
-from pathlib import Path
-
-import pytest
-
 from raftmq.store.disk import OsDisk
 from tests.store.make import append_classic, record, sync
 from tests.store.stores import classic_store, fill, raft_store
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> OsDisk:
-    return OsDisk(str(tmp_path))
 
 
 def test_what_is_confirmed_is_durable(disk: OsDisk) -> None:

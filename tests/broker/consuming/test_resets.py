@@ -20,12 +20,6 @@ OLDEST, END = 0, -1  # timestamps
 
 
 @pytest.fixture
-async def group(tmp_path):
-    async with Group(tmp_path) as one:
-        yield one
-
-
-@pytest.fixture
 async def three(tmp_path):
     async with Group(tmp_path, count=3) as replicas:
         yield replicas

@@ -7,15 +7,8 @@ import pytest
 from raftmq.broker.tables.state import put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode
-from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.waiting import until
-
-
-@pytest.fixture
-async def group(tmp_path):
-    async with Group(tmp_path) as one:
-        yield one
 
 
 @pytest.fixture

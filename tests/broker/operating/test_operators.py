@@ -13,15 +13,8 @@ from raftmq.broker.operating.stats import GroupRates
 from raftmq.broker.tables.state import BrokerState, commit_offsets, reset_offsets
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import MessageQueue, loads_object
-from tests.broker.cluster import Group
 
 DAY_S = 86_400
-
-
-@pytest.fixture
-async def group(tmp_path):
-    async with Group(tmp_path) as one:
-        yield one
 
 
 async def asked(group, broker, code, /, **ext):

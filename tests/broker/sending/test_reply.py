@@ -19,12 +19,6 @@ from tests.waiting import until
 TOPIC = "TestCluster_REPLY_TOPIC"
 
 
-@pytest.fixture
-async def group(tmp_path):
-    async with Group(tmp_path) as one:
-        yield one
-
-
 class Requester:
     """A producer that waits for replies."""
 

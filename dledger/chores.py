@@ -68,8 +68,8 @@ class Chores:
         self.pump.disk.look(core_ms)
         if core_ms >= core.next_deadline_ms:
             core.tick(core_ms)
-        if core.back_off != self._back_off:
-            self._back_off = core.back_off
+        if core.timer.back_off.factor != self._back_off:
+            self._back_off = core.timer.back_off.factor
             log.warning("election_backoff_changed node=%s factor=%d", core.node_id, self._back_off)
             # The event's old name, until version 0.2.
             log.warning("patience_changed node=%s factor=%d", core.node_id, self._back_off)
@@ -84,7 +84,7 @@ class Chores:
     def _keep_house(self, pump: Pump) -> None:
         pump.proposer.expire()
         self.roster.save(pump.core, self.pool)
-        self.enforcement.look(pump.core.voters, pump.core.node_id, self.pool)
+        self.enforcement.look(pump.core.membership.voters, pump.core.node_id, self.pool)
         if pump.disk.health.is_full:
             pump.write_held()
         pump.disk.trial.try_again()

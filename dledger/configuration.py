@@ -289,12 +289,6 @@ class Configurations:
     def __init__(self, index: int, configuration: Configuration) -> None:
         self._entries = [(index, configuration)]
 
-    @staticmethod
-    def founded_by(node_ids: Iterable[NodeId]) -> Configurations:
-        """Return a founding configuration of voters without addresses, for driving a core by
-        hand."""
-        return Configurations(0, founding((node_id, "") for node_id in node_ids))
-
     def copy(self) -> Configurations:
         other = Configurations(*self._entries[0])
         other._entries = self._entries[:]

@@ -101,14 +101,14 @@ class RaftCore:
         self._takes_frames = True
         self._now_ms = now_ms
         self._outbox = outbox = Outbox(log_index.last_index)
-        self._ballot = ballot = Ballot(hard_state, incarnation, log_index.last_term, outbox)
+        self.ballot = ballot = Ballot(hard_state, incarnation, log_index.last_term, outbox)
         self._log = log = CoreLog(log_index, commit_index, outbox)
-        self._membership = self.membership_class(node_id, configurations, log.commit_index, outbox)
+        self.membership = self.membership_class(node_id, configurations, log.commit_index, outbox)
         back_off = ElectionBackOff(config.election_ms_min, config.election_ms_max)
-        self._timer = ElectionTimer(config, rng, back_off)
-        self._timer.reset(now_ms)
+        self.timer = ElectionTimer(config, rng, back_off)
+        self.timer.reset(now_ms)
         self._following = self.following_class(
-            node_id, ballot, log, self._membership, outbox, segment_end
+            node_id, ballot, log, self.membership, outbox, segment_end
         )
         self._candidacy: Candidacy | None = None
         self._missed_term = 0  # of the own candidacy that ended without its votes; 0: none
@@ -130,13 +130,13 @@ class RaftCore:
         sender = message.sender
         if message.to != self.node_id or sender == self.node_id:
             return
-        timer = self._timer
+        timer = self.timer
         if timer.closed or timer.given_up:
             timer.heard(sender, self._now_ms)
         kind = type(message)
-        if kind is TimeoutNow and sender not in self._membership.peers:
+        if kind is TimeoutNow and sender not in self.membership.peers:
             return
-        if message.term > self._ballot.term and kind is not VoteRequest:
+        if message.term > self.ballot.term and kind is not VoteRequest:
             # A request of a higher term comes from that term's leader. (A vote request must
             # prove itself first.)
             leads = kind is AppendRequest or kind is Heartbeat or kind is TimeoutNow
@@ -144,20 +144,20 @@ class RaftCore:
                 timer.back_off.mistaken()  # this leader was given up although it works
             self._become_follower(message.term, sender if leads else None, f"{sender} is ahead")
         if isinstance(message, AppendResponse):
-            if self._leading is not None and message.request_term == self._ballot.term:
+            if self._leading is not None and message.request_term == self.ballot.term:
                 self._leading.take_append_response(message, self._now_ms)
         elif isinstance(message, HeartbeatResponse):
-            if self._leading is not None and message.request_term == self._ballot.term:
+            if self._leading is not None and message.request_term == self.ballot.term:
                 self._end_if(self._leading.take_heartbeat_response(message, self._now_ms))
         elif isinstance(message, AppendRequest):
-            if message.term < self._ballot.term:
+            if message.term < self.ballot.term:
                 self._following.answer_append(message)
             else:
                 self._accept_leader(sender)
                 if self._takes_frames:  # else as if it had been lost
                     self._following.take_append(message)
         elif isinstance(message, Heartbeat):
-            if message.term < self._ballot.term:
+            if message.term < self.ballot.term:
                 self._following.answer_heartbeat(message)
             else:
                 self._accept_leader(sender)
@@ -172,7 +172,7 @@ class RaftCore:
     def _end_if(self, reason: str) -> None:
         """End the leadership, if there is a reason to."""
         if reason:
-            self._become_follower(self._ballot.term, None, reason)
+            self._become_follower(self.ballot.term, None, reason)
 
     def tick(self, now_ms: float) -> None:
         """Do what is due at `now_ms`. Useful at `next_deadline_ms`, harmless at any time."""
@@ -200,19 +200,19 @@ class RaftCore:
         after a short random delay: two followers that see the same close must not split the
         vote."""
         self._now_ms = max(self._now_ms, now_ms)
-        if peer not in self._membership.peers:
+        if peer not in self.membership.peers:
             return
-        self._timer.peer_closed(peer)
+        self.timer.peer_closed(peer)
         if self._leading is not None:
             self._leading.peer_closed(peer, self._now_ms)
         elif self.role is Role.FOLLOWER and peer == self.leader:
-            self._timer.leader_closed(self._now_ms)
+            self.timer.leader_closed(self._now_ms)
         elif self.role is Role.CANDIDATE:
             self._count_votes()
 
     def peer_opened(self, peer: NodeId) -> None:
         """Note that the connection with `peer` is open (again)."""
-        self._timer.closed.discard(peer)
+        self.timer.closed.discard(peer)
         if self._leading is not None:
             self._leading.peer_opened(peer)
 
@@ -225,10 +225,10 @@ class RaftCore:
         """
         if self._leading is not None:
             successor = self._leading.tracker.successor()
-            self._become_follower(self._ballot.term, None, reason)
-            self._timer.stepped_down()
+            self._become_follower(self.ballot.term, None, reason)
+            self.timer.stepped_down()
             if successor is not None:
-                self._outbox.send(TimeoutNow(self.node_id, successor, self._ballot.term))
+                self._outbox.send(TimeoutNow(self.node_id, successor, self.ballot.term))
 
     def disk_fails(self, reason: str, takes_frames: bool = True) -> None:
         """Neither lead nor try to until `disk_works`: the disk does not keep up, or is full.
@@ -240,7 +240,7 @@ class RaftCore:
         if self._leading is not None:
             self.step_down(reason)
         elif self.role is not Role.FOLLOWER:
-            self._become_follower(self._ballot.term, None, reason)
+            self._become_follower(self.ballot.term, None, reason)
 
     def disk_works(self) -> None:
         """Note that the disk works again."""
@@ -295,15 +295,15 @@ class RaftCore:
 
     def _tell_role(self, reason: str) -> None:
         """Report the role, which is not the leader's: a leadership reports its own."""
-        self._outbox.tell_role(RoleEvent(self.role, self._ballot.term, self.leader, False, reason))
+        self._outbox.tell_role(RoleEvent(self.role, self.ballot.term, self.leader, False, reason))
 
     def _enter_term(self, term: int) -> None:
-        self._ballot.enter(term)
+        self.ballot.enter(term)
         self._following.enter_term()
 
     def _become_follower(self, term: int, leader: NodeId | None, reason: str) -> None:
         """Follow `leader`, or nobody yet, in `term`. Leaves whatever role was held."""
-        current = self._ballot.term
+        current = self.ballot.term
         assert term >= current, (term, current)
         changed = (self.role, current, self.leader) != (Role.FOLLOWER, term, leader)
         if self._leading is not None:
@@ -314,20 +314,20 @@ class RaftCore:
         self.role = Role.FOLLOWER
         self.leader = leader
         self._candidacy = None
-        self._timer.reset(self._now_ms)
+        self.timer.reset(self._now_ms)
         if changed:
             self._tell_role(reason)
 
     def _accept_leader(self, sender: NodeId) -> None:
         """Follow `sender`, which leads the current term. Raises MessageRefused if another replica
         leads it (Raft 5.2: there is only one)."""
-        term = self._ballot.term
+        term = self.ballot.term
         if self.leader not in (None, sender):
             raise MessageRefused(sender, f"leads term {term}, as {self.leader} does")
         assert self._leading is None, (self.node_id, sender, term)
-        self._timer.leader_heard(self._now_ms)
+        self.timer.leader_heard(self._now_ms)
         if self.leader == sender and self.role is Role.FOLLOWER:
-            self._timer.reset(self._now_ms)
+            self.timer.reset(self._now_ms)
         else:
             self._become_follower(term, sender, f"{sender} leads")
 
@@ -335,9 +335,9 @@ class RaftCore:
         """Ask whether an election would be won, before disturbing anybody with a higher term."""
         assert self._leading is None
         if self.role is Role.FOLLOWER:
-            self._timer.give_up(() if self.leader is None else (self.leader,), self._now_ms)
+            self.timer.give_up(() if self.leader is None else (self.leader,), self._now_ms)
         elif self.role is Role.CANDIDATE:
-            self._missed_term = self._ballot.term
+            self._missed_term = self.ballot.term
         if self.role is not Role.PRE_CANDIDATE:
             self.role = Role.PRE_CANDIDATE
             self.leader = None
@@ -347,26 +347,26 @@ class RaftCore:
     def _start_election(self, reason: str, transfer: bool = False) -> None:
         """Enter a new term, vote for this replica, and ask all other voters (Raft 5.2)."""
         assert self._leading is None
-        self._enter_term(self._ballot.term + 1)
+        self._enter_term(self.ballot.term + 1)
         self.role = Role.CANDIDATE
         self.leader = None
         self._tell_role(reason)
-        self._ballot.vote_for(self.node_id, self._ballot.incarnation)
+        self.ballot.vote_for(self.node_id, self.ballot.incarnation)
         self._campaign(pre_vote=False, transfer=transfer)
 
     def _campaign(self, pre_vote: bool, transfer: bool = False) -> None:
-        ballot, tally = self._ballot, Tally(self._membership.voters)
+        ballot, tally = self.ballot, Tally(self.membership.voters)
         tally.record(self.node_id, True, ballot.recovering)
         term = ballot.term + 1 if pre_vote else ballot.term
         self._candidacy = Candidacy(
             self.node_id, ballot.incarnation, term, pre_vote, transfer, tally, self._now_ms
         )
-        self._timer.reset(self._now_ms)
+        self.timer.reset(self._now_ms)
         self._ask_for_votes(self._candidacy)
         self._count_votes()
 
     def _ask_for_votes(self, candidacy: Candidacy) -> None:
-        for request in candidacy.requests(self._membership.peers, self._log.index):
+        for request in candidacy.requests(self.membership.peers, self._log.index):
             self._outbox.send(request)
         candidacy.due_ms = self._now_ms + self.config.heartbeat_ms
 
@@ -377,12 +377,12 @@ class RaftCore:
             if candidacy.tally.outcome() is Outcome.WON:
                 self._start_election("a majority would vote for this replica")
             return
-        outcome = candidacy.tally.outcome(self._timer.closed)
+        outcome = candidacy.tally.outcome(self.timer.closed)
         if outcome is Outcome.WON:
             self._become_leader(candidacy)
         elif outcome is Outcome.LOST:
-            self._become_follower(self._ballot.term, None, "the election is lost")
-            self._timer.lost_election(candidacy.began_ms, self._now_ms)
+            self._become_follower(self.ballot.term, None, "the election is lost")
+            self.timer.lost_election(candidacy.began_ms, self._now_ms)
 
     def _become_leader(self, candidacy: Candidacy) -> None:
         assert self.role is Role.CANDIDATE, self.role
@@ -392,10 +392,10 @@ class RaftCore:
         self._leading = self.leading_class(
             self.node_id,
             self.config,
-            self._ballot,
+            self.ballot,
             self._log,
-            self._membership,
-            self._timer,
+            self.membership,
+            self.timer,
             self._outbox,
             candidacy.tally,
         )
@@ -405,22 +405,20 @@ class RaftCore:
 
     @property
     def _may_campaign(self) -> bool:
-        return self._ballot.term < TERM_MAX and self._membership.may_campaign(
-            self._ballot.recovered
-        )
+        return self.ballot.term < TERM_MAX and self.membership.may_campaign(self.ballot.recovered)
 
     def _hears_leader(self) -> bool:
-        return self._leading is not None or self._timer.hears(self.leader, self._now_ms)
+        return self._leading is not None or self.timer.hears(self.leader, self._now_ms)
 
     def _tick_election(self) -> None:
-        now_ms, timer, candidacy = self._now_ms, self._timer, self._candidacy
+        now_ms, timer, candidacy = self._now_ms, self.timer, self._candidacy
         if now_ms < timer.due_ms:
             if candidacy is not None and now_ms >= candidacy.due_ms:
                 self._ask_for_votes(candidacy)
         elif not self._may_campaign:
             timer.reset(now_ms)
             if self.leader is not None and not self._hears_leader():
-                self._become_follower(self._ballot.term, None, "no leader is heard")
+                self._become_follower(self.ballot.term, None, "no leader is heard")
         elif self.unfit is not None:
             timer.reset(now_ms)
         elif self.has_room or not timer.stands_back(now_ms):
@@ -437,13 +435,13 @@ class RaftCore:
         if candidacy is None or not candidacy.is_answered_by(response):
             if not response.pre_vote and 0 < self._missed_term == response.request_term:
                 self._missed_term = 0
-                self._timer.back_off.mistaken()  # this vote was in flight when the election ended
-        elif response.request_incarnation == self._ballot.incarnation:
+                self.timer.back_off.mistaken()  # this vote was in flight when the election ended
+        elif response.request_incarnation == self.ballot.incarnation:
             candidacy.tally.record(response.sender, response.granted, response.recovering)
             self._count_votes()
 
     def _on_no_room(self, response: VoteResponse) -> None:
-        if response.request_term == self._ballot.term:
+        if response.request_term == self.ballot.term:
             progress = self.progress.get(response.sender)
             if progress is not None:
                 progress.no_room_told = True
@@ -452,23 +450,23 @@ class RaftCore:
         """Start an election because the leader hands over (thesis 3.10); without PreVote, since
         the leader itself asks for it."""
         may_lead = self._leading is None and self.unfit is None and self._may_campaign
-        if order.term == self._ballot.term and may_lead:
+        if order.term == self.ballot.term and may_lead:
             self._start_election(f"{order.sender} hands leadership over", transfer=True)
 
     def _on_vote_request(self, request: VoteRequest) -> None:
         if request.pre_vote:
             self._on_pre_vote_request(request)
             return
-        ballot, sender = self._ballot, request.sender
+        ballot, sender = self.ballot, request.sender
         if request.term > ballot.term:
-            transfer = request.transfer and sender in self._membership.peers
+            transfer = request.transfer and sender in self.membership.peers
             if self._hears_leader() and not transfer:
                 # Thesis 4.2.3: a live leader is not deposed by somebody who does not hear it, nor
                 # by a stranger: leadership goes to no replica that its voters have not heard of.
                 self._answer_vote(request, False)
                 return
             if self.leader is not None and not transfer:
-                self._timer.give_up((self.leader,), self._now_ms)
+                self.timer.give_up((self.leader,), self._now_ms)
             self._become_follower(request.term, None, f"{sender} asks for votes")
         granted = (
             request.term == ballot.term
@@ -483,12 +481,12 @@ class RaftCore:
 
     def _on_pre_vote_request(self, request: VoteRequest) -> None:
         granted = (
-            request.term > self._ballot.term
+            request.term > self.ballot.term
             and not self._hears_leader()
             and self._log.is_matched_by(request.last_term, request.last_index)
         )
         if granted and self.role is Role.FOLLOWER:
-            self._timer.yield_once(self._now_ms)
+            self.timer.yield_once(self._now_ms)
         self._answer_vote(request, granted)
 
     def _answer_vote(self, request: VoteRequest, granted: bool) -> None:
@@ -496,12 +494,12 @@ class RaftCore:
             VoteResponse(
                 self.node_id,
                 request.sender,
-                self._ballot.term,
+                self.ballot.term,
                 request.term,
                 request.pre_vote,
                 granted,
                 request.incarnation,
-                self._ballot.recovering,
+                self.ballot.recovering,
             )
         )
 
@@ -514,7 +512,7 @@ class RaftCore:
             return None
         if self._leading is not None:
             self._leading.send_due(self._now_ms)
-            if not self._membership.is_voter and not self._membership.pending_index:
+            if not self.membership.is_voter and not self.membership.pending_index:
                 self.step_down("removed from the group")
         return outbox.take()
 
@@ -524,28 +522,18 @@ class RaftCore:
         if self._leading is not None:
             return self._leading.next_deadline_ms
         if self._candidacy is None:
-            return self._timer.due_ms
-        return min(self._timer.due_ms, self._candidacy.due_ms)
+            return self.timer.due_ms
+        return min(self.timer.due_ms, self._candidacy.due_ms)
 
     @property
     def term(self) -> int:
         """The current term."""
-        return self._ballot.term
-
-    @property
-    def voted_for(self) -> NodeId | None:
-        """The candidate that has this replica's vote in the current term; None: nobody."""
-        return self._ballot.voted_for
+        return self.ballot.term
 
     @property
     def recovered(self) -> bool:
         """False while this replica may have forgotten promises (recovery.py)."""
-        return self._ballot.recovered
-
-    @property
-    def incarnation(self) -> int:
-        """The number of this process, above 0, that no earlier process of this node has used."""
-        return self._ballot.incarnation
+        return self.ballot.recovered
 
     @property
     def commit_index(self) -> int:
@@ -561,26 +549,6 @@ class RaftCore:
     def last_index(self) -> int:
         """The last frame accepted, written or not."""
         return self._log.index.last_index
-
-    @property
-    def configurations(self) -> Configurations:
-        """The configurations of the log; not to be changed."""
-        return self._membership.configurations
-
-    @property
-    def voters(self) -> frozenset[NodeId]:
-        """The voters of the configuration in force."""
-        return self._membership.voters
-
-    @property
-    def is_voter(self) -> bool:
-        """True if this replica votes in the configuration in force."""
-        return self._membership.is_voter
-
-    @property
-    def peers(self) -> tuple[NodeId, ...]:
-        """The nodes that this replica sends to."""
-        return self._membership.peers
 
     @property
     def leader_ready(self) -> bool:
@@ -612,11 +580,6 @@ class RaftCore:
         """The leader's last heartbeat round; 0 on other replicas."""
         return 0 if self._leading is None else self._leading.round
 
-    @property
-    def back_off(self) -> int:
-        """The factor on the configured election time-outs (electionbackoff.py)."""
-        return self._timer.back_off.factor
-
     def lag_bytes(self, progress: Progress) -> int:
         """Return how many bytes of the log a follower lacks."""
         return self._log.lag_bytes(progress.match_index)
@@ -628,6 +591,6 @@ class RaftCore:
         now_ms = self._now_ms if now_ms is None else now_ms
         if peer in self.progress:
             return max(0.0, now_ms - self.progress[peer].heard_ms)
-        contact_ms = self._timer.contact_ms
+        contact_ms = self.timer.contact_ms
         known = peer == self.leader and contact_ms > NEVER_MS
         return max(0.0, now_ms - contact_ms) if known else None

@@ -52,7 +52,7 @@ class Succession:
     def preferred(self) -> NodeId | None:
         """Return the preferred leader if this leader should transfer to it now, else None."""
         core = self.pump.core
-        preferred = core.configurations.current.preferred or ""
+        preferred = core.membership.configurations.current.preferred or ""
         ready = core.role is Role.LEADER and self.pump.roles.serving
         hindrance, at_hand = "", False
         if ready and preferred not in ("", core.node_id):
@@ -95,7 +95,10 @@ class Succession:
         """Return what this leader is busy with that a successor would have to begin anew; "" if
         nothing."""
         core = self.pump.core
-        if core.configurations.index > core.commit_index or self.pump.proposer.change_waits:
+        if (
+            core.membership.configurations.index > core.commit_index
+            or self.pump.proposer.change_waits
+        ):
             return "the members are being changed"
         refilled = self.installer.refilled()
         if refilled:
@@ -143,7 +146,7 @@ class Succession:
         return False
 
     def _is_connected(self) -> bool:
-        return any(self.pump.links.is_open(peer) for peer in self.pump.core.peers)
+        return any(self.pump.links.is_open(peer) for peer in self.pump.core.membership.peers)
 
     def _begin(self) -> None:
         """Start a transfer if a follower is able now."""
@@ -163,7 +166,7 @@ def hindrance_of(
     """Return why a leader's follower could not lead now, "" if it could; and whether it lacks at
     most LAG_FRAMES_MAX frames. It may lack more for a moment without any hindrance."""
     progress = core.progress.get(peer)
-    if progress is None or peer not in core.voters:
+    if progress is None or peer not in core.membership.voters:
         return f"{peer} is no other voter of this group", False
     words = ""
     lag_bytes = core.lag_bytes(progress)
@@ -188,7 +191,7 @@ def with_room(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]
     return [
         progress.peer
         for progress in core.progress.values()
-        if progress.peer in core.voters
+        if progress.peer in core.membership.voters
         and not progress.recovering
         and not progress.no_room
         and is_open(progress.peer)
@@ -203,7 +206,7 @@ def able_successors(
     return [
         progress
         for progress in core.progress.values()
-        if progress.peer in core.voters
+        if progress.peer in core.membership.voters
         and not progress.recovering
         and is_open(progress.peer)
         and progress.heard_ms >= heard_since_ms

@@ -44,7 +44,6 @@ class HardStateFile:
         self._slots = SlotFile(disk, path)
         self._path = path
         self.is_new = False  # set by `load`: there was no file
-        self.saves = 0
 
     def load(self) -> HardState:
         """Return what was saved last; term 0, no vote and not recovered if there is no file.
@@ -70,7 +69,6 @@ class HardStateFile:
             assert 0 < len(vote) <= NODE_ID_SIZE_BYTES_MAX, state.voted_for
             content = _HEAD.pack(_VERSION, flags, state.term, len(vote)) + vote
         self._slots.save(content)
-        self.saves += 1
 
     def close(self) -> None:
         self._slots.close()

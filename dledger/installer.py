@@ -193,7 +193,7 @@ class Installer:
             return
         assert first > index.last_index or index.position_of(first) == position, (index, position)
 
-        configuration = configuration_part(*self._core.configurations.settled)
+        configuration = configuration_part(*self._core.membership.configurations.settled)
 
         def encode() -> bytes:
             return Installation(

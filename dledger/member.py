@@ -488,13 +488,13 @@ class RaftMember:
 
     def _members_changed(self) -> None:
         core = self.core
-        configurations = core.configurations
+        configurations = core.membership.configurations
         log.warning(
             "members_changed node=%s index=%d committed=%s voters=%s members=%s",
             core.node_id,
             configurations.index,
             configurations.index <= core.commit_index,
-            ",".join(sorted(core.voters)),
+            ",".join(sorted(core.membership.voters)),
             ",".join(sorted(configurations.current.ids)),
         )
         self._roster.follow(self.core, self.links, self.healer)

@@ -63,16 +63,18 @@ class Roster:
     def follow(self, core: RaftCore, links: PeerLinks, healer: Healer) -> None:
         """Update links and healer: another configuration is in force, or the one in force is now
         committed."""
-        current = core.configurations.current
+        current = core.membership.configurations.current
         for member in filter(lambda one: one.address, current.members):
             self._addresses[member.node_id] = self._address(member)
         # A replica that is to join, and knows no configuration yet, dials its configured peers.
-        ids = core.peers if current.members else tuple(self._addresses)
+        ids = core.membership.peers if current.members else tuple(self._addresses)
         links.set_peers(
             {peer: self._addresses[peer] for peer in ids if peer in self._addresses},
             # A leader still accepts the removed replicas it sends to: one that is cut off before it
             # could acknowledge its own removal would never be told that this was committed.
-            set(core.configurations.settled[1].removed).difference(core.peers),
+            set(core.membership.configurations.settled[1].removed).difference(
+                core.membership.peers
+            ),
         )
         healer.set_members(frozenset(ids) | {core.node_id})
 
@@ -88,7 +90,7 @@ class Roster:
 
     def save(self, core: RaftCore, pool: Executor) -> None:
         """Save the newest committed configuration if it is not saved yet. Called periodically."""
-        index, configuration = core.configurations.settled
+        index, configuration = core.membership.configurations.settled
         if self._saving is not None or index <= self._file.saved_index or not core.recovered:
             return
         loop = asyncio.get_running_loop()
@@ -103,7 +105,7 @@ class Roster:
 
     def may_go(self, core: RaftCore, index: int) -> int:
         """Return the last frame, at most `index`, up to which retention may delete the log."""
-        settled, _ = core.configurations.settled
+        settled, _ = core.membership.configurations.settled
         return index if settled <= self._file.saved_index else min(index, settled - 1)
 
     async def stop(self) -> None:
@@ -117,7 +119,7 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
     `recovered` of the others are None on a replica that does not lead. `preferred`: it should
     lead."""
     rows: list[dict[str, object]] = []
-    for member in core.configurations.current.members:
+    for member in core.membership.configurations.current.members:
         node_id: NodeId = member.node_id
         progress = core.progress.get(node_id)
         match = core.durable_index if node_id == core.node_id else None
@@ -134,7 +136,7 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
                 "match": match,
                 "lag": None if match is None else core.last_index - match,
                 "recovered": recovered,
-                "preferred": core.configurations.current.preferred == node_id,
+                "preferred": core.membership.configurations.current.preferred == node_id,
             }
         )
     return rows
@@ -142,5 +144,5 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
 
 def standing_in_group(core: RaftCore) -> str:
     """Return `voter`, `learner`, or `none`: this replica was removed, or is not added yet."""
-    member = core.configurations.current.get(core.node_id)
+    member = core.membership.configurations.current.get(core.node_id)
     return "none" if member is None else member.role.name.lower()

@@ -27,7 +27,7 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
     core, log, links, health = pump.core, pump.log, pump.links, pump.disk.health
     now_ms = pump.core_ms()
     peers: dict[str, dict[str, object]] = {}
-    for peer in core.peers:
+    for peer in core.membership.peers:
         progress = core.progress.get(peer)
         peers[peer] = {
             "connected": links.is_open(peer),
@@ -55,8 +55,8 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
         "first_index": log.index.first_index,
         "last_index": core.last_index,
         "durable_index": log.durable_index,
-        "voted_for": core.voted_for,
-        "election_backoff": core.back_off,
+        "voted_for": core.ballot.voted_for,
+        "election_backoff": core.timer.back_off.factor,
         "flush": config.flush.value,
         "failure": pump.life.failure,
         "recovered": core.recovered,
@@ -66,10 +66,10 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
         **healing,
         "commands_waiting": pump.proposer.waiting,
         "membership": standing_in_group(core),
-        "configuration_index": core.configurations.index,
-        "configuration_committed": core.configurations.index <= core.commit_index,
+        "configuration_index": core.membership.configurations.index,
+        "configuration_committed": core.membership.configurations.index <= core.commit_index,
         "members": members_of(core),
-        "preferred": core.configurations.current.preferred or None,
+        "preferred": core.membership.configurations.current.preferred or None,
         "peers": peers,
     }
 

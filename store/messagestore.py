@@ -27,7 +27,7 @@ from raftmq.store.expiry import Expiry
 from raftmq.store.messageindex import MessageIndex
 from raftmq.store.messagereads import MessageReads
 from raftmq.store.queuerepair import QueueRepairs
-from raftmq.store.recovery import RecoveredRecords, recover_records
+from raftmq.store.recovery import recover_records
 from raftmq.store.storeflush import StoreFlusher
 
 
@@ -79,7 +79,6 @@ class MessageStore:
         self.flushes = StoreFlusher(log, checkpoint, derived, confirms=raft)
         self.expiry = Expiry(disk, log, derived, checkpoint if raft else None, config.retention)
         self.last_stop_clean = True
-        self.recovered: RecoveredRecords | None = None  # in classic mode, when it was opened
 
     def open(self) -> None:
         """Open and, in classic mode, recover. Raises StoreError, OSError."""
@@ -92,8 +91,7 @@ class MessageStore:
         if self.classic is None:
             self.derived.open(self.checkpoint.fields.confirm_offset, clean=clean)
             return
-        self.recovered = recover_records(self.commitlog, self.checkpoint.fields, clean=clean)
-        dispatched = self.recovered.dispatch_from
+        dispatched = recover_records(self.commitlog, self.checkpoint.fields, clean=clean)
         self.derived.open(dispatched, clean=clean)
         if clean or not self.queues.topics():
             # Complete, unless somebody deleted them: the end of the last message tells.

@@ -101,16 +101,6 @@ class FrameDamage:
     header: FrameHeader | None
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveredRecords:
-    """The result of a recovery in classic mode. `end_offset`: behind the last good record; records
-    from `dispatch_from` on may lack consume-queue units."""
-
-    end_offset: int
-    dispatch_from: int
-    torn: str | None
-
-
 class _Window:
     """Reads bytes of the log through one read-ahead buffer."""
 
@@ -391,25 +381,21 @@ class FrameRecovery:
         self.torn = torn
 
 
-def recover_records(
-    commitlog: CommitLog, checkpoint: CheckpointFields, *, clean: bool
-) -> RecoveredRecords:
+def recover_records(commitlog: CommitLog, checkpoint: CheckpointFields, *, clean: bool) -> int:
     """Find the end of a classic log, truncate it at the first bad record and settle it. Blocking.
 
-    Raises OSError."""
+    Return the offset from which on records may lack consume-queue units. Raises OSError."""
     segments = commitlog.segments()
     if not segments:
-        return RecoveredRecords(commitlog.max_offset, commitlog.max_offset, None)
+        return commitlog.max_offset
     if clean:
         start = segments[-min(RECOVERY_SEGMENTS, len(segments))].start
     else:
         start = _surely_durable(commitlog, checkpoint)
-    end, torn = _scan_records(commitlog, start)
-    if torn is not None and end < commitlog.durable_hint:
-        # Classic mode truncates here all the same; the text says that it is no torn tail.
-        torn += f" (once durable up to {commitlog.durable_hint})"
+    end = _end_of_records(commitlog, start)
+    # Also where the log was once durable up to a later offset: classic mode has no peer to ask.
     commitlog.settle(end)
-    return RecoveredRecords(end, end if clean else start, torn)
+    return end if clean else start
 
 
 def _surely_durable(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
@@ -425,8 +411,8 @@ def _surely_durable(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
     return commitlog.min_offset
 
 
-def _scan_records(commitlog: CommitLog, start: int) -> tuple[int, str | None]:
-    """Return (offset behind the last good record, what is bad there or None for zeros)."""
+def _end_of_records(commitlog: CommitLog, start: int) -> int:
+    """Return the offset behind the last good record."""
     position = end = start
     window = _CLASSIC_WINDOW_BYTES
     while position < commitlog.max_offset:
@@ -439,17 +425,15 @@ def _scan_records(commitlog: CommitLog, start: int) -> tuple[int, str | None]:
             end = position
         if walk.stop is StopReason.BLANK:
             position = segment_end
-        elif walk.stop is StopReason.ZEROS:
-            return end, None
         elif walk.stop is StopReason.END_OF_BUFFER and walk.end:
             window = _CLASSIC_WINDOW_BYTES
         elif walk.stop is StopReason.CUT_SHORT and position - walk.end + len(data) < segment_end:
             if not walk.end and window > RECORD_SIZE_BYTES_MAX:
-                return end, walk.detail
+                return end
             window = RECORD_SIZE_BYTES_MAX + 1 if not walk.end else _CLASSIC_WINDOW_BYTES
         else:
-            return end, walk.detail or walk.stop.value
-    return end, None
+            return end
+    return end
 
 
 assert PAYLOAD_SIZE_BYTES_MAX >= _WINDOW_BYTES

@@ -131,7 +131,7 @@ class Backups:
         finally:
             self._beginning -= 1
         # Nothing was awaited since the copying: the log still has the tables' frame.
-        index, settled = engine.log_index, engine.core.configurations.settled
+        index, settled = engine.log_index, engine.core.membership.configurations.settled
         facts = self._facts(engine, captured.applied_index)
         end = index.end_of(facts.index)
         name = secrets.token_hex(8)
@@ -250,7 +250,9 @@ class Backups:
             cluster=config.broker_cluster_name,
             node=config.node_name,
             role=core.role.value,
-            members=tuple(f"{m.node_id}-{m.address}" for m in core.configurations.current.members),
+            members=tuple(
+                f"{m.node_id}-{m.address}" for m in core.membership.configurations.current.members
+            ),
             index=index,
             term=engine.log_index.term_at(index),
             current_term=core.term,

@@ -411,9 +411,13 @@ class BrokerMetrics:
         if engine is not None and "commit_index" in status:
             progress = engine.core.progress
             families.gauge(
-                "raft_voters", "Members that count, as this one knows.", len(engine.core.voters)
+                "raft_voters",
+                "Members that count, as this one knows.",
+                len(engine.core.membership.voters),
             )
-            families.gauge("raft_is_voter", "0 for a learner.", float(engine.core.is_voter))
+            families.gauge(
+                "raft_is_voter", "0 for a learner.", float(engine.core.membership.is_voter)
+            )
         foreign = status.get("foreign")
         if isinstance(foreign, list):
             families.gauge(

@@ -112,13 +112,15 @@ class RaftEngine(RaftMember):
     @property
     def all_know_group_ids(self) -> bool:
         """True if every member has told this process that its version has group ids."""
-        peers = self.core.peers if self.has_core else ()
+        peers = self.core.membership.peers if self.has_core else ()
         return self.has_core and all(self.links.version(peer) >= GROUP_ID_VERSION for peer in peers)
 
     @property
     def preferred(self) -> str | None:
         """The preferred leader, as this replica knows it; None: nobody, or not known yet."""
-        return self.core.configurations.current.preferred or None if self.has_core else None
+        return (
+            self.core.membership.configurations.current.preferred or None if self.has_core else None
+        )
 
     @property
     def place(self) -> Place | None:
@@ -128,8 +130,8 @@ class RaftEngine(RaftMember):
         if not self.has_core:
             return None
         if self.core.leader is None and self.links.told_removed:
-            return Place("none", None, len(self.core.configurations.current.members))
-        configurations = self.core.configurations
+            return Place("none", None, len(self.core.membership.configurations.current.members))
+        configurations = self.core.membership.configurations
         current, node_id = configurations.current, self.config.node_id
         member = current.get(node_id) or configurations.settled[1].get(node_id)
         if member is None:

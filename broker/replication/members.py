@@ -102,7 +102,7 @@ class Members:
                 self._say(place)
             if not self._context.life.stopping:  # also the first time: it registers before that
                 self._registrar.trigger()
-        settled = engine.core.configurations.settled
+        settled = engine.core.membership.configurations.settled
         if self._settled is not None and settled[0] != self._settled[0]:
             self._publish(self._settled[1], *settled)
         self._settled = settled
@@ -150,7 +150,7 @@ class Members:
 
     def _body(self, engine: RaftEngine) -> dict[str, Any]:
         return {
-            "index": engine.core.configurations.index,
+            "index": engine.core.membership.configurations.index,
             "members": [with_old(row, MEMBER_KEYS) for row in engine.members],
             "preferred": engine.preferred,
         }

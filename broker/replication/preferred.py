@@ -63,7 +63,10 @@ class PreferredLeader:
     def _found(self, engine: RaftEngine) -> None:
         """Set broker.conf's preferred leader in a group that was never told one."""
         now_ms = self._context.clock_ms()
-        if engine.core.configurations.current.preferred is not None or self._founding is not None:
+        if (
+            engine.core.membership.configurations.current.preferred is not None
+            or self._founding is not None
+        ):
             return
         if now_ms < self._founding_due_ms:
             return

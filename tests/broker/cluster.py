@@ -112,7 +112,7 @@ class Group:
         if isinstance(engine, RaftEngine) and all(
             broker.engine.leader is None for broker in self.brokers.values()
         ):
-            engine.core._timer.due_ms = 0.0
+            engine.core.timer.due_ms = 0.0
 
     async def transfer(self, leader, target=""):
         """Ask this broker to hand over; again while it says that it cannot just now (it does not

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from raftmq.dledger.configuration import Configurations
+from raftmq.dledger.configuration import Configurations, founding
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import (
@@ -75,7 +75,7 @@ class Member:
             index.append(frame)
         self.core = RaftCore(
             self.name,
-            Configurations.founded_by(self.names),
+            Configurations(0, founding((name, "") for name in self.names)),
             self.config,
             index,
             self.saved,
@@ -242,7 +242,7 @@ class Group:
     def campaign(self, name: str) -> None:
         """Let `name` find its election time-out over, without time passing for anybody."""
         core = self.members[name].core
-        core._timer.due_ms = self.now_ms
+        core.timer.due_ms = self.now_ms
         core.tick(self.now_ms)
 
     def elect(self, name: str) -> None:

@@ -286,7 +286,7 @@ class Script:
         core = member.core
         terms = " ".join(map(str, member.terms))
         return (
-            f"{member.name} {core.role.value} term {core.term} vote {core.voted_for or '-'} "
+            f"{member.name} {core.role.value} term {core.term} vote {core.ballot.voted_for or '-'} "
             f"leader {core.leader or '-'} commit {core.commit_index} "
             f"durable {core.durable_index} log [{terms}]{'' if core.recovered else ' recovering'}"
         )

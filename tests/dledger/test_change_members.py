@@ -76,7 +76,7 @@ async def test_a_removed_replica_knows_it_and_disturbs_nobody(tmp_path: Path) ->
         term = leader.member.core.term
         await asyncio.sleep(4 * group.config.core.election_ms_max / 1000)
         assert (leader.member.core.term, leader.member.core.role.value) == (term, "leader")
-        assert gone.node_id not in leader.member.core.peers
+        assert gone.node_id not in leader.member.core.membership.peers
         # After a restart, too: it is told so, and remembers.
         await gone.stop()
         await gone.start()
@@ -104,7 +104,7 @@ async def test_a_leader_that_is_removed_names_its_successor(tmp_path: Path) -> N
         index = await change(group, ChangeKind.REMOVE, old.node_id)
         new = await group.leader(group.others(old))
         assert old.member.core.role.value == "follower"
-        assert new.member.core.configurations.index == index
+        assert new.member.core.membership.configurations.index == index
         with pytest.raises(NotLeader):
             old.member.change_members(Change(ChangeKind.REMOVE, new.node_id))
 
@@ -148,7 +148,7 @@ async def test_the_configuration_outlives_the_frame_that_held_it(tmp_path: Path)
                 return leader.app.applied_index > count
 
             await group.until(applied)
-        index = leader.member.core.configurations.index
+        index = leader.member.core.membership.configurations.index
 
         def trimmed() -> bool:
             leader.member.delete_before(leader.commitlog.max_offset)
@@ -158,5 +158,5 @@ async def test_the_configuration_outlives_the_frame_that_held_it(tmp_path: Path)
         leader.snapshot_index = leader.app.applied_index
         await leader.stop()
         await leader.start()
-        assert leader.member.core.configurations.index == index
-        assert gone.node_id not in leader.member.core.voters
+        assert leader.member.core.membership.configurations.index == index
+        assert gone.node_id not in leader.member.core.membership.voters

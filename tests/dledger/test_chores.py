@@ -22,7 +22,11 @@ class World:
         self.fails = False
         note = self.note
         core = SimpleNamespace(
-            node_id="n0", voters=(), next_deadline_ms=2_000.0, back_off=1, tick=note("core")
+            node_id="n0",
+            membership=SimpleNamespace(voters=()),
+            timer=SimpleNamespace(back_off=SimpleNamespace(factor=1)),
+            next_deadline_ms=2_000.0,
+            tick=note("core"),
         )
         self.log = SimpleNamespace(
             wants_next_segment=False, commitlog=SimpleNamespace(prepare_next=self.prepare)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from raftmq.dledger.configuration import Configurations
+from raftmq.dledger.configuration import Configurations, founding
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import Busy, MessageRefused, NotLeader
 from raftmq.dledger.index import LogIndex
@@ -66,12 +66,12 @@ def test_a_pre_vote_changes_nothing_at_the_voter() -> None:
     member.core.step(VoteRequest("b", "a", 3, 0, 0, pre_vote=True), 0)
     (ready,) = member.work()
     assert ready.hard_state is None
-    assert (member.core.term, member.core.voted_for) == (0, None)
+    assert (member.core.term, member.core.ballot.voted_for) == (0, None)
 
 
 def test_a_crash_between_frames_and_hard_state_is_made_good() -> None:
     member = Member("a", list("abc"), [1, 4], HardState(3, "c"))
-    assert (member.core.term, member.core.voted_for) == (4, None)
+    assert (member.core.term, member.core.ballot.voted_for) == (4, None)
     member.work()
     assert member.saved == HardState(4, None)
 
@@ -366,7 +366,7 @@ def test_a_trimmed_log_boots_with_what_was_cut_as_committed() -> None:
     index = LogIndex(first_index=11, previous_term=3, start_position=1000)
     core = RaftCore(
         "a",
-        Configurations.founded_by("ab"),
+        Configurations(0, founding((name, "") for name in "ab")),
         CoreConfig(),
         index,
         HardState(3, None),
@@ -437,7 +437,7 @@ def test_a_live_leader_is_not_deposed_by_a_vote_request_but_by_its_own_transfer(
     assert group["b"].core.term == 1
     by_transfer = VoteRequest("c", "b", 9, 9, 9, pre_vote=False, transfer=True)
     group["b"].core.step(by_transfer, group.now_ms)
-    assert (group["b"].core.term, group["b"].core.voted_for) == (9, "c")
+    assert (group["b"].core.term, group["b"].core.ballot.voted_for) == (9, "c")
 
 
 def test_two_that_see_the_same_close_seldom_split_the_vote() -> None:

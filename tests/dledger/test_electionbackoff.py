@@ -81,13 +81,13 @@ def group_of_a() -> Group:
 
 
 def mistakes(group: Group, name: str) -> int:
-    return group[name].core._timer.back_off._mistakes
+    return group[name].core.timer.back_off._mistakes
 
 
 def gives_up(group: Group, name: str) -> None:
     """Its time-out is over, and nobody hears of it."""
     core = group[name].core
-    group.now_ms = max(group.now_ms, core._timer.due_ms)
+    group.now_ms = max(group.now_ms, core.timer.due_ms)
     core.tick(group.now_ms)
     group[name].work()
     group[name].outbox.clear()
@@ -103,7 +103,7 @@ def test_a_leader_that_speaks_after_all_was_slow() -> None:
         gives_up(group, "b")
         assert group["b"].core.role is Role.PRE_CANDIDATE
         group.inject(heartbeat(group, "b"))
-        assert group["b"].core.back_off == expected
+        assert group["b"].core.timer.back_off.factor == expected
         wait_ms = group["b"].core.next_deadline_ms - group.now_ms
         assert expected * MIN_MS <= wait_ms <= expected * MAX_MS
 
@@ -142,7 +142,7 @@ def test_whoever_is_cut_off_asks_in_vain_and_learns_nothing() -> None:
     group.dropped.clear()
     group.run(2 * CONFIG.heartbeat_ms)
     core = group["c"].core
-    assert (core.leader, core.back_off) == ("a", 1)
+    assert (core.leader, core.timer.back_off.factor) == ("a", 1)
     assert (group["a"].core.term, core.next_deadline_ms - group.now_ms <= MAX_MS) == (1, True)
     # A silence that no back-off outlasts proves nothing.
     assert mistakes(group, "c") == 0
@@ -157,16 +157,16 @@ def test_votes_that_come_after_their_round_were_slow() -> None:
         assert core.role is Role.CANDIDATE
         term = core.term
         gives_up(group, "a")
-        late = VoteResponse("c", "a", term, term, False, True, core.incarnation)
+        late = VoteResponse("c", "a", term, term, False, True, core.ballot.incarnation)
         for _ in range(3):  # asked again, it answers again: that is one mistake
             core.step(late, group.now_ms)
-        assert core.back_off == expected
+        assert core.timer.back_off.factor == expected
 
 
 def test_a_vote_behind_the_deciding_one_is_not_late() -> None:
     group = group_of_a()
     core = group["a"].core
-    group.inject(VoteResponse("c", "a", core.term, core.term, False, True, core.incarnation))
+    group.inject(VoteResponse("c", "a", core.term, core.term, False, True, core.ballot.incarnation))
     assert mistakes(group, "a") == 0
 
 
@@ -185,8 +185,8 @@ def test_a_leader_waits_for_its_majority_with_the_same_back_off() -> None:
     group = group_of_a()
     core = group["a"].core
     for _ in range(3):
-        core._timer.back_off.mistaken()
-    assert core.back_off == 4
+        core.timer.back_off.mistaken()
+    assert core.timer.back_off.factor == 4
     group["b"].down = group["c"].down = True
     group.run(4 * MAX_MS - 1)
     assert core.role is Role.LEADER
@@ -195,7 +195,7 @@ def test_a_leader_waits_for_its_majority_with_the_same_back_off() -> None:
     # Should they answer now, they were slow once more.
     group["b"].down = False
     group.run(2 * CONFIG.heartbeat_ms)
-    assert core.back_off == 8
+    assert core.timer.back_off.factor == 8
 
 
 # -- what it may cost --------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_one_patient_replica_delays_nobody_else() -> None:
     """Its own time-out is long; what it answers to others goes by what is configured."""
     group = group_of_a()
     for _ in range(9):
-        group["c"].core._timer.back_off.mistaken()
+        group["c"].core.timer.back_off.mistaken()
     group.run(CONFIG.heartbeat_ms)
     group["a"].down = True  # and no connection closes
     began_ms = group.now_ms
@@ -218,7 +218,7 @@ def test_an_election_that_is_lost_in_good_time_is_repeated_as_configured() -> No
     group = Group("abc")
     core = group["a"].core
     for _ in range(9):
-        core._timer.back_off.mistaken()
+        core.timer.back_off.mistaken()
     group.campaign("a")
     core.step(VoteResponse("b", "a", core.term, core.term + 1, True, True, 1), group.now_ms)
     for voter in "bc":
@@ -232,7 +232,7 @@ def test_whoever_yields_to_another_candidate_is_as_patient() -> None:
     group = Group("abc")
     core = group["a"].core
     for _ in range(3):
-        core._timer.back_off.mistaken()
-    core._timer.due_ms = group.now_ms
+        core.timer.back_off.mistaken()
+    core.timer.due_ms = group.now_ms
     core.step(VoteRequest("b", "a", 1, 0, 0, pre_vote=True), group.now_ms)
     assert core.next_deadline_ms - group.now_ms >= 4 * CONFIG.heartbeat_ms

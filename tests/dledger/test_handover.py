@@ -35,7 +35,7 @@ def test_who_is_able(changes: dict[str, object], able: bool) -> None:
     other = follower("n1", **changes)
     core = SimpleNamespace(
         progress={other.peer: other},
-        voters=frozenset({"n0", "n1", "away"}),
+        membership=SimpleNamespace(voters=frozenset({"n0", "n1", "away"})),
         config=CONFIG,
         last_index=100,
     )
@@ -56,8 +56,7 @@ def test_who_is_able(changes: dict[str, object], able: bool) -> None:
 )
 def test_who_may_have_room(changes: dict[str, object], roomy: bool) -> None:
     other = follower("n1", **({"no_room": False} | changes))
-    core = SimpleNamespace(
-        progress={other.peer: other}, voters=frozenset({"n0", "n1", "away"}), config=CONFIG
-    )
+    membership = SimpleNamespace(voters=frozenset({"n0", "n1", "away"}))
+    core = SimpleNamespace(progress={other.peer: other}, membership=membership, config=CONFIG)
     found = with_room(core, lambda peer: peer != "away")  # type: ignore[arg-type]
     assert found == ([other.peer] if roomy else [])

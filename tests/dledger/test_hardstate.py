@@ -9,7 +9,6 @@ from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
 from raftmq.dledger.messages import TERM_MAX, HardState
 from raftmq.dledger.slots import (
     CONTENT_SIZE_BYTES_MAX,
-    FILE_SIZE_BYTES,
     SLOT_SIZE_BYTES,
     SlotFile,
     SlotsDamaged,
@@ -17,6 +16,7 @@ from raftmq.dledger.slots import (
 from tests.steadydisk import SteadyDisk
 
 PATH = "raft/hardstate"
+FILE_SIZE_BYTES = 2 * SLOT_SIZE_BYTES
 
 
 def opened(root: Path) -> HardStateFile:

@@ -94,7 +94,7 @@ class Liar:
             ):
                 values[name] = self.rng.random() < 0.5
             elif name in ("incarnation", "request_incarnation", "certified", "recovering"):
-                values[name] = self.rng.choice((0, 1, self.core.incarnation, 2**63))
+                values[name] = self.rng.choice((0, 1, self.core.ballot.incarnation, 2**63))
             elif name == "outcome":
                 values[name] = self.rng.choice(list(Outcome))
             elif name == "standing":

@@ -58,12 +58,12 @@ def test_in_force_from_the_append_on_and_no_more_when_it_is_cut() -> None:
     group.dropped = {("a", "b"), ("a", "c")}
     make(group["a"], REMOVE_C)
     group.settle()
-    assert group["a"].core.voters == {"a", "b"}
+    assert group["a"].core.membership.voters == {"a", "b"}
     group.dropped = {("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")}
     group.elect("b")
     group.dropped = set()
     group.run(2_000)
-    assert group["a"].core.voters == {"a", "b", "c"}
+    assert group["a"].core.membership.voters == {"a", "b", "c"}
 
 
 def test_a_learner_does_not_count() -> None:
@@ -71,8 +71,8 @@ def test_a_learner_does_not_count() -> None:
     make(group["a"], ADD_D)
     group.settle()
     core = group["a"].core
-    assert core.peers == ("b", "c", "d")
-    assert core.voters == {"a", "b", "c"}
+    assert core.membership.peers == ("b", "c", "d")
+    assert core.membership.voters == {"a", "b", "c"}
     core.progress["d"].recovered_index = core.last_index + 10
     for name in "bc":
         group[name].down = True
@@ -88,7 +88,7 @@ def test_a_removed_replica_that_is_away_is_told_for_a_while_and_let_go_once() ->
     make(group["a"], REMOVE_C)
     group.settle()
     core = group["a"].core
-    assert core.configurations.index == core.commit_index
+    assert core.membership.configurations.index == core.commit_index
     news = []
     rounds = 0
     begun_ms = group.now_ms
@@ -101,4 +101,4 @@ def test_a_removed_replica_that_is_away_is_told_for_a_while_and_let_go_once() ->
     assert group.now_ms - begun_ms >= group.config.departure_ms
     assert rounds > 50
     assert news.count(True) == 1  # when it went, and not with each heartbeat
-    assert "c" not in core.peers
+    assert "c" not in core.membership.peers

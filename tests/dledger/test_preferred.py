@@ -77,7 +77,7 @@ async def test_it_leads_and_leads_again_when_it_comes_back(tmp_path: Path) -> No
         await group.all_applied()
         for node in group.nodes:
             assert node.member.status()["preferred"] == name
-            assert node.member.core.configurations.index == index
+            assert node.member.core.membership.configurations.index == index
         assert wanted.member.status()["preferred_reason"] == f"{name} leads"
         # What is said stays said over restarts of all, too.
         for node in group.nodes:
@@ -97,7 +97,7 @@ async def test_it_goes_with_the_member_and_nobody_is_preferred_then(tmp_path: Pa
         await leads(group, wanted.node_id)
         await wanted.member.change_members(Change(ChangeKind.REMOVE, wanted.node_id))
         after = await group.leader(group.others(wanted))
-        assert after.member.core.configurations.current.preferred == ""
+        assert after.member.core.membership.configurations.current.preferred == ""
         await group.until(
             lambda: after.member.status()["preferred_reason"] == "nobody is preferred"
         )

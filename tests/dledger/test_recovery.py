@@ -158,7 +158,7 @@ def test_it_confirms_no_read() -> None:
 def test_a_recovering_leader_confirms_no_read_with_its_own_word() -> None:
     group = led("abcde")
     core = group["a"].core
-    core._ballot.recovered = False
+    core.ballot.recovered = False
     assert core._leading is not None
     core._leading._recovery._first_index = 99  # and not made to recover by what the others have
     core.read_index(1)

@@ -119,7 +119,7 @@ class CountsVotesByNumber(RaftCore):
     def _on_vote_response(self, response: VoteResponse) -> None:
         candidacy = self._candidacy
         if candidacy is not None and type(candidacy.tally) is Tally and self.recovered:
-            counted = _Counted(self.voters)
+            counted = _Counted(self.membership.voters)
             counted.granted = candidacy.tally.granted
             counted.refused = candidacy.tally.refused
             candidacy.tally = counted
@@ -177,7 +177,7 @@ class VotesTwice(RaftCore):
 
     def _on_vote_request(self, request: VoteRequest) -> None:
         if not request.pre_vote and self.role is Role.FOLLOWER:
-            self._ballot.voted_for = None
+            self.ballot.voted_for = None
         super()._on_vote_request(request)
 
 
@@ -234,7 +234,7 @@ class MinorityElects(RaftCore):
             candidacy is not None
             and not candidacy.pre_vote
             and self.recovered  # or no group would ever be founded
-            and len(candidacy.tally.granted) >= majority(len(self.voters)) - 1
+            and len(candidacy.tally.granted) >= majority(len(self.membership.voters)) - 1
         ):
             self._become_leader(candidacy)
         else:
@@ -321,7 +321,10 @@ class ElectedByAllButOne(RaftCore):
 
     def _count_votes(self) -> None:
         candidacy = self._candidacy
-        enough = candidacy is not None and len(candidacy.tally.granted) == len(self.voters) - 1
+        enough = (
+            candidacy is not None
+            and len(candidacy.tally.granted) == len(self.membership.voters) - 1
+        )
         if candidacy is not None and enough and self.recovered and not candidacy.pre_vote:
             self._become_leader(candidacy)
         elif enough and self.recovered:
@@ -589,7 +592,7 @@ class CampaignsAsLearner(RaftCore):
 
     @property
     def _may_campaign(self) -> bool:
-        return bool(self.voters)
+        return bool(self.membership.voters)
 
 
 class ForgetsConfigurationAtStart(SimNode):

@@ -60,7 +60,7 @@ class Checker:
 
     def started(self, node: SimNode) -> None:
         """A recovered log is made of frames that somebody wrote."""
-        term, vote = node.core.term, node.core.voted_for
+        term, vote = node.core.term, node.core.ballot.voted_for
         old_term, _, old_vote = self._seen.get(node.name, (0, 0, None))
         if node.lost and node.core.recovered:
             self.fail(f"{node.name} lost promises and believes that it is recovered")
@@ -222,13 +222,13 @@ class Checker:
         kept = min(node.applied, core.durable_index)
         if kept > self._kept_by.get(node.name, 0):
             self._kept_by[node.name] = kept
-        now = (core.term, commit, core.voted_for)
+        now = (core.term, commit, core.ballot.voted_for)
         before = self._seen[node.name]
         if now == before:
             return
         if core.term < before[0] or commit < before[1]:
             self.fail(f"{node.name} went back from {before} to {now}")
-        if core.term == before[0] and before[2] not in (None, core.voted_for):
+        if core.term == before[0] and before[2] not in (None, core.ballot.voted_for):
             self.fail(f"{node.name} changed its vote in term {core.term}: {before[2]}")
         if commit > node.log.index.last_index:
             self.fail(f"{node.name} commits {commit}, which it does not have")

@@ -133,7 +133,7 @@ class Members:
     def _change(self, node: SimNode) -> None:
         if self._world.healed or not node.up or node.paused or node.core.role is not Role.LEADER:
             return
-        before = node.core.configurations.current
+        before = node.core.membership.configurations.current
         change = self._draw(node, before)
         if change is not None and self._promised(before.after(change)):
             node.change(change)

@@ -435,8 +435,8 @@ class SimNode:
                 self._proposals = {}
 
     def _save_configuration(self) -> None:
-        self.mender.frames.asker.set_members(self.core.configurations.current.ids)
-        index, configuration = self.core.configurations.settled
+        self.mender.frames.asker.set_members(self.core.membership.configurations.current.ids)
+        index, configuration = self.core.membership.configurations.settled
         if index > self.configuration_file.saved_index and self.core.recovered:
             self.configuration_file.save(index, configuration)
 

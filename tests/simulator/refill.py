@@ -183,7 +183,7 @@ class Refiller:
             commitlog.min_offset,
             node.machine.tables_index,
             commitlog.segment_size_bytes,
-            configuration_part(*node.core.configurations.settled),
+            configuration_part(*node.core.membership.configurations.settled),
             node.machine.capture(),
         )
         for chunk in self.donor.made(parcel.encode(), index, index.first_index, self.world.now_ms):
@@ -322,7 +322,7 @@ class RefilledNode(SimNode):
         """Let old segments go. Raises SimCrash."""
         index = self.log.index
         settled = min(self.snapshot_index, self.core.commit_index, self.log.durable_index)
-        configured = self.core.configurations.settled[0]
+        configured = self.core.membership.configurations.settled[0]
         if configured > self.configuration_file.saved_index:
             settled = min(settled, configured - 1)  # its frame is all that says who the members are
         if settled < index.first_index:

@@ -138,7 +138,7 @@ class StarvedWorld(World):
             self.checker.fail(f"no leader is kept: the longest lasted {kept_ms:.0f} ms")
         if self.acknowledged == acknowledged:
             self.checker.fail("nothing is acknowledged")
-        back_off = max(node.core.back_off for node in self.nodes.values())
+        back_off = max(node.core.timer.back_off.factor for node in self.nodes.values())
         self._feed()
         self._run_until(self.now_ms + 2 * (CALM_TIMEOUTS + 1) * self.config.election_ms_max)
         return {
@@ -199,7 +199,9 @@ class StarvedWorld(World):
         self._cut_off_leader()
         while self.leader() == before:
             if self.now_ms - began_ms > ROUNDS_MAX * self.config.election_ms_max:
-                back_off = {name: node.core.back_off for name, node in self.nodes.items()}
+                back_off = {
+                    name: node.core.timer.back_off.factor for name, node in self.nodes.items()
+                }
                 self.checker.fail(f"no failover in the configured time: {back_off}")
             self._run_until(self.now_ms + SAMPLE_MS)
         return self.now_ms - began_ms

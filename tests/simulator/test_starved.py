@@ -35,7 +35,7 @@ class ImpatientCore(RaftCore):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._timer.back_off = Hardened(self.config.election_ms_min, self.config.election_ms_max)
+        self.timer.back_off = Hardened(self.config.election_ms_min, self.config.election_ms_max)
 
 
 class UnforgivingCore(RaftCore):
@@ -43,7 +43,7 @@ class UnforgivingCore(RaftCore):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._timer.back_off = Unforgiving(self.config.election_ms_min, self.config.election_ms_max)
+        self.timer.back_off = Unforgiving(self.config.election_ms_min, self.config.election_ms_max)
 
 
 CASES = (

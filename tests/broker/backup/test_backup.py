@@ -184,7 +184,7 @@ async def test_a_group_comes_back_as_another_group(tmp_path):
         for broker in group.brokers.values():  # another group than the one that was backed up
             await until(lambda b=broker: b.state.group.value == made.group_id)
             assert broker.engine.identity.group_id == made.group_id
-        assert leader.engine.core.configurations.index == made.configuration_index
+        assert leader.engine.core.membership.configurations.index == made.configuration_index
         last = leader.engine.log_index.last_index
         await until(lambda: all(b.state.applied_index >= last for b in group.brokers.values()))
     replicas = logs(other, leader.engine.log_index.end_of(last))
@@ -206,7 +206,7 @@ async def test_members_of_the_old_group_do_not_come_along(tmp_path):
     made = restored(other, tmp_path / "backup")
     async with other as group:
         leader = await group.leading()
-        assert leader.engine.core.configurations.settled[0] == made.configuration_index
+        assert leader.engine.core.membership.configurations.settled[0] == made.configuration_index
         # A replica that is added reads the old group's configurations on its way.
         new = await group.join("rn2")
         await group.change("add-learner", "rn2", f"127.0.0.1:{group.ports['rn2']}")
@@ -215,7 +215,7 @@ async def test_members_of_the_old_group_do_not_come_along(tmp_path):
         await until(lambda: new.state.applied_index >= last)
         for broker in group.brokers.values():
             assert broker.engine.identity.group_id == broker.state.group.value == made.group_id
-            current = broker.engine.core.configurations.current
+            current = broker.engine.core.membership.configurations.current
             assert sorted(current.voters) == ["rn0", "rn1", "rn2"]
             assert [member.broker_id for member in current.members] == [1, 2, 3]
         assert_holds(await stored(group), sent)

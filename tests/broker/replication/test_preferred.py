@@ -124,7 +124,7 @@ async def test_broker_conf_says_it_to_a_group_that_was_never_told(tmp_path):
         await until(lambda: group.brokers["n2"].roles.leading)
         broker = group.brokers["n2"]
         # The first election may have put it there, before anything was said.
-        configurations = broker.engine.core.configurations
+        configurations = broker.engine.core.membership.configurations
         await until(lambda: configurations.settled[1].preferred == "n2")
         listed = await group.ask(broker, RequestCode.CHANGE_MEMBERS, {"op": "list"})
         assert orjson.loads(listed.body)["preferred"] == "n2"
@@ -137,7 +137,7 @@ async def test_broker_conf_says_it_to_a_group_that_was_never_told(tmp_path):
             await group.start(name)
         leader = await group.leading()
         leader.members.preferred.look()
-        assert leader.engine.core.configurations.current.preferred == ""
+        assert leader.engine.core.membership.configurations.current.preferred == ""
         body = {"op": "prefer", "memberId": "n9"}
         refused = await group.ask(leader, RequestCode.CHANGE_MEMBERS, body)
         assert "n9 is no member" in refused.remark

@@ -29,6 +29,7 @@ from raftmq.dledger.index import LogIndex
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.repair import (
+    Asker,
     FrameRepair,
     GiveUp,
     Patch,
@@ -81,8 +82,9 @@ class Healer:
         voters = frozenset(config.peers)
         # Drawn, so that an answer to an earlier process is not taken for one to this.
         numbers = [secrets.randbelow(1 << 60) for _ in range(2)]
-        self._start = StartRepair(config.node_id, voters, config.repair, numbers[0], raft_log)
-        self._frames = FrameRepair(config.node_id, voters, config.repair, numbers[1])
+        askers = [Asker(config.node_id, voters, config.repair, number) for number in numbers]
+        self._start = StartRepair(askers[0], voters, config.repair, raft_log)
+        self._frames = FrameRepair(askers[1], config.repair)
         self._scrubber = Scrubber(
             raft_log, config.scrub_bytes_per_s, self._scrub_failed, self._blank_damaged
         )
@@ -177,9 +179,8 @@ class Healer:
                 raise self._failure
             verdict: asyncio.Future[Patch | GiveUp] = asyncio.get_running_loop().create_future()
             self._verdict = verdict
-            for request in repair.requests():
-                self._send(request)
-            wait_ms = max(1.0, repair.next_deadline_ms - self._clock_ms())
+            self._send_requests(repair.asker)
+            wait_ms = max(1.0, repair.asker.due_ms - self._clock_ms())
             await asyncio.wait([verdict], timeout=wait_ms / 1000)
             if verdict.done():
                 return verdict.result()
@@ -236,7 +237,7 @@ class Healer:
         """Ask for damaged frames, again if need be, and scrub; `busy` holds the scrubber back."""
         self._frames.prune(self._is_there)
         self._frames.tick(now_ms)
-        self._send_requests()
+        self._send_requests(self._frames.asker)
         for index in self._frames.hopeless(now_ms):
             if self._core is not None and index > self._core.commit_index:
                 # The next start gives it up, and recovers: see dledger.repair.
@@ -253,15 +254,14 @@ class Healer:
             verdict = self._start.step(message, self._clock_ms())
             if verdict is not None and not self._verdict.done():
                 self._verdict.set_result(verdict)
-            for request in self._start.requests():
-                self._send(request)
+            self._send_requests(self._start.asker)
         elif self._log.is_open and not self._stopping:
             frame = self._frames.step(message, self._clock_ms(), self._log.segment_end)
             if frame is not None:
                 self._frames.forget(frame.index)
                 if self._is_there(frame.index, frame.term):
                     self._mend(frame)
-            self._send_requests()
+            self._send_requests(self._frames.asker)
 
     def _mend(self, frame: Frame) -> None:
         try:
@@ -298,7 +298,7 @@ class Healer:
             damage.reason,
         )
         self._frames.tick(self._clock_ms())
-        self._send_requests()
+        self._send_requests(self._frames.asker)
 
     def _blank_damaged(self, index: int) -> None:
         ticket = self._log.overwrite_blank(index)
@@ -309,8 +309,8 @@ class Healer:
     def _scrub_failed(self, error: BaseException) -> None:
         self._on_failed("reading the log failed", error)
 
-    def _send_requests(self) -> None:
-        for request in self._frames.requests():
+    def _send_requests(self, asker: Asker) -> None:
+        for request in asker.requests():
             self._send(request)
 
     def _sync(self, ticket: SyncTicket) -> None:

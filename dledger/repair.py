@@ -401,18 +401,13 @@ class StartRepair:
     """Mends a log before its replica takes part.
 
     Call `begin` at each damaged place; then pass answers to `step`, which returns the verdict, and
-    time to `tick`. After each of these send what `requests` returns."""
+    time to `tick`. After each of these send what the `asker` requests."""
 
     def __init__(
-        self,
-        node_id: NodeId,
-        voters: AbstractSet[NodeId],
-        timing: RepairTiming,
-        first_number: int,
-        log: DamagedLog,
+        self, asker: Asker, voters: AbstractSet[NodeId], timing: RepairTiming, log: DamagedLog
     ) -> None:
         self.term = 0  # the highest this replica was ever in; no matter if its votes are lost
-        self.asker = Asker(node_id, voters, timing, first_number)
+        self.asker = asker
         self.patched_frames = 0
         self.patched_bytes = 0
         self._voters = voters
@@ -423,14 +418,6 @@ class StartRepair:
     def begin(self, wanted: Wanted, now_ms: float) -> None:
         self._hopeless_since_ms = None
         self.asker.begin(wanted, now_ms)
-
-    def requests(self) -> list[RepairRequest]:
-        return self.asker.requests()
-
-    @property
-    def next_deadline_ms(self) -> float:
-        """When `tick` has something to do, if nothing happens before."""
-        return self.asker.due_ms
 
     def tick(self, now_ms: float) -> None:
         asker = self.asker
@@ -522,14 +509,8 @@ class StartRepair:
 class FrameRepair:
     """Mends frames whose index, term, position and size are known, one after the other."""
 
-    def __init__(
-        self,
-        node_id: NodeId,
-        voters: AbstractSet[NodeId],
-        timing: RepairTiming,
-        first_number: int,
-    ) -> None:
-        self.asker = Asker(node_id, voters, timing, first_number)
+    def __init__(self, asker: Asker, timing: RepairTiming) -> None:
+        self.asker = asker
         self.patched_frames = 0
         self.dropped = 0  # not noted at the limit
         self._wanted: OrderedDict[int, Wanted] = OrderedDict()  # by index; the first one is asked
@@ -570,9 +551,6 @@ class FrameRepair:
         gone = [w.index for w in self._wanted.values() if not is_there(w.index, w.term)]
         for index in gone:
             self.forget(index)
-
-    def requests(self) -> list[RepairRequest]:
-        return self.asker.requests()
 
     def tick(self, now_ms: float) -> None:
         """Ask for the next frame; after a round without success it is another frame's turn."""

@@ -12,6 +12,7 @@ from raftmq.dledger.index import LogIndex
 from raftmq.dledger.repair import (
     FRAMES_WANTED_MAX,
     RESPONSE_BYTES_MAX,
+    Asker,
     BadPatch,
     FrameRepair,
     GiveUp,
@@ -241,11 +242,11 @@ class Repairing:
 
     def __init__(self, mine: Log, index: int, *, known: bool = False, term: int = 5) -> None:
         """`term`: the highest that the one with the damage has seen; its peers are in 4."""
-        self.repair = StartRepair(A, VOTERS, TIMING, 0, mine)
+        self.repair = StartRepair(Asker(A, VOTERS, TIMING, 0), VOTERS, TIMING, mine)
         self.repair.term = term
         self.now_ms = 0.0
         self.repair.begin(mine.wanted(index, known=known), 0.0)
-        self.requests = {r.to: r for r in self.repair.requests()}
+        self.requests = {r.to: r for r in self.repair.asker.requests()}
 
     def hears(
         self,
@@ -266,7 +267,7 @@ class Repairing:
         self._collect()
 
     def _collect(self) -> None:
-        for request in self.repair.requests():
+        for request in self.repair.asker.requests():
             self.requests[request.to] = request
 
 
@@ -284,7 +285,7 @@ def test_everybody_is_asked_then_whoever_helped() -> None:
     assert patch == Patch((theirs.frames[1],), True, C)  # no more than what is damaged
     assert mending.hears(B, theirs, 4) is None  # nothing is asked any more
     mending.repair.begin(mine.wanted(4), 0.0)
-    assert [r.to for r in mending.repair.requests()] == [C]
+    assert [r.to for r in mending.repair.asker.requests()] == [C]
     mending.waits(150)
     assert {r.number for r in mending.requests.values()} == {3}
     assert set(mending.requests) == {B, C}
@@ -495,19 +496,19 @@ def test_the_time_to_give_up_starts_again_when_somebody_falls_silent() -> None:
 
 def test_known_frames_are_mended_one_after_the_other() -> None:
     log = Log([1, 1, 2, 2])
-    repair = FrameRepair(A, VOTERS, TIMING, 0)
+    repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
     assert repair.add(log.wanted(2, known=True))
     assert not repair.add(log.wanted(2, known=True))
     assert repair.add(log.wanted(4, known=True))
-    assert repair.requests() == []
+    assert repair.asker.requests() == []
     repair.tick(0.0)
-    requests = repair.requests()
+    requests = repair.asker.requests()
     assert [(r.to, r.index, r.term) for r in requests] == [(B, 2, 1), (C, 2, 1)]
     log.unreadable = {2}
     nothing = answer(requests[0], log.index, 4, Standing.LEADS, log.read, 1)
     assert repair.step(nothing, 0.0, segment_end) is None
     repair.tick(150.0)  # the next one's turn
-    requests = repair.requests()
+    requests = repair.asker.requests()
     assert {r.index for r in requests} == {4}
     response = answer(requests[1], log.index, 4, Standing.RECOVERED, log.read, 1)
     assert repair.step(replace(response, data=log.frames[2].data), 150.0, segment_end) is None
@@ -516,21 +517,21 @@ def test_known_frames_are_mended_one_after_the_other() -> None:
     repair.forget(4)
     assert (4 in repair, repair.indexes(), len(repair)) == (False, [2], 1)
     repair.tick(151.0)
-    assert {(r.to, r.index) for r in repair.requests()} == {(C, 2)}  # who helped before
+    assert {(r.to, r.index) for r in repair.asker.requests()} == {(C, 2)}  # who helped before
     repair.forget(2)
     repair.tick(10_000.0)
-    assert repair.requests() == []
+    assert repair.asker.requests() == []
 
 
 def test_what_nobody_has_is_told_after_a_while() -> None:
     log, others = Log([1, 1, 2, 2]), Log([1, 1])
-    repair = FrameRepair(A, VOTERS, TIMING, 0)
+    repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
     repair.add(log.wanted(2, known=True))
     repair.add(log.wanted(4, known=True))
     now_ms, told_ms = 0.0, 0.0
     while now_ms < 5_000 and not told_ms:
         repair.tick(now_ms)
-        for request in repair.requests():
+        for request in repair.asker.requests():
             if request.index == 4 or request.to == B:  # of the other one C says nothing
                 nothing = answer(request, others.index, 2, Standing.RECOVERED, others.read, 1)
                 if nothing.outcome is not Outcome.FRAMES:
@@ -546,18 +547,18 @@ def test_what_nobody_has_is_told_after_a_while() -> None:
 
 def test_what_is_gone_is_not_asked_for_any_more() -> None:
     log = Log([1, 1, 2, 2])
-    repair = FrameRepair(A, VOTERS, TIMING, 0)
+    repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
     for index in (2, 3, 4):
         repair.add(log.wanted(index, known=True))
     repair.tick(0.0)
     repair.prune(lambda index, term: index > 2 and term == 2)
-    assert (repair.indexes(), repair.requests()) == ([3, 4], [])
+    assert (repair.indexes(), repair.asker.requests()) == ([3, 4], [])
     repair.tick(1.0)
-    assert {r.index for r in repair.requests()} == {3}
+    assert {r.index for r in repair.asker.requests()} == {3}
 
 
 def test_too_much_damage_is_found_again_later() -> None:
-    repair = FrameRepair(A, VOTERS, TIMING, 0)
+    repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
     for index in range(1, FRAMES_WANTED_MAX + 1):
         assert repair.add(Wanted(index, 1, 1, 0, 60))
     assert not repair.add(Wanted(FRAMES_WANTED_MAX + 1, 1, 1, 0, 60))

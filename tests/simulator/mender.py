@@ -14,6 +14,7 @@ from raftmq.dledger.errors import FrameDamaged
 from raftmq.dledger.healer import set_aside
 from raftmq.dledger.messages import HardState
 from raftmq.dledger.repair import (
+    Asker,
     FrameRepair,
     GiveUp,
     Patch,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 TEND_BEATS = 4.0  # heartbeats
 SCRUB_FRAMES = 30  # looked at each time
-PATIENCE_BEATS = 40.0  # three to four elections
+GIVE_UP_BEATS = 40.0  # three to four elections
 
 
 class Mender:
@@ -45,13 +46,12 @@ class Mender:
         self.node = node
         self.world = node.world
         beat = self.world.unit_ms
-        timing = RepairTiming(2 * beat, 8 * beat, PATIENCE_BEATS * beat)
+        timing = RepairTiming(2 * beat, 8 * beat, GIVE_UP_BEATS * beat)
         numbers = self.first_number()
-        self.frames = FrameRepair(node.name, node.known_voters, timing, numbers)
+        askers = [Asker(node.name, node.known_voters, timing, numbers) for _ in range(2)]
+        self.frames = FrameRepair(askers[0], timing)
         self.repairing: StartRepair | None = None
-        self._start = self.start_repair_class(
-            node.name, node.known_voters, timing, numbers, node.log
-        )
+        self._start = self.start_repair_class(askers[1], node.known_voters, timing, node.log)
         self._start.asker.set_members(node.known_members)
         self._incarnation = node.incarnation
         self._initial: HardState | None = None  # persisted before the log was cut
@@ -102,7 +102,7 @@ class Mender:
         self.world.after(delay_ms, act)
 
     def _wait(self) -> None:
-        delay_ms = max(self._start.next_deadline_ms - self.world.now_ms, 0.1)
+        delay_ms = max(self._start.asker.due_ms - self.world.now_ms, 0.1)
         number = self._start.asker.due_ms
 
         def tick() -> None:
@@ -171,7 +171,7 @@ class Mender:
         return answer(request, log.index, core.commit_index, standing, log.frames, core.term)
 
     def send_requests(self) -> None:
-        for request in (self.repairing or self.frames).requests():
+        for request in (self.repairing or self.frames).asker.requests():
             self.world.send(request)
 
     # -- while it takes part --------------------------------------------------------------------

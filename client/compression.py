@@ -52,9 +52,6 @@ class Compression:
         return packed, SYS_COMPRESSED | self.type.value
 
 
-NO_COMPRESSION = Compression(from_bytes=0)
-
-
 def decompress(body: bytes, sys_flag: int) -> bytes:
     """Return the body as it was before the producer compressed it. Raises UnsupportedCompression
     for an unknown algorithm, RecordError for damage or more than 64 MiB."""

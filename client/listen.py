@@ -22,6 +22,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+from raftmq.client.locks import QueueLocks
 from raftmq.client.message import RETRY_PREFIX, ConsumeResult, MessageExt, MessageQueue
 from raftmq.client.sendback import SendBack
 
@@ -63,12 +64,6 @@ class FailurePolicy:
     retry_pause_ms_max: int = 30_000
     max_reconsume_times: int | None = None
     send_back: bool = True  # False: always keep and retry here
-
-
-class Locks(Protocol):
-    """The part of client.locks that orderly delivery needs."""
-
-    async def hold(self, queue: MessageQueue) -> None: ...
 
 
 class Deliverer(Protocol):
@@ -209,7 +204,7 @@ class OrderlyDeliverer:
     """Delivers to orderly listeners, under the queue's lock."""
 
     def __init__(
-        self, listener: Listener, back: SendBack, policy: FailurePolicy, locks: Locks
+        self, listener: Listener, back: SendBack, policy: FailurePolicy, locks: QueueLocks
     ) -> None:
         self._listener = listener
         self._back = back

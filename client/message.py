@@ -97,65 +97,27 @@ class MessageModel(Enum):
     BROADCASTING = "BROADCASTING"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class MessageExt:
     """A message as it was read from a broker. Properties are decoded when first asked for."""
 
-    __slots__ = (
-        "_properties",
-        "body",
-        "born_host_raw",
-        "born_timestamp_ms",
-        "broker_name",
-        "commit_log_offset",
-        "flag",
-        "prepared_transaction_offset",
-        "properties_raw",
-        "queue_id",
-        "queue_offset",
-        "reconsume_times",
-        "store_host_raw",
-        "store_size_bytes",
-        "store_timestamp_ms",
-        "sys_flag",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        body: bytes,
-        properties_raw: bytes,
-        broker_name: str,
-        queue_id: int,
-        queue_offset: int,
-        commit_log_offset: int,
-        sys_flag: int,
-        flag: int,
-        born_timestamp_ms: int,
-        born_host_raw: bytes,
-        store_timestamp_ms: int,
-        store_host_raw: bytes,
-        reconsume_times: int,
-        prepared_transaction_offset: int,
-        store_size_bytes: int,
-    ) -> None:
-        self.topic = topic
-        self.body = body
-        self.properties_raw = properties_raw
-        self.broker_name = broker_name
-        self.queue_id = queue_id
-        self.queue_offset = queue_offset
-        self.commit_log_offset = commit_log_offset
-        self.sys_flag = sys_flag
-        self.flag = flag
-        self.born_timestamp_ms = born_timestamp_ms
-        self.born_host_raw = born_host_raw
-        self.store_timestamp_ms = store_timestamp_ms
-        self.store_host_raw = store_host_raw
-        self.reconsume_times = reconsume_times
-        self.prepared_transaction_offset = prepared_transaction_offset
-        self.store_size_bytes = store_size_bytes
-        self._properties: dict[str, str] | None = None
+    topic: str
+    body: bytes
+    properties_raw: bytes
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    commit_log_offset: int
+    sys_flag: int
+    flag: int
+    born_timestamp_ms: int
+    born_host_raw: bytes
+    store_timestamp_ms: int
+    store_host_raw: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    store_size_bytes: int
+    _properties: dict[str, str] | None = field(default=None, init=False)
 
     @property
     def properties(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from raftmq.client.decode import decode_messages
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance, leader_hint
-from raftmq.client.message import MessageExt, MessageQueue
+from raftmq.client.message import MessageQueue
 from raftmq.client.offsets import OffsetMoved
 from raftmq.client.processqueue import Batch, CacheBudget, CacheLimits, ProcessQueue
 from raftmq.client.route import LEADER_ID
@@ -308,10 +308,12 @@ class QueueWorker:
             answer = PullResponseHeader.parse(response.ext)
             self._follow_suggestion(answer)
             messages = decode_messages(response.body, self.queue.broker_name, self._wanted)
-            fresh = self._only_new(process_queue, messages)
-            process_queue.add(fresh, max(answer.next_offset, process_queue.next_pull))
+            start = process_queue.next_pull
+            if messages and messages[0].queue_offset < start:  # a broker may begin a batch earlier
+                messages = [message for message in messages if message.queue_offset >= start]
+            process_queue.add(messages, max(answer.next_offset, start))
             self._good_answer()
-            if fresh:
+            if messages:
                 self._arrived.set()
                 self._owner.arrived(self.queue)
             else:
@@ -342,37 +344,24 @@ class QueueWorker:
             self._instance.directory.refresh_groups_soon()
             self._back_off()
 
-    def _only_new(
-        self, process_queue: ProcessQueue, messages: list[MessageExt]
-    ) -> list[MessageExt]:
-        """Drop messages before the requested offset, with which a broker may begin a batch."""
-        start = process_queue.next_pull
-        if messages and messages[0].queue_offset < start:
-            return [message for message in messages if message.queue_offset >= start]
-        return messages
-
     def _nothing_new(self, process_queue: ProcessQueue, response: RemotingCommand) -> None:
         """Handle 19 (nothing at or after the offset) and 20 (nothing there matched: go on after
         it)."""
         answer = PullResponseHeader.parse(response.ext)
         self._moved.clear()
         elsewhere = self._follow_suggestion(answer)
-        if response.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-            if elsewhere and answer.next_offset == process_queue.next_pull:
-                self._pause_ms = 0.0
-                return
-            if answer.next_offset > process_queue.next_pull:
+        offset = process_queue.next_pull
+        if response.code == ResponseCode.PULL_NOT_FOUND:
+            useful = self._loop.time() * 1000 - self.last_pull_ms >= FAST_EMPTY_MS
+        else:  # a follower answers so without moving on
+            useful = answer.next_offset > offset or (elsewhere and answer.next_offset == offset)
+            if answer.next_offset > offset:
                 process_queue.add([], answer.next_offset)
                 self._owner.advanced(self.queue, process_queue.committable)
-                self._pause_ms = 0.0
-                return
-            self._back_off()  # a follower answers so without moving on
-            return
-        held_ms = self._loop.time() * 1000 - self.last_pull_ms
-        if held_ms < FAST_EMPTY_MS:
-            self._back_off()
-        else:
+        if useful:
             self._pause_ms = 0.0
+        else:
+            self._back_off()
 
     def _reset_by_broker(self, offset: int) -> None:
         """Go on at the offset to which an administrator moved the group, and drop the cache."""

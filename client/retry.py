@@ -6,6 +6,7 @@ Every loop is bounded: pauses by `pause_ms_max`, the whole by `time_ms_max` or t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import not_
 
 from tenacity import (
     AsyncRetrying,
@@ -15,7 +16,7 @@ from tenacity import (
     stop_never,
     wait_exponential_jitter,
 )
-from tenacity.stop import stop_base
+from tenacity.retry import retry_base
 
 from raftmq.client.errors import ClientError
 
@@ -33,37 +34,29 @@ class RetryPolicy:
     jitter_ms: float
     time_ms_max: float | None = None
 
-    def _parts(self) -> tuple[wait_exponential_jitter, stop_base]:
+    def while_retriable(self) -> AsyncRetrying:
+        """Repeat while a ClientError with `retriable` is raised; the last one goes to the
+        caller."""
+        return self._repeating(retry_if_exception(_is_retriable))
+
+    def until_true(self) -> AsyncRetrying:
+        """Repeat while the result is False; an exception goes to the caller at once."""
+        return self._repeating(retry_if_result(not_))
+
+    def _repeating(self, retry: retry_base) -> AsyncRetrying:
         wait = wait_exponential_jitter(
             multiplier=self.pause_ms_first / 1000,
             max=self.pause_ms_max / 1000,
             exp_base=self.growth,
             jitter=self.jitter_ms / 1000,
         )
-        if self.time_ms_max is None:
-            return wait, stop_never
-        return wait, stop_after_delay(self.time_ms_max / 1000)
-
-    def while_retriable(self) -> AsyncRetrying:
-        """Repeat while a ClientError with `retriable` is raised; the last one goes to the
-        caller."""
-        wait, stop = self._parts()
-        return AsyncRetrying(
-            wait=wait, stop=stop, retry=retry_if_exception(_is_retriable), reraise=True
-        )
-
-    def until_true(self) -> AsyncRetrying:
-        """Repeat while the result is False; an exception goes to the caller at once."""
-        wait, stop = self._parts()
-        return AsyncRetrying(wait=wait, stop=stop, retry=retry_if_result(_is_false), reraise=True)
+        time_ms = self.time_ms_max
+        stop = stop_never if time_ms is None else stop_after_delay(time_ms / 1000)
+        return AsyncRetrying(wait=wait, stop=stop, retry=retry, reraise=True)
 
 
 def _is_retriable(error: BaseException) -> bool:
     return isinstance(error, ClientError) and error.retriable
-
-
-def _is_false(result: object) -> bool:
-    return result is False
 
 
 # A search round asks every replica once. A new leader needs 150-400 ms to appear; with a round

@@ -108,17 +108,6 @@ class ReplicaGroup:
     every change of leader, so that a late refusal from an old leader changes nothing.
     """
 
-    __slots__ = (
-        "_addresses",
-        "_doubted",
-        "_hint",
-        "_ids",
-        "leader",
-        "name",
-        "route_leader",
-        "version",
-    )
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.leader: str | None = None

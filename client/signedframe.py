@@ -7,8 +7,6 @@ and end are prepared, and only what differs between messages is put in between (
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import orjson
 
 from raftmq.client.sendframe import FRAME_PREFIX, SEND_BATCH_MESSAGE, OutgoingSend, SendTemplate
@@ -63,12 +61,7 @@ class SignedTemplate:
         return b"".join((prefix, header[:at], added, header[at:], item.body))
 
 
-class Template(Protocol):
-    """A SendTemplate or a SignedTemplate."""
-
-    def frame(self, item: OutgoingSend, queue_id: int, opaque: int, rpc_flag: int = 0) -> bytes: ...
-
-
+Template = SendTemplate | SignedTemplate
 _OPENING = b'"extFields":{'
 _NAME = SIGNATURE.encode()
 

@@ -149,11 +149,11 @@ def execute(
     namesrv = values.pop("namesrvAddr", None)
     wants_json = values.pop("json")
     interval_s = values.get("interval") or 0
-    status = _once(command, namesrv, values, wants_json, credentials)
-    while interval_s > 0 and status != USAGE:
-        time.sleep(interval_s)
+    while True:
         status = _once(command, namesrv, values, wants_json, credentials)
-    return status
+        if interval_s <= 0 or status == USAGE:
+            return status
+        time.sleep(interval_s)
 
 
 def _once(
@@ -176,7 +176,10 @@ def _once(
     except CommandError as error:
         return _complain(str(error), USAGE if error.usage else REFUSED)
     except ClientError as error:
-        return _complain(_words(error), _status(error))
+        if error.outcome_unknown:
+            return _complain(f"it is unknown whether this was done: {error}", UNKNOWN)
+        nobody = isinstance(error, NameServerUnreachable | BrokerUnreachable)
+        return _complain(str(error), UNREACHABLE if nobody else REFUSED)
     except RemotingError as error:  # an answer that cannot be read
         return _complain(str(error), REFUSED)
     except ValueError as error:  # a value that the client does not accept
@@ -203,19 +206,6 @@ async def _answer(
     )
     async with Admin(namesrv, instance_config=config) as admin:
         return await command.run(admin, arguments)
-
-
-def _status(error: ClientError) -> int:
-    if error.outcome_unknown:
-        return UNKNOWN
-    nobody = isinstance(error, NameServerUnreachable | BrokerUnreachable)
-    return UNREACHABLE if nobody else REFUSED
-
-
-def _words(error: ClientError) -> str:
-    if error.outcome_unknown:
-        return f"it is unknown whether this was done: {error}"
-    return str(error)
 
 
 def _complain(message: str, status: int) -> int:

@@ -3,7 +3,7 @@ consumerConnection, producerConnection."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -160,7 +160,7 @@ async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
     """Return by queue the address of the client that consumes it now."""
     found = {}
     for address in (await admin.cluster.leaders()).values():
-        connection = await _connection_at(admin, address, group)
+        connection = await _if_any(admin.group.connection(address, group))
         for member in connection.get("connectionSet") or []:
             info = await admin.group.running_info(address, group, str(member["clientId"]))
             for queue in info.get("mqTable") or {}:
@@ -172,10 +172,10 @@ async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
 # ---- clients
 
 
-async def _connection_at(admin: Admin, address: str, group: str) -> dict[str, Any]:
-    """Return the group's connections at one broker (203); empty if there are none."""
+async def _if_any(connections: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Return a group's connections at one broker; empty if there are none."""
     try:
-        return await admin.group.connection(address, group)
+        return await connections
     except BrokerRefused as error:
         if error.code not in ABSENT:
             raise
@@ -186,7 +186,7 @@ async def _connection(admin: Admin, group: str, address: str = "") -> dict[str, 
     """Return the group's connections (203) at the first broker that knows any; empty if none
     does."""
     for candidate in [address] if address else (await admin.cluster.leaders()).values():
-        connection = await _connection_at(admin, candidate, group)
+        connection = await _if_any(admin.group.connection(candidate, group))
         if connection:
             return connection
     return {}
@@ -229,12 +229,7 @@ async def producer_connection(admin: Admin, arguments: Arguments) -> Sequence[Pa
     group, topic = arguments.text("producerGroup"), arguments.text("topic")
     rows: dict[str, dict[str, Any]] = {}
     for address in (await admin.cluster.leaders_of(topic)).values():
-        try:
-            connection = await admin.broker.producer_connection(address, group)
-        except BrokerRefused as error:
-            if error.code not in ABSENT:
-                raise
-            continue
+        connection = await _if_any(admin.broker.producer_connection(address, group))
         rows |= {str(row["clientId"]): row for row in _members(connection)}
     if not rows:
         raise CommandError(f"no producer of group {group} is connected")
@@ -249,7 +244,7 @@ async def consumer_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     infos: dict[str, dict[str, Any]] = {}
     members: dict[str, dict[str, Any]] = {}
     for candidate in addresses:
-        connection = await _connection_at(admin, candidate, group)
+        connection = await _if_any(admin.group.connection(candidate, group))
         for row in _members(connection):
             client_id = str(row["clientId"])
             if wanted in ("", client_id) and client_id not in infos:

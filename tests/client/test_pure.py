@@ -14,7 +14,6 @@ from raftmq.client.allocation import allocate_averagely
 from raftmq.client.channel import Channel, StoredAnswer
 from raftmq.client.compression import (
     BODY_SIZE_BYTES_MAX,
-    NO_COMPRESSION,
     Compression,
     CompressionType,
     decompress,
@@ -348,7 +347,7 @@ def test_what_would_not_get_smaller_is_left_alone() -> None:
     noise = random.Random(1).randbytes(5000)
     assert Compression().apply(noise) == (noise, 0)
     assert Compression().apply(b"a" * 4095) == (b"a" * 4095, 0)
-    assert NO_COMPRESSION.apply(b"a" * 10_000) == (b"a" * 10_000, 0)
+    assert Compression(from_bytes=0).apply(b"a" * 10_000) == (b"a" * 10_000, 0)
     assert Compression(from_bytes=10).apply(b"a" * 100)[1] == 0x301
 
 

@@ -73,7 +73,7 @@ def later_checks(tables: Tables, found: Evidence) -> Iterator[Check]:
             yield from _retry_checks(tables, found, posted)
 
 
-# ---- the fate of each message -------------------------------------------------------------------
+# ---- what is known of each message --------------------------------------------------------------
 
 
 def _operations(tables: Tables, function: str, *keys: str) -> DataFrame:

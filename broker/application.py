@@ -1,9 +1,9 @@
 """The application that the Raft member drives (dledger's `Application`).
 
-It builds the frames to propose, applies committed ones and hears of role changes. `apply` is the
+It builds the frames to propose, applies committed ones and is told of role changes. `apply` is the
 one place where committed frames change this replica: message frames go to the ConsumeQueues,
 command frames to the tables. Only then are senders answered and held pulls woken; these steps
-cannot make `apply` fail (broker.containment). All of it but the answers is deterministic: every
+cannot make `apply` fail (broker.containment). Everything but the answers is deterministic: every
 replica does the same to its files and tables.
 """
 

@@ -136,7 +136,7 @@ class ClientTable:
         on_consumer_group: Callable[[str], None],
         may_replace: Callable[[object, object], bool] = lambda before, connection: True,
     ) -> None:
-        """`may_replace(before, connection)` says whether whoever speaks over `connection` may take
+        """`may_replace(before, connection)` returns whether the sender on `connection` may take
         over or end a client's membership over the connection `before`, which is open."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Member]] = {}

@@ -16,7 +16,7 @@ MARGIN_FREE = 1.25  # times the free bytes below which it is full
 
 
 class DiskRoom:
-    """How much room the disk had when last looked at."""
+    """The room on the disk as it was last looked at."""
 
     __slots__ = ("full", "percent", "short")
 

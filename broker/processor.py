@@ -1,6 +1,6 @@
-"""The way from frames to handlers: a raw entry for sends, a table by request code for the rest.
+"""Takes frames to their handlers: sends directly, everything else by a table of request codes.
 
-`on_raw` gets all frames of one arrival. A plain send may take the quick way to the send path
+`on_raw` gets all frames of one arrival. A plain send may take the fast path
 (broker.sending.plainsend). Every other frame, and a plain send with anything unusual about it, is
 decoded once (`remoting.codec.decode_command`, the one check of headers) and goes to its handler.
 When all frames of the arrival are handled, the sends among them are proposed together; those of a
@@ -66,7 +66,7 @@ class Processor:
         sends.wake()
 
     def _send(self, connection: Connection, command: RemotingCommand) -> None:
-        """Take a send that did not go the quick way; `on_raw` has it proposed."""
+        """Take a send that did not go the fast path; `on_raw` has it proposed."""
         ext = command.ext
         if ext is None:
             raise HeaderError("a send without extFields")

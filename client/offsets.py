@@ -65,7 +65,7 @@ class OffsetTable:
 
 
 class ConsumeFrom(Enum):
-    """Where a group begins in a queue for which it has no committed offset."""
+    """The place where a group begins in a queue for which it has no committed offset."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"

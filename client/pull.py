@@ -51,8 +51,8 @@ FAST_EMPTY_MS = 20  # a "nothing new" quicker than this was not a long poll: do 
 
 @dataclass(frozen=True, slots=True)
 class PullConfig:
-    """How one queue is pulled and consumed; times in milliseconds. `interval_ms`: pause after a
-    pull that found messages, to limit the rate."""
+    """The settings for pulling and consuming one queue; times in milliseconds. `interval_ms`: pause
+    after a pull that found messages, to limit the rate."""
 
     batch_size: int = 256
     batch_bytes_max: int = 4 * 1024 * 1024

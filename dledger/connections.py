@@ -16,7 +16,8 @@ from raftmq.dledger.wire import PeerMessage
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a replica listens for its peers. `host` is a name or an address, not resolved here."""
+    """The address at which a replica listens for its peers. `host` is a name or an address; it is
+    not resolved here."""
 
     node_id: NodeId
     host: str

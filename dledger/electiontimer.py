@@ -99,8 +99,9 @@ class ElectionTimer:
         self.due_ms = min(self.due_ms, now_ms + self.jitter_ms())
 
     def yield_once(self, now_ms: float) -> None:
-        """Wait long enough for another's election to be decided: whoever asked first goes first, or
-        two that saw the same close would split the vote. Only once: the answer may not reach it."""
+        """Wait long enough for another replica's election to be decided: the first one to ask goes
+        first, because two that saw the same close would split the vote. Only once: the answer may
+        not reach that replica."""
         if not self._yielded:
             self._yielded = True
             decided_ms = self._config.heartbeat_ms * self.back_off.factor

@@ -2,8 +2,8 @@
 voter has proven itself to it. Shell: the note is saved in a thread.
 
 The decision is durable in the file `enforced` (a SlotFile) before it is in force, so a restart does
-not undo it; nor does a change of members: whoever joins later has to prove itself. To go back to a
-program that knows no proofs, stop the replica and remove its file.
+not undo it. Neither does a change of members: a replica that joins later has to prove itself. To go
+back to a program that knows no proofs, stop the replica and remove its file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Enforcement:
     def __init__(
         self, file: SlotFile, gate: Gate | None, on_failed: Callable[[str, BaseException], None]
     ) -> None:
-        """Without a `gate` nobody is asked for a proof, and nothing is saved."""
+        """If `gate` is None, no peer is asked for a proof, and nothing is saved."""
         self._file = file
         self._gate = gate
         self._on_failed = on_failed

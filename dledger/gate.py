@@ -6,10 +6,10 @@ been made; before that none of that protocol's data is sent or read. Connections
 proving themselves are bounded in time, and in number: beyond HANDSHAKING_MAX the oldest one is
 closed. Neither the secret nor what others sent in its place is logged.
 
-For an upgrade from an older program, which knows no proofs: a gate with `accept_unproven` accepts
-whoever begins with something other than a challenge, and dials again without a challenge where the
-first was answered by closing the connection. Each is counted and, seldom, logged. `enforce` ends
-that for good (enforcement.py says when).
+An older program knows no proofs. For an upgrade from one, a gate with `accept_unproven` accepts
+peers that begin with something other than a challenge, and dials again without a challenge if a
+peer answered the challenge by closing the connection. Each is counted and, seldom, logged.
+`enforce` ends that for good (enforcement.py says when).
 """
 
 from __future__ import annotations

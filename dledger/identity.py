@@ -6,7 +6,7 @@ A group has an id, 16 random bytes, in its log: the application proposes it and 
 applied (`applied`). This replica keeps its group's id in the file `group` (a SlotFile), because it
 must be known before the log is: links begin with it (wire). The rules, for two replicas that meet:
 
-- Both know an id, and the ids differ: both close the connection, whoever dialled.
+- Both know an id, and the ids differ: both close the connection, no matter which one dialled.
 - One or both know none: they talk. A replica that has frames learns its id from them. If a link was
   made before an id was known, the id is announced over it, and the first rule holds from then on.
 - This replica knows none and its log is empty: it joins the group of the first replica that it

@@ -1,4 +1,4 @@
-"""The inbox takes what a member's links report and hands it to whom it is for.
+"""The inbox takes what a member's links report and hands it to the part that handles it.
 
 While the log is recovered and mended, only repair and group ids are dealt with: this node neither
 votes nor acknowledges. From `open` on everything else reaches the core, and the pump performs what

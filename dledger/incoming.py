@@ -200,7 +200,7 @@ class Accepted(asyncio.Protocol):
             if not self.line.group_id:  # otherwise `judge` has logged it if that was due
                 where = self.line.where
                 log.warning("peer_refused from=%s reason=%s", where, reason, extra=FROM_PEER)
-            transport.close()  # not abort: the reason shall arrive
+            transport.close()  # not abort: the reason has to arrive
         return not reason
 
     def _welcome(self, hello: Hello) -> bytes:

@@ -78,7 +78,7 @@ class RaftLog:
         trim: SlotFile | None = None,
         cache_bytes_max: int = CACHE_BYTES_MAX,
     ) -> None:
-        """Without `trim` the log can be used, but retention cannot delete from it."""
+        """If `trim` is None, the log can be used, but retention cannot delete from it."""
         self.commitlog = commitlog
         self.index = LogIndex()
         self.durable_index = 0
@@ -159,7 +159,7 @@ class RaftLog:
 
     @property
     def damage_reason(self) -> str:
-        """Why `recover` stopped where it did; empty once the log is open."""
+        """The reason why `recover` stopped; empty once the log is open."""
         recovery = self._recovery
         return recovery.damage.reason if recovery is not None and recovery.damage else ""
 

@@ -340,7 +340,7 @@ class RaftMember:
 
     @property
     def failure(self) -> str | None:
-        """Why this member has ended; None if it has not failed."""
+        """The error that ended this member; None if it has not failed."""
         return self.life.failure
 
     def request_cut(self, at_once: bool = False) -> None:
@@ -430,7 +430,7 @@ class RaftMember:
 
     @property
     def recovering(self) -> str | None:
-        """Why this replica may have lost promises; None if it has recovered."""
+        """The reason why this replica may have lost promises; None if it has recovered."""
         return self._promises.recovering
 
     def start_recovering(self, reason: str) -> None:

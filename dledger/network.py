@@ -1,4 +1,4 @@
-"""How links between replicas are made: plain TCP here; TLS and the like are other `Network`s, and
+"""Makes the links between replicas: plain TCP here; TLS and the like are other `Network`s, and
 gate.py can put a gate before any of them. Shell.
 
 A link is an asyncio transport in any case: the data sent over it does not pass through here.

@@ -1,4 +1,4 @@
-"""When leadership goes to the preferred leader (configuration.py, `preferred`). Pure.
+"""Decides when leadership goes to the preferred leader (configuration.py, `preferred`). Pure.
 
 Every replica periodically tells `Preference.look` what it sees; on the leader the answer may be
 "hand leadership over now". So that this never makes service worse:

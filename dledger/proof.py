@@ -1,5 +1,5 @@
-"""How two replicas prove to each other that they have their group's secret, before anything else is
-sent. Pure: bytes in, bytes out; the random numbers are handed in.
+"""Lets two replicas prove to each other that they have their group's secret, before anything else
+is sent. Pure: bytes in, bytes out; the random numbers are handed in.
 
     challenge  dialler → acceptor    off size field
                                      0   4    magic "RMQS"
@@ -21,8 +21,9 @@ proof sent back to its maker proves nothing; and the names are in it, so a proof
 group or port is not accepted at another. Wrong bytes, and bytes too early, end the connection
 (ProofError); so no more than one read and CHALLENGE_SIZE_BYTES_MAX are ever kept.
 
-It does not protect what follows: whoever can change packets between two replicas can take over
-their connection after the proof, and whoever can read them reads everything. TLS is for that.
+It does not protect what follows: an attacker who can change packets between two replicas can take
+over their connection after the proof, and one who can read them reads everything. TLS protects
+against that.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from enum import IntEnum
 VERSION = 1
 RANDOM_SIZE_BYTES = 32
 PROOF_SIZE_BYTES = 32
-SECRET_SIZE_BYTES_MIN = 16  # short ones can be guessed by whoever has seen one connection
+SECRET_SIZE_BYTES_MIN = 16  # anyone who has seen one connection can guess a short one
 _CHALLENGE_MAGIC = b"RMQS"
 _ANSWER_MAGIC = b"RMQT"
 _CHALLENGE = struct.Struct(">4sBBBBB32s")
@@ -80,7 +81,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim of a dialler: who dials whom, in which group, for which purpose."""
+    """The claim of a dialler: its id, the id of the replica that it dials, group and purpose."""
 
     purpose: Purpose
     group: str

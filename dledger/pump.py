@@ -41,7 +41,7 @@ FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
 
 @dataclass(slots=True)
 class Life:
-    """Whether a member works, and why it ended if it failed."""
+    """The state of a member's life: whether it works, and why it ended if it failed."""
 
     running: bool = False  # the core runs
     failure: str | None = None

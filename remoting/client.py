@@ -45,7 +45,8 @@ class RemotingClient:
         credentials: Credentials | None = None,
         tls: TlsContext | None = None,
     ) -> None:
-        """With `credentials` every request is signed; with `tls` connections use TLS."""
+        """`credentials` sign every request; `tls` is the context of all connections. Both may be
+        None."""
         self._tls = tls
         self._credentials = credentials
         self._handlers: dict[int, Handler] = dict(handlers or {})

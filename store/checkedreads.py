@@ -30,7 +30,8 @@ class CheckedReads:
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueStore, repairs: QueueRepairs | None
     ) -> None:
-        """Without `repairs` (classic mode) wrong units are not repaired, and not returned."""
+        """If `repairs` is None (classic mode), wrong units are not repaired; they are never
+        returned."""
         self._commitlog = commitlog
         self._queues = queues
         self._repairs = repairs

@@ -196,7 +196,8 @@ class CommitLog:
 
     @property
     def durable_hint(self) -> int:
-        """How far the log is known to have been durable once; 0 if that is not known."""
+        """The offset up to which the log is known to have been durable once; 0 if that is not
+        known."""
         return 0 if self._mark.lost else self._mark.durable_offset
 
     @property

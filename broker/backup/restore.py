@@ -73,8 +73,8 @@ SYNC_BYTES = 64 << 20  # written between two fdatasyncs of the log
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """How much of a backup is restored: frames up to `index`, and the tables of `state` (None:
-    empty ones), which the broker brings up to there from the log."""
+    """The point to which a backup is restored: frames up to `index`, and the tables of `state`
+    (None: empty ones), which the broker brings up to that index from the log."""
 
     index: int
     state: StateFile | None

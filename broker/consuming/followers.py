@@ -1,4 +1,4 @@
-"""The replicas to which consumers of cold data may be sent (broker.consuming.reads)."""
+"""Knows the replicas to which consumers of cold data may be sent (broker.consuming.reads)."""
 
 from __future__ import annotations
 

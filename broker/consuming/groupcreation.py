@@ -1,4 +1,4 @@
-"""Consumer groups that come into being because somebody consumes in them."""
+"""Creates consumer groups when clients consume in them."""
 
 from __future__ import annotations
 

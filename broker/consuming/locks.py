@@ -23,9 +23,9 @@ this is written while nobody holds locks, or while all are renewed in time.
 
 Why no two consumers hold a lock at one time:
 - Requests are decided in rounds, one after the other. A round decides with all that earlier rounds
-  changed applied, since it waits for its command. The fate of a command that failed is unknown (it
-  may still be committed), so the next round first has an empty command applied: then all before it
-  in the log is applied or dead.
+  changed applied, since it waits for its command. The outcome of a command that failed is unknown
+  (it may still be committed), so the next round first has an empty command applied: then all before
+  it in the log is applied or dead.
 - A request that waited here in one leadership is not decided in another: a late unlock must not
   undo what its sender was granted elsewhere in the meantime.
 - A grant or a renewal is answered after a commit or a barrier that began after the request had

@@ -75,7 +75,7 @@ class FramedEngine(Engine, Protocol):
 
     @property
     def recovering(self) -> str | None:
-        """Why this replica may have lost frames that it had; None if it has not."""
+        """The reason why this replica may have lost frames that it had; None if it has not."""
         ...
 
     @property

@@ -36,7 +36,7 @@ class ReplicatedLog:
     # ---- the engine -------------------------------------------------------------------------
 
     def attach(self, engine: Engine) -> None:
-        """Set the engine; called once, by whoever makes both."""
+        """Set the engine; called once, where both are made."""
         assert self._engine is None
         self._engine = engine
 
@@ -83,8 +83,8 @@ class ReplicatedLog:
 
     @property
     def identity(self) -> Identity:
-        """How this replica registers: only a ready leader is brokerId 0; others have the id that
-        the group's configuration gave them."""
+        """The identity under which this replica registers: only a ready leader is brokerId 0;
+        others have the id that the group's configuration gave them."""
         leading = self._roles.leading
         if self._config.is_classic:
             return Identity(self._config.registration_id(leading), 0, "")

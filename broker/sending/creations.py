@@ -1,4 +1,4 @@
-"""Topics created because somebody sends to them, and the sends that wait for that.
+"""Creates topics when messages are sent to them, and keeps the sends that wait for that.
 
 The topic is created through the log. Bounds: CREATIONS_MAX topics at one time, `topicsMax` in all,
 and the bytes that the send path counts (waitingBytesMax).

@@ -210,7 +210,7 @@ class SendPath:
     def admit_plain(
         self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
     ) -> bool:
-        """Put a send on the waiting list the quick way, or refuse it for lack of room. Returns
+        """Put a send on the waiting list by the fast path, or refuse it for lack of room. Return
         False if nothing has happened and `receive` is to be tried."""
         topic = self._topics.get(send.fields.b)
         if topic is None or not topic.plain or not self._leading or self.disk_full:

@@ -1,4 +1,4 @@
-"""The group's id (dledger.identity says what it is for): a table that every replica keeps. Pure.
+"""The table with the group's id, which every replica keeps (dledger.identity has its use). Pure.
 
     {"op":"group_id","id":hex of 16 bytes,"if_absent":bool}
 

@@ -1,4 +1,4 @@
-"""Plans which fault hits whom and when, from a seed. Data in, data out; no clock, no I/O.
+"""Plans from a seed which fault hits which target, and when. Data in, data out; no clock, no I/O.
 
 The time is divided into equal slots, one per wish and repeat. Every round takes each wish once, in
 an order of its own. A fault begins in the first third of its slot and is healed before its end, so

@@ -208,7 +208,8 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class PageFate:
-    """How many of a page's changes survive: `below` the byte `split`, and `above` from there on."""
+    """The number of a page's changes that survive: `below` the byte `split`, and `above` from there
+    on."""
 
     page: int
     split: int
@@ -219,7 +220,7 @@ class PageFate:
 
 @dataclass(frozen=True, slots=True)
 class FileFate:
-    """The fate of one file; `size` is what its size becomes."""
+    """The outcome of a power cut for one file; `size` is its size afterwards."""
 
     size: int
     pages: tuple[PageFate, ...]
@@ -232,9 +233,9 @@ class FileFate:
 
 @dataclass(frozen=True, slots=True)
 class Temper:
-    """How a power cut treats pending changes. `lost` and `kept` are shares of pages; the rest is
-    torn. `order`: the part of a file's size changes and of the names that survives: 0 none, 1 all,
-    None drawn."""
+    """The way in which a power cut treats pending changes. `lost` and `kept` are shares of pages;
+    the rest is torn. `order`: the part of a file's size changes and of the names that survives: 0
+    none, 1 all, None drawn."""
 
     lost: float
     kept: float
@@ -257,7 +258,7 @@ def surviving(count: int, temper: Temper, rng: Random) -> int:
 
 
 def file_fate(file: FileChanges, size: int, temper: Temper, rng: Random) -> FileFate:
-    """Decide the fate of one file that has `size` bytes now."""
+    """Decide what a power cut leaves of one file that has `size` bytes now."""
     sizes = [change for change in file.changes if change.kind is RecordKind.SIZE]
     survive = surviving(len(sizes), temper, rng)
     final = size if survive == len(sizes) else sizes[survive].a

@@ -23,7 +23,7 @@ class HistoryError(Exception):
 
 
 class Outcome(Enum):
-    """How an operation ended, for its caller."""
+    """The outcome of an operation, as its caller knows it."""
 
     OK = "ok"
     FAIL = "fail"  # certainly not done

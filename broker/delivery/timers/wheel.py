@@ -35,8 +35,8 @@ BLOCK = 1 << _BLOCK_BITS  # offsets that are counted together
 
 
 class Progress(NamedTuple):
-    """How far deliveries are: of the messages before `end` all with a key up to (due_ms, offset)
-    are delivered; and all before `floor`."""
+    """The progress of the deliveries. Delivered are all messages before `floor` and, of those
+    before `end`, all with a key up to (due_ms, offset)."""
 
     due_ms: int = 0
     offset: int = -1
@@ -90,7 +90,7 @@ class TimerWheel:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next message is due, in ms; None: none waits."""
+        """The time at which the next message is due, in ms; None if none waits."""
         if self._late:
             return self._late[0][1]
         if self._near:

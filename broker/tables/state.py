@@ -54,21 +54,21 @@ from raftmq.broker.tables.acltable import PREFIX as ACL_PREFIX
 from raftmq.broker.tables.acltable import AclTable
 from raftmq.broker.tables.delayoffsets import DelayOffsets
 from raftmq.broker.tables.groupid import GroupIdTable
-from raftmq.broker.tables.groups import (
-    GroupTable,
-    SubscriptionGroup,
-    group_from_json,
-    group_problem,
-)
+from raftmq.broker.tables.groups import GroupTable, SubscriptionGroup, group_problem
 from raftmq.broker.tables.locktable import OwnerChange, Renewals
 from raftmq.broker.tables.offsets import Commit, OffsetTable
 from raftmq.broker.tables.sentonce import SentOnce
-from raftmq.broker.tables.topics import TopicConfig, TopicTable, topic_from_json, topic_problem
-from raftmq.broker.tables.versioned import Entry
+from raftmq.broker.tables.topics import TopicConfig, TopicTable, topic_problem
+from raftmq.broker.tables.versioned import Entry, VersionedTable
 from raftmq.ops.versions import Condition, version_of
 from raftmq.remoting.codes import ResponseCode
 
 Table = GroupIdTable | TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
+AnyTable = VersionedTable[Any]
+# The commands that change nothing but the table of offsets.
+OFFSET_COMMANDS = (
+    "commit_offsets", "reset_offsets", "reset_taken", "lock_queues", "forget_offsets",
+)  # fmt: skip
 UNMET_MAX = 1_000  # remembered; a proposer asks right after its command was applied
 
 
@@ -155,92 +155,72 @@ class BrokerState:
 
     def _apply(self, command: dict[str, Any], index: int, now_ms: int) -> Change:
         op = command["op"]
-        topics_due = index > self.topics.applied_index
-        groups_due = index > self.groups.applied_index
-        offsets_due = index > self.offsets.applied_index
-        if op.startswith(ACL_PREFIX):
-            if index > self.acl.applied_index:
-                self.acl.apply(command, now_ms)
-            return NOTHING
-        if op == "commit_offsets":
-            if offsets_due:
-                self.offsets.commit((t, g, int(q), int(o)) for t, g, q, o in command["commits"])
-            return NOTHING
-        if op == "reset_offsets":
-            if offsets_due:
-                self.offsets.reset((t, g, int(q), int(o)) for t, g, q, o in command["resets"])
-            return NOTHING
-        if op == "reset_taken":
-            if offsets_due:
-                topic_name, group_name, queue_id, offset = command["reset"]
-                self.offsets.reset_taken(topic_name, group_name, int(queue_id), int(offset))
-            return NOTHING
-        if op == "lock_queues":
-            if offsets_due:
-                self.offsets.locks.apply(command)
-            return NOTHING
-        if op == "group_id":
-            if index > self.group.applied_index:
-                self.group.apply(command)
-            return NOTHING
+        if op in ("put_topic", "delete_topic"):
+            return Change(topics=self._change("topic", self.topics, command, index, now_ms))
+        if op in ("put_group", "delete_group"):
+            return Change(groups=self._change("group", self.groups, command, index, now_ms))
         if op == "announce":
             node = str(command["node"])
             self.addresses[node] = str(command["address"])
             self.http_addresses[node] = str(command.get("http") or "")
-            return NOTHING
-        if op == "forget_offsets":
-            if offsets_due and "topic" in command:
-                self.offsets.delete_topic(str(command["topic"]))
-            elif offsets_due:
-                self.offsets.delete_group(str(command["group"]))
-            return NOTHING
-        if op == "delay_progress":
+        elif op in OFFSET_COMMANDS:
+            if index > self.offsets.applied_index:
+                self._apply_to_offsets(command)
+        elif op in ("delay_progress", "timer_progress"):
             if index > self.delays.applied_index:
-                self.delays.advance(int(command["level"]), int(command["offset"]))
-            return NOTHING
-        if op == "timer_progress":
-            if index > self.delays.applied_index:
-                self.delays.advance_timer(progress_from_json(command))
-            return NOTHING
-        if op in ("put_topic", "delete_topic"):
-            return self._change_topic(command, index, now_ms, topics_due, offsets_due)
-        if op in ("put_group", "delete_group"):
-            return self._change_group(command, index, now_ms, groups_due, offsets_due)
-        raise StateError(f"command at index {index}: unknown op {op!r}")
-
-    def _change_topic(
-        self, command: dict[str, Any], index: int, now_ms: int, topics_due: bool, offsets_due: bool
-    ) -> Change:
-        conditional = "if" in command
-        if command["op"] == "put_topic":
-            topic = topic_from_json(command["topic"])
-            name, absent = topic.name, bool(command["if_absent"])
-            met = topics_due and self._met(command, index, self.topics.get(name))
-            done = met and self.topics.put(topic, now_ms, if_absent=absent)
+                self._apply_to_delays(command)
+        elif op == "group_id":
+            if index > self.group.applied_index:
+                self.group.apply(command)
+        elif op.startswith(ACL_PREFIX):
+            if index > self.acl.applied_index:
+                self.acl.apply(command, now_ms)
         else:
-            name = str(command["topic"])
-            if offsets_due and not conditional:
-                self.offsets.delete_topic(name)
-            met = topics_due and self._met(command, index, self.topics.get(name))
-            done = met and self.topics.delete(name, now_ms)
-        return Change(topics=(name,)) if done else NOTHING
+            raise StateError(f"command at index {index}: unknown op {op!r}")
+        return NOTHING
 
-    def _change_group(
-        self, command: dict[str, Any], index: int, now_ms: int, groups_due: bool, offsets_due: bool
-    ) -> Change:
-        conditional = "if" in command
-        if command["op"] == "put_group":
-            group = group_from_json(command["group"])
-            name, absent = group.name, bool(command["if_absent"])
-            met = groups_due and self._met(command, index, self.groups.get(name))
-            done = met and self.groups.put(group, now_ms, if_absent=absent)
+    def _apply_to_offsets(self, command: dict[str, Any]) -> None:
+        op, offsets = command["op"], self.offsets
+        if op == "commit_offsets":
+            offsets.commit((t, g, int(q), int(o)) for t, g, q, o in command["commits"])
+        elif op == "reset_offsets":
+            offsets.reset((t, g, int(q), int(o)) for t, g, q, o in command["resets"])
+        elif op == "reset_taken":
+            topic, group, queue_id, offset = command["reset"]
+            offsets.reset_taken(topic, group, int(queue_id), int(offset))
+        elif op == "lock_queues":
+            offsets.locks.apply(command)
+        elif "topic" in command:  # forget_offsets
+            offsets.delete_topic(str(command["topic"]))
         else:
-            name = str(command["group"])
-            if offsets_due and command["offsets"] and not conditional:
-                self.offsets.delete_group(name)
-            met = groups_due and self._met(command, index, self.groups.get(name))
-            done = met and self.groups.delete(name, now_ms)
-        return Change(groups=(name,)) if done else NOTHING
+            offsets.delete_group(str(command["group"]))
+
+    def _apply_to_delays(self, command: dict[str, Any]) -> None:
+        if command["op"] == "delay_progress":
+            self.delays.advance(int(command["level"]), int(command["offset"]))
+        else:
+            self.delays.advance_timer(progress_from_json(command))
+
+    def _change(
+        self, kind: str, table: AnyTable, command: dict[str, Any], index: int, now_ms: int
+    ) -> tuple[str, ...]:
+        """Put or delete a topic or group; return its name if that changed the table."""
+        due = index > table.applied_index
+        if command["op"].startswith("put"):
+            entry, if_absent = table.entry_from_json(command[kind]), bool(command["if_absent"])
+            name = entry.name
+            met = due and self._met(command, index, table.get(name))
+            done = met and table.put(entry, now_ms, if_absent=if_absent)
+        else:
+            name = str(command[kind])
+            if index > self.offsets.applied_index and "if" not in command:
+                if kind == "topic":
+                    self.offsets.delete_topic(name)
+                elif command["offsets"]:
+                    self.offsets.delete_group(name)
+            met = due and self._met(command, index, table.get(name))
+            done = met and table.delete(name, now_ms)
+        return (name,) if done else ()
 
     def _met(self, command: dict[str, Any], index: int, entry: Entry | None) -> bool:
         """Return whether the command's condition, if it has one, is met by the existing entry."""

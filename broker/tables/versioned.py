@@ -35,7 +35,7 @@ class VersionedTable(Generic[E]):
         # Names changed, each with the version (counter, time) that the table had before it.
         self._changes: deque[tuple[int, int, str]] = deque(maxlen=CHANGES_MAX)
         self._json_key = json_key
-        self._entry_from_json = entry_from_json
+        self.entry_from_json = entry_from_json
 
     def get(self, name: str) -> E | None:
         return self.entries.get(name)
@@ -87,7 +87,7 @@ class VersionedTable(Generic[E]):
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         """Load a snapshot; unchanged when that raises."""
         table = value[self._json_key].items()
-        loaded = {name: self._entry_from_json(entry) for name, entry in table}
+        loaded = {name: self.entry_from_json(entry) for name, entry in table}
         counter = int(value["dataVersion"]["counter"])
         self.timestamp_ms = int(value["dataVersion"]["timestamp"])
         self.counter = counter

@@ -15,13 +15,12 @@ from msgspec import MsgspecError
 
 from raftmq.broker.sending.plainsend import PLAIN_START, decode_plain
 from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import v2_fields
+from raftmq.broker.sending.sendrequest import packed_address, v2_fields
 from raftmq.remoting.codec import RawFrame
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import JSON, RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.errors import HeaderError
-from raftmq.store.record import pack_host
 
 SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -81,10 +80,8 @@ class Processor:
 
 
 def _born_host_of(connection: Connection) -> bytes:
-    """Return BORNHOST of the connection's peer (`host:port` or `[ipv6]:port`); packed once."""
+    """Return BORNHOST of the connection's peer; packed once."""
     known: bytes | None = connection.attachment
     if known is None:
-        host, _, port = connection.peer_address.rpartition(":")
-        known = pack_host((host.strip("[]").partition("%")[0], int(port)))
-        connection.attachment = known
+        known = connection.attachment = packed_address(connection.peer_address)
     return known

@@ -27,6 +27,7 @@ from raftmq.broker.context import Context
 from raftmq.broker.errors import OutcomeUnknown, Refused, not_leader
 from raftmq.broker.sending.inside import send
 from raftmq.broker.sending.send import SendPath
+from raftmq.broker.sending.sendrequest import packed_address
 from raftmq.broker.service import Service
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.acl.needs import FORWARDED_FROM
@@ -38,7 +39,6 @@ from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
 from raftmq.store.properties import decode_properties
-from raftmq.store.record import pack_host
 
 log = logging.getLogger("raftmq.broker.reply")
 
@@ -184,9 +184,8 @@ class ReplyService:
         self, connection: Connection, header: SendHeader, body: bytes, answer: SendResponseHeader
     ) -> SendResponseHeader:
         """Store the reply; return its answer with the place, or `answer` if it is not stored."""
-        host, _, port = connection.peer_address.rpartition(":")
-        born_host = pack_host((host.strip("[]").partition("%")[0], int(port)))
         try:
+            born_host = packed_address(connection.peer_address)
             _code, stored = await send(self.sends, header, body, born_host)
         except (Refused, OutcomeUnknown) as error:
             log.warning("reply_not_stored code=%d: %s", error.code, error.remark)

@@ -139,6 +139,12 @@ def as_stored(record: MessageRecord) -> Outgoing:
     )
 
 
+def packed_address(address: str) -> bytes:
+    """Return a peer's address, `host:port` or `[ipv6]:port`, as BORNHOST is stored."""
+    host, _, port = address.rpartition(":")
+    return pack_host((host.strip("[]").partition("%")[0], int(port)))
+
+
 class SendQueue:
     """One (topic, queue) as the leader's append side sees it, for one leadership.
 

@@ -13,6 +13,7 @@ from raftmq.broker.delivery.timers.service import TimerService
 from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
 from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.sending.outcome import Ended, Sends
+from raftmq.broker.sending.sendrequest import packed_address
 from raftmq.broker.service import Service
 from raftmq.broker.tables.topics import PERM_WRITE
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -21,7 +22,6 @@ from raftmq.remoting.connection import Connection
 from raftmq.remoting.fields import text, text_or
 from raftmq.remoting.recallhandle import RecallHandle
 from raftmq.store.properties import decode_properties
-from raftmq.store.record import pack_host
 
 
 class Recalls:
@@ -53,8 +53,7 @@ class Recalls:
         late = handle.deliver_ms <= now_ms or timers.is_delivered(slot_ms)
         if late or handle.deliver_ms - now_ms > timers.timing.delay_ms_max:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
-        host, _, port = connection.peer_address.rpartition(":")
-        born_host = pack_host((host.strip("[]").partition("%")[0], int(port)))
+        born_host = packed_address(connection.peer_address)
         message = recall_message(handle, group or "recall", now_ms, born_host)
         parked = timed(message, decode_properties(message.properties), timers.timing)
         ended = Ended()

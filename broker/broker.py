@@ -25,8 +25,6 @@ from raftmq.broker.clients import ClientTable
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.construction import budget_limits, send_rules, template_topic
 from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.consuming.filteredreads import FilteredReads
-from raftmq.broker.consuming.followers import read_policy
 from raftmq.broker.consuming.groupcreation import GroupCreation
 from raftmq.broker.consuming.locks import lock_service
 from raftmq.broker.consuming.pull import PullService
@@ -210,20 +208,7 @@ class Broker:
         self.marks = ResetMarks(context, self.commits)
         self.questions = SubscriptionQuestions(self.clients)
         self.pulls = PullService(
-            config,
-            state,
-            self.clients,
-            get_messages=store.reads.get_messages,
-            filtered=FilteredReads(store),
-            commit_offset=self.commits.commit,
-            ensure_group=self.groups.ensure_bare,
-            leading=lambda: self.roles.leading,
-            reads=read_policy(context),
-            on_read_failed=self.log.read_failed,
-            clock_ms=clock_ms,
-            judge_reset=self.marks.judge,
-            on_old_subscription=self.questions.ask,
-            contained=self.contained,
+            context, self.clients, self.commits, self.groups, self.marks, self.questions
         )
         self.resets = Resets(
             context,
@@ -234,19 +219,7 @@ class Broker:
             self.pulls.holds.release_all,
         )
         self.locks = lock_service(context, self.clients)
-        queries = Queries(
-            config,
-            state,
-            store,
-            self.clients,
-            self.commits,
-            self.log.barrier,
-            lambda: self.roles.takes_commits,
-            clock_ms,
-            store.config.hot_span_bytes,
-            self.resets.reset,
-            self.access,
-        )
+        queries = Queries(context, self.clients, self.commits, self.resets, self.access)
 
         # The log, and what is kept of it.
         template = template_topic(config)
@@ -290,12 +263,9 @@ class Broker:
         group_rates = GroupRates(state, clock_ms)
         guard = Guard(lambda: self.roles.leader_address)
         acl_admin = AclAdmin(context, self.book, enabled=config.acl_enable)
-        name, address = config.broker_name, opened.address
-        progress = ProgressQueries(
-            name, address, state, store, self.clients, group_rates, self.log.barrier
-        )
-        stats = StatsQueries(state, store, group_rates, wall_ms)
-        relay = Relay(self.clients, name, store.reads.message_at, self.access)
+        progress = ProgressQueries(context, self.clients, group_rates)
+        stats = StatsQueries(context, group_rates)
+        relay = Relay(context, self.clients, self.access)
         admin = Admin(context, self.catalog, self.clients, template, lambda: runtime_info(parts))
 
         parts = Parts(

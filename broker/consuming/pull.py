@@ -22,16 +22,14 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from raftmq.broker.clients import ClientConnection, ClientTable
-from raftmq.broker.config import BrokerConfig
+from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.consuming.filteredreads import FilteredReads
 from raftmq.broker.consuming.filters import (
-    Codes,
     Filter,
     RetryMatcher,
     is_tag,
@@ -39,14 +37,15 @@ from raftmq.broker.consuming.filters import (
     parse_tags,
     unsupported,
 )
+from raftmq.broker.consuming.followers import read_policy
+from raftmq.broker.consuming.groupcreation import GroupCreation
 from raftmq.broker.consuming.hold import HoldTable
-from raftmq.broker.consuming.reads import ReadPolicy
-from raftmq.broker.consuming.resets import Wait
-from raftmq.broker.containment import Contained
+from raftmq.broker.consuming.resets import ResetMarks, Wait
+from raftmq.broker.consuming.subscriptions import SubscriptionQuestions
+from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.housekeeping import Chore
 from raftmq.broker.service import Service
-from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import PERM_READ, RETRY_PREFIX
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -79,8 +78,6 @@ CODES = {
     "OFFSET_RESET": ResponseCode.PULL_OFFSET_MOVED,
 }
 OFFSET_RESET = "OFFSET_RESET"
-# (topic, group, queue id, offset, again): see broker.consuming.resets.
-JudgeReset = Callable[[str, str, int, int, Callable[[], None]], int | Wait | None]
 EMPTY_QUEUE = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
 
 
@@ -105,44 +102,29 @@ class PullService:
 
     def __init__(
         self,
-        config: BrokerConfig,
-        state: BrokerState,
+        context: Context,
         clients: ClientTable,
-        *,
-        get_messages: Callable[[str, int, int, int, int, Codes], GetResult],
-        filtered: FilteredReads,
-        commit_offset: Callable[[str, str, int, int], bool],
-        ensure_group: Callable[[str], None],
-        leading: Callable[[], bool],
-        reads: ReadPolicy,
-        on_read_failed: Callable[[OSError, Callable[[], object]], None],
-        clock_ms: Callable[[], int],
-        judge_reset: JudgeReset,
-        on_old_subscription: Callable[[PullConnection, str], None],
-        contained: Contained | None = None,
+        commits: CommitService,
+        groups: GroupCreation,
+        marks: ResetMarks,
+        questions: SubscriptionQuestions,
     ) -> None:
-        """`commit_offset(topic, group, queue_id, offset)` takes a piggybacked commit, or does not;
-        `ensure_group` creates an unknown group where that is allowed; `on_read_failed(error,
-        again)` is called for errors of the disk, `again` being the same read; `judge_reset` is
-        `ResetMarks.judge`; `on_old_subscription(connection, group)` is called for a pull with a
-        newer subscription than the heartbeats'."""
-        self._config = config
-        self._state = state
+        """`commits` takes piggybacked commits, or does not; `groups` creates unknown groups where
+        that is allowed; `questions` asks those whose subscription is newer than the heartbeats'."""
+        self._context = context
+        self._config = context.config
+        self._state = context.state
         self._clients = clients
-        self._get_messages = get_messages
-        self._filtered = filtered
-        self._commit_offset = commit_offset
-        self._ensure_group = ensure_group
-        self._leading = leading
-        self._reads = reads
-        self._on_read_failed = on_read_failed
-        self._clock_ms = clock_ms
-        self._contained = contained or Contained()
+        self._commits = commits
+        self._groups = groups
+        self._marks = marks
+        self._questions = questions
+        self._get_messages = context.store.reads.get_messages
+        self._filtered = FilteredReads(context.store)
+        self._reads = read_policy(context)
         self.holds: HoldTable[Pull] = HoldTable(
-            config.held_pulls_max, self._again, filtered.properties_of
+            context.config.held_pulls_max, self._again, self._filtered.properties_of
         )
-        self._judge_reset = judge_reset
-        self._on_old_subscription = on_old_subscription
         self.get_count = 0  # messages
         self.results: dict[int, int] = {}  # pulls answered, by code
 
@@ -152,7 +134,7 @@ class PullService:
                 int(RequestCode.PULL_MESSAGE): self.handle,
                 int(RequestCode.LITE_PULL_MESSAGE): self.handle,
             },
-            chores=[Chore("holds", 0, lambda: self.holds.expire(self._clock_ms()))],
+            chores=[Chore("holds", 0, lambda: self.holds.expire(self._context.clock_ms()))],
         )
 
     def handle(
@@ -180,7 +162,7 @@ class PullService:
         header = PullHeader.parse(request.ext)
         pull = Pull(connection, request, header, self._check(header, connection))
         if header.sys_flag & PULL_COMMIT_OFFSET:
-            self._commit_offset(
+            self._commits.commit(
                 header.topic, header.consumer_group, header.queue_id, header.commit_offset
             )
         return self._run(pull, may_hold=bool(header.sys_flag & PULL_SUSPEND))
@@ -201,7 +183,7 @@ class PullService:
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                     f"subscription group [{header.consumer_group}] does not exist",
                 )
-            self._ensure_group(header.consumer_group)
+            self._groups.ensure_bare(header.consumer_group)
         elif not group.consume_enable:
             raise Refused(
                 ResponseCode.NO_PERMISSION,
@@ -253,7 +235,7 @@ class PullService:
         if subscription.version < header.subscription_version:
             if by_tag and is_tag(header.expression_type):
                 return Filter()  # see the module's docstring
-            self._on_old_subscription(connection, name)
+            self._questions.ask(connection, name)
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
             )
@@ -278,7 +260,7 @@ class PullService:
         moved: int | Wait | None = None
         if self._state.offsets.resets:
             where = (header.topic, header.consumer_group, header.queue_id, header.queue_offset)
-            moved = self._judge_reset(*where, lambda: self._again(pull))
+            moved = self._marks.judge(*where, lambda: self._again(pull))
         if isinstance(moved, Wait):
             return None
         result = self._read(pull)
@@ -318,7 +300,7 @@ class PullService:
         except (OSError, StoreError) as error:
             log.error("read_failed topic=%s queue=%d error=%s", *where[:2], error)
             if isinstance(error, OSError):
-                self._on_read_failed(error, read)
+                self._context.log.read_failed(error, read)
             remark = f"[DISK_ERROR] the messages cannot be read here now: {error}"
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
 
@@ -338,7 +320,7 @@ class PullService:
             code = ResponseCode.PULL_OFFSET_MOVED if moved else ResponseCode.PULL_NOT_FOUND
         else:
             code = CODES[name]
-        if code == ResponseCode.PULL_OFFSET_MOVED and not self._leading():
+        if code == ResponseCode.PULL_OFFSET_MOVED and not self._context.roles.leading:
             code = ResponseCode.PULL_NOT_FOUND
             if self._reads.sends_back and self._reads.redirects():
                 code = ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -364,7 +346,7 @@ class PullService:
             wait_ms = min(wait_ms, self._config.short_polling_time_mills)
         if wait_ms <= 0:
             return False
-        deadline_ms = self._clock_ms() + wait_ms
+        deadline_ms = self._context.clock_ms() + wait_ms
         return self.holds.hold(header.topic, header.queue_id, pull.wanted, deadline_ms, pull)
 
     def _again(self, pull: Pull) -> None:
@@ -381,4 +363,4 @@ class PullService:
             if response is not None:
                 pull.connection.write_many([encode_command(response)])
         except Exception as error:  # nothing that a consumer asks for may fail an apply
-            self._contained.failed("held_pull", error, pull.connection)
+            self._context.contained.failed("held_pull", error, pull.connection)

@@ -6,19 +6,18 @@ with an old value; everything else is served from what this replica has applied.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
 
 from raftmq.broker.clients import ClientTable
-from raftmq.broker.config import BrokerConfig
 from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.consuming.filters import TAG, is_tag, parse_expression, unsupported
+from raftmq.broker.consuming.resets import Resets
+from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.tables.groups import group_name_problem
-from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -29,23 +28,16 @@ from raftmq.remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, Unr
 
 if TYPE_CHECKING:
     from raftmq.broker.access import Access
-    from raftmq.store.messagestore import MessageStore
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """The handlers; `barrier` raises when this replica is not the (proven) leader."""
+    """The handlers of queries."""
 
-    config: BrokerConfig
-    state: BrokerState
-    store: MessageStore
+    context: Context
     clients: ClientTable
     commits: CommitService
-    barrier: Callable[[], Awaitable[None]]
-    leading: Callable[[], bool]
-    clock_ms: Callable[[], int]
-    hot_bytes: int  # size of the log's tail that counts as in memory
-    reset: Callable[[str, str, dict[int, int]], Awaitable[None]]  # broker.consuming.resets
+    resets: Resets
     access: Access
 
     def handlers(self) -> dict[int, Handler]:
@@ -70,8 +62,8 @@ class Queries:
         header = ConsumerOffsetHeader.parse(request.ext)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         await self.commits.settle(topic, group, queue_id)
-        await self.barrier()
-        offset = self.state.offsets.get(topic, group, queue_id)
+        await self.context.log.barrier()
+        offset = self.context.state.offsets.get(topic, group, queue_id)
         if offset is None and header.zero_if_not_found and self._whole_queue_hot(topic, queue_id):
             offset = 0
         if offset is None:
@@ -86,11 +78,15 @@ class Queries:
     def _whole_queue_hot(self, topic: str, queue_id: int) -> bool:
         """Return whether a new group may start at 0: nothing of the queue was deleted, and all of
         it is in memory."""
-        queue = self.store.queues.queue(topic, queue_id)
+        store = self.context.store
+        queue = store.queues.queue(topic, queue_id)
         if queue is None or queue.min_offset > 0 or queue.max_offset == 0:
             return False
         first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
-        return self.store.commitlog.max_offset - first <= self.hot_bytes
+        return (
+            self.context.store.commitlog.max_offset - first
+            <= self.context.store.config.hot_span_bytes
+        )
 
     def update_offset(self, connection: Connection, request: RemotingCommand) -> Answer:
         header = ConsumerOffsetHeader.parse(request.ext)
@@ -98,7 +94,7 @@ class Queries:
         if offset < 0 or header.queue_id < 0:
             raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
         topic, group = header.topic, header.consumer_group
-        if not request.is_oneway and not self.leading():
+        if not request.is_oneway and not self.context.roles.takes_commits:
             raise not_leader()  # first: a replica that is behind may not know the topic yet
         self._check_names(topic, group)
         if request.is_oneway:
@@ -111,7 +107,7 @@ class Queries:
         problem = group_name_problem(group)
         if problem:
             raise Refused(ResponseCode.SYSTEM_ERROR, problem)
-        if self.state.topics.get(topic) is None:
+        if self.context.state.topics.get(topic) is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
 
     async def _commit_and_answer(
@@ -125,12 +121,12 @@ class Queries:
         consumer of the group is refused, and a tool's commit is a new reset, as Apache's does for a
         single queue."""
         where = (header.topic, header.consumer_group, header.queue_id)
-        pending = self.state.offsets.reset_of(*where) is not None
+        pending = self.context.state.offsets.reset_of(*where) is not None
         if pending and not self.clients.is_consumer(connection, header.consumer_group):
-            await self.reset(header.consumer_group, header.topic, {header.queue_id: offset})
+            await self.resets.reset(header.consumer_group, header.topic, {header.queue_id: offset})
             return RemotingCommand.response_to(request)
         await self.commits.commit_and_wait(*where, offset)
-        mark = self.state.offsets.reset_of(*where)
+        mark = self.context.state.offsets.reset_of(*where)
         if mark is not None and mark != offset:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -138,14 +134,14 @@ class Queries:
                 tag="RESET_PENDING",
             )
         # A classic slave says so, because its answer proves no leadership.
-        ext = {"brokerRole": "SLAVE"} if self.config.is_slave else None
+        ext = {"brokerRole": "SLAVE"} if self.context.config.is_slave else None
         return RemotingCommand.response_to(request, ext=ext)
 
     # ---- queue offsets --------------------------------------------------------------------
 
     def _queue_header(self, request: RemotingCommand) -> QueueOffsetHeader:
         header = QueueOffsetHeader.parse(request.ext)
-        topic: TopicConfig | None = self.state.topics.get(header.topic)
+        topic: TopicConfig | None = self.context.state.topics.get(header.topic)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
         if header.queue_id < 0:
@@ -154,30 +150,32 @@ class Queries:
 
     async def max_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         header = self._queue_header(request)
-        await self.barrier()
-        queue = self.store.queues.queue(header.topic, header.queue_id)
+        await self.context.log.barrier()
+        queue = self.context.store.queues.queue(header.topic, header.queue_id)
         return _offset_answer(request, 0 if queue is None else queue.max_offset)
 
     def min_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         header = self._queue_header(request)
-        queue = self.store.queues.queue(header.topic, header.queue_id)
+        queue = self.context.store.queues.queue(header.topic, header.queue_id)
         return _offset_answer(request, 0 if queue is None else queue.min_offset)
 
     def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         header = self._queue_header(request)
         timestamp_ms = integer(request.ext, "timestamp")
-        offset = self.store.reads.offset_by_time(header.topic, header.queue_id, timestamp_ms)
+        offset = self.context.store.reads.offset_by_time(
+            header.topic, header.queue_id, timestamp_ms
+        )
         return _offset_answer(request, offset)
 
     def earliest_time(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         header = self._queue_header(request)
-        timestamp_ms = self.store.reads.earliest_store_time(header.topic, header.queue_id)
+        timestamp_ms = self.context.store.reads.earliest_store_time(header.topic, header.queue_id)
         return RemotingCommand.response_to(request, ext={"timestamp": str(timestamp_ms)})
 
     def view_message(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer VIEW_MESSAGE_BY_ID (33). Raises Refused, AclError."""
         offset = integer(request.ext, "offset")
-        record = self.store.reads.message_at(offset)
+        record = self.context.store.reads.message_at(offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by offset: {offset}")
         self.access.permit_record(connection, request, record)
@@ -191,7 +189,7 @@ class Queries:
             loads_object(request.body),
             request.language,
             request.version,
-            self.clock_ms(),
+            self.context.clock_ms(),
         )
         # Version 2 heartbeats leave subscriptions out; we always want complete ones.
         ext = {
@@ -221,7 +219,7 @@ class Queries:
         if isinstance(subscription, dict):
             kind = str(subscription.get("expressionType") or TAG)
             if not is_tag(kind):
-                if not self.config.enable_property_filter:
+                if not self.context.config.enable_property_filter:
                     raise unsupported(kind)
                 parse_expression(kind, str(subscription.get("subString") or ""))
         return RemotingCommand.response_to(request)

@@ -9,14 +9,14 @@ group with many does not hold up messages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raftmq.broker.clients import ClientTable
+from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.operating.stats import GroupRates
-from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import RETRY_PREFIX
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -38,15 +38,11 @@ HEAD_WITH_HOSTS_BYTES = HEAD_SIZE_BYTES + 24  # where both hosts may be IPv6
 
 @dataclass(frozen=True, slots=True)
 class ProgressQueries:
-    """The handlers. `address`: this broker's address, as clients know it."""
+    """The handlers of queries about progress."""
 
-    broker_name: str
-    address: str
-    state: BrokerState
-    store: MessageStore
+    context: Context
     clients: ClientTable
     rates: GroupRates
-    barrier: Callable[[], Awaitable[None]]
 
     def handlers(self) -> dict[int, Handler]:
         code = RequestCode
@@ -82,7 +78,7 @@ class ProgressQueries:
         """Answer QUERY_TOPIC_CONSUME_BY_WHO (300): the groups with connected subscribers of the
         topic, and those that committed offsets in it."""
         name = text(request.ext, "topic")
-        found = set(self.state.offsets.groups_of(name))
+        found = set(self.context.state.offsets.groups_of(name))
         found |= {g for g, group in self.clients.consumers.items() if name in group.subscriptions}
         return RemotingCommand.response_to(request, body=dumps({"groupList": sorted(found)}))
 
@@ -91,11 +87,11 @@ class ProgressQueries:
         the group's position in it."""
         name, group = text(request.ext, "topic"), text(request.ext, "group")
         topic = self._topic(name)
-        await self.barrier()
+        await self.context.log.barrier()
         spans = []
         for queue_id in range(topic.queue_count):
             low, high = self._ends(name, queue_id)
-            offset = self.state.offsets.get(name, group, queue_id) or 0
+            offset = self.context.state.offsets.get(name, group, queue_id) or 0
             newest = self._stored_ms(name, queue_id, high - 1)
             consumed = self._stored_ms(name, queue_id, offset - 1)
             behind = newest - consumed if consumed and offset < high else 0
@@ -117,9 +113,9 @@ class ProgressQueries:
     async def consume_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer GET_CONSUME_STATS (208): a group in one topic, or in all it has consumed."""
         group, name = text(request.ext, "consumerGroup"), text_or(request.ext, "topic")
-        await self.barrier()
+        await self.context.log.barrier()
         names = [name] if name else self._topics_of(group)
-        if not names and group not in self.state.groups.entries:
+        if not names and group not in self.context.state.groups.entries:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group[{group}] does not exist"
             )
@@ -131,13 +127,13 @@ class ProgressQueries:
     ) -> RemotingCommand:
         """Answer GET_BROKER_CONSUME_STATS (317): all groups; `isOrder`: only order topics."""
         ordered = boolean_or(request.ext, "isOrder", False)
-        await self.barrier()
+        await self.context.log.barrier()
         total = 0
         listed = []
-        for group in sorted({*self.state.groups.entries, *self.clients.consumers}):
+        for group in sorted({*self.context.state.groups.entries, *self.clients.consumers}):
             parts = []
             for name in self._topics_of(group):
-                topic = self.state.topics.get(name)
+                topic = self.context.state.topics.get(name)
                 if topic is None or (ordered and not topic.order):
                     continue
                 part = await self._stats(group, [name])
@@ -147,7 +143,7 @@ class ProgressQueries:
             if parts:
                 listed.append({group: parts})
         total = max(-JAVA_LONG_MAX, min(total, JAVA_LONG_MAX))  # a group may commit any offset
-        value = {"brokerAddr": self.address, "consumeStatsList": listed, "totalDiff": total}
+        value = {"brokerAddr": self.context.address, "consumeStatsList": listed, "totalDiff": total}
         return RemotingCommand.response_to(request, body=await _written(value))
 
     async def _stats(self, group: str, names: Iterable[str]) -> dict[str, Any]:
@@ -156,13 +152,13 @@ class ProgressQueries:
         tps = 0.0
         number = 0
         for name in names:
-            topic = self.state.topics.get(name)
+            topic = self.context.state.topics.get(name)
             if topic is None:
                 continue
             tps += self.rates.stats(name, group)["statsMinute"]["tps"]
             for queue_id in range(topic.read_queue_count):
                 _, high = self._ends(name, queue_id)
-                offset = self.state.offsets.get(name, group, queue_id)
+                offset = self.context.state.offsets.get(name, group, queue_id)
                 consumed = 0 if offset is None else offset
                 table[self._queue(name, queue_id)] = {
                     "brokerOffset": high,
@@ -177,19 +173,19 @@ class ProgressQueries:
 
     def _topics_of(self, group: str) -> list[str]:
         """Return the topics that the group committed offsets in, or subscribes to."""
-        found = {topic for topic, name in self.state.offsets.offsets if name == group}
+        found = {topic for topic, name in self.context.state.offsets.offsets if name == group}
         online = self.clients.consumers.get(group)
         if online is not None:
             found |= set(online.subscriptions)
         retry = RETRY_PREFIX + group
-        if found and retry in self.state.topics.entries:
+        if found and retry in self.context.state.topics.entries:
             found.add(retry)
         return sorted(found)
 
     def topics_of_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer QUERY_TOPICS_BY_CONSUMER (343)."""
         topics = self._topics_of(text(request.ext, "group"))
-        value = {"brokerAddr": self.address, "topicList": topics}
+        value = {"brokerAddr": self.context.address, "topicList": topics}
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def subscription(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -208,7 +204,7 @@ class ProgressQueries:
         subscription takes their tags."""
         topic, queue_id = text(request.ext, "topic"), integer(request.ext, "queueId")
         index, count = integer(request.ext, "index"), integer_or(request.ext, "count", 10)
-        queue = self.store.queues.queue(topic, queue_id)
+        queue = self.context.store.queues.queue(topic, queue_id)
         if queue is None:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!", retriable=False
@@ -240,21 +236,21 @@ class ProgressQueries:
     # ---- inside ---------------------------------------------------------------------------
 
     def _topic(self, name: str) -> Any:
-        topic = self.state.topics.get(name)
+        topic = self.context.state.topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
         return topic
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        return MessageQueue(topic, self.broker_name, queue_id)
+        return MessageQueue(topic, self.context.config.broker_name, queue_id)
 
     def _ends(self, topic: str, queue_id: int) -> tuple[int, int]:
-        queue = self.store.queues.queue(topic, queue_id)
+        queue = self.context.store.queues.queue(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
     def _stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Return when the message at a queue offset was stored; 0 if it is not there."""
-        return stored_ms(self.store, topic, queue_id, offset)
+        return stored_ms(self.context.store, topic, queue_id, offset)
 
 
 def stored_ms(store: MessageStore, topic: str, queue_id: int, offset: int) -> int:

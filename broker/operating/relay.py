@@ -5,11 +5,11 @@ TIMEOUT_MS, the administrator is told so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raftmq.broker.clients import ClientTable, Member
+from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.remoting.acl.signature import SIGNED_FIELDS
 from raftmq.remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader
@@ -29,11 +29,10 @@ TIMEOUT_MS = 10_000  # as Apache's broker
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The handlers. `message_at(commit log offset)` returns a record, or None."""
+    """The handlers of requests to consumers."""
 
+    context: Context
     clients: ClientTable
-    broker_name: str
-    message_at: Callable[[int], bytes | None]
     access: Access
 
     def handlers(self) -> dict[int, Handler]:
@@ -61,11 +60,11 @@ class Relay:
             _host, position = decode_offset_message_id(header.message_id or "")
         except ValueError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"msgId: {error}") from error
-        record = self.message_at(position)
+        record = self.context.store.reads.message_at(position)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no message {header.message_id} here")
         self.access.permit_record(connection, request, record)
-        request.ext = {**(request.ext or {}), "brokerName": self.broker_name}
+        request.ext = {**(request.ext or {}), "brokerName": self.context.config.broker_name}
         return await self._relay(member, request, bytes(record))
 
     async def consumer_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -23,9 +24,6 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fastjson import dumps
 from raftmq.remoting.fields import text
-
-if TYPE_CHECKING:
-    from raftmq.store.messagestore import MessageStore
 
 SAMPLE_MS = 10_000
 PAIRS_MAX = 10_000
@@ -90,12 +88,10 @@ def _keep(samples: deque[tuple[int, int]], now_ms: int, total: int, window_ms: i
 
 @dataclass(frozen=True, slots=True)
 class StatsQueries:
-    """The handler. `wall_ms` is the clock of store times."""
+    """The handler of the query."""
 
-    state: BrokerState
-    store: MessageStore
+    context: Context
     rates: GroupRates
-    wall_ms: Callable[[], int]
 
     def handlers(self) -> dict[int, Handler]:
         return {int(RequestCode.VIEW_BROKER_STATS_DATA): self.view}
@@ -103,27 +99,27 @@ class StatsQueries:
     def view(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         name, key = text(request.ext, "statsName"), text(request.ext, "statsKey")
         value: dict[str, Any] | None = None
-        if name == "TOPIC_PUT_NUMS" and key in self.state.topics.entries:
+        if name == "TOPIC_PUT_NUMS" and key in self.context.state.topics.entries:
             value = self._came(key)
         elif name == "GROUP_GET_NUMS":
             topic, _at, group = key.partition("@")
-            if (topic, group) in self.state.offsets.offsets:
+            if (topic, group) in self.context.state.offsets.offsets:
                 value = self.rates.stats(topic, group)
         if value is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def _came(self, topic: str) -> dict[str, Any]:
-        now_ms = self.wall_ms()
-        queue_ids = self.store.queues.topics().get(topic, [])
+        now_ms = self.context.wall_ms()
+        queue_ids = self.context.store.queues.topics().get(topic, [])
         value = {}
         for name, seconds in WINDOWS_S:
             total = 0
             for queue_id in queue_ids:
-                queue = self.store.queues.queue(topic, queue_id)
+                queue = self.context.store.queues.queue(topic, queue_id)
                 if queue is not None and queue.max_offset > queue.min_offset:
                     since_ms = now_ms - seconds * 1000
-                    first = self.store.reads.offset_by_time(topic, queue_id, since_ms)
+                    first = self.context.store.reads.offset_by_time(topic, queue_id, since_ms)
                     total += queue.max_offset - first
             value[name] = _window(total, seconds)
         return value

@@ -64,7 +64,7 @@ class BrokerApplication:
     ) -> None:
         """`recovering`: the log may have lost frames that this replica had applied.
         `installed_index`: the tables may reflect frames up to it that the log has not got yet
-        (dledger.install)."""
+        (dledger.snapshotinstall)."""
         self._contained = contained or Contained()
         self._recovering = recovering
         self._installed_index = installed_index

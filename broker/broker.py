@@ -77,7 +77,7 @@ from raftmq.broker.retention import Retention
 from raftmq.broker.sending.reply import ReplyService, reply_topic
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.service import RoleChange, Service
-from raftmq.broker.tables.installation import Source
+from raftmq.broker.tables.snapshotinstall import Source
 from raftmq.broker.tables.state import announce
 from raftmq.dledger.messages import RoleEvent
 from raftmq.ops.memory import Trimmer

@@ -15,7 +15,7 @@ import socket
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.construction import web_settings
 from raftmq.broker.errors import EngineError
-from raftmq.broker.tables.installation import RAFT_DIRECTORY
+from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY
 from raftmq.remoting.boundport import BoundPort
 from raftmq.store.disk import OsDisk
 from raftmq.store.identity import StoreIdentity, check_identity, note_identity

@@ -21,7 +21,7 @@ from raftmq.broker.construction import store_config, web_settings
 from raftmq.broker.replication.peerproof import Gates, make_gates
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.configfiles import ConfigFiles
-from raftmq.broker.tables.installation import RAFT_DIRECTORY, prepare
+from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY, prepare
 from raftmq.broker.tables.state import BrokerState
 from raftmq.ops.metrics import Timings
 from raftmq.remoting.aclfile import AccountFile
@@ -51,7 +51,7 @@ class Opened:
     store: MessageStore
     fsync: Timings  # of the CommitLog
     files: ConfigFiles | None  # classic mode's tables
-    installed_index: int  # tables may be ahead of the log up to here (tables.installation)
+    installed_index: int  # tables may be ahead of the log up to here (tables.snapshotinstall)
     covered_index: int  # up to here the snapshots reach that were loaded
     accounts: AccountFile
     gates: Gates

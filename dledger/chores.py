@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from raftmq.dledger.enforcement import Enforcement
 from raftmq.dledger.flusher import LogFlusher
 from raftmq.dledger.healer import Healer
-from raftmq.dledger.installer import Installer
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import Roster
+from raftmq.dledger.snapshotinstaller import Installer
 
 log = logging.getLogger("raftmq.dledger.member")
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import RaftError
-from raftmq.dledger.installer import Installer
 from raftmq.dledger.messages import NodeId, Role
 from raftmq.dledger.preference import Preference, Seen
 from raftmq.dledger.progress import Progress
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.relief import Relief
+from raftmq.dledger.snapshotinstaller import Installer
 
 log = logging.getLogger("raftmq.dledger.handover")
 

@@ -410,7 +410,7 @@ class Leading:
     def _try_stranded(self, progress: Progress, last_index: int) -> None:
         """Probe a stranded follower whose log is now long enough to meet ours. If its frames are
         other ones the probe strands it again, and it is not tried before its log has changed
-        (install.py)."""
+        (snapshotinstall.py)."""
         if progress.tried_last == last_index:
             return
         progress.tried_last = last_index

@@ -121,7 +121,7 @@ class RaftLog:
             log.restore_front(start)
             log.delete_before(start)  # killed between noting and removing
             if not log.segments() and start > log.min_offset:
-                log.start_at(start)  # installed (dledger.installation), and nothing written since
+                log.start_at(start)  # installed (dledger.snapshotmarker), and nothing written since
         elif log.segments() or log.durable_hint:
             log.restore_front(start)
         self.index = LogIndex(self._first, self._previous_term, log.min_offset)

@@ -35,9 +35,6 @@ from raftmq.dledger.handover import Succession
 from raftmq.dledger.healer import Healer
 from raftmq.dledger.identity import GroupIdentity, file_of
 from raftmq.dledger.inbox import Inbox
-from raftmq.dledger.install import InstallChunk, InstallMessage, InstallOffer, InstallRequest
-from raftmq.dledger.installation import pending
-from raftmq.dledger.installer import InstallationSource, Installer
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import TERM_MAX, HardState, NodeId, Role
 from raftmq.dledger.peers import PeerLinks
@@ -53,6 +50,14 @@ from raftmq.dledger.roster import Roster, members_of
 from raftmq.dledger.saver import HardStateSaver
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.snapshotinstall import (
+    InstallChunk,
+    InstallMessage,
+    InstallOffer,
+    InstallRequest,
+)
+from raftmq.dledger.snapshotinstaller import Installer, SnapshotSource
+from raftmq.dledger.snapshotmarker import pending
 from raftmq.dledger.stallclock import StallAwareClock
 from raftmq.dledger.state import Random
 from raftmq.dledger.status import repairing_status, status_of
@@ -92,12 +97,12 @@ class RaftMember:
         wall_ms: Callable[[], int],
         on_fatal: Callable[[str], None],
         listen_socket: socket.socket | None = None,
-        source: InstallationSource | None = None,
+        source: SnapshotSource | None = None,
     ) -> None:
         """`clock_ms` never goes back; `wall_ms` stamps frames. `on_fatal(reason)` is called at
         most once; the process should end then. `listen_socket` is bound already (tests).
         Without a `source` no snapshot install is sent or taken."""
-        assert not pending(disk, config.directory), "an installation is to be carried out first"
+        assert not pending(disk, config.directory), "a snapshot install is to be carried out first"
         directory = config.directory
         disk_failed = partial(self._fail, disk=True)
         self.config = config

@@ -2,7 +2,8 @@
 
 PROBE: where the logs meet is not known; one request at a time. REPLICATE: it is known; requests
 are pipelined, bounded by messages and by bytes in flight. STRANDED: retention deleted the frames
-the follower needs; it gets heartbeats only, until its own log reaches ours again (install.py).
+the follower needs; it gets heartbeats only, until its own log reaches ours again
+(snapshotinstall.py).
 
 Invariants: match_index < next_index; what is in flight lies between them.
 """

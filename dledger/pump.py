@@ -279,7 +279,7 @@ class Pump:
             self.on_fatal(failure)
 
     def silence(self, reason: str) -> None:
-        """Stop sending and receiving for good: an installation takes the place of this log."""
+        """Stop sending and receiving for good: a group snapshot takes the place of this log."""
         self.life.failure = reason
         self._end()
         self.links.abort()

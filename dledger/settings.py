@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.install import InstallTiming
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.peers import LinkConfig, PeerAddress
 from raftmq.dledger.preference import PreferenceLimits
 from raftmq.dledger.repair import RepairTiming
+from raftmq.dledger.snapshotinstall import InstallTiming
 from raftmq.dledger.state import CoreConfig
 
 SCRUB_BYTES_PER_S = 8 << 20  # a terabyte in a day and a half

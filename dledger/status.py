@@ -20,7 +20,7 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
       lead; `inflight`, the number of requests; `contact_ms`, how long ago it was heard last (a
       follower knows that of its leader).
     - `healing`: `repairing`, `damaged`, `damaged_count`, `mended`, `scrub` (healer.py) and
-      `installing`, `behind_bytes` (installer.py).
+      `installing`, `behind_bytes` (snapshotinstaller.py).
     - `preferred`: the preferred leader, if any.
     - `election_backoff`: the election back-off, the factor on the configured election time-outs
       (electionbackoff.py)."""

@@ -28,10 +28,10 @@ Sender and receiver of a message are those of its connection, so they are not re
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
 are verified here before anybody sees them. The bytes of a RepairResponse may be a part of a frame,
 those of an InstallChunk are a part of a parcel: they are verified where the parts are put together
-(dledger.repair, dledger.install). Anything malformed raises WireError: the connection it came from
-is useless from then on, and nothing else is. So does a term above TERM_MAX, of a message or of a
-frame in it, and an index, offset or round that is negative or above NUMBER_MAX: none of them gets
-past this module.
+(dledger.repair, dledger.snapshotinstall). Anything malformed raises WireError: the connection it
+came from is useless from then on, and nothing else is. So does a term above TERM_MAX, of a message
+or of a frame in it, and an index, offset or round that is negative or above NUMBER_MAX: none of
+them gets past this module.
 """
 
 from __future__ import annotations
@@ -43,14 +43,6 @@ from operator import attrgetter
 
 from google_crc32c import value as crc32c
 
-from raftmq.dledger.install import (
-    CHUNK_BYTES,
-    INSTALLATION_BYTES_MAX,
-    InstallChunk,
-    InstallMessage,
-    InstallOffer,
-    InstallRequest,
-)
 from raftmq.dledger.messages import (
     TERM_MAX,
     AppendRequest,
@@ -69,6 +61,14 @@ from raftmq.dledger.repair import (
     RepairRequest,
     RepairResponse,
     Standing,
+)
+from raftmq.dledger.snapshotinstall import (
+    CHUNK_BYTES,
+    GROUP_SNAPSHOT_BYTES_MAX,
+    InstallChunk,
+    InstallMessage,
+    InstallOffer,
+    InstallRequest,
 )
 from raftmq.store.frame import (
     HEADER_SIZE_BYTES,
@@ -377,7 +377,7 @@ class MessageReader:
 
     def _parse_chunk(self, fields: tuple[int, ...], data: bytes) -> InstallChunk:
         term, number, offset, size_bytes = fields
-        if size_bytes > INSTALLATION_BYTES_MAX or offset + len(data) > size_bytes:
+        if size_bytes > GROUP_SNAPSHOT_BYTES_MAX or offset + len(data) > size_bytes:
             raise WireError(f"{len(data)} bytes at {offset} of a parcel of {size_bytes}")
         return InstallChunk(self._sender, self._to, term, number, offset, size_bytes, data)
 

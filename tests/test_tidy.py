@@ -83,7 +83,7 @@ CORE = [
     "dledger/leading.py",
     "dledger/relief.py",
     "dledger/repair.py",
-    "dledger/install.py",
+    "dledger/snapshotinstall.py",
     "dledger/stallclock.py",
     "dledger/appendthrottle.py",
     "dledger/electionbackoff.py",

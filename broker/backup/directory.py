@@ -3,7 +3,7 @@
     DIR/manifest.json       what this is; written last, put in place by a rename
     DIR/progress.json       while a backup is in progress
     DIR/commitlog/%020d     segments, as long as they were copied
-    DIR/states/%020d.json   tables and queues' beginnings as of that frame (as in installations)
+    DIR/states/%020d.json   tables and queues' beginnings as of that frame (as in group snapshots)
     DIR/lock                held while a backup is taken
 
 A directory without manifest.json is no backup. Everything that a manifest names is durable before

@@ -1,9 +1,9 @@
 """Stores of a new group, made from a backup. Blocking.
 
-A store is made as a snapshot install is carried out (broker.tables.installation): the tables, where
-queues begin, where the log begins. Then the log's frames are written as a follower writes them, so
-their bytes stand where they stood. Up to the tables' frame they are dispatched at once; frames
-behind it are applied by the broker itself when it starts: there is one way to apply frames.
+A store is made as a snapshot install is carried out (broker.tables.snapshotinstall): the tables,
+where queues begin, where the log begins. Then the log's frames are written as a follower writes
+them, so their bytes stand where they stood. Up to the tables' frame they are dispatched at once;
+frames behind it are applied by the broker itself when it starts: there is one way to apply frames.
 
 The members: the log may hold configurations of the old group, and those are in force from their
 append on (dledger.configuration). So one frame is added behind everything: a configuration with the
@@ -38,14 +38,14 @@ from raftmq.broker.backup.settings import store_config_of
 from raftmq.broker.backup.states import decode
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.groupid import group_id
-from raftmq.broker.tables.installation import (
+from raftmq.broker.tables.snapshotinstall import (
     RAFT_DIRECTORY,
     RESTORING,
     BrokerCapture,
     carry_out,
 )
 from raftmq.broker.tables.state import BrokerState
-from raftmq.dledger import installation
+from raftmq.dledger import snapshotmarker
 from raftmq.dledger.configuration import (
     MEMBERS_MAX,
     SIZE_BYTES_MAX,
@@ -56,11 +56,11 @@ from raftmq.dledger.configuration import (
 from raftmq.dledger.configurationfile import ConfigurationFile
 from raftmq.dledger.hardstate import HardStateFile
 from raftmq.dledger.identity import file_of
-from raftmq.dledger.install import Installation
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import HardState
 from raftmq.dledger.promises import Promises
 from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.snapshotinstall import GroupSnapshot
 from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
 from raftmq.store.config import StoreConfig
 from raftmq.store.disk import Disk, OsDisk
@@ -279,7 +279,7 @@ def _install(
         tables = snapshot.capture(BrokerState())
     else:
         tables = decode(point.state, directory.state(point.state)).tables
-    noted = Installation(
+    noted = GroupSnapshot(
         manifest.first_index,
         manifest.previous_term,
         manifest.begin,
@@ -288,7 +288,7 @@ def _install(
         b"",
         BrokerCapture(tables, queues).encode(),
     )
-    installation.note(disk, RAFT_DIRECTORY, noted.encode())
+    snapshotmarker.note(disk, RAFT_DIRECTORY, noted.encode())
     carry_out(disk, config, RAFT_DIRECTORY)
     # The file says that tables may be ahead of the log: here they are not.
     disk.remove(f"{RAFT_DIRECTORY}/installed")

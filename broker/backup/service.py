@@ -5,7 +5,7 @@ Ext `op`:
     mark    at the leader: body {"index"}: all that was acknowledged before is at or below it
     begin   `atLeast`: wait until so much is applied here, then copy the tables and note where the
             log ends with that frame. Body: facts; ext: `session`, `size` of the parcel, `end`
-    state   `session`, `offset`: a chunk of the parcel, which is an installation (dledger.install)
+    state   `session`, `offset`: a chunk of the parcel, a group snapshot (dledger.snapshotinstall)
     read    `session`, `position`, `size`: bytes of the log, fewer where a segment ends
     damaged `session`, `position`: what was read there is no frame. If so it is fetched from a peer
     end     `session`: it is done
@@ -41,8 +41,12 @@ from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.keeper import finished
 from raftmq.broker.replication.engine import RaftEngine
 from raftmq.broker.service import Service
-from raftmq.broker.tables.installation import BrokerCapture, capture
-from raftmq.dledger.install import INSTALLATION_BYTES_MAX, Installation, configuration_part
+from raftmq.broker.tables.snapshotinstall import BrokerCapture, capture
+from raftmq.dledger.snapshotinstall import (
+    GROUP_SNAPSHOT_BYTES_MAX,
+    GroupSnapshot,
+    configuration_part,
+)
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
@@ -142,7 +146,7 @@ class Backups:
         segment_size_bytes = context.store.commitlog.segment_size_bytes
 
         def encoded() -> bytes:
-            return Installation(
+            return GroupSnapshot(
                 first,
                 previous_term,
                 facts.begin,
@@ -156,9 +160,9 @@ class Backups:
         try:
             session.parcel = await finished(loop.run_in_executor(None, encoded))
         finally:
-            if not 0 < len(session.parcel) <= INSTALLATION_BYTES_MAX:
+            if not 0 < len(session.parcel) <= GROUP_SNAPSHOT_BYTES_MAX:
                 self._sessions.pop(name, None)
-        if len(session.parcel) > INSTALLATION_BYTES_MAX:
+        if len(session.parcel) > GROUP_SNAPSHOT_BYTES_MAX:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the tables have {len(session.parcel)} bytes")
         log.info(
             "backup_begun session=%s index=%d begin=%d end=%d",

@@ -21,7 +21,11 @@ from raftmq.broker.backup.protocol import (
     decode_facts,
 )
 from raftmq.dledger.appendthrottle import NEVER_DUE_MS, AppendThrottle
-from raftmq.dledger.install import Installation, InstallationDamaged, decode_installation
+from raftmq.dledger.snapshotinstall import (
+    GroupSnapshot,
+    GroupSnapshotDamaged,
+    decode_group_snapshot,
+)
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -39,11 +43,11 @@ class Overtaken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The data to copy: the log in [installation.position, end), and the installation's state. The
+    """The data to copy: the log in [snapshot.position, end), and the group snapshot's state. The
     state is that at the log's last frame, or at an earlier frame if the replica is stopped.
     `confirmed`: a leader said that nothing acknowledged before is missing."""
 
-    installation: Installation
+    snapshot: GroupSnapshot
     facts: Facts
     end: int
     confirmed: bool
@@ -100,10 +104,10 @@ class RemoteSource:
         try:
             facts = decode_facts(answer.body)
             self._session, size, end = ext["session"], int(ext["size"]), int(ext["end"])
-            installation = decode_installation(await self._parcel(size))
-        except (KeyError, ValueError, msgspec.MsgspecError, InstallationDamaged) as error:
+            snapshot = decode_group_snapshot(await self._parcel(size))
+        except (KeyError, ValueError, msgspec.MsgspecError, GroupSnapshotDamaged) as error:
             raise BackupError(f"{self.address} answered nonsense: {error!r}") from error
-        return Offer(installation, facts, end, self._confirm)
+        return Offer(snapshot, facts, end, self._confirm)
 
     async def read(self, position: int, size: int) -> bytes:
         size = min(size, self._read_bytes)

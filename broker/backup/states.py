@@ -1,5 +1,5 @@
-"""The states in a backup, in an installation's form, whatever version wrote them
-(broker.tables.installation).
+"""The states in a backup, in a group snapshot's form, whatever version wrote them
+(broker.tables.snapshotinstall).
 
 A table that the program which took the backup did not know begins empty, at frame 0. As after an
 upgrade of a broker, the commands for it that the log still holds are then applied. A table that
@@ -15,8 +15,8 @@ import orjson
 from raftmq.broker.backup.manifest import BackupDamaged, BackupError, StateFile
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.installation import decode_state
 from raftmq.broker.tables.snapshot import INDEX_KEY, Snapshot
+from raftmq.broker.tables.snapshotinstall import decode_state
 from raftmq.broker.tables.state import BrokerState
 
 

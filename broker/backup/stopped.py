@@ -25,13 +25,13 @@ from raftmq.broker.backup.source import Offer
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.construction import store_config
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.installation import MANIFEST, RAFT_DIRECTORY, RESTORING, BrokerCapture
+from raftmq.broker.tables.snapshotinstall import MANIFEST, RAFT_DIRECTORY, RESTORING, BrokerCapture
 from raftmq.broker.tables.state import BrokerState
-from raftmq.dledger import installation
+from raftmq.dledger import snapshotmarker
 from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
-from raftmq.dledger.install import Installation
 from raftmq.dledger.log import read_trim_note
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.dledger.snapshotinstall import GroupSnapshot
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueueStore
@@ -156,7 +156,7 @@ class StoppedSource:
         queues = self._queues(disk, confirmed, begin) if begin else []
         content = BrokerCapture(tables, queues).encode()
         size = stores.segment_size_bytes
-        found = Installation(first, previous_term, begin, tables.applied_index, size, b"", content)
+        found = GroupSnapshot(first, previous_term, begin, tables.applied_index, size, b"", content)
         facts = self._facts(index, last_term, begin, max(term, last_term))
         return Offer(found, facts, end, False)
 
@@ -187,7 +187,7 @@ class StoppedSource:
             raise BackupError(f"{root} is not the store of a Raft replica")
         if (root / RESTORING).exists():
             raise BackupError(f"{root} is half restored from a backup")
-        if installation.pending(UnwrittenDisk(str(root)), RAFT_DIRECTORY):
+        if snapshotmarker.pending(UnwrittenDisk(str(root)), RAFT_DIRECTORY):
             raise BackupError(f"{root} is being refilled from its leader: start the replica first")
 
     def _end(

@@ -93,11 +93,11 @@ class _Copying:
         self._check_known()
         offer = await self._source.begin(old.commit_index if old else 0)
         self._check_same_group(offer)
-        installation = offer.installation
-        size = installation.segment_size_bytes
-        before = (installation.first_index - 1, installation.previous_term)
+        snapshot = offer.snapshot
+        size = snapshot.segment_size_bytes
+        before = (snapshot.first_index - 1, snapshot.previous_term)
         parts: list[Part] = []
-        for start in range(installation.position, offer.end, size):
+        for start in range(snapshot.position, offer.end, size):
             part = await self._segment(start, min(start + size, offer.end), before, size)
             parts.append(part)
             before = (part.last.index, part.last.term)
@@ -123,7 +123,7 @@ class _Copying:
         old = self._old
         if old is None:
             return
-        size = offer.installation.segment_size_bytes
+        size = offer.snapshot.segment_size_bytes
         if old.group != offer.facts.group or old.segment_size_bytes != size:
             raise self._another_log(
                 f"a backup of group {old.group} with segments of {old.segment_size_bytes} bytes;"
@@ -214,7 +214,7 @@ class _Copying:
     # -- the manifest -------------------------------------------------------------------------
 
     def _manifest(self, offer: Offer, parts: list[Part]) -> Manifest:
-        facts, installation = offer.facts, offer.installation
+        facts, snapshot = offer.facts, offer.snapshot
         states = self._states(offer)
         taken = datetime.fromtimestamp(facts.time_ms / 1000, UTC)
         return Manifest(
@@ -231,11 +231,11 @@ class _Copying:
             commit_index=facts.index,
             term=facts.term,
             current_term=facts.current_term,
-            first_index=installation.first_index,
-            previous_term=installation.previous_term,
-            begin=installation.position,
+            first_index=snapshot.first_index,
+            previous_term=snapshot.previous_term,
+            begin=snapshot.position,
             end=offer.end,
-            segment_size_bytes=installation.segment_size_bytes,
+            segment_size_bytes=snapshot.segment_size_bytes,
             settings=facts.settings,
             messages=sum(part.messages for part in parts),
             segments=tuple(parts),
@@ -244,11 +244,11 @@ class _Copying:
 
     def _states(self, offer: Offer) -> tuple[StateFile, ...]:
         """Return the new state and the latest earlier ones that the log still reaches back to."""
-        installation = offer.installation
+        snapshot = offer.snapshot
         new = self._directory.save_state(
-            installation.applied_index, offer.facts.time_ms, installation.state
+            snapshot.applied_index, offer.facts.time_ms, snapshot.state
         )
         old = self._old.states if self._old else ()
-        oldest = installation.first_index - 1
+        oldest = snapshot.first_index - 1
         kept = [state for state in old if oldest <= state.index < new.index]
         return (*kept[-(self._states_kept - 1) :], new) if self._states_kept > 1 else (new,)

@@ -90,7 +90,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
 
 
 def _installing(state: object) -> str:
-    """Return a snapshot install's progress (dledger.install); "" if there is none."""
+    """Return a snapshot install's progress (dledger.snapshotinstall); "" if there is none."""
     if not isinstance(state, dict):
         return ""
     if state["noted"]:

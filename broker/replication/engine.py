@@ -20,12 +20,12 @@ from raftmq.dledger.applier import Application
 from raftmq.dledger.flusher import FlushMode
 from raftmq.dledger.gate import Gate, GuardedNetwork
 from raftmq.dledger.index import LogIndex
-from raftmq.dledger.installer import InstallationSource
 from raftmq.dledger.member import RaftMember
 from raftmq.dledger.network import Network
 from raftmq.dledger.peers import LinkConfig, PeerAddress
 from raftmq.dledger.preference import PreferenceLimits
 from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.snapshotinstaller import SnapshotSource
 from raftmq.dledger.state import CoreConfig
 from raftmq.dledger.wire import GROUP_ID_VERSION
 from raftmq.store.disk import Disk
@@ -149,7 +149,7 @@ def make_engine(
     wall_ms: Callable[[], int],
     on_fatal: Callable[[str], None],
     listen_socket: socket.socket | None = None,
-    source: InstallationSource | None = None,
+    source: SnapshotSource | None = None,
     network: Network | None = None,
     gate: Gate | None = None,
 ) -> FramedEngine:

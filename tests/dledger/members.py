@@ -17,11 +17,11 @@ from pathlib import Path
 
 from raftmq.dledger.errors import Busy, NotLeader
 from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.installer import InstallationSource
 from raftmq.dledger.member import RaftMember
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.dledger.peers import PeerAddress
 from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.snapshotinstaller import SnapshotSource
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import OsFile
@@ -177,7 +177,7 @@ class Node:
         self.fatal: list[str] = []
         self.running = False
         self.snapshot_index = 0
-        self.source: InstallationSource | None = None
+        self.source: SnapshotSource | None = None
         self.settings: dict[str, object] = {}  # other than the group's
         self.sock = _bound()
         self.port = self.sock.getsockname()[1]

@@ -21,7 +21,6 @@ from raftmq.dledger.configuration import (
 )
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import MessageRefused
-from raftmq.dledger.install import InstallChunk, InstallOffer, InstallRequest
 from raftmq.dledger.messages import (
     TERM_MAX,
     AppendOrder,
@@ -37,6 +36,7 @@ from raftmq.dledger.messages import (
     VoteResponse,
 )
 from raftmq.dledger.repair import Outcome, RepairRequest, RepairResponse, Standing
+from raftmq.dledger.snapshotinstall import InstallChunk, InstallOffer, InstallRequest
 from raftmq.dledger.wire import NUMBER_MAX, MessageReader, PeerMessage, WireError, encode_message
 from raftmq.store.frame import Frame, seal_frame
 from tests.dledger.group import Group, Member

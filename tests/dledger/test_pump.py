@@ -212,13 +212,13 @@ def test_a_call_from_within_leaves_the_work_to_the_pump_that_runs() -> None:
 
 def test_a_silenced_member_sends_nothing_and_its_disk_is_not_blamed() -> None:
     world = World()
-    world.pump.silence("an installation")
+    world.pump.silence("a group snapshot")
     assert world.trace == [
         "stop applying",
         "abort",
-        ("close proposals", "an installation"),
+        ("close proposals", "a group snapshot"),
         "close reads",
     ]
     world.pump.fail("late", OSError())
     assert len(world.trace) == 4
-    assert world.pump.life.failure == "an installation"
+    assert world.pump.life.failure == "a group snapshot"

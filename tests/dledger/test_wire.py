@@ -6,7 +6,6 @@ import pytest
 from google_crc32c import value as crc32c
 
 from raftmq.dledger import wire
-from raftmq.dledger.install import CHUNK_BYTES, InstallChunk, InstallOffer, InstallRequest
 from raftmq.dledger.messages import (
     TERM_MAX,
     AppendRequest,
@@ -24,6 +23,7 @@ from raftmq.dledger.repair import (
     RepairResponse,
     Standing,
 )
+from raftmq.dledger.snapshotinstall import CHUNK_BYTES, InstallChunk, InstallOffer, InstallRequest
 from raftmq.dledger.wire import (
     VERSION,
     GroupAnnounced,

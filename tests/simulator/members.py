@@ -79,7 +79,7 @@ class Members:
             for (at, term), configuration in self._proposed.items()
             if index.first_index <= at <= index.last_index and index.term_at(at) == term
         ]
-        # Retention took the frames of some; an installation may name one that is yet to come.
+        # Retention took the frames of some; a group snapshot may name one that is yet to come.
         gone = max(index.first_index - 1, node.saved[0] if node.saved else 0)
         found += [entry for entry in self._committed if entry[0] <= gone and entry not in found]
         found.sort(key=lambda entry: -entry[0])

@@ -14,7 +14,6 @@ from raftmq.dledger.configuration import Change, Configuration, encode_configura
 from raftmq.dledger.configurationfile import ConfigurationFile, starting_configurations
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import Busy, ChangeRefused, FrameDamaged, NotLeader, UnknownTarget
-from raftmq.dledger.install import InstallMessage
 from raftmq.dledger.log import LogSyncTicket, RaftLog
 from raftmq.dledger.messages import (
     AppendOrder,
@@ -28,6 +27,7 @@ from raftmq.dledger.messages import (
 from raftmq.dledger.promises import Promises
 from raftmq.dledger.repair import RepairRequest, RepairResponse
 from raftmq.dledger.slots import SLOT_SIZE_BYTES
+from raftmq.dledger.snapshotinstall import InstallMessage
 from raftmq.dledger.wire import GroupAnnounced, PeerMessage
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog

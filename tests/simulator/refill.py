@@ -3,7 +3,7 @@
 `RefillWorld(seed)` is the world of that seed with more in it, all of it drawn from a generator of
 its own: replicas write snapshots of what they applied and let covered segments go; now and then one
 is away for long, with or without its disk. Who is stranded then is refilled by the real code
-(dledger.install, dledger.installation), and dies in the middle of it more often than not.
+(dledger.snapshotinstall, dledger.snapshotmarker), and dies in the middle of it more often than not.
 
 `Machine` stands for the broker's state: tables (a digest over all that was applied), and queues,
 whose numbers have to go on although their messages are gone.
@@ -18,10 +18,14 @@ from typing import Any
 import orjson
 from google_crc32c import value as crc32c
 
-from raftmq.dledger import installation
-from raftmq.dledger.install import (
+from raftmq.dledger import snapshotmarker
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import Role
+from raftmq.dledger.progress import PeerState
+from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.snapshotinstall import (
     Donor,
-    Installation,
+    GroupSnapshot,
     InstallChunk,
     InstallMessage,
     InstallOffer,
@@ -29,13 +33,9 @@ from raftmq.dledger.install import (
     InstallTiming,
     Receiver,
     configuration_part,
-    decode_installation,
+    decode_group_snapshot,
     lacks,
 )
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import Role
-from raftmq.dledger.progress import PeerState
-from raftmq.dledger.slots import SlotFile
 from raftmq.dledger.wire import PeerMessage
 from raftmq.store.frame import Frame, FrameKind
 from tests.simulator.checks import Checker
@@ -97,14 +97,14 @@ class Machine:
         machine.digest = bytes.fromhex(value["digest"])
         return machine
 
-    # what the application's part of an installation does
+    # what the application's part of a group snapshot does
 
     def capture(self) -> bytes:
         value = {"digest": self.digest.hex(), "begins": self.begins}
         return orjson.dumps(value)
 
     @staticmethod
-    def installed(noted: Installation) -> Machine:
+    def installed(noted: GroupSnapshot) -> Machine:
         machine = Machine.load(orjson.loads(noted.state))
         machine.tables_index = noted.applied_index
         machine.dispatched_index = noted.first_index - 1
@@ -177,7 +177,7 @@ class Refiller:
     def _make_parcel(self) -> None:
         node = self.node
         index, commitlog = node.log.index, node.commitlog
-        parcel = Installation(
+        parcel = GroupSnapshot(
             index.first_index,
             index.previous_term,
             commitlog.min_offset,
@@ -220,7 +220,7 @@ class Refiller:
     def _take(self, chunk: InstallChunk) -> None:
         data = self.receiver.step(chunk, self.world.now_ms)
         if data is not None:
-            noted = decode_installation(data)
+            noted = decode_group_snapshot(data)
             if self.is_wanted(noted.first_index, noted.previous_term):
                 self.node.install(noted, data)
 
@@ -239,7 +239,7 @@ class RefilledNode(SimNode):
     def before_open(self) -> None:
         """Carry out what is noted; it may die in the middle."""
         world = self.refill_world
-        if not installation.pending(self.disk, RAFT):
+        if not snapshotmarker.pending(self.disk, RAFT):
             return
         if not world.healed and world.own.random() < 0.6:
             self.disk.crash_after(world.own.randint(1, 25))
@@ -256,13 +256,13 @@ class RefilledNode(SimNode):
     def carry_out(self) -> None:
         """Raises SimCrash."""
         disk = self.disk
-        noted = installation.read(disk, RAFT)
+        noted = snapshotmarker.read(disk, RAFT)
         if disk.exists(STATE):
             disk.remove(STATE)
             disk.sync_directory("state")
-        installation.begin_log(disk, RAFT, noted, "commitlog", "checkpoint")
+        snapshotmarker.begin_log(disk, RAFT, noted, "commitlog", "checkpoint")
         write_machine(disk, self.machine_class.installed(noted))
-        installation.done(disk, RAFT)
+        snapshotmarker.done(disk, RAFT)
 
     def make_log(self, cache_bytes_max: int) -> RaftLog:
         return RaftLog(self.commitlog, SlotFile(self.disk, f"{RAFT}/trim"), cache_bytes_max)
@@ -273,7 +273,7 @@ class RefilledNode(SimNode):
         machine = self.machine = read_machine(self.disk)
         ahead = machine.tables_index > index.last_index
         if ahead and not self.lost:
-            if machine.tables_index > installation.installed_index(self.disk, RAFT):
+            if machine.tables_index > snapshotmarker.installed_index(self.disk, RAFT):
                 self.world.checker.fail(f"{self.name} has tables of frame {machine.tables_index}")
         machine.cut(index.last_index, index.end_position)
         machine.let_go(self.commitlog.min_offset)
@@ -294,7 +294,7 @@ class RefilledNode(SimNode):
         elif self.up:
             self.refiller.on_message(message)
 
-    def install(self, noted: Installation, data: bytes) -> None:
+    def install(self, noted: GroupSnapshot, data: bytes) -> None:
         """Fall silent, note it, end; the next start carries it out."""
         world = self.refill_world
         world.note(f"{self.name} {self.log.index} takes {noted.first_index} at {noted.position}")
@@ -302,7 +302,7 @@ class RefilledNode(SimNode):
         if not world.healed and world.own.random() < 0.3:
             self.disk.crash_after(world.own.randint(1, 8))
         try:
-            installation.note(self.disk, RAFT, data)
+            snapshotmarker.note(self.disk, RAFT, data)
         except SimCrash:
             world.torn += 1
         self.crash(power=world.profile.durable and world.own.random() < 0.3)
@@ -343,7 +343,7 @@ class RefillChecker(Checker):
     is thrown away that counts.
 
     - whoever applied the same frames has the same tables, and gives a message the same number;
-    - a log that goes away for an installation has no committed frame that this does not cover."""
+    - a log that goes away for a group snapshot has no committed frame that this does not cover."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -361,7 +361,7 @@ class RefillChecker(Checker):
         if known != machine.digest:
             self.fail(f"{node.name} has other tables as of frame {machine.tables_index}")
 
-    def installing(self, node: SimNode, noted: Installation) -> None:
+    def installing(self, node: SimNode, noted: GroupSnapshot) -> None:
         for frame in self.log_of(node):
             if frame.index >= noted.first_index and self.is_committed(frame):
                 self.fail(f"{node.name} throws {frame} away for {noted.first_index}")

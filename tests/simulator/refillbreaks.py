@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import orjson
 
-from raftmq.dledger import installation
-from raftmq.dledger.install import Installation
+from raftmq.dledger import snapshotmarker
+from raftmq.dledger.snapshotinstall import GroupSnapshot
 from tests.simulator.refill import (
     RAFT,
     STATE,
@@ -20,7 +20,7 @@ from tests.simulator.refill import (
 
 class _NoQueues(Machine):
     @staticmethod
-    def installed(noted: Installation) -> Machine:
+    def installed(noted: GroupSnapshot) -> Machine:
         value = orjson.loads(noted.state) | {"begins": Machine().begins}
         return Machine.installed(replace(noted, state=orjson.dumps(value)))
 
@@ -33,7 +33,7 @@ class InstallsNoQueues(RefilledNode):
 
 class _NoTables(Machine):
     @staticmethod
-    def installed(noted: Installation) -> Machine:
+    def installed(noted: GroupSnapshot) -> Machine:
         value = orjson.loads(noted.state) | {"digest": ""}
         return Machine.installed(replace(noted, state=orjson.dumps(value)))
 
@@ -46,7 +46,7 @@ class InstallsNoTables(RefilledNode):
 
 class _AppliesTwice(Machine):
     @staticmethod
-    def installed(noted: Installation) -> Machine:
+    def installed(noted: GroupSnapshot) -> Machine:
         machine = Machine.installed(noted)
         machine.tables_index = noted.first_index - 1
         return machine
@@ -64,7 +64,7 @@ class _TakesAll(Refiller):
 
 
 class InstallsOverMore(RefilledNode):
-    """d. A log is thrown away that holds frames the installation does not stand for."""
+    """d. A log is thrown away that holds frames the group snapshot does not stand for."""
 
     refiller_class = _TakesAll
 
@@ -74,12 +74,12 @@ class MarkerGoesFirst(RefilledNode):
 
     def carry_out(self) -> None:
         disk = self.disk
-        noted = installation.read(disk, RAFT)
-        installation.done(disk, RAFT)
+        noted = snapshotmarker.read(disk, RAFT)
+        snapshotmarker.done(disk, RAFT)
         if disk.exists(STATE):
             disk.remove(STATE)
             disk.sync_directory("state")
-        installation.begin_log(disk, RAFT, noted, "commitlog", "checkpoint")
+        snapshotmarker.begin_log(disk, RAFT, noted, "commitlog", "checkpoint")
         write_machine(disk, self.machine_class.installed(noted))
 
 
@@ -88,9 +88,9 @@ class MarkerGoesTooEarly(RefilledNode):
 
     def carry_out(self) -> None:
         disk = self.disk
-        noted = installation.read(disk, RAFT)
-        installation.begin_log(disk, RAFT, noted, "commitlog", "checkpoint")
-        installation.done(disk, RAFT)
+        noted = snapshotmarker.read(disk, RAFT)
+        snapshotmarker.begin_log(disk, RAFT, noted, "commitlog", "checkpoint")
+        snapshotmarker.done(disk, RAFT)
         write_machine(disk, self.machine_class.installed(noted))
 
 

@@ -31,8 +31,8 @@ from raftmq.dledger.hardstate import HardStateFile
 from raftmq.dledger.identity import file_of
 from raftmq.dledger.messages import HardState
 from raftmq.store.disk import OsDisk
-from tests.broker.tables import test_installation as replicas
-from tests.broker.tables.test_installation import Replica, record, written
+from tests.broker.tables import test_snapshotinstall as replicas
+from tests.broker.tables.test_snapshotinstall import Replica, record, written
 from tests.simulator.disk import SimCrash, SimDisk
 
 SEGMENT = 256 << 10

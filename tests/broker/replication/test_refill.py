@@ -37,7 +37,7 @@ async def start_again(group, name):
             return times
         await asyncio.sleep(0.01)
     reason = await broker.failed
-    assert "an installation takes its place" in reason
+    assert "a group snapshot takes its place" in reason
     await group.stop(name)
     times += 1
     await group.start(name)
@@ -135,7 +135,7 @@ async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group):
         sent = load.sent
         await until(lambda: load.sent > sent + 20)
     assert back.engine.status()["installing"] is None
-    assert back.engine.preferred == leader, "it came with the installation"
+    assert back.engine.preferred == leader, "it came with the group snapshot"
     await group.ask(first, RequestCode.CHANGE_MEMBERS, {"op": "prefer"})
     await until(
         lambda: back.store.derived.dispatched_offset == first.store.derived.dispatched_offset

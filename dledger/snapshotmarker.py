@@ -1,12 +1,12 @@
-"""Snapshot install on disk: how an installation takes the place of a log, whenever the process
+"""Snapshot install on disk: how a group snapshot takes the place of a log, whenever the process
 dies.
 
-    raft/installation       the marker: a whole, checksummed installation (install.py)
+    raft/installation       the marker: a whole, checksummed group snapshot (snapshotinstall.py)
     raft/installed          SlotFile: the applied index of the last one, int64
 
-1. `note`: the installation is written beside, synced, renamed to the marker, the directory synced.
-   Killed before the rename is durable, the old log stands untouched and is what the next start
-   finds. (The replica fell silent before, so nothing was promised meanwhile.)
+1. `note`: the group snapshot is written beside, synced, renamed to the marker, the directory
+   synced. Killed before the rename is durable, the old log stands untouched and is what the next
+   start finds. (The replica fell silent before, so nothing was promised meanwhile.)
 2. From then on the old log is void. Before the store is opened, the marker is looked for
    (`pending`); if it is there, the new state is made: `begin_log` here, the application's part
    elsewhere.
@@ -29,9 +29,9 @@ import struct
 from dataclasses import replace
 
 from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
-from raftmq.dledger.install import Installation, decode_installation
 from raftmq.dledger.log import trim_note
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.dledger.snapshotinstall import GroupSnapshot, decode_group_snapshot
 from raftmq.store.checkpoint import Checkpoint, CheckpointFields
 from raftmq.store.disk import Disk
 
@@ -62,8 +62,8 @@ def pending(disk: Disk, directory: str) -> bool:
     return disk.exists(f"{directory}/{_MARKER}")
 
 
-def read(disk: Disk, directory: str) -> Installation:
-    """Return the pending installation. Blocking. Raises InstallationDamaged, OSError."""
+def read(disk: Disk, directory: str) -> GroupSnapshot:
+    """Return the pending group snapshot. Blocking. Raises GroupSnapshotDamaged, OSError."""
     path = f"{directory}/{_MARKER}"
     file = disk.open(path)
     try:
@@ -74,23 +74,23 @@ def read(disk: Disk, directory: str) -> Installation:
     finally:
         file.close()
     disk.sync_directory(directory)
-    return decode_installation(data)
+    return decode_group_snapshot(data)
 
 
 def begin_log(
-    disk: Disk, directory: str, installation: Installation, commitlog: str, checkpoint: str
+    disk: Disk, directory: str, snapshot: GroupSnapshot, commitlog: str, checkpoint: str
 ) -> None:
-    """Make the log an empty one that begins where the installation says. Durable on return; may
+    """Make the log an empty one that begins where the group snapshot says. Durable on return; may
     be repeated. `commitlog`: its directory, `checkpoint`: that file. Blocking. Raises OSError."""
     _remove_files(disk, commitlog)
-    first, previous_term = installation.first_index, installation.previous_term
-    _save(disk, f"{directory}/trim", trim_note(first, previous_term, installation.position))
-    if installation.configuration:
-        _save(disk, f"{directory}/configuration", installation.configuration)
+    first, previous_term = snapshot.first_index, snapshot.previous_term
+    _save(disk, f"{directory}/trim", trim_note(first, previous_term, snapshot.position))
+    if snapshot.configuration:
+        _save(disk, f"{directory}/configuration", snapshot.configuration)
     else:
         _remove(disk, directory, "configuration")
-    _reset_checkpoint(disk, checkpoint, installation.position)
-    _save(disk, f"{directory}/installed", _INSTALLED.pack(installation.applied_index))
+    _reset_checkpoint(disk, checkpoint, snapshot.position)
+    _save(disk, f"{directory}/installed", _INSTALLED.pack(snapshot.applied_index))
 
 
 def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -> None:
@@ -118,7 +118,7 @@ def done(disk: Disk, directory: str) -> None:
 
 
 def installed_index(disk: Disk, directory: str) -> int:
-    """Return the applied index of the last installation: up to it the application's state may be
+    """Return the applied index of the last group snapshot: up to it the application's state may be
     ahead of the log. 0: there was none, or it is not known. Blocking. Raises OSError."""
     slots = SlotFile(disk, f"{directory}/installed")
     try:

@@ -1,4 +1,4 @@
-"""Installations on disk: what a donor says of itself, and a start that is killed at any operation
+"""Group snapshots on disk: what a donor says of itself, and a start that is killed at any operation
 finds the old store or the new one, never a mixture."""
 
 from random import Random
@@ -7,16 +7,16 @@ import pytest
 
 from raftmq.broker.application import BrokerApplication
 from raftmq.broker.errors import StateError
-from raftmq.broker.tables import installation as broker_side
 from raftmq.broker.tables import snapshot
+from raftmq.broker.tables import snapshot as broker_side
 from raftmq.broker.tables.state import BrokerState, commit_offsets, put_topic
 from raftmq.broker.tables.topics import TopicConfig
-from raftmq.dledger import installation
+from raftmq.dledger import snapshotmarker
 from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.install import Installation
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import HardState
 from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.snapshotinstall import GroupSnapshot
 from raftmq.store.config import StoreConfig
 from raftmq.store.messagestore import MessageStore
 from tests.simulator.disk import SimCrash, SimDisk
@@ -91,10 +91,10 @@ class Replica:
         state = self.state
         return [table.to_json() for table in (state.topics, state.groups, state.offsets)]
 
-    def installation(self):
+    def snapshot(self):
         captured = broker_side.capture(self.state, self.store)
         index = self.log.index
-        return Installation(
+        return GroupSnapshot(
             index.first_index,
             index.previous_term,
             self.store.commitlog.min_offset,
@@ -191,7 +191,7 @@ def assert_refilled(replica, donor):
 
 def test_an_empty_replica_becomes_what_the_donor_is(donor):
     disk = SimDisk(Random(2))
-    installation.note(disk, RAFT, donor.installation().encode())
+    snapshotmarker.note(disk, RAFT, donor.snapshot().encode())
     replica = Replica(disk)
     assert replica.log.last_index == donor.log.index.first_index - 1
     assert replica.queues()["A", 0] == (8, 8, b"")  # the last unit of a file
@@ -204,7 +204,7 @@ def test_an_empty_replica_becomes_what_the_donor_is(donor):
 
 def test_the_next_message_of_a_queue_that_lost_all_gets_the_next_number(donor):
     disk = SimDisk(Random(2))
-    installation.note(disk, RAFT, donor.installation().encode())
+    snapshotmarker.note(disk, RAFT, donor.snapshot().encode())
     for _ in range(2):  # also when it is started once more before that
         disk.lose_power()
         replica = Replica(disk)
@@ -218,7 +218,7 @@ def test_the_next_message_of_a_queue_that_lost_all_gets_the_next_number(donor):
 
 @pytest.mark.parametrize("power", [False, True])
 def test_killed_at_any_operation_the_old_store_or_the_new_one_is_there(donor, power):
-    data = donor.installation().encode()
+    data = donor.snapshot().encode()
     operations, outcomes = 0, set()
     while True:
         operations += 1
@@ -227,14 +227,14 @@ def test_killed_at_any_operation_the_old_store_or_the_new_one_is_there(donor, po
         disk.crash_after(operations)
         done = False
         try:
-            installation.note(disk, RAFT, data)
+            snapshotmarker.note(disk, RAFT, data)
             Replica(disk)
             done = True
         except SimCrash:
             pass
         disk.lose_power() if power else disk.kill_process()
         replica = Replica(disk)
-        assert not installation.pending(disk, RAFT)
+        assert not snapshotmarker.pending(disk, RAFT)
         votes = HardStateFile(disk, f"{RAFT}/hardstate")
         assert votes.load() == HardState(9, "n2")
         if replica.log.index.first_index == 1:
@@ -251,7 +251,7 @@ def test_killed_at_any_operation_the_old_store_or_the_new_one_is_there(donor, po
 def test_a_note_that_rotted_leaves_nothing_and_says_that_promises_are_lost(donor):
     replica = stranded(3)
     disk = replica.disk
-    installation.note(disk, RAFT, donor.installation().encode())
+    snapshotmarker.note(disk, RAFT, donor.snapshot().encode())
     disk.kill_process()
     disk.rot(f"{RAFT}/installation", 100)
     for operations in range(1, 200):
@@ -262,7 +262,7 @@ def test_a_note_that_rotted_leaves_nothing_and_says_that_promises_are_lost(donor
             disk.lose_power()
             continue
         break
-    assert not installation.pending(disk, RAFT)
+    assert not snapshotmarker.pending(disk, RAFT)
     assert replica.log.last_index == 0 and replica.queues() == {}
     assert replica.tables() == Replica(SimDisk(Random(1))).tables()
     assert HardStateFile(disk, f"{RAFT}/hardstate").load() == HardState(9, "n2", recovered=False)
@@ -270,7 +270,7 @@ def test_a_note_that_rotted_leaves_nothing_and_says_that_promises_are_lost(donor
 
 def test_tables_ahead_of_a_log_that_nobody_installed_are_not_believed(donor):
     disk = SimDisk(Random(2))
-    installation.note(disk, RAFT, donor.installation().encode())
+    snapshotmarker.note(disk, RAFT, donor.snapshot().encode())
     Replica(disk)
     disk.kill_process()
     disk.remove(f"{RAFT}/installed")

@@ -4,13 +4,13 @@ followers; on a stranded follower it takes one.
 A leader copies the application's state on the loop (`capture`), encodes it in a thread, and keeps
 the parcel while somebody asks for it. A follower collects a parcel in memory. When it is complete
 and still wanted, the member falls silent for good (`silence`): from then on nothing is promised on
-the old log. Then the installation is noted durably, and the source's `installed` is called: the
-process has to stop this member, carry the installation out (installation.py,
-broker.tables.installation) and begin again. If it could not be noted the old log stays, and the
+the old log. Then the group snapshot is noted durably, and the source's `installed` is called: the
+process has to stop this member, carry the snapshot install out (snapshotmarker.py,
+broker.tables.snapshotinstall) and begin again. If it could not be noted the old log stays, and the
 next start begins with that.
 
 Limits: one parcel, one capture at a time, one chunk in flight to each follower;
-INSTALLATION_BYTES_MAX in memory on either side.
+GROUP_SNAPSHOT_BYTES_MAX in memory on either side.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
-from raftmq.dledger import installation
+from raftmq.dledger import snapshotmarker
 from raftmq.dledger.core import RaftCore
-from raftmq.dledger.install import (
-    INSTALLATION_BYTES_MAX,
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import NodeId, Role
+from raftmq.dledger.progress import PeerState
+from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.snapshotinstall import (
+    GROUP_SNAPSHOT_BYTES_MAX,
     Donor,
-    Installation,
-    InstallationDamaged,
+    GroupSnapshot,
+    GroupSnapshotDamaged,
     InstallChunk,
     InstallMessage,
     InstallOffer,
     InstallRequest,
     Receiver,
     configuration_part,
-    decode_installation,
+    decode_group_snapshot,
     lacks,
 )
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NodeId, Role
-from raftmq.dledger.progress import PeerState
-from raftmq.dledger.settings import MemberConfig
 from raftmq.store.disk import Disk
 
 log = logging.getLogger("raftmq.dledger.installer")
@@ -58,7 +58,7 @@ class Capture(Protocol):
         ...
 
 
-class InstallationSource(Protocol):
+class SnapshotSource(Protocol):
     """The application's part in snapshot install, besides what RaftMember needs."""
 
     def capture(self) -> Capture | None:
@@ -66,7 +66,7 @@ class InstallationSource(Protocol):
         ...
 
     def installed(self, reason: str) -> None:
-        """Stop this member, carry the installation out that was noted, and begin again."""
+        """Stop this member, carry the noted snapshot install out, and begin again."""
         ...
 
 
@@ -82,7 +82,7 @@ class Installer:
         core: RaftCore,
         pool: Executor,
         clock_ms: Callable[[], float],
-        source: InstallationSource | None,
+        source: SnapshotSource | None,
         *,
         send: Callable[[InstallMessage], None],
         silence: Callable[[str], None],
@@ -179,7 +179,7 @@ class Installer:
 
     # -- the leader -----------------------------------------------------------------------------
 
-    def _make_parcel(self, source: InstallationSource) -> None:
+    def _make_parcel(self, source: SnapshotSource) -> None:
         index, commitlog = self._log.index, self._log.commitlog
         captured = source.capture()
         if captured is None:
@@ -196,7 +196,7 @@ class Installer:
         configuration = configuration_part(*self._core.membership.configurations.settled)
 
         def encode() -> bytes:
-            return Installation(
+            return GroupSnapshot(
                 first,
                 previous_term,
                 position,
@@ -213,7 +213,7 @@ class Installer:
         def made(future: asyncio.Future[bytes]) -> None:
             self._work = None
             data = future.result()
-            if len(data) > INSTALLATION_BYTES_MAX:
+            if len(data) > GROUP_SNAPSHOT_BYTES_MAX:
                 log.error("installation_too_large bytes=%d", len(data))
                 return
             log.info("parcel_made first=%d bytes=%d", first, len(data))
@@ -229,8 +229,8 @@ class Installer:
         if data is None:
             return
         try:
-            found = decode_installation(data)
-        except InstallationDamaged as error:
+            found = decode_group_snapshot(data)
+        except GroupSnapshotDamaged as error:
             log.error("installation_damaged from=%s error=%s", chunk.sender, error)
             return
         size = self._log.commitlog.segment_size_bytes
@@ -245,11 +245,11 @@ class Installer:
         if self._is_wanted(found.first_index, found.previous_term) and self._work is None:
             self._note(found, data)
 
-    def _note(self, found: Installation, data: bytes) -> None:
+    def _note(self, found: GroupSnapshot, data: bytes) -> None:
         """Fall silent, so that nothing is promised on this log any more; then note the
-        installation, which makes the log void."""
+        snapshot, which makes the log void."""
         reason = (
-            f"an installation takes its place: frames from {found.first_index} at "
+            f"a group snapshot takes its place: frames from {found.first_index} at "
             f"{found.position}, state of frame {found.applied_index}"
         )
         log.warning(
@@ -265,7 +265,7 @@ class Installer:
         self._silence(reason)
         loop = asyncio.get_running_loop()
         noting = loop.run_in_executor(
-            self._pool, installation.note, self._disk, self._config.directory, data
+            self._pool, snapshotmarker.note, self._disk, self._config.directory, data
         )
         self._work = noting
 
@@ -273,7 +273,7 @@ class Installer:
             self._work = None
             error = future.exception()
             if error is not None:
-                self._on_failed("noting an installation failed", error)
+                self._on_failed("noting a group snapshot failed", error)
                 return
             assert self._source is not None
             self._source.installed(reason)

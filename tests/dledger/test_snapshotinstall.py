@@ -1,4 +1,5 @@
-"""Installations: what is asked for when, what is refused, and what a log may be thrown away for."""
+"""Group snapshots: what is asked for when, what is refused, and what a log may be thrown away
+for."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 from raftmq.dledger.index import LogIndex
-from raftmq.dledger.install import (
+from raftmq.dledger.snapshotinstall import (
     CHUNK_BYTES,
     PARCEL_KEEP_MS,
     Donor,
-    Installation,
-    InstallationDamaged,
+    GroupSnapshot,
+    GroupSnapshotDamaged,
     InstallChunk,
     InstallOffer,
     InstallRequest,
     InstallTiming,
     Receiver,
-    decode_installation,
+    decode_group_snapshot,
     lacks,
 )
 
@@ -57,32 +58,32 @@ def test_what_a_log_may_be_thrown_away_for(log: LogIndex, commit: int, wanted: b
     assert lacks(log, commit, TRIMMED.first_index, TRIMMED.previous_term) is wanted
 
 
-INSTALLATION = Installation(21, 2, 8192, 30, 4096, b"configuration", b"the state" * 100)
+SNAPSHOT = GroupSnapshot(21, 2, 8192, 30, 4096, b"configuration", b"the state" * 100)
 
 
-def test_an_installation_comes_back_as_it_was() -> None:
-    assert decode_installation(INSTALLATION.encode()) == INSTALLATION
-    bare = Installation(1, 0, 0, 0, 4096, b"", b"")
-    assert decode_installation(bare.encode()) == bare
+def test_a_group_snapshot_comes_back_as_it_was() -> None:
+    assert decode_group_snapshot(SNAPSHOT.encode()) == SNAPSHOT
+    bare = GroupSnapshot(1, 0, 0, 0, 4096, b"", b"")
+    assert decode_group_snapshot(bare.encode()) == bare
 
 
 def test_a_damaged_one_is_none() -> None:
-    data = INSTALLATION.encode()
+    data = SNAPSHOT.encode()
     for at in range(len(data)):
         spoilt = bytearray(data)
         spoilt[at] ^= 4
-        with pytest.raises(InstallationDamaged):
-            decode_installation(bytes(spoilt))
-        with pytest.raises(InstallationDamaged):
-            decode_installation(data[:at])
+        with pytest.raises(GroupSnapshotDamaged):
+            decode_group_snapshot(bytes(spoilt))
+        with pytest.raises(GroupSnapshotDamaged):
+            decode_group_snapshot(data[:at])
 
 
 @pytest.mark.parametrize(
     "wrong", [{"first_index": 0}, {"position": 8193}, {"applied_index": 19}, {"position": -4096}]
 )
 def test_one_that_cannot_be_is_none(wrong: dict[str, int]) -> None:
-    with pytest.raises(InstallationDamaged):
-        decode_installation(replace(INSTALLATION, **wrong).encode())  # type: ignore[arg-type]
+    with pytest.raises(GroupSnapshotDamaged):
+        decode_group_snapshot(replace(SNAPSHOT, **wrong).encode())  # type: ignore[arg-type]
 
 
 def collected(donor: Donor, receiver: Receiver, now_ms: float) -> bytes | None:

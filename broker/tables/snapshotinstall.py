@@ -1,15 +1,16 @@
-"""A broker's part of a snapshot install (dledger.install): the tables, and where its queues begin.
+"""A broker's part of a snapshot install (dledger.snapshotinstall): the tables, and where its queues
+begin.
 
-The state of an installation is one JSON object:
+The state of a group snapshot is one JSON object:
 
     {"tables": {"topics.json": <the file's content>, …}, "queues": [[topic, [[id, offset], …]], …]}
 
 A queue's offset is that of its first message at or behind the log's beginning P or, if there is
 none, the offset of its next message: so numbering continues although the messages are gone.
 
-A start calls `prepare` before it opens anything. If an installation is noted, `prepare` makes
+A start calls `prepare` before it opens anything. If a group snapshot is noted, `prepare` makes
 config/, consumequeue/, index/, the log and the checkpoint what the note says, however much of that
-was done already when it was killed last, and removes the note. dledger.installation says why no
+was done already when it was killed last, and removes the note. dledger.snapshotmarker says why no
 start ever sees half of it.
 """
 
@@ -25,8 +26,8 @@ from raftmq.broker.errors import StateError
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.snapshot import Snapshot
 from raftmq.broker.tables.state import BrokerState
-from raftmq.dledger import installation
-from raftmq.dledger.install import InstallationDamaged
+from raftmq.dledger import snapshotmarker
+from raftmq.dledger.snapshotinstall import GroupSnapshotDamaged
 from raftmq.store.config import StoreConfig
 from raftmq.store.consumequeue import ConsumeQueueStore
 from raftmq.store.disk import Disk
@@ -85,38 +86,38 @@ def capture(state: BrokerState, store: MessageStore) -> BrokerCapture | None:
 
 
 def prepare(disk: Disk, config: StoreConfig, raft_directory: str) -> int:
-    """Carry out the noted installation, if there is one, before anything is opened. Returns how far
-    the tables may be ahead of the log because of the last one. Blocking.
+    """Carry out the noted snapshot install, if there is one, before anything is opened. Returns how
+    far the tables may be ahead of the log because of the last one. Blocking.
 
     Raises StateError (the note is from another version of this program, or this store was not
     completely restored), OSError."""
     if disk.exists(RESTORING):
         raise StateError("this store is half restored from a backup: empty it, and restore again")
-    if installation.pending(disk, raft_directory):
+    if snapshotmarker.pending(disk, raft_directory):
         carry_out(disk, config, raft_directory)
-    return installation.installed_index(disk, raft_directory)
+    return snapshotmarker.installed_index(disk, raft_directory)
 
 
 def carry_out(disk: Disk, config: StoreConfig, raft_directory: str) -> None:
-    """Make this store what the noted installation says. Raises StateError, OSError."""
+    """Make this store what the noted snapshot install says. Raises StateError, OSError."""
     try:
-        noted = installation.read(disk, raft_directory)
-    except InstallationDamaged as damage:
+        noted = snapshotmarker.read(disk, raft_directory)
+    except GroupSnapshotDamaged as damage:
         log.error("installation_lost reason=%s: this replica begins with nothing", damage)
         remove_derived(disk, config)
-        installation.begin_nothing(
+        snapshotmarker.begin_nothing(
             disk, raft_directory, config.path("commitlog"), config.path("checkpoint")
         )
-        installation.done(disk, raft_directory)
+        snapshotmarker.done(disk, raft_directory)
         return
     tables, queues = decode_state(noted.state)
     remove_derived(disk, config)
-    installation.begin_log(
+    snapshotmarker.begin_log(
         disk, raft_directory, noted, config.path("commitlog"), config.path("checkpoint")
     )
     begin_queues(disk, config, queues)
     snapshot.write(disk, tables)
-    installation.done(disk, raft_directory)
+    snapshotmarker.done(disk, raft_directory)
     log.warning(
         "installed first=%d position=%d applied=%d queues=%d",
         noted.first_index,
@@ -137,7 +138,7 @@ def decode_state(data: bytes) -> tuple[Snapshot, list[tuple[str, int, int]]]:
             for queue_id, offset in begins
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"not the state of an installation: {error!r}") from error
+        raise StateError(f"not the state of a group snapshot: {error!r}") from error
     return tables, queues
 
 

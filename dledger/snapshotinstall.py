@@ -1,12 +1,12 @@
-"""Snapshot install: an installation replaces frames that retention deleted on the leader. Pure.
+"""Snapshot install: a group snapshot replaces frames that retention deleted on the leader. Pure.
 
 A follower that needs frames from before the leader's first one (its disk is new, or it was away
-for too long: `PeerState.STRANDED`) cannot catch up by appends. It gets an *installation*:
+for too long: `PeerState.STRANDED`) cannot catch up by appends. It gets a *group snapshot*:
 
 - where the leader's log begins: its first index F, the term of F - 1, and the CommitLog position
   of F, which is a segment's first byte; a log that begins there is filled by ordinary appends, and
   is byte for byte the leader's;
-- the application's state (broker.tables.installation: tables, and where every queue begins) as
+- the application's state (broker.tables.snapshotinstall: tables, and where every queue begins) as
   of an applied index X >= F - 1. Frames F..X are applied again: tables skip what they reflect
   already;
 - the newest configuration known to be committed, which is not older than the one in force before
@@ -21,12 +21,12 @@ went on, too old) is answered by an empty chunk: the follower begins anew with t
 whole parcel has a checksum besides those of the messages. The leader need not be ready for that:
 the majority that its first no-op waits for may need the stranded replica.
 
-Why the follower may throw its own log away. All that an installation says is committed: retention
+Why the follower may throw its own log away. All that a group snapshot says is committed: retention
 deletes only applied frames, the state is of applied frames, and what is committed once is so for
 ever, even if a deposed leader says so. So only what is thrown away has to be considered.
 `lacks` is true only if F - 1 is above this replica's commit index, and its log has no frame F - 1
 of that term. Let it have frames 1..L.
-- Its frames at and below F - 1 either are the committed ones, which the installation replaces, or
+- Its frames at and below F - 1 either are the committed ones, which the group snapshot replaces, or
   others, which can never be committed (state machine safety).
 - Frames above F - 1 can only stand behind a frame F - 1 that differs from the committed one (if it
   had no frame F - 1, L would be below). By log matching (Raft 5.3) none of them is in any log that
@@ -39,8 +39,8 @@ Term and vote are not touched. A recovering replica has nothing to keep; it reco
 as always (recovery.py), which is a frame above X.
 
 But between the decision and its restart the replica must acknowledge nothing (such as a next
-leader's append to the old log): it falls silent first (installer.py), before the installation is
-noted on disk (installation.py, which also says what a kill in between leaves).
+leader's append to the old log): it falls silent first (snapshotinstaller.py), before the group
+snapshot is noted on disk (snapshotmarker.py, which also says what a kill in between leaves).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import TERM_MAX, NodeId
 
 CHUNK_BYTES = 256 << 10
-INSTALLATION_BYTES_MAX = 256 << 20  # a million topics; in memory, once, on either side
+GROUP_SNAPSHOT_BYTES_MAX = 256 << 20  # a million topics; in memory, once, on either side
 PARCEL_KEEP_MS = 60_000  # a parcel not asked for during this time is dropped
 _MAGIC = b"RMQI"
 _VERSION = 1
@@ -68,12 +68,12 @@ _HEAD = struct.Struct(">4sBqqqqqiq")
 _INDEX = struct.Struct(">q")
 
 
-class InstallationDamaged(Exception):
-    """Bytes that are not an installation; the message says why."""
+class GroupSnapshotDamaged(Exception):
+    """Bytes that are not a group snapshot; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
+class GroupSnapshot:
     """A snapshot of a group at one moment: where a log begins, the application's state as of
     `applied_index`, and the configuration. `position` and sizes are in bytes."""
 
@@ -101,36 +101,38 @@ class Installation:
         return body + int(crc32c(body)).to_bytes(4, "big")
 
 
-def decode_installation(data: bytes) -> Installation:
-    """Return the installation encoded in `data`. Raises InstallationDamaged."""
+def decode_group_snapshot(data: bytes) -> GroupSnapshot:
+    """Return the group snapshot encoded in `data`. Raises GroupSnapshotDamaged."""
     if len(data) < _HEAD.size + 4:
-        raise InstallationDamaged(f"{len(data)} bytes")
+        raise GroupSnapshotDamaged(f"{len(data)} bytes")
     if crc32c(data[:-4]) != int.from_bytes(data[-4:], "big"):
-        raise InstallationDamaged("the checksum does not match")
+        raise GroupSnapshotDamaged("the checksum does not match")
     magic, version, first, term, position, applied, segment, configured, size = _HEAD.unpack_from(
         data
     )
     if magic != _MAGIC or version != _VERSION:
-        raise InstallationDamaged(f"{magic!r} version {version}")
+        raise GroupSnapshotDamaged(f"{magic!r} version {version}")
     at = _HEAD.size + configured
     if configured < 0 or at + size + 4 != len(data):
-        raise InstallationDamaged(f"{len(data)} bytes with parts of {configured} and {size}")
+        raise GroupSnapshotDamaged(f"{len(data)} bytes with parts of {configured} and {size}")
     if first < 1 or applied < first - 1 or segment <= 0 or position < 0 or position % segment:
-        raise InstallationDamaged(f"frame {first} at {position}, state of frame {applied}")
+        raise GroupSnapshotDamaged(f"frame {first} at {position}, state of frame {applied}")
     if not 0 <= term <= TERM_MAX:
-        raise InstallationDamaged(f"frame {first} behind one of term {term}")
-    return Installation(first, term, position, applied, segment, data[_HEAD.size : at], data[at:-4])
+        raise GroupSnapshotDamaged(f"frame {first} behind one of term {term}")
+    return GroupSnapshot(
+        first, term, position, applied, segment, data[_HEAD.size : at], data[at:-4]
+    )
 
 
 def configuration_part(index: int, configuration: Configuration) -> bytes:
-    """Return an installation's `configuration` part, for the configuration in frame `index`; empty
+    """Return a group snapshot's `configuration` part, for the configuration in frame `index`; empty
     for the founding one (index 0)."""
     return _INDEX.pack(index) + encode_configuration(configuration) if index else b""
 
 
 def lacks(log: LogIndex, commit_index: int, first_index: int, previous_term: int) -> bool:
     """Return whether a log can catch up with one that begins at `first_index` only by an
-    installation. Then it may be thrown away for it (the module's docstring says why)."""
+    snapshot. Then it may be thrown away for it (the module's docstring says why)."""
     before = first_index - 1
     if before <= commit_index:
         return False
@@ -143,7 +145,7 @@ def lacks(log: LogIndex, commit_index: int, first_index: int, previous_term: int
 @dataclass(frozen=True, slots=True)
 class InstallOffer:
     """Says which frames the leader's log has: from `first_index` on, behind one of `previous_term`,
-    up to byte `end_position`. A follower that needs no installation only learns how far it is
+    up to byte `end_position`. A follower that needs no group snapshot only learns how far it is
     behind."""
 
     sender: NodeId
@@ -262,7 +264,7 @@ class Donor:
     ) -> list[InstallChunk]:
         """Take a parcel that was made; return the first chunks for the followers that wait. It is
         dropped if retention went on meanwhile."""
-        assert 0 < len(data) <= INSTALLATION_BYTES_MAX, len(data)
+        assert 0 < len(data) <= GROUP_SNAPSHOT_BYTES_MAX, len(data)
         if first_index != log.first_index:
             return []
         self._number += 1
@@ -336,7 +338,7 @@ class Receiver:
         return len(self._data)
 
     def follow(self, leader: NodeId | None, term: int) -> None:
-        """Note who leads now; give up an installation from anybody else."""
+        """Note who leads now; give up a group snapshot from anybody else."""
         if self.leader is not None and (self.leader, self.term) != (leader, term):
             self.give_up()
 
@@ -366,7 +368,7 @@ class Receiver:
         if chunk.offset != len(self._data):
             return None  # a repeated answer
         size = chunk.size_bytes
-        if size > INSTALLATION_BYTES_MAX or (self._number and size != self.size_bytes):
+        if size > GROUP_SNAPSHOT_BYTES_MAX or (self._number and size != self.size_bytes):
             self.give_up()
             return None
         self._number, self.size_bytes = chunk.number, size

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger import installation
+from raftmq.dledger import snapshotmarker
 from tests.dledger.members import Group, Node
 
 BODY = b"x" * (64 << 10)
@@ -76,22 +76,22 @@ async def test_it_falls_silent_notes_it_and_begins_anew(group: Group) -> None:
     await group.until(lambda: bool(source_of(follower).reasons))
     status = follower.member.status()
     assert status["installing"] is not None
-    assert "an installation takes its place" in str(status["failure"])
+    assert "a group snapshot takes its place" in str(status["failure"])
     assert leader.member.refilled == [follower.node_id]
     assert not follower.fatal
     await follower.stop()
     with pytest.raises(AssertionError, match="is to be carried out first"):
         await follower.start()
-    noted = installation.read(follower.disk, "raft")
+    noted = snapshotmarker.read(follower.disk, "raft")
     assert (noted.first_index, noted.state) == (first, b"%d" % noted.applied_index)
-    installation.begin_log(
+    snapshotmarker.begin_log(
         follower.disk,
         "raft",
         noted,
         "commitlog",
         "checkpoint",
     )
-    installation.done(follower.disk, "raft")
+    snapshotmarker.done(follower.disk, "raft")
     follower.commitlog.close()
     follower.checkpoint.close()
     follower.snapshot_index = noted.first_index - 1
@@ -111,11 +111,11 @@ async def test_a_note_that_cannot_be_written_leaves_the_old_log_and_ends_the_mem
     follower.disk.fail_writes = True
     await follower.start()
     await group.until(lambda: bool(follower.fatal))
-    assert "noting an installation failed" in follower.fatal[0]
+    assert "noting a group snapshot failed" in follower.fatal[0]
     assert source_of(follower).reasons == []
-    assert not installation.pending(follower.disk, "raft")
+    assert not snapshotmarker.pending(follower.disk, "raft")
     await follower.stop()
     follower.disk.fail_writes = False
     await follower.start()
     await group.until(lambda: bool(source_of(follower).reasons))
-    assert installation.pending(follower.disk, "raft")
+    assert snapshotmarker.pending(follower.disk, "raft")

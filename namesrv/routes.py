@@ -328,11 +328,6 @@ class RouteTable:
         """Yield every live address of a group, listed under an id or not; not to be changed."""
         return (live for live in self._live.values() if live.broker_name == broker_name)
 
-    def http_address(self, address: str) -> str:
-        """Return where the broker at `address` has its node API; "" if unknown or none."""
-        live = self._live.get(address)
-        return live.http_address if live is not None else ""
-
     def is_signed_http(self, http_address: str) -> bool:
         """Return whether a live broker has registered this node API, signed."""
         return any(o.signed and o.http_address == http_address for o in self._live.values())

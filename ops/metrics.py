@@ -42,10 +42,6 @@ class Timings:
         self.counts[bisect_left(self.bounds_s, seconds)] += 1
         self.sum_s += seconds
 
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
     def buckets(self) -> list[tuple[str, float]]:
         """Return (bound, cumulative count) pairs; the last bound is "+Inf"."""
         found: list[tuple[str, float]] = []

@@ -121,12 +121,6 @@ class RemotingClient:
         """Send a request that wants no answer. Raises ConnectError, TooManyRequests."""
         (await self.connect(address)).invoke_oneway(command)
 
-    def disconnect(self, address: str, reason: str = "closed by us") -> None:
-        """Close the connection to `address` in order, if there is one."""
-        connection = self._open.get(address)
-        if connection is not None:
-            connection.close(reason)
-
     async def close(self) -> None:
         """Close everything; requests that still wait fail with ConnectionLost."""
         self._closed = True

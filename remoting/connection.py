@@ -18,7 +18,7 @@ or two full peers would wait for each other; it refuses new requests with TooMan
 `budgets` bounds what all connections of a server hold together (remoting.budgets).
 
 A connection with `credentials` signs what `invoke` and `invoke_oneway` send; whoever writes encoded
-frames (`write`, `request_nowait`) has to sign them (client.signedframe).
+frames has to sign them (client.signedframe).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from raftmq.remoting.errors import (
     SendTimeout,
     TooManyRequests,
 )
-from raftmq.remoting.pending import PendingRequests, ResponseCallback
+from raftmq.remoting.pending import PendingRequests
 from raftmq.remoting.turns import Turns
 
 LOG = logging.getLogger("raftmq.remoting")
@@ -120,7 +120,9 @@ class Connection(asyncio.Protocol):
         self._pauses_reading = on_accepted is not None  # see the module docstring
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader(self.limits.frame_size_max)
-        self._pending = PendingRequests(self.limits.requests_max)
+        self._pending: PendingRequests[asyncio.Future[RemotingCommand]] = PendingRequests(
+            self.limits.requests_max
+        )
         self._transport: asyncio.Transport | None = None
         self._open = False
         self._out: list[bytes] = []
@@ -140,18 +142,12 @@ class Connection(asyncio.Protocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._close_callbacks: list[CloseCallback] = []
         self._lost = self._loop.create_future()
-        self._writable: asyncio.Future[None] | None = None
 
     # --- for users
 
     @property
     def is_open(self) -> bool:
         return self._open
-
-    @property
-    def is_writable(self) -> bool:
-        """Return False while the peer (or the network) is so slow that unsent bytes pile up."""
-        return self._open and not self._write_paused
 
     @property
     def outstanding(self) -> int:
@@ -206,27 +202,6 @@ class Connection(asyncio.Protocol):
         response.flag |= RESPONSE_FLAG
         return self.write(encode_command(response, request.serialize_type))
 
-    def next_opaque(self) -> int:
-        return self._pending.next_opaque()
-
-    def request_nowait(
-        self, encoded: bytes, opaque: int, callback: ResponseCallback, deadline_s: float
-    ) -> None:
-        """Send a request whose frame carries `opaque` (from `next_opaque`).
-
-        `callback(response, None)` or `callback(None, error)` is called once, never from within
-        this call. `deadline_s` is in loop time. Raises ConnectionLost or TooManyRequests (then
-        nothing was sent and the callback is not called).
-        """
-        if not self._open:
-            raise ConnectionLost(f"connection to {self.peer_address} is closed")
-        if self._write_paused and self.unsent_bytes + len(encoded) > self.limits.write_bytes_max:
-            raise TooManyRequests(f"{self.peer_address} does not read; too many bytes wait")
-        self._pending.add(opaque, callback, deadline_s)
-        self.write(encoded)
-        if deadline_s < self._sweep_at_s:
-            self._schedule_sweep(deadline_s)
-
     async def invoke(self, command: RemotingCommand, timeout_ms: float) -> RemotingCommand:
         """Send a request and wait for its response, whatever its code.
 
@@ -234,21 +209,16 @@ class Connection(asyncio.Protocol):
         """
         if self._credentials is not None:
             self._credentials.sign(command)
+        if not self._open:
+            raise ConnectionLost(f"connection to {self.peer_address} is closed")
+        opaque = command.opaque = self._pending.next_opaque()
+        encoded = self._encoded(command)
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
-
-        def settle(response: RemotingCommand | None, error: RemotingError | None) -> None:
-            if future.done():
-                return  # the caller was cancelled
-            if response is not None:
-                future.set_result(response)
-            else:
-                assert error is not None
-                future.set_exception(error)
-
-        opaque = self._pending.next_opaque()
-        command.opaque = opaque
         deadline_s = self._loop.time() + timeout_ms / 1000
-        self.request_nowait(encode_command(command), opaque, settle, deadline_s)
+        self._pending.add(opaque, future, deadline_s)
+        self.write(encoded)
+        if deadline_s < self._sweep_at_s:
+            self._schedule_sweep(deadline_s)
         try:
             return await future
         except asyncio.CancelledError:
@@ -261,19 +231,7 @@ class Connection(asyncio.Protocol):
             self._credentials.sign(command)
         command.flag |= ONEWAY_FLAG
         command.opaque = self._pending.next_opaque()
-        encoded = encode_command(command)
-        if self._write_paused and self.unsent_bytes + len(encoded) > self.limits.write_bytes_max:
-            raise TooManyRequests(f"{self.peer_address} does not read; too many bytes wait")
-        if not self.write(encoded):
-            raise ConnectionLost(f"connection to {self.peer_address} is closed")
-
-    async def drain(self) -> None:
-        """Wait until the peer has caught up with reading. Raises ConnectionLost."""
-        while self._open and self._write_paused:
-            if self._writable is None:
-                self._writable = self._loop.create_future()
-            await asyncio.shield(self._writable)
-        if not self._open:
+        if not self.write(self._encoded(command)):
             raise ConnectionLost(f"connection to {self.peer_address} is closed")
 
     def close(self, reason: str = "closed by us") -> None:
@@ -313,11 +271,11 @@ class Connection(asyncio.Protocol):
         if not command.flag & RESPONSE_FLAG:
             self._serve(command)
             return True
-        callback = self._pending.take(command.opaque)
-        if callback is None:
+        waiting = self._pending.take(command.opaque)
+        if waiting is None:
             LOG.debug("answer_unclaimed peer=%s opaque=%d", self.peer_address, command.opaque)
-        else:
-            self._call(callback, command, None)
+        elif not waiting.done():  # else the caller was cancelled
+            waiting.set_result(command)
         return True
 
     def fail(self, what: str, error: Exception) -> None:
@@ -430,9 +388,6 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        if self._writable is not None:
-            self._writable.set_result(None)
-            self._writable = None
         if self._backlog:
             frames, self._backlog, self._backlog_bytes = self._backlog, [], 0
             self._dispatch_all(frames)  # may fill the buffer, and the backlog, again
@@ -449,14 +404,12 @@ class Connection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._sweep = self._close_timer = None
-        if self._writable is not None:
-            self._writable.set_result(None)
-            self._writable = None
         for task in self._tasks:
             task.cancel()
         reason = f"connection to {self.peer_address}: {self.close_reason}"
-        for callback, was_sent in self._pending.drain():
-            self._call(callback, None, ConnectionLost(reason, outcome_unknown=was_sent))
+        for waiting, was_sent in self._pending.drain():
+            if not waiting.done():
+                waiting.set_exception(ConnectionLost(reason, outcome_unknown=was_sent))
         self._lost.set_result(None)
         for closed in self._close_callbacks:
             try:
@@ -543,16 +496,12 @@ class Connection(asyncio.Protocol):
             self._budgets.failures += 1
         LOG.error(UNFORESEEN, what, self.peer_address, exc_info=error, extra=FROM_PEER)
 
-    def _call(
-        self,
-        callback: ResponseCallback,
-        response: RemotingCommand | None,
-        error: RemotingError | None,
-    ) -> None:
-        try:
-            callback(response, error)
-        except Exception as raised:
-            self.fail("callback", raised)
+    def _encoded(self, command: RemotingCommand) -> bytes:
+        """Return a request's frame. Raises TooManyRequests if the peer does not read ours."""
+        encoded = encode_command(command)
+        if self._write_paused and self.unsent_bytes + len(encoded) > self.limits.write_bytes_max:
+            raise TooManyRequests(f"{self.peer_address} does not read; too many bytes wait")
+        return encoded
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -592,13 +541,12 @@ class Connection(asyncio.Protocol):
         self._sweep = None
         self._sweep_at_s = float("inf")
         now_s = self._loop.time()
-        for callback, was_sent in self._pending.expire(now_s):
-            error = SendTimeout(f"no answer from {self.peer_address}", outcome_unknown=was_sent)
-            self._call(callback, None, error)
-        # A callback may have sent again and scheduled a sweep itself; the earlier one wins.
-        when_s = max(self._pending.next_deadline, now_s + SWEEP_SPACING_S)
-        if len(self._pending) and when_s < self._sweep_at_s:
-            self._schedule_sweep(when_s)
+        for waiting, was_sent in self._pending.expire(now_s):
+            if not waiting.done():
+                error = SendTimeout(f"no answer from {self.peer_address}", outcome_unknown=was_sent)
+                waiting.set_exception(error)
+        if len(self._pending):
+            self._schedule_sweep(max(self._pending.next_deadline, now_s + SWEEP_SPACING_S))
 
     def _break(self, reason: str) -> None:
         """Close after the peer broke the protocol; answers given before that are still sent."""

@@ -16,7 +16,6 @@ from raftmq.remoting.fields import Absent, Ext, parse_fields, write_fields
 PULL_COMMIT_OFFSET = 0x1  # PullHeader.sys_flag bits
 PULL_SUSPEND = 0x2
 PULL_SUBSCRIPTION = 0x4
-PULL_CLASS_FILTER = 0x8
 PULL_LITE = 0x10
 
 _LONG_NAMES = (

@@ -1,4 +1,5 @@
-"""Requests that wait for their answers, by opaque. Pure: deadlines are passed in as numbers.
+"""Requests that wait for their answers, by opaque. Pure: deadlines are passed in as numbers, and
+what waits (a connection's futures) is only kept.
 
 Invariants: at most `count_max` requests wait; an opaque names one request at a time; every
 request added leaves exactly once, through `take`, `expire` or `drain`. One timer can serve all:
@@ -7,18 +8,16 @@ request added leaves exactly once, through `take`, `expire` or `drain`. One time
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.errors import RemotingError, TooManyRequests
+from raftmq.remoting.errors import TooManyRequests
 
-# Called once: with the response, or with None and the error.
-ResponseCallback = Callable[[RemotingCommand | None, RemotingError | None], None]
+W = TypeVar("W")
 
 OPAQUE_MAX = 0x7FFFFFFF
 
 
-class PendingRequests:
+class PendingRequests(Generic[W]):
     """The table of waiting requests. `deadline` has the unit of `expire`'s `now`."""
 
     __slots__ = ("_count_max", "_next_opaque", "_unsent", "_waiting", "next_deadline")
@@ -26,7 +25,7 @@ class PendingRequests:
     def __init__(self, count_max: int, first_opaque: int = 0) -> None:
         self._count_max = count_max
         self._next_opaque = first_opaque
-        self._waiting: dict[int, tuple[ResponseCallback, float]] = {}
+        self._waiting: dict[int, tuple[W, float]] = {}
         self._unsent: list[int] = []  # added since the last `all_sent`
         self.next_deadline = float("inf")
 
@@ -41,14 +40,14 @@ class PendingRequests:
         self._next_opaque = (opaque + 1) & OPAQUE_MAX
         return opaque
 
-    def add(self, opaque: int, callback: ResponseCallback, deadline: float) -> None:
+    def add(self, opaque: int, waiter: W, deadline: float) -> None:
         """Add a request. Raises TooManyRequests at the bound, ValueError for an opaque in use."""
         waiting = self._waiting
         if len(waiting) >= self._count_max:
             raise TooManyRequests(f"{len(waiting)} requests wait for answers already")
         if opaque in waiting:
             raise ValueError(f"opaque {opaque} is in use")
-        waiting[opaque] = (callback, deadline)
+        waiting[opaque] = (waiter, deadline)
         self._unsent.append(opaque)
         if deadline < self.next_deadline:
             self.next_deadline = deadline
@@ -57,13 +56,13 @@ class PendingRequests:
         """Note that every request added so far was handed to the transport."""
         self._unsent.clear()
 
-    def take(self, opaque: int) -> ResponseCallback | None:
-        """Remove one request; return its callback, or None if none waits (a late answer)."""
+    def take(self, opaque: int) -> W | None:
+        """Remove one request; return its waiter, or None if none waits (a late answer)."""
         entry = self._waiting.pop(opaque, None)
         return entry[0] if entry is not None else None
 
-    def expire(self, now: float) -> list[tuple[ResponseCallback, bool]]:
-        """Remove every request whose deadline has passed; return (callback, was sent) of each."""
+    def expire(self, now: float) -> list[tuple[W, bool]]:
+        """Remove every request whose deadline has passed; return (waiter, was sent) of each."""
         due = [opaque for opaque, (_, deadline) in self._waiting.items() if deadline <= now]
         unsent = set(self._unsent) if due else set()
         expired = [(self._waiting.pop(opaque)[0], opaque not in unsent) for opaque in due]
@@ -72,8 +71,8 @@ class PendingRequests:
         )
         return expired
 
-    def drain(self) -> list[tuple[ResponseCallback, bool]]:
-        """Remove all; return (callback, was sent) of each, in the order they were added."""
+    def drain(self) -> list[tuple[W, bool]]:
+        """Remove all; return (waiter, was sent) of each, in the order they were added."""
         unsent = set(self._unsent)
         drained = [(entry[0], opaque not in unsent) for opaque, entry in self._waiting.items()]
         self._waiting.clear()

@@ -96,10 +96,6 @@ class RemotingServer:
             sent += connection.sent_bytes
         return received, sent
 
-    def register(self, code: int, handler: Handler) -> None:
-        """Serve requests of this code."""
-        self._handlers[int(code)] = handler
-
     async def start(
         self, host: str = "0.0.0.0", port: int = 0, bound: socket.socket | None = None
     ) -> None:

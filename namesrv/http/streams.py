@@ -36,10 +36,6 @@ class Streams:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    @property
-    def followed(self) -> set[str]:
-        return set(self._tasks)
-
     def follow(self, http_addresses: Iterable[str]) -> None:
         """Follow these brokers from now on and no others. Streams that go on are not touched."""
         wanted = sorted({address for address in http_addresses if address})[:STREAMS_MAX]

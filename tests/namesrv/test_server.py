@@ -187,7 +187,7 @@ async def test_a_closed_channel_removes_its_broker_at_once(
     await other.register("n1:1", 1)
     await other.register("n0:1", 0)  # n0 speaks through the other connection now
     assert server.table.broker_count == 2
-    caller.remoting.disconnect(caller.address)
+    (await caller.remoting.connect(caller.address)).close()
     listener = server._server
     assert listener is not None
     await until(lambda: len(listener.connections) == 1)

@@ -15,7 +15,7 @@ def test_timings_are_cumulative_and_a_bound_belongs_to_its_bucket() -> None:
     for seconds in (0.05, 0.1, 0.5, 2.0):
         timings.observe(seconds)
     assert timings.buckets() == [("0.1", 2), ("1.0", 3), ("+Inf", 4)]
-    assert timings.count == 4
+    assert sum(timings.counts) == 4
     assert timings.sum_s == pytest.approx(2.65)
 
 
@@ -61,12 +61,12 @@ async def test_the_loops_lag_is_seen() -> None:
     lag = LoopLag(timings)
     lag.start()
     async with asyncio.timeout(60):
-        while timings.count < 2:  # noqa: ASYNC110 (a count, no event)
+        while sum(timings.counts) < 2:  # noqa: ASYNC110 (a count, no event)
             await asyncio.sleep(0.01)
     lag.stop()
-    count = timings.count
+    count = sum(timings.counts)
     await asyncio.sleep(0)
-    assert timings.count == count
+    assert sum(timings.counts) == count
     assert 0 <= timings.sum_s < 20
 
 

@@ -87,7 +87,7 @@ async def test_a_name_is_resolved_at_every_connect() -> None:
         address = f"localhost:{server.port}"
         for _ in range(2):
             assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
-            client.disconnect(address)
+            (await client.connect(address)).close()
             await until(lambda: client.connection(address) is None)
         assert asked in ([], ["localhost", "localhost"])
         await client.close()
@@ -160,10 +160,10 @@ async def test_connecting_has_a_time_limit_and_the_callers_own_counts_too() -> N
 async def test_the_number_of_connections_is_bounded() -> None:
     async with serving({1: echo}) as (_, first), serving({1: echo}) as (_, second):
         client = RemotingClient(connections_max=1)
-        await client.connect(first)
+        connection = await client.connect(first)
         with pytest.raises(TooManyRequests):
             await client.connect(second)
-        client.disconnect(first)
+        connection.close()
         await until(lambda: client.connection(first) is None)
         await client.close()
 

@@ -12,7 +12,6 @@ from raftmq.remoting.errors import (
     ConnectError,
     ConnectionLost,
     HeaderError,
-    RemotingError,
     SendTimeout,
     TooManyRequests,
 )
@@ -223,25 +222,17 @@ async def test_a_request_that_never_left_is_known_not_to_be_carried_out() -> Non
     async with serving({1: silent}) as (_, address):
         client = RemotingClient()
         connection = await client.connect(address)
-        outcomes: list[RemotingError | None] = []
+        first = asyncio.ensure_future(connection.invoke(REQUEST(1), 3_600_000))
+        await until(lambda: connection.sent_bytes > 0)
 
-        def send() -> None:
-            request = RemotingCommand(1, connection.next_opaque())
-            connection.request_nowait(
-                encode_command(request),
-                request.opaque,
-                lambda response, error: outcomes.append(error),
-                asyncio.get_running_loop().time() + 3600,
-            )
+        async def send_and_abort() -> None:
+            second = connection.invoke(REQUEST(1), 3_600_000)
+            asyncio.get_running_loop().call_soon(connection.abort, "test")  # in this iteration
+            await second
 
-        send()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)  # the first is with the transport now
-        send()
-        connection.abort("test")  # in the same loop iteration
-        assert outcomes == []  # never from within
-        await until(lambda: len(outcomes) == 2)
-        assert [e.outcome_unknown for e in outcomes if e is not None] == [True, False]
+        outcomes = await asyncio.gather(first, send_and_abort(), return_exceptions=True)
+        errors = [error for error in outcomes if isinstance(error, ConnectionLost)]
+        assert [error.outcome_unknown for error in errors] == [True, False]
         await client.close()
 
 

@@ -42,7 +42,7 @@ ABORT = "abort"  # a store has this file while it is open: it was not closed in 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """The positions of one store, as the module's text defines them."""
+    """The positions of one store; the module's docstring defines them."""
 
     store: str
     begin: int  # position of the first segment's first byte

@@ -80,7 +80,7 @@ class Admission:
             try:
                 command = decode_command(frame)
             except RemotingProtocolError:
-                connection.dispatch(frame)  # which says what is wrong, and closes
+                connection.dispatch(frame)  # reports what is wrong, and closes the connection
                 break
             if command.is_response or self._passes(connection, command):
                 passed.append(frame)

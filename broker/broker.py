@@ -406,7 +406,7 @@ class Broker:
             on_units=self.pulls.holds.arrived,
             on_topics=self._topics_changed,
             on_role=self._role_changed,
-            on_link=self.pulls.holds.release_all,  # they are answered otherwise now
+            on_link=self.pulls.holds.release_all,  # the answers change
             files=opened.files,
             contained=self.contained,
         )
@@ -446,7 +446,7 @@ class Broker:
         `stop` then, too."""
         claim, config = self._opened.claim, self.config
         self.metrics.start()
-        await self.http.start(claim.socket_of("http"))  # so that a wait for peers shows
+        await self.http.start(claim.socket_of("http"))  # first: a wait for peers is seen
         await self.engine.start()  # before anybody can ask about it
         self.life.recovered = True
         await self.server.start(config.bind_address, claim.port, claim.socket_of("client"))

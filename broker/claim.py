@@ -52,8 +52,8 @@ class Claim:
         self._lock: StoreLock | None = None
         self._replicates = replicates
         self._ports: dict[str, BoundPort] = {}
-        self.port = config.listen_port  # for listenPort=0 the port taken
-        self.http_port = 0  # and where HTTP listens, if it does
+        self.port = config.listen_port  # for listenPort=0 the port that was taken
+        self.http_port = 0  # the port where HTTP listens; 0: it does not
 
     def take(self) -> None:
         """Claim lock, identity and ports. Raises StoreInUse, WrongIdentity, EngineError, OSError;

@@ -54,5 +54,5 @@ class Contained:
         """Run `act`; contain whatever it raises."""
         try:
             act()
-        except Exception as error:  # contained: see the module's docstring
+        except Exception as error:  # log and tables are intact: only the connection ends
             self.failed(what, error)

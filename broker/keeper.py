@@ -75,7 +75,7 @@ class RaftKeeper:
         self._spare = spare
         self._needed_from = needed_from
         self.covered_index = covered_index  # frames up to here are in durable snapshots
-        self.fallback_index = 0  # and up to here in the .bak ones, used if those are damaged
+        self.fallback_index = 0  # the same of the .bak files, which are read if those are damaged
 
     def chores(self) -> list[Chore]:
         return [
@@ -88,7 +88,7 @@ class RaftKeeper:
         """Repair errors found in ConsumeQueues, a piece at a time. Raises OSError."""
         store, repairs, engine = self._store, self._store.repairs, self._context.log.framed
         if store.queues.corrected_to != store.commitlog.min_offset:
-            store.derived.correct_min_offset()  # retention met a flush; nothing is captured before
+            store.derived.correct_min_offset()  # left over from retention during a flush
         step = repairs.begin(store.derived.dispatched_offset, engine.frame_is_damaged)
         if step is None:
             return
@@ -97,7 +97,7 @@ class RaftKeeper:
         finally:
             bad_position = repairs.finish(step)
             if bad_position is not None:
-                engine.frame_is_damaged(bad_position)  # and is repaired, if so
+                engine.frame_is_damaged(bad_position)  # if it is, this begins its repair
 
     async def write_snapshot(self) -> None:
         """Write a snapshot of the tables (order: broker.housekeeping). Raises OSError."""

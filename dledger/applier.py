@@ -104,7 +104,7 @@ class Applier:
             )
         except FrameDamaged:
             if not self._log.has_mender:
-                raise  # nobody will mend it
+                raise  # there is no mender: the frame stays damaged
             return  # `resume` when it is mended; nothing behind it can be applied before it
         assert frames, (self.applied_index, self._commit_index)
         assert frames[0].index == self.applied_index + 1, (frames[0], self.applied_index)

@@ -324,7 +324,7 @@ class RaftMember:
             self._parts.pump.fail(reason, error, disk)
         elif self.life.failure is None:
             self.life.failure = f"{reason}: {error!r}"
-            self.healer.abandon(error)  # and `start` raises it
+            self.healer.abandon(error)  # `start` then raises it
 
     # -- for the broker -----------------------------------------------------------------------
 

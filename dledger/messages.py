@@ -158,7 +158,7 @@ class HeartbeatResponse:
     last_index: int  # the last durable frame here; tells a leader that a follower fell behind
     # Both are 0 when the request's term is not the current one:
     verified_index: int = 0  # equals the leader's up to here, durable or not: no need to resend
-    match_index: int = 0  # and durable up to here: stands in for an acknowledgement that was lost
+    match_index: int = 0  # equal and durable up to here; replaces an acknowledgement that was lost
     recovering: int = 0
 
 

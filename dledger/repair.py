@@ -77,7 +77,7 @@ class Standing(IntEnum):
     """The standing of the answering replica."""
 
     RECOVERED = 0
-    LEADS = 1  # and is ready: everything that was ever committed is committed there
+    LEADS = 1  # a ready leader: everything that was ever committed is committed there
     RECOVERING = 2  # takes part, but its vote does not count
     REPAIRS = 3  # does not take part
 

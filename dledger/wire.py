@@ -79,7 +79,7 @@ from raftmq.store.frame import (
 )
 
 VERSION = 4  # the highest that this program speaks
-VERSION_MIN = 3  # and the lowest
+VERSION_MIN = 3  # the lowest that this program speaks
 GROUP_ID_VERSION = 4  # the first whose replicas know group ids (dledger.identity)
 MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
 GROUP_ID_SIZE_BYTES = 16

@@ -145,7 +145,7 @@ class BrokerGroup:
 
 
 class RouteTable:
-    """The route table; the module's text has its rules. Not thread-safe; one loop owns it."""
+    """The route table; the module's docstring has its rules. Not thread-safe; one loop owns it."""
 
     def __init__(self, limits: RouteLimits | None = None, *, signed_only: bool = False) -> None:
         self._limits = limits or RouteLimits()

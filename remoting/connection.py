@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         self.last_active_s = 0.0  # loop time of the last arrival, or of a write not held up
         self._credentials = credentials
         self._on_accepted = on_accepted
-        self._pauses_reading = on_accepted is not None  # see the module docstring
+        self._pauses_reading = on_accepted is not None  # only a server pauses
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader(self.limits.frame_size_max)
         self._pending: PendingRequests[asyncio.Future[RemotingCommand]] = PendingRequests(

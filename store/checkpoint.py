@@ -65,8 +65,8 @@ class Checkpoint:
         self.lost = False  # the durable mark is not known
 
     def open(self, *, verify: bool = False) -> None:
-        """Read the file; a missing one is created with zeros, its name durable. Only with `verify`
-        does the checksum matter, as the module says."""
+        """Read the file; a missing one is created with zeros, its name durable. The checksum is
+        compared only with `verify`; classic mode reads the numbers in any case."""
         existed = self._disk.exists(self.path)
         self._file = self._disk.open(self.path, allocate_bytes=CHECKPOINT_SIZE_BYTES)
         self.fields = CheckpointFields()

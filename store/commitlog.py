@@ -381,7 +381,7 @@ class CommitLog:
         if offset == self.max_offset and (
             not self._segments or self._segments[-1].written_end <= offset
         ):
-            return  # and a failed write has left nothing behind the end either
+            return  # nothing to remove: a failed write left nothing behind the end
         if self._mark.durable_offset > offset:
             self._mark.lower_durable(offset)
         self.syncs.lower(offset)

@@ -86,7 +86,7 @@ class QueueRepairs:
     def __init__(self, commitlog: CommitLog, queues: ConsumeQueueStore) -> None:
         self.commitlog = commitlog
         self._queues = queues
-        self._noted: dict[UnitKey, int] = {}  # and where they point: the frame may be damaged
+        self._noted: dict[UnitKey, int] = {}  # unit → where it points; may be damaged
         self._wanted: dict[UnitKey, tuple[int, int] | None] = {}  # wrong; how far the walk is
         self.rewritten = 0
         self.dropped = 0  # not noted at the limit

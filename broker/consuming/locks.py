@@ -92,8 +92,8 @@ QUEUES_PER_REQUEST_MAX = 5_000
 QUEUES_PER_ROUND_MAX = 2_000
 SWEPT_MAX = 2_000  # locks at a time
 TOLD_MAX = 1_000  # ages in one command, which is then still below 4 MiB
-# Fractions of a lock's lifetime. The module says why LOGGED and GONE: 45 s by a clock that is fast
-# by a quarter are 36, and 3 s by one that is slow by a fifth 3.75; 31 + 3.75 are less.
+# Fractions of a lock's lifetime. The docstring explains LOGGED and GONE: 45 s by a clock that is
+# fast by a quarter are 36, and 3 s by one that is slow by a fifth are 3.75; 31 + 3.75 are less.
 LOGGED = 1 / 20  # if younger than that, a renewal is not logged again
 GONE = 3 / 4  # for an owner that is not connected here
 OVERDUE = 1 / 2  # for renewals: 30 s, where consumers renew every 20
@@ -365,7 +365,7 @@ class LockService:
     def _untold(self, now_ms: int) -> dict[Key, int]:
         """Return the oldest of the ages that a replica which has only the log does not know."""
         if self._since_ms is not None and not self._told:
-            return {}  # nor does this one
+            return {}  # this replica does not know them either
         aged = self._table().aged
         untold: list[tuple[int, Key]] = []
         for key in self._table().keys():

@@ -234,7 +234,7 @@ class PullService:
         by_tag = is_tag(subscription.expression_type)
         if subscription.version < header.subscription_version:
             if by_tag and is_tag(header.expression_type):
-                return Filter()  # see the module's docstring
+                return Filter()  # for tags the client compares itself (see the docstring)
             self._questions.ask(connection, name)
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"

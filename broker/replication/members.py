@@ -45,8 +45,8 @@ class Members:
         self._registrar = registrar
         self.preferred = PreferredLeader(context)
         self.group_id = GroupId(context)
-        self._told: Place | None = None  # logged last
-        self._settled: tuple[int, Configuration] | None = None  # and published
+        self._told: Place | None = None  # the place that was logged last
+        self._settled: tuple[int, Configuration] | None = None  # committed, and published
 
     def service(self) -> Service:
         return Service(

@@ -18,7 +18,7 @@ class RoleView:
         self._config = config
         self._state = state
         self._master_hint = ""  # the leader's address according to a name server
-        self.master_ha_address = ""  # and where it serves slaves
+        self.master_ha_address = ""  # where the master serves slaves
         self.term = 0
         self.role = Role.FOLLOWER
         self.leader: str | None = None

@@ -34,7 +34,7 @@ class Connection(Protocol):
 
 NO_WAIT = b"WAIT\x01false"
 
-# Who waits for an answer: connection, opaque, one-way (not 0: yes), header codec of the request.
+# The sender to be answered: connection, opaque, one-way (not 0: yes), header codec of the request.
 Sender = tuple[Connection, int, int, int]
 
 

@@ -59,7 +59,7 @@ class Item:
     properties: dict[str, str] = field(default_factory=dict)
 
 
-Arrival = tuple[Item, int]  # and when it was due, by the history's clock (ns)
+Arrival = tuple[Item, int]  # an item, and when it was due by the history's clock (ns)
 
 
 class KeyedSender:

@@ -102,7 +102,7 @@ def decimal(text: str) -> Node:
     value = float(text)
     if value > DOUBLE_MAX:
         raise Rejection(f"{text} is greater than {DOUBLE_MAX}")
-    if value < DOUBLE_MIN:  # so also 0.0, which Apache does not take either
+    if value < DOUBLE_MIN:  # this refuses 0.0, too, as Apache does
         raise Rejection(f"{text} is less than {DOUBLE_MIN}; zero is written 0")
     return constant(value, text)
 

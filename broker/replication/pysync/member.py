@@ -215,7 +215,7 @@ class PySyncMember:
 
     async def read_barrier(self) -> int:
         """Return once the frames this node knows as committed are applied. That does not prove
-        leadership, as the module says. Raises NotLeader, Busy."""
+        leadership: a deposed leader may answer so, too. Raises NotLeader, Busy."""
         if not self._told.leader_ready or not self._running:
             raise NotLeader(self.leader)
         return await self._reads.add()

@@ -8,7 +8,7 @@ import pytest
 from raftmq.broker.application import BrokerApplication
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables import snapshot as broker_side
+from raftmq.broker.tables import snapshotinstall as broker_side
 from raftmq.broker.tables.state import BrokerState, commit_offsets, put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.dledger import snapshotmarker

@@ -33,10 +33,10 @@ from raftmq.broker.consuming.resets import ResetMarks, Resets
 from raftmq.broker.consuming.subscriptions import SubscriptionQuestions
 from raftmq.broker.containment import Contained
 from raftmq.broker.context import Context, Life
-from raftmq.broker.delivery.delay import delay_service
+from raftmq.broker.delivery.delay import DelayService
 from raftmq.broker.delivery.sendback import SendBack
 from raftmq.broker.delivery.timers.recall import Recalls
-from raftmq.broker.delivery.timers.service import timer_service
+from raftmq.broker.delivery.timers.service import TimerService
 from raftmq.broker.delivery.transactions.service import Halves, Transactions
 from raftmq.broker.events import NodeEvents
 from raftmq.broker.fulldisk import FullDisk
@@ -193,8 +193,8 @@ class Broker:
         state.topics.internal[reply.name] = reply
         replies = RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
         self.replies = ReplyService(context, self.clients, self.sends, replies)
-        self.delays = delay_service(context, self.sends)
-        self.timers = timer_service(context, self.sends, self.sends.parking.timing)
+        self.delays = DelayService(context, self.sends)
+        self.timers = TimerService(context, self.sends, self.sends.parking.timing)
         self.transactions = Transactions(
             context, self.halves, self.sends, self.clients, self.access
         )

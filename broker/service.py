@@ -7,6 +7,7 @@ order and passes every event to them in that order.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,11 @@ def at_each_leadership(act: Callable[[], None]) -> Callable[[RoleChange], None]:
             act()
 
     return changed
+
+
+def next_turn(act: Callable[[], None]) -> None:
+    """Call `act` in the next turn of the loop."""
+    asyncio.get_running_loop().call_soon(act)
 
 
 def _nothing(_: RoleChange) -> None:

@@ -17,10 +17,9 @@ stored all the same, as by Apache's broker: they are there if the topic or queue
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.broker.context import Context
@@ -29,7 +28,7 @@ from raftmq.broker.housekeeping import Chore
 from raftmq.broker.sending.outcome import Sends, is_unknown
 from raftmq.broker.sending.parking import delivered
 from raftmq.broker.sending.sendrequest import Outgoing, as_stored
-from raftmq.broker.service import Service, at_each_leadership
+from raftmq.broker.service import Service, at_each_leadership, next_turn
 from raftmq.broker.tables.state import delay_progress
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT
@@ -37,9 +36,7 @@ from raftmq.store.errors import StoreError
 from raftmq.store.record import RecordError, decode_record, walk_records
 
 if TYPE_CHECKING:
-    from raftmq.broker.tables.delayoffsets import DelayOffsets
     from raftmq.store.consumequeue import ConsumeQueue
-    from raftmq.store.messagereads import GetResult
 
 log = logging.getLogger("raftmq.broker.delay")
 
@@ -113,32 +110,25 @@ class DelayService:
 
     def __init__(
         self,
-        levels_ms: Sequence[int],
-        table: DelayOffsets,
+        context: Context,
         sends: Sends,
-        *,
-        queue: Callable[[str, int], ConsumeQueue | None],
-        get_messages: Callable[[str, int, int, int, int], GetResult],
-        propose: Callable[[bytes, Callable[[Exception | None], None]], None],
-        leading: Callable[[], bool],
-        soon: Callable[[Callable[[], None]], object],
-        on_read_failed: Callable[[OSError, Callable[[], object]], None],
-        clock_ms: Callable[[], int],
-        wall_ms: Callable[[], int],
+        soon: Callable[[Callable[[], None]], object] = next_turn,
     ) -> None:
-        """`leading()`: this replica leads and has applied all of the log. `soon(function)` calls it
-        in another turn of the loop. `on_read_failed` is as in broker.consuming.pull."""
+        """`soon(function)` calls it in another turn of the loop."""
+        levels_ms = context.config.delay_levels_ms
+        kept_ms = 3_600_000 * context.config.file_reserved_time
+        if kept_ms <= max(levels_ms):
+            log.warning(
+                "delay_longer_than_kept ms=%d kept=%d: fileReservedTime", max(levels_ms), kept_ms
+            )
+        self._context = context
         self._levels = [Level(number, ms) for number, ms in enumerate(levels_ms, 1)]
-        self._table = table
+        self._table = context.state.delays
         self._sends = sends
-        self._queue = queue
-        self._get_messages = get_messages
-        self._propose = propose
-        self._leading = leading
+        self._queue = context.store.queues.queue
         self._soon = soon
-        self._on_read_failed = on_read_failed
-        self._clock_ms = clock_ms
-        self._wall_ms = wall_ms
+        self._clock_ms = context.clock_ms
+        self._wall_ms = context.wall_ms
         self._leadership = 0  # its number; late callbacks of an earlier one do nothing
         self._first = 0  # the level whose turn is first
         self.delivered_count = 0
@@ -159,7 +149,7 @@ class DelayService:
 
     def tick(self) -> None:
         """Deliver what is due, at most COUNT_MAX messages."""
-        if not self._leading():
+        if not self._context.roles.leading:
             return
         now_ms, left = self._clock_ms(), COUNT_MAX
         count = len(self._levels)
@@ -201,12 +191,13 @@ class DelayService:
         self._look_at_begin(level, queue)
         offset = self._next(level, queue)
         count_max = min(count_max, level.count_max)
+        get_messages = self._context.store.reads.get_messages
 
         def read() -> tuple[int, list[Outgoing]]:
             count = self._due(level, queue, offset, count_max, now_ms)
             if not count:
                 return offset, []
-            result = self._get_messages(SCHEDULE_TOPIC, queue.queue_id, offset, count, BYTES_MAX)
+            result = get_messages(SCHEDULE_TOPIC, queue.queue_id, offset, count, BYTES_MAX)
             return result.next_offset, self._messages(b"".join(result.buffers))
 
         try:
@@ -215,7 +206,7 @@ class DelayService:
             log.error("delayed_unread level=%d offset=%d: %s", level.number, offset, error)
             level.pause_until_ms = now_ms + RETRY_MS
             if isinstance(error, OSError):
-                self._on_read_failed(error, read)
+                self._context.log.read_failed(error, read)
             return 0
         if end > offset:
             self._store(level, messages, end, now_ms)
@@ -275,7 +266,7 @@ class DelayService:
         command = delay_progress(level.number, end)
         level.under_way = end
         if not messages:
-            self._propose(command, ended)
+            self._context.log.propose_then(command, ended)
             return
         try:
             self._sends.store(messages, command, ended)
@@ -295,26 +286,3 @@ class DelayService:
         else:  # from a store with larger messages: it would block the others for ever
             log.error("delayed_undeliverable level=%d: %s", level.number, refused.remark)
             self._store(level, [], end, now_ms)
-
-
-def delay_service(context: Context, sends: Sends) -> DelayService:
-    """Return the delay service of a broker."""
-    store, levels_ms = context.store, context.config.delay_levels_ms
-    kept_ms = 3_600_000 * context.config.file_reserved_time
-    if kept_ms <= max(levels_ms):
-        log.warning(
-            "delay_longer_than_kept ms=%d kept=%d: fileReservedTime", max(levels_ms), kept_ms
-        )
-    return DelayService(
-        levels_ms,
-        context.state.delays,
-        sends,
-        queue=store.queues.queue,
-        get_messages=store.reads.get_messages,
-        propose=context.log.propose_then,
-        leading=lambda: context.roles.leading,
-        soon=lambda function: asyncio.get_running_loop().call_soon(function),
-        on_read_failed=context.log.read_failed,
-        clock_ms=context.clock_ms,
-        wall_ms=context.wall_ms,
-    )

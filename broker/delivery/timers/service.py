@@ -20,7 +20,6 @@ behind it, so if the delivery is committed, both are.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +32,7 @@ from raftmq.broker.housekeeping import Chore
 from raftmq.broker.sending.outcome import Sends, is_unknown
 from raftmq.broker.sending.parking import delivered
 from raftmq.broker.sending.sendrequest import Outgoing, as_stored
-from raftmq.broker.service import Service, at_each_leadership
+from raftmq.broker.service import Service, at_each_leadership, next_turn
 from raftmq.broker.tables.state import timer_progress
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.dispatch import TIMER_TOPIC, UNIT, timer_code
@@ -42,7 +41,6 @@ from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record
 
 if TYPE_CHECKING:
-    from raftmq.broker.tables.delayoffsets import DelayOffsets
     from raftmq.store.consumequeue import ConsumeQueue
 
 log = logging.getLogger("raftmq.broker.timers")
@@ -69,34 +67,20 @@ class TimerService:
 
     def __init__(
         self,
-        timing: Timing,
-        table: DelayOffsets,
+        context: Context,
         sends: Sends,
-        *,
-        queue: Callable[[str, int], ConsumeQueue | None],
-        message_at: Callable[[int], bytes | None],
-        stored_since: Callable[[int], int],
-        kept_ms: int,
-        propose: Callable[[bytes, Callable[[Exception | None], None]], None],
-        leading: Callable[[], bool],
-        soon: Callable[[Callable[[], None]], object],
-        on_read_failed: Callable[[OSError, Callable[[], object]], None],
-        clock_ms: Callable[[], int],
+        timing: Timing,
+        soon: Callable[[Callable[[], None]], object] = next_turn,
     ) -> None:
-        """`stored_since(ms)`: the queue's first offset that was stored at that time or later.
-        `kept_ms`: for how long segments are kept. The rest is as in broker.delivery.delay."""
+        """`soon(function)` calls it in another turn of the loop."""
         self.timing = timing
-        self._table = table
+        self._context = context
+        self._table = context.state.delays
         self._sends = sends
-        self._queue = queue
-        self._message_at = message_at
-        self._stored_since = stored_since
-        self._kept_ms = kept_ms
-        self._propose = propose
-        self._leading = leading
+        self._queue = context.store.queues.queue
+        self._reads = context.store.reads
         self._soon = soon
-        self._on_read_failed = on_read_failed
-        self._clock_ms = clock_ms
+        self._clock_ms = context.clock_ms
         self.wheel = TimerWheel()
         self._recalls: dict[int, list[int]] = {}  # slot → offsets of messages that recall others
         self._recalled: dict[int, set[Key]] = {}  # slot → recalled keys, maybe not in the queue yet
@@ -151,7 +135,7 @@ class TimerService:
             self._end_move()
             self._pause_until_ms = now_ms + RETRY_MS
             if isinstance(error, OSError):
-                self._on_read_failed(error, self._again)
+                self._context.log.read_failed(error, self._again)
 
     def look(self) -> TimerView:
         """Return the state of the timer messages, on any replica. Raises OSError, StoreError."""
@@ -217,11 +201,11 @@ class TimerService:
     def _is_free(self, queue: ConsumeQueue) -> bool:
         """Return whether something may be delivered: only if the whole queue was taken."""
         complete = self.wheel.next_offset >= queue.max_offset
-        return self._leading() and self._under_way is None and complete
+        return self._context.roles.leading and self._under_way is None and complete
 
     def _record(self, position: int, offset: int) -> MessageRecord:
         """Read a timer message. Raises OSError, StoreError, RecordError."""
-        data = self._message_at(position)
+        data = self._reads.message_at(position)
         record = None if data is None else decode_record(data, check_body=False)
         if record is None or record.topic != TIMER_TOPIC or record.queue_offset != offset:
             raise StoreDamaged(position, f"not timer message {offset}")
@@ -288,9 +272,10 @@ class TimerService:
     def _look_at_age(self, now_ms: int) -> None:
         if now_ms >= self._age_due_ms:
             self._age_due_ms = now_ms + AGE_LOOK_MS
-            since_ms = self.timing.wall_ms() - self._kept_ms // 2
-            self._again = lambda: self._stored_since(since_ms)
-            self._roll_offset = self._stored_since(since_ms)
+            kept_ms = 3_600_000 * self._context.config.file_reserved_time
+            since_ms = self.timing.wall_ms() - kept_ms // 2
+            self._again = lambda: self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
+            self._roll_offset = self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
 
     def _roll(self, queue: ConsumeQueue) -> bool:
         """Begin to store once more what has waited for long, or stands in retention's way; return
@@ -340,7 +325,7 @@ class TimerService:
         command = timer_progress(progress)
         self._under_way = progress
         if not messages:
-            self._propose(command, ended)
+            self._context.log.propose_then(command, ended)
             return
         try:
             self._sends.store(messages, command, ended)
@@ -348,7 +333,7 @@ class TimerService:
             if refused.code == ResponseCode.MESSAGE_ILLEGAL and len(messages) == 1:
                 # From a store with larger messages: it would block the others for ever.
                 log.error("timer_undeliverable: %s", refused.remark)
-                self._propose(command, ended)
+                self._context.log.propose_then(command, ended)
                 return
             self._end_move()
             if refused.code == ResponseCode.MESSAGE_ILLEGAL:
@@ -363,22 +348,3 @@ class TimerService:
         popped, self._popped = self._popped, []
         self._under_way = None
         self.wheel.put_back(popped)
-
-
-def timer_service(context: Context, sends: Sends, timing: Timing) -> TimerService:
-    """Return the timer service of a broker."""
-    store = context.store
-    return TimerService(
-        timing,
-        context.state.delays,
-        sends,
-        queue=store.queues.queue,
-        message_at=store.reads.message_at,
-        stored_since=lambda ms: store.reads.offset_by_time(TIMER_TOPIC, 0, ms),
-        kept_ms=3_600_000 * context.config.file_reserved_time,
-        propose=context.log.propose_then,
-        leading=lambda: context.roles.leading,
-        soon=lambda function: asyncio.get_running_loop().call_soon(function),
-        on_read_failed=context.log.read_failed,
-        clock_ms=context.clock_ms,
-    )

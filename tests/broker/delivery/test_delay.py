@@ -53,20 +53,26 @@ class Stage:
         self.service = self.leader()
 
     def leader(self):
+        return DelayService(self.context(self), self.bench.sends, self.turns.append)
+
+    def context(self, reads):
+        """The broker's parts that deliveries use; `reads`: who looks messages up."""
         bench = self.bench
-        return DelayService(
-            bench.config.delay_levels_ms,
-            bench.state.delays,
-            bench.sends,
-            queue=lambda topic, queue: self.queues.get((topic, queue)),
-            get_messages=self.get_messages,
-            propose=bench.log.propose,
-            leading=lambda: self.leading,
-            soon=self.turns.append,
-            on_read_failed=lambda error, again: self.failed_reads.append(error),
+        return SimpleNamespace(
+            config=bench.config,
+            state=bench.state,
+            store=SimpleNamespace(queues=self, reads=reads),
+            log=SimpleNamespace(propose_then=bench.log.propose, read_failed=self.read_failed),
+            roles=self,
             clock_ms=lambda: bench.clock_ms,
             wall_ms=lambda: bench.now_ms,
         )
+
+    def queue(self, topic, queue_id):
+        return self.queues.get((topic, queue_id))
+
+    def read_failed(self, error, again):
+        self.failed_reads.append(error)
 
     def get_messages(self, topic, queue_id, offset, count, size):
         if self.unreadable is not None:

@@ -23,33 +23,24 @@ class Stage(test_delay.Stage):
     """One leader: sends, queues, tables, delivery. Its messages go to topic T."""
 
     def __init__(self, **config):
-        super().__init__(**config)
+        super().__init__(file_reserved_time=KEPT_MS // 3_600_000, **config)
         self.bench.now_ms = NOW
         self.at = {}  # position → record
 
     def leader(self):
-        bench = self.bench
-        return TimerService(
-            bench.sends.parking.timing,
-            bench.state.delays,
-            bench.sends,
-            queue=lambda topic, queue: self.queues.get((topic, queue)),
-            message_at=self.message_at,
-            stored_since=self.stored_since,
-            kept_ms=KEPT_MS,
-            propose=bench.log.propose,
-            leading=lambda: self.leading,
-            soon=self.turns.append,
-            on_read_failed=lambda error, again: self.failed_reads.append((error, again)),
-            clock_ms=lambda: bench.clock_ms,
-        )
+        sends = self.bench.sends
+        return TimerService(self.context(self), sends, sends.parking.timing, self.turns.append)
+
+    def read_failed(self, error, again):
+        self.failed_reads.append((error, again))
 
     def message_at(self, position):
         if self.unreadable is not None:
             raise self.unreadable
         return self.at[position]
 
-    def stored_since(self, ms):
+    def offset_by_time(self, topic, queue_id, ms):
+        assert (topic, queue_id) == (TIMER_TOPIC, 0)
         times = [decode_record(r).store_timestamp_ms for r in self.waiting().records]
         return next((n for n, stored in enumerate(times) if stored >= ms), len(times))
 

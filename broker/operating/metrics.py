@@ -25,7 +25,7 @@ from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timi
 from raftmq.remoting.budgetfigures import tell as tell_budgets
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.server import RemotingServer
-from raftmq.remoting.tlsfigures import tell
+from raftmq.remoting.tlsfigures import tell as tell_tls
 from raftmq.store.errors import StoreError
 
 LAG_QUEUES_MAX = 20_000  # in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
@@ -145,16 +145,12 @@ class BrokerMetrics:
                 )
             ],
         )
-        families.gauge(
-            "rocketmq_start_time_seconds",
-            "When it started, Unix time.",
-            parts.context.life.boot_ms / 1000,
-        )
-        families.gauge(
-            "rocketmq_leading",
-            "1 if this replica takes sends: a ready leader, or a master.",
-            float(parts.context.roles.leading),
-        )
+        _tell(families, [
+            ("rocketmq_start_time_seconds", "When it started, Unix time.",
+             parts.context.life.boot_ms / 1000),
+            ("rocketmq_leading", "1 if this replica takes sends: a ready leader, or a master.",
+             float(parts.context.roles.leading)),
+        ])  # fmt: skip
         families.histogram(
             "rocketmq_event_loop_lag_seconds",
             "By how much the event loop is late for its timers.",
@@ -176,31 +172,28 @@ class BrokerMetrics:
 
     def _proofs(self, families: Families) -> None:
         gates = self._parts.gates.all
-        families.gauge(
-            "rocketmq_peers_prove_themselves",
-            "1 if no peer comes to the Raft or HA port, or is dialled, without a proof.",
-            float(self._parts.gates.proof_required),
-        )
-        families.counter(
-            "rocketmq_peer_proofs_refused_total",
-            "Connections of peers closed because they did not prove themselves.",
-            sum(gate.refused_count for gate in gates),
-        )
-        families.counter(
-            "rocketmq_peers_unproven_total",
-            "Connections of peers made without a proof, although there is a secret.",
-            sum(gate.unproven_count for gate in gates),
-        )
+        _tell(families, [
+            ("rocketmq_peers_prove_themselves",
+             "1 if no peer comes to the Raft or HA port, or is dialled, without a proof.",
+             float(self._parts.gates.proof_required)),
+            ("rocketmq_peer_proofs_refused_total",
+             "Connections of peers closed because they did not prove themselves.",
+             sum(gate.refused_count for gate in gates)),
+            ("rocketmq_peers_unproven_total",
+             "Connections of peers made without a proof, although there is a secret.",
+             sum(gate.unproven_count for gate in gates)),
+        ])  # fmt: skip
 
     def _flow(self, families: Families) -> None:
         parts = self._parts
         sends, pulls, config = parts.sends, parts.pulls, parts.context.config
+        server = self._server
         families.counters(
             "rocketmq_sends_total",
             "Sends answered, by response code and the reason its remark begins with.",
             ("code", "reason"),
             [
-                ((code_name(code), tag), n)
+                ((name_of(code, ResponseCode), tag), n)
                 for (code, tag), n in sorted((TOLD_AT_ZERO | sends.results).items())
             ],
         )
@@ -208,59 +201,49 @@ class BrokerMetrics:
             "rocketmq_pulls_total",
             "Pulls answered, by response code.",
             ("code",),
-            [((code_name(code),), n) for code, n in sorted(pulls.results.items())],
+            [((name_of(code, ResponseCode),), n) for code, n in sorted(pulls.results.items())],
         )
         families.counters(
             "rocketmq_requests_total",
             "Requests other than sends, by request code.",
             ("request",),
-            [((request_name(code),), n) for code, n in sorted(parts.guard.requests.items())],
+            [
+                ((name_of(code, RequestCode),), n)
+                for code, n in sorted(parts.guard.requests.items())
+            ],
         )
-        families.counter("rocketmq_messages_in_total", "Messages stored.", sends.put_count)
-        families.counter(
-            "rocketmq_repeated_sends_total",
-            "Idempotent sends that were stored before: answered, not stored again.",
-            sends.repeat_count,
-        )
-        families.counter("rocketmq_messages_out_total", "Messages pulled.", pulls.get_count)
+        _tell(families, [
+            ("rocketmq_messages_in_total", "Messages stored.", sends.put_count),
+            ("rocketmq_repeated_sends_total",
+             "Idempotent sends that were stored before: answered, not stored again.",
+             sends.repeat_count),
+            ("rocketmq_messages_out_total", "Messages pulled.", pulls.get_count),
+        ])  # fmt: skip
         families.histogram(
             "rocketmq_append_duration_seconds",
             "From the cut of a group commit to its senders' answer: committed and applied (Raft), "
             "or as durable as configured (classic).",
             self.append,
         )
-        families.gauge(
-            "rocketmq_sends_waiting_bytes", "Sends waiting or under way.", sends.held_bytes
-        )
-        families.gauge(
-            "rocketmq_sends_waiting_limit_bytes",
-            "Above, sends are refused: waitingBytesMax, or less while they wait for long.",
-            parts.sends.held_bytes_max,
-        )
-        families.gauge(
-            "rocketmq_group_commits_inflight",
-            "Group commits that are cut and not applied.",
-            sends.pending_count,
-        )
-        families.gauge("rocketmq_pulls_held", "Pulls that wait for a message.", pulls.holds.count)
-        families.gauge("rocketmq_pulls_held_limit", "heldPullsMax.", config.held_pulls_max)
-        received, sent = self._server.traffic_bytes
-        families.counter("rocketmq_received_bytes_total", "Bytes from clients.", received)
-        families.counter("rocketmq_sent_bytes_total", "Bytes to clients.", sent)
-        families.gauge(
-            "rocketmq_connections", "Open client connections.", len(self._server.connections)
-        )
-        families.counter(
-            "rocketmq_connections_accepted_total",
-            "Client connections accepted.",
-            self._server.accepted_count,
-        )
-        families.counter(
-            "rocketmq_connections_refused_total",
-            "Client connections closed for want of room.",
-            self._server.refused_count,
-        )
-        tell(families, "rocketmq", parts.context.tls)
+        received, sent = server.traffic_bytes
+        _tell(families, [
+            ("rocketmq_sends_waiting_bytes", "Sends waiting or under way.", sends.held_bytes),
+            ("rocketmq_sends_waiting_limit_bytes",
+             "Above, sends are refused: waitingBytesMax, or less while they wait for long.",
+             sends.held_bytes_max),
+            ("rocketmq_group_commits_inflight", "Group commits that are cut and not applied.",
+             sends.pending_count),
+            ("rocketmq_pulls_held", "Pulls that wait for a message.", pulls.holds.count),
+            ("rocketmq_pulls_held_limit", "heldPullsMax.", config.held_pulls_max),
+            ("rocketmq_received_bytes_total", "Bytes from clients.", received),
+            ("rocketmq_sent_bytes_total", "Bytes to clients.", sent),
+            ("rocketmq_connections", "Open client connections.", len(server.connections)),
+            ("rocketmq_connections_accepted_total", "Client connections accepted.",
+             server.accepted_count),
+            ("rocketmq_connections_refused_total", "Client connections closed for want of room.",
+             server.refused_count),
+        ])  # fmt: skip
+        tell_tls(families, "rocketmq", parts.context.tls)
         families.gauge("rocketmq_clients", "Memberships of clients.", parts.clients.count)
         families.gauge("rocketmq_topics", "Topics.", len(parts.context.state.topics.entries))
 
@@ -272,33 +255,18 @@ class BrokerMetrics:
             "An fdatasync of the CommitLog, in its thread.",
             self.fsync,
         )
-        families.gauge(
-            "rocketmq_commitlog_min_offset_bytes", "Where the CommitLog begins.", log.min_offset
-        )
-        families.gauge(
-            "rocketmq_commitlog_max_offset_bytes", "Where the CommitLog ends.", log.max_offset
-        )
-        families.gauge(
-            "rocketmq_commitlog_durable_offset_bytes",
-            "Up to where an fdatasync has proven it durable.",
-            log.durable_offset,
-        )
-        families.gauge(
-            "rocketmq_dispatch_behind_bytes",
-            "Log that the ConsumeQueues do not have yet.",
-            max(0, log.max_offset - store.derived.dispatched_offset),
-        )
-
-        families.gauge(
-            "rocketmq_queue_units_damaged",
-            "ConsumeQueue units known to point wrong and not put right yet.",
-            len(store.repairs),
-        )
-        families.counter(
-            "rocketmq_queue_units_rewritten_total",
-            "ConsumeQueue units put right from the log.",
-            store.repairs.rewritten,
-        )
+        _tell(families, [
+            ("rocketmq_commitlog_min_offset_bytes", "Where the CommitLog begins.", log.min_offset),
+            ("rocketmq_commitlog_max_offset_bytes", "Where the CommitLog ends.", log.max_offset),
+            ("rocketmq_commitlog_durable_offset_bytes",
+             "Up to where an fdatasync has proven it durable.", log.durable_offset),
+            ("rocketmq_dispatch_behind_bytes", "Log that the ConsumeQueues do not have yet.",
+             max(0, log.max_offset - store.derived.dispatched_offset)),
+            ("rocketmq_queue_units_damaged",
+             "ConsumeQueue units known to point wrong and not put right yet.", len(store.repairs)),
+            ("rocketmq_queue_units_rewritten_total", "ConsumeQueue units put right from the log.",
+             store.repairs.rewritten),
+        ])  # fmt: skip
 
     def _disk(self, families: Families) -> None:
         parts = self._parts
@@ -306,17 +274,13 @@ class BrokerMetrics:
             usage = parts.context.disk.usage()
         except OSError:  # shown by the figures' absence, and by raft_disk_state
             return
-        families.gauge(
-            "rocketmq_disk_size_bytes",
-            "The store's file system, without what is reserved for root.",
-            usage.size_bytes,
-        )
-        families.gauge("rocketmq_disk_available_bytes", "Room left on it.", usage.available_bytes)
-        families.gauge(
-            "rocketmq_disk_full",
-            "1 while this replica takes no sends for want of room.",
-            float(bool(parts.sends.disk_full)),
-        )
+        _tell(families, [
+            ("rocketmq_disk_size_bytes",
+             "The store's file system, without what is reserved for root.", usage.size_bytes),
+            ("rocketmq_disk_available_bytes", "Room left on it.", usage.available_bytes),
+            ("rocketmq_disk_full", "1 while this replica takes no sends for want of room.",
+             float(bool(parts.sends.disk_full))),
+        ])  # fmt: skip
 
     def _lags(self, families: Families) -> None:
         parts = self._parts
@@ -376,16 +340,13 @@ class BrokerMetrics:
                 if name in oldnames.METRICS:
                     old_doc = f"The old name of {name}, until version 0.2."
                     families.gauge(oldnames.METRICS[name], old_doc, value)
-        installing = status.get("installing")
-        families.gauge(
-            "raft_installing",
-            "1 while the leader's state is copied here because its log begins too late.",
-            float(bool(installing)),
-        )
-        families.gauge(
-            "raft_leader_known", "1 if a leader is known.", float(status["leader"] is not None)
-        )
-        families.gauge("raft_failed", "1 if this member ended.", float(bool(status["failure"])))
+        _tell(families, [
+            ("raft_installing",
+             "1 while the leader's state is copied here because its log begins too late.",
+             float(bool(status.get("installing")))),
+            ("raft_leader_known", "1 if a leader is known.", float(status["leader"] is not None)),
+            ("raft_failed", "1 if this member ended.", float(bool(status["failure"]))),
+        ])  # fmt: skip
         if "disk_state" in status:
             families.states(
                 "raft_disk_state",
@@ -439,30 +400,21 @@ class BrokerMetrics:
             ("peer",),
             [((name,), peer.get("dropped", 0)) for name, peer in peers.items()],
         )
-        families.gauges(
-            "raft_peer_match_index",
-            "Of a leader: what that peer has acknowledged.",
-            ("peer",),
-            [((name,), peer["match"]) for name, peer in followers],
-        )
-        families.gauges(
-            "raft_peer_lag_frames",
-            "Of a leader: frames of its log that that peer has not acknowledged.",
-            ("peer",),
-            [((name,), last - p["match"]) for name, p in followers if isinstance(last, int)],
-        )
-        families.gauges(
-            "raft_peer_behind_bytes",
-            "Of a leader: log that that peer has not acknowledged.",
-            ("peer",),
-            [((name,), p["behind_bytes"]) for name, p in followers if "behind_bytes" in p],
-        )
-        families.gauges(
-            "raft_peer_inflight_bytes",
-            "Of a leader: bytes sent to that peer and not acknowledged.",
-            ("peer",),
-            [((name,), p.inflight_bytes) for name, p in progress.items()],
-        )
+        figures: tuple[tuple[str, str, dict[str, float]], ...] = (
+            ("raft_peer_match_index", "Of a leader: what that peer has acknowledged.",
+             {name: peer["match"] for name, peer in followers}),
+            ("raft_peer_lag_frames",
+             "Of a leader: frames of its log that that peer has not acknowledged.",
+             {name: last - p["match"] for name, p in followers if isinstance(last, int)}),
+            ("raft_peer_behind_bytes", "Of a leader: log that that peer has not acknowledged.",
+             {name: p["behind_bytes"] for name, p in followers if "behind_bytes" in p}),
+            ("raft_peer_inflight_bytes",
+             "Of a leader: bytes sent to that peer and not acknowledged.",
+             {name: p.inflight_bytes for name, p in progress.items()}),
+        )  # fmt: skip
+        for family, doc, by_peer in figures:
+            rows = [((name,), value) for name, value in by_peer.items()]
+            families.gauges(family, doc, ("peer",), rows)
 
     def _delayed(self, families: Families) -> None:
         try:
@@ -487,16 +439,13 @@ class BrokerMetrics:
             view = self._parts.timers.look()
         except (OSError, StoreError):
             return
-        families.gauge(
-            "rocketmq_timer_messages",
-            "Timer messages that wait for their time, as far as this replica knows.",
-            view.waiting,
-        )
-        families.gauge(
-            "rocketmq_timer_late_seconds",
-            "By how much the next timer message is overdue.",
-            view.late_ms / 1000,
-        )
+        _tell(families, [
+            ("rocketmq_timer_messages",
+             "Timer messages that wait for their time, as far as this replica knows.",
+             view.waiting),
+            ("rocketmq_timer_late_seconds", "By how much the next timer message is overdue.",
+             view.late_ms / 1000),
+        ])  # fmt: skip
         families.counters(
             "rocketmq_timer_messages_total",
             "Timer messages that this process delivered, or stored once more for retention.",
@@ -533,32 +482,33 @@ class BrokerMetrics:
         engine = parts.context.log.classic
         end = parts.context.store.commitlog.max_offset
         if engine.is_slave:
-            families.gauge(
-                "rocketmq_ha_connected",
-                "Of a slave: 1 if it follows.",
-                float(engine.slave.connected),
-            )
-            families.gauge(
-                "rocketmq_ha_refused",
-                "Of a slave: 1 if its log is no prefix of its master's.",
-                float(bool(engine.slave.refused)),
-            )
+            _tell(families, [
+                ("rocketmq_ha_connected", "Of a slave: 1 if it follows.",
+                 float(engine.slave.connected)),
+                ("rocketmq_ha_refused", "Of a slave: 1 if its log is no prefix of its master's.",
+                 float(bool(engine.slave.refused))),
+            ])  # fmt: skip
             behind = max(0, engine.follower.comparison.master_end - end)
         else:
             links = list(engine.master.links)
-            families.gauge("rocketmq_ha_slaves", "Of a master: slaves connected.", len(links))
-            families.gauge(
-                "rocketmq_ha_slaves_in_sync",
-                "Of a master: those within haSlaveFallbehindMax.",
-                engine.master.in_sync,
-            )
-            families.gauge(
-                "rocketmq_ha_sends_waiting", "Batches that wait for a slave.", len(engine.acks)
-            )
+            _tell(families, [
+                ("rocketmq_ha_slaves", "Of a master: slaves connected.", len(links)),
+                ("rocketmq_ha_slaves_in_sync", "Of a master: those within haSlaveFallbehindMax.",
+                 engine.master.in_sync),
+                ("rocketmq_ha_sends_waiting", "Batches that wait for a slave.", len(engine.acks)),
+            ])  # fmt: skip
             behind = max((end - link.acknowledged for link in links), default=0)
         families.gauge(
             "rocketmq_ha_fall_behind_bytes", "What the (furthest) slave is behind.", behind
         )
+
+
+def _tell(families: Families, figures: Iterable[tuple[str, str, float]]) -> None:
+    """Add families of one series each: (name, documentation, value). A name that ends in _total is
+    a counter's."""
+    for name, doc, value in figures:
+        add = families.counter if name.endswith("_total") else families.gauge
+        add(name, doc, value)
 
 
 def reason_of(text: str) -> str:
@@ -566,18 +516,10 @@ def reason_of(text: str) -> str:
     return next((name for part, name in REASONS if part in text), OTHER_REASON)
 
 
-def code_name(code: int) -> str:
-    """Return a response code's name."""
+def name_of(code: int, codes: type[RequestCode] | type[ResponseCode]) -> str:
+    """Return a code's name; the number for one that has none."""
     try:
-        return ResponseCode(code).name
-    except ValueError:
-        return str(code)
-
-
-def request_name(code: int) -> str:
-    """Return a request code's name."""
-    try:
-        return RequestCode(code).name
+        return codes(code).name
     except ValueError:
         return str(code)
 

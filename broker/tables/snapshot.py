@@ -25,9 +25,7 @@ import orjson
 from google_crc32c import value as crc32c
 
 from raftmq.broker.errors import StateError
-from raftmq.broker.tables.groups import GroupTable
 from raftmq.broker.tables.state import BrokerState, Table
-from raftmq.broker.tables.topics import TopicTable
 from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.store.disk import Disk
@@ -97,10 +95,7 @@ def capture(state: BrokerState) -> Snapshot:
     copies: list[tuple[str, Table]] = []
     for name, table in _files(state):
         twin = copy.copy(table)
-        if isinstance(twin, TopicTable | GroupTable):
-            twin.own_entries()
-        else:
-            twin.own()
+        twin.own()
         copies.append((name, twin))
     return Snapshot(tuple(copies))
 

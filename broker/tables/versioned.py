@@ -66,7 +66,7 @@ class VersionedTable(Generic[E]):
                 return found
         return None
 
-    def own_entries(self) -> None:
+    def own(self) -> None:
         """Stop sharing the entries with the table this one was copied from."""
         self.entries = dict(self.entries)
 

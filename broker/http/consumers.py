@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,7 +13,7 @@ from raftmq.broker.clients import ClientTable, Member
 from raftmq.broker.consuming.resets import Resets
 from raftmq.broker.context import Context
 from raftmq.broker.errors import ConditionUnmet
-from raftmq.broker.http.tables import QUEUES_PER_TURN, paged, store_time_ms
+from raftmq.broker.http.tables import in_turns, paged, store_time_ms
 from raftmq.broker.http.views import (
     ClientView,
     ConnectionItem,
@@ -88,11 +87,10 @@ class ConsumerOperations:
             topics.setdefault(group, []).append(topic)
         names = {*topics, *self._clients.consumers, *self._context.state.groups.entries}
         found = await paged(names, str, str, call.query)
-        items = []
-        for number, name in enumerate(found["items"], start=1):
-            items.append(self._item(name, sorted(topics.get(name, ()))))
-            if number % QUEUES_PER_TURN == 0:
-                await asyncio.sleep(0)
+        items = [
+            self._item(name, sorted(topics.get(name, ())))
+            async for name in in_turns(found["items"])
+        ]
         return {**found, "items": items}
 
     def _item(self, name: str, topics: list[str]) -> ConsumerGroupItem:
@@ -121,11 +119,10 @@ class ConsumerOperations:
         keys = self._queues(name, subscribed)
         if config is None and online is None and not keys:
             raise not_found(f"no consumer group {name} is known here")
-        queues = []
-        for number, (topic, queue_id) in enumerate(keys[:QUEUES_MAX], start=1):
-            queues.append(self._queue(name, topic, queue_id))
-            if number % QUEUES_PER_TURN == 0:
-                await asyncio.sleep(0)
+        queues = [
+            self._queue(name, topic, queue_id)
+            async for topic, queue_id in in_turns(keys[:QUEUES_MAX])
+        ]
         return ConsumerGroupView(
             name=name,
             consume_enable=_enabled(config),
@@ -205,12 +202,10 @@ class ConsumerOperations:
         if queue_ids and queue_ids[-1] >= topic.queue_count:
             raise invalid([("queueIds", f"{body.topic} has {topic.queue_count} queues")])
         done = []
-        for number, queue_id in enumerate(queue_ids, start=1):
+        async for queue_id in in_turns(queue_ids):
             offset = target(context, body.topic, queue_id)
             before = context.state.offsets.get(body.topic, group, queue_id)
             done.append(ResetQueueView(queue_id=queue_id, before=before, offset=offset))
-            if number % QUEUES_PER_TURN == 0:
-                await asyncio.sleep(0)
         targets = {one.queue_id: one.offset for one in done}
         await self._resets.reset(group, body.topic, targets)
         return ResetView(topic=body.topic, queues=done)

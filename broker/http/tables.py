@@ -4,7 +4,7 @@ log, where their If-Match is compared (context.tables.state)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
 from raftmq.broker.context import Context
@@ -26,7 +26,6 @@ from raftmq.broker.operating.catalog import Catalog
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import entry_version
 from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
-from raftmq.broker.tables.versioned import Entry
 from raftmq.ops.versions import Condition
 from raftmq.store.record import store_timestamp_at
 from raftmq.web.operation import Call, Operation, Reply, Role
@@ -109,11 +108,7 @@ class TableOperations:
     async def queues(self, call: Call) -> dict[str, Any]:
         topic = self._topic(call.parameters.topic)
         found = page(range(topic.queue_count), "{:05d}".format, int, call.query)
-        views = []
-        for number, queue_id in enumerate(found["items"], start=1):
-            views.append(self._queue(topic.name, queue_id))
-            if number % QUEUES_PER_TURN == 0:
-                await asyncio.sleep(0)
+        views = [self._queue(topic.name, queue_id) async for queue_id in in_turns(found["items"])]
         return {**found, "items": views}
 
     def _queue(self, topic: str, queue_id: int) -> QueueView:
@@ -165,6 +160,14 @@ async def paged(
     return await asyncio.to_thread(page, copy, key, view, query)
 
 
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items; after every QUEUES_PER_TURN of them others have the loop."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % QUEUES_PER_TURN == 0:
+            await asyncio.sleep(0)
+
+
 def _pinned(condition: Condition, before: SubscriptionGroup | None) -> Condition:
     """Return a condition that the group is still `before`, if that has fields that this API does
     not show: they are kept from it."""
@@ -210,7 +213,7 @@ def topic_view(topic: TopicConfig) -> TopicView:
         filter_type=topic.filter_type,
         sys_flag=topic.sys_flag,
         system=topic.name in SYSTEM_TOPICS,
-        version=_version(topic),
+        version=entry_version(topic),
     )
 
 
@@ -244,9 +247,5 @@ def group_view(group: SubscriptionGroup) -> SubscriptionGroupView:
         broker_id=group.broker_id,
         which_broker_when_consume_slowly=group.slow_broker_id,
         notify_consumer_ids_changed_enable=group.notify_enable,
-        version=_version(group),
+        version=entry_version(group),
     )
-
-
-def _version(entry: Entry) -> str:
-    return entry_version(entry)

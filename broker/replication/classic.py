@@ -24,9 +24,9 @@ from raftmq.broker.config import BrokerConfig
 from raftmq.broker.containment import Contained
 from raftmq.broker.replication.ha.acks import AckBook, Answered, SlaveWish
 from raftmq.broker.replication.ha.follower import Follower
-from raftmq.broker.replication.ha.master import HaMaster, MasterSettings
+from raftmq.broker.replication.ha.master import HaMaster
 from raftmq.broker.replication.ha.protocol import Run
-from raftmq.broker.replication.ha.slave import HaSlave, SlaveSettings
+from raftmq.broker.replication.ha.slave import HaSlave
 from raftmq.broker.replication.peerproof import NO_GATES, Gates
 from raftmq.broker.sending.cut import QueueUnits
 from raftmq.broker.sending.send import SendPath
@@ -163,11 +163,11 @@ class ClassicEngine:
             self._mode,
             interval_ms=config.flush_interval_commit_log,
             on_durable=self._durable,
-            on_error=lambda error: self._fail(f"fdatasync failed: {error!r}"),
+            on_error=lambda error: self.abandon(f"fdatasync failed: {error!r}"),
         )
         self.master = HaMaster(
             self._commitlog,
-            _master_settings(config),
+            config,
             clock_ms=clock_ms,
             on_acknowledged=self._replicated,
             tls=tls.server,
@@ -187,14 +187,14 @@ class ClassicEngine:
         )
         self.slave = HaSlave(
             self._commitlog,
-            SlaveSettings(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval),
+            config,
             master_address=lambda: config.ha_master_address or master_ha_address(),
             verify=self._verify,
             append=self._copy,
             reported=self.reported,
             clock_ms=clock_ms,
             on_link=self._link_changed,
-            on_fatal=self._fail,
+            on_fatal=self.abandon,
             tls=tls.client,
             gate=gates.slave,
         )
@@ -247,7 +247,7 @@ class ClassicEngine:
             await asyncio.get_running_loop().run_in_executor(self._pool, ticket.run)
             self._durable(self._commitlog.finish_sync(ticket))
         except (OSError, StoreError) as error:
-            self._fail(f"the last fdatasync failed: {error!r}")
+            self.abandon(f"the last fdatasync failed: {error!r}")
 
     def abandon(self, reason: str) -> None:
         """Fall silent at once, and for good: nothing more is written, sent or made durable."""
@@ -262,9 +262,6 @@ class ClassicEngine:
             if handle is not None:
                 handle.cancel()
         self._soon = self._timer = None
-
-    def _fail(self, reason: str) -> None:
-        self.abandon(reason)
 
     # ---- the master's log -------------------------------------------------------------------
 
@@ -289,11 +286,11 @@ class ClassicEngine:
                 self.master.written(batch.position, batch.data)
                 answered += self._note(batch)
         except (OSError, StoreError) as error:
-            self._fail(f"the log cannot be written: {error!r}")
+            self.abandon(f"the log cannot be written: {error!r}")
             return
         except Exception as error:  # ring boundary, whoever called: wrong is worse than down
             log.critical("log_broken", exc_info=error)
-            self._fail(f"an invariant is broken: {error!r}")
+            self.abandon(f"an invariant is broken: {error!r}")
             return
         self._flusher.request()
         self._application.answer(answered)
@@ -372,7 +369,7 @@ class ClassicEngine:
         try:
             change = self._application.apply(payload, self._wall_ms())
         except AssertionError as error:
-            self._fail(f"an invariant is broken: {error!r}")
+            self.abandon(f"an invariant is broken: {error!r}")
             raise
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         index = self._application.state.applied_index
@@ -429,14 +426,3 @@ class ClassicEngine:
     def status(self) -> dict[str, object]:
         """Return the part of the status that every engine has."""
         return {"role": self.config.broker_role}
-
-
-def _master_settings(config: BrokerConfig) -> MasterSettings:
-    return MasterSettings(
-        transfer_bytes=config.ha_transfer_batch_size,
-        heartbeat_ms=config.ha_send_heartbeat_interval,
-        silence_ms_max=config.ha_housekeeping_interval,
-        fall_behind_bytes_max=config.ha_slave_fallbehind_max,
-        connections_max=config.ha_connections_max,
-        from_last_segment=config.sync_from_last_file,
-    )

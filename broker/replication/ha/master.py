@@ -16,9 +16,9 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
+from raftmq.broker.config import BrokerConfig
 from raftmq.broker.replication.ha.protocol import HaProtocolError, ReportReader, transfer
 from raftmq.dledger.gate import Gate
 from raftmq.remoting.address import format_address
@@ -33,25 +33,13 @@ READ_BYTES = 1 << 18  # of the log at once
 TURN_BYTES_MAX = 4 << 20  # to one slave that catches up, before others have their turn
 
 
-@dataclass(frozen=True, slots=True)
-class MasterSettings:
-    """The master's settings; comments give Apache's names."""
-
-    transfer_bytes: int = 32 << 10  # haTransferBatchSize
-    heartbeat_ms: int = 5_000  # haSendHeartbeatInterval
-    silence_ms_max: int = 20_000  # haHousekeepingInterval
-    fall_behind_bytes_max: int = 256 << 20  # haSlaveFallbehindMax
-    connections_max: int = 16
-    from_last_segment: bool = False  # syncFromLastFile
-
-
 class HaMaster:
     """All slaves of one master. Every method runs on the loop."""
 
     def __init__(
         self,
         commitlog: CommitLog,
-        settings: MasterSettings,
+        config: BrokerConfig,
         *,
         clock_ms: Callable[[], int],
         on_acknowledged: Callable[[int], None],
@@ -63,7 +51,7 @@ class HaMaster:
         self._gate = gate
         self._tls = tls
         self.commitlog = commitlog
-        self.settings = settings
+        self.config = config
         self.clock_ms = clock_ms
         self.links: set[SlaveLink] = set()
         self.acknowledged = 0  # the highest offset that any slave ever reported
@@ -117,12 +105,12 @@ class HaMaster:
     def available(self, end: int) -> bool:
         """Return whether a slave may be waited for with a record that ends at `end`."""
         nearest = max((link.acknowledged for link in self.links if link.serving), default=None)
-        return nearest is not None and end - nearest < self.settings.fall_behind_bytes_max
+        return nearest is not None and end - nearest < self.config.ha_slave_fallbehind_max
 
     @property
     def in_sync(self) -> int:
         """The number of slaves that a record ending here would be waited for with."""
-        end, behind_max = self.commitlog.max_offset, self.settings.fall_behind_bytes_max
+        end, behind_max = self.commitlog.max_offset, self.config.ha_slave_fallbehind_max
         return sum(link.serving and end - link.acknowledged < behind_max for link in self.links)
 
     def tick(self, now_ms: int) -> None:
@@ -139,7 +127,7 @@ class HaMaster:
                 "slaveAckOffset": link.acknowledged,
                 "diff": end - link.acknowledged,
                 "inSync": link.serving
-                and end - link.acknowledged < self.settings.fall_behind_bytes_max,
+                and end - link.acknowledged < self.config.ha_slave_fallbehind_max,
                 "transferFromWhere": link.next_offset,
             }
             for link in self.links
@@ -176,8 +164,8 @@ class SlaveLink(asyncio.Protocol):
         self.peer_address = format_address(str(peer[0]), int(peer[1])) if peer else "?"
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
         no_delay(transport)
-        if len(self._master.links) >= self._master.settings.connections_max:
-            self.close(f"{self._master.settings.connections_max} slaves are connected already")
+        if len(self._master.links) >= self._master.config.ha_connections_max:
+            self.close(f"{self._master.config.ha_connections_max} slaves are connected already")
             return
         self._master.links.add(self)
 
@@ -227,7 +215,7 @@ class SlaveLink(asyncio.Protocol):
         if offset == 0:
             start = commitlog.min_offset
             segments = commitlog.segments()
-            if self._master.settings.from_last_segment and segments:
+            if self._master.config.sync_from_last_file and segments:
                 start = segments[-1].start
         elif offset < commitlog.min_offset:
             raise HaProtocolError(
@@ -274,7 +262,7 @@ class SlaveLink(asyncio.Protocol):
 
     def _send(self, data: bytes) -> None:
         assert self._transport is not None
-        size, view = self._master.settings.transfer_bytes, memoryview(data)
+        size, view = self._master.config.ha_transfer_batch_size, memoryview(data)
         buffers: list[bytes | memoryview] = []
         for at in range(0, len(data), size):
             buffers += transfer(self.next_offset + at, view[at : at + size])
@@ -285,10 +273,10 @@ class SlaveLink(asyncio.Protocol):
     # ---- time -------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        settings = self._master.settings
-        if now_ms - self._read_ms > settings.silence_ms_max:
+        config = self._master.config
+        if now_ms - self._read_ms > config.ha_housekeeping_interval:
             self.close(f"silent for {now_ms - self._read_ms} ms")
-        elif self.serving and now_ms - self._written_ms >= settings.heartbeat_ms:
+        elif self.serving and now_ms - self._written_ms >= config.ha_send_heartbeat_interval:
             assert self._transport is not None
             self._transport.writelines(transfer(self.next_offset, b""))
             self._written_ms = now_ms

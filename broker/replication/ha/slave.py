@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import cast
 
+from raftmq.broker.config import BrokerConfig
 from raftmq.broker.replication.ha.master import no_delay
 from raftmq.broker.replication.ha.protocol import (
     REPORT,
@@ -45,14 +45,6 @@ class LogsDiffer(Exception):
     """This slave's log is not a prefix of the master's. Nothing was changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlaveSettings:
-    """The slave's settings; comments give Apache's names."""
-
-    heartbeat_ms: int = 5_000  # haSendHeartbeatInterval
-    silence_ms_max: int = 20_000  # haHousekeepingInterval
-
-
 class HaSlave:
     """Follows the master that `master_address` names, in a task of its own: call `start` and `stop`
     once each."""
@@ -60,7 +52,7 @@ class HaSlave:
     def __init__(
         self,
         commitlog: CommitLog,
-        settings: SlaveSettings,
+        config: BrokerConfig,
         *,
         master_address: Callable[[], str],
         verify: Callable[[], Awaitable[None]],
@@ -78,7 +70,7 @@ class HaSlave:
         self._gate = gate
         self.commitlog = commitlog
         self._tls = tls
-        self.settings = settings
+        self.config = config
         self.append = append
         self.reported = reported
         self.clock_ms = clock_ms
@@ -276,10 +268,10 @@ class MasterLink(asyncio.Protocol):
             self._write(offset)
 
     def tick(self, now_ms: int) -> None:
-        settings = self._slave.settings
-        if now_ms - self.read_ms > settings.silence_ms_max:
+        config = self._slave.config
+        if now_ms - self.read_ms > config.ha_housekeeping_interval:
             self.close(f"the master is silent for {now_ms - self.read_ms} ms")
-        elif now_ms - self._written_ms >= settings.heartbeat_ms:
+        elif now_ms - self._written_ms >= config.ha_send_heartbeat_interval:
             self._write(max(self._reported, self._slave.reported()))
 
     def _write(self, offset: int) -> None:

@@ -1,6 +1,7 @@
 """Consumer offset commits on their way into the log, many to a frame.
 
-Commits gather for `offsetCommitIntervalMs` and become one command frame. A one-way commit (15, as
+Commits gather for `offsetCommitIntervalMs` and become one command frame: the last commit of a
+(topic, group, queue) wins, as it would if each were a frame of its own. A one-way commit (15, as
 Java clients send it) needs no more. A commit that wants an answer waits for its frame to be
 applied. A query (14) for a queue with a commit in flight has the frame proposed at once and waits
 for it, so that a consumer taking a queue over sees what the one before it committed. Only a ready
@@ -18,12 +19,13 @@ from functools import partial
 from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.housekeeping import Chore
 from raftmq.broker.service import Service
-from raftmq.broker.tables.offsets import PENDING_COMMITS_MAX, OffsetCommits
+from raftmq.broker.tables.offsets import Commit
 from raftmq.broker.tables.state import commit_offsets
 from raftmq.remoting.codes import ResponseCode
 
 log = logging.getLogger("raftmq.broker.commits")
 
+PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) between two frames
 COMMITS_PER_FRAME_MAX = 10_000  # about 1 MiB of JSON, below the member's command bound
 
 
@@ -42,7 +44,8 @@ class CommitService:
         self.has_room = has_room
         self._propose = propose
         self._leading = leading
-        self._gathered = OffsetCommits(count_max)
+        self._count_max = count_max
+        self._gathered: dict[tuple[str, str, int], int] = {}  # in the order of their first commit
         # Proposed commits, by queue: the future of the last frame with a commit of that queue.
         self._under_way: dict[tuple[str, str, int], asyncio.Future[int]] = {}
         self._waiters: list[asyncio.Future[None]] = []
@@ -58,17 +61,25 @@ class CommitService:
         """Take a commit that nobody waits for; return False if it was not taken."""
         if not self._leading() or offset < 0 or not self.has_room(topic, group, (queue_id,)):
             return False
-        taken = self._gathered.add(topic, group, queue_id, offset)
+        taken = self._gather(topic, group, queue_id, offset)
         if not taken:
             log.warning("offset_commit_dropped group=%s topic=%s reason=full", group, topic)
         return taken
+
+    def _gather(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
+        """Add a commit to those that wait; return False at the limit."""
+        key = (topic, group, queue_id)
+        if key not in self._gathered and len(self._gathered) >= self._count_max:
+            return False
+        self._gathered[key] = offset
+        return True
 
     async def commit_and_wait(self, topic: str, group: str, queue_id: int, offset: int) -> None:
         """Take a commit and return once it is committed and applied. Raises Refused and the
         member's errors (OutcomeUnknown among them)."""
         if not self.has_room(topic, group, (queue_id,)):
             raise no_room()
-        if not self._gathered.add(topic, group, queue_id, offset):
+        if not self._gather(topic, group, queue_id, offset):
             raise Refused(ResponseCode.SYSTEM_BUSY, "too many offset commits wait", tag="BUSY")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -76,7 +87,7 @@ class CommitService:
 
     async def settle(self, topic: str, group: str, queue_id: int) -> None:
         """Wait until no commit of this queue is in flight any more, whatever its outcome."""
-        if self._gathered.get(topic, group, queue_id) is not None:
+        if (topic, group, queue_id) in self._gathered:
             self.flush()
         future = self._under_way.get((topic, group, queue_id))
         if future is not None:
@@ -84,10 +95,11 @@ class CommitService:
 
     def flush(self) -> None:
         """Propose the gathered commits."""
-        while len(self._gathered):
-            commits = self._gathered.take(COMMITS_PER_FRAME_MAX)
+        while self._gathered:
+            keys = list(self._gathered)[:COMMITS_PER_FRAME_MAX]
+            commits: list[Commit] = [(*key, self._gathered.pop(key)) for key in keys]
             waiters: list[asyncio.Future[None]] = []
-            if not len(self._gathered):
+            if not self._gathered:
                 waiters, self._waiters = self._waiters, []
             try:
                 future = self._propose(commit_offsets(commits))
@@ -95,15 +107,13 @@ class CommitService:
                 log.info("offset_commits_refused count=%d: %s", len(commits), error)
                 _settle(waiters, error)
                 continue
-            keys = [(topic, group, queue_id) for topic, group, queue_id, _ in commits]
             for key in keys:
                 self._under_way[key] = future
             future.add_done_callback(partial(self._done, keys, waiters))
 
     def leadership_lost(self) -> None:
         """Drop commits not proposed yet; tell those that wait."""
-        while len(self._gathered):
-            self._gathered.take(COMMITS_PER_FRAME_MAX)
+        self._gathered.clear()
         waiters, self._waiters = self._waiters, []
         _settle(waiters, not_leader())
 

@@ -1,8 +1,7 @@
-"""Consumer offsets: the table every replica keeps, and the coalescing of commits into one frame.
+"""Consumer offsets: the table that every replica keeps.
 
-`OffsetTable` is changed only by applied command frames. `OffsetCommits` gathers consumers' commits
-until the next command frame is due: the last commit of a (topic, group, queue) wins, as it would if
-each were a frame of its own. Offsets may go back: Apache's broker accepts that.
+`OffsetTable` is changed only by applied command frames; broker.consuming.commits gathers consumers'
+commits for one. Offsets may go back: Apache's broker accepts that.
 
 A *reset* (222) sets an offset and leaves a mark: until the group's consumer has gone there
 (broker.consuming.resets), its commits are from before the reset and change nothing. The mark is
@@ -19,7 +18,6 @@ from typing import Any
 from raftmq.broker.tables.locktable import LockTable, table_from_json
 
 TOPIC_GROUP_SEPARATOR = "@"
-PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) between two frames
 
 Commit = tuple[str, str, int, int]  # topic, group, queue id, offset of the next message wanted
 
@@ -145,32 +143,6 @@ class OffsetTable:
         self._count_anew()
         self.resets = told.resets
         self.counter = max(self.counter + 1, told.counter)
-
-
-class OffsetCommits:
-    """Commits gathered since the last frame. Bounded; `add` returns False when it is full."""
-
-    def __init__(self, count_max: int = PENDING_COMMITS_MAX) -> None:
-        self._commits: dict[tuple[str, str, int], int] = {}
-        self._count_max = count_max
-
-    def __len__(self) -> int:
-        return len(self._commits)
-
-    def add(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
-        key = (topic, group, queue_id)
-        if key not in self._commits and len(self._commits) >= self._count_max:
-            return False
-        self._commits[key] = offset
-        return True
-
-    def get(self, topic: str, group: str, queue_id: int) -> int | None:
-        return self._commits.get((topic, group, queue_id))
-
-    def take(self, count_max: int) -> list[Commit]:
-        """Remove and return up to `count_max` commits, oldest key first."""
-        keys = list(self._commits)[:count_max]
-        return [(*key, self._commits.pop(key)) for key in keys]
 
 
 def _table_to_json(table: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[str, Any]:

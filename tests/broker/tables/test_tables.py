@@ -16,7 +16,7 @@ from raftmq.broker.operating.rates import Rates
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.acltable import delete_account, put_account, seed
 from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.offsets import OffsetCommits, OffsetTable
+from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.state import (
     BrokerState,
     announce,
@@ -376,14 +376,21 @@ async def test_commit_waiters_hear_of_lost_leadership_and_of_refusals():
     assert not CommitService(refuse, lambda: False).commit("T", "g", 0, 1)
 
 
-def test_gathered_commits_are_bounded_but_known_queues_may_go_on():
-    commits = OffsetCommits(count_max=2)
-    assert commits.add("T", "g", 0, 1)
-    assert commits.add("T", "g", 1, 1)
-    assert not commits.add("T", "g", 2, 1)
-    assert commits.add("T", "g", 0, 7)
-    assert commits.take(1) == [("T", "g", 0, 7)]
-    assert commits.add("T", "g", 2, 1)
+async def test_gathered_commits_are_bounded_but_known_queues_may_go_on():
+    frames = []
+
+    def propose(payload):
+        frames.append(orjson.loads(payload)["commits"])
+        return asyncio.get_running_loop().create_future()
+
+    commits = CommitService(propose, lambda: True, count_max=2)
+    assert commits.commit("T", "g", 0, 1)
+    assert commits.commit("T", "g", 1, 1)
+    assert not commits.commit("T", "g", 2, 1)
+    assert commits.commit("T", "g", 0, 7)
+    commits.flush()
+    assert frames == [[["T", "g", 0, 7], ["T", "g", 1, 1]]]
+    assert commits.commit("T", "g", 2, 1)
 
 
 def test_rates_over_three_windows_and_midnights():

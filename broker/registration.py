@@ -42,7 +42,7 @@ from raftmq.remoting.registration import (
 )
 from raftmq.remoting.registrationproof import WRONG_SIGNATURE, RegistrationSigner
 from raftmq.remoting.signedregistration import ask_signer
-from raftmq.remoting.tls import TlsContext
+from raftmq.remoting.tls import Renewed
 
 log = logging.getLogger("raftmq.broker.registration")
 
@@ -94,7 +94,7 @@ class Registrar:
         period_ms: int,
         timeout_ms: int,
         credentials: Credentials | None = None,
-        tls: TlsContext | None = None,
+        tls: Renewed | None = None,
         signing_keys: Sequence[bytes] = (),
     ) -> None:
         """`on_master(address, ha_address)` is called with the group's leader as a name server knows

@@ -49,6 +49,7 @@ TIMEOUT_MS_MIN = 1_000  # shortest expiry a broker may ask for
 TIMEOUT_MS_MAX = 600_000
 UNIT, UNIT_SUB = 1, 2  # topicSysFlag
 FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+_answer = RemotingCommand.response_to
 
 
 class NameServerProcessor:
@@ -387,13 +388,3 @@ def log_gone(brokers: list[LiveBroker], reason: str) -> None:
 
 def _timeout(asked_ms: int | None) -> int | None:
     return min(max(asked_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) if asked_ms else None
-
-
-def _answer(
-    request: RemotingCommand,
-    code: int = ResponseCode.SUCCESS,
-    remark: str | None = None,
-    ext: dict[str, str] | None = None,
-    body: bytes = b"",
-) -> RemotingCommand:
-    return RemotingCommand.response_to(request, code, remark, ext, body)

@@ -117,13 +117,13 @@ class LiveBroker:
 
     address: str
     broker_name: str
-    broker_id: int
-    ha_address: str
-    term: int
-    version: DataVersion
-    timeout_ms: int
-    last_seen_ms: int
-    channel: Hashable
+    broker_id: int = LEADER_ID
+    ha_address: str = ""
+    term: int = 0
+    version: DataVersion = NO_VERSION
+    timeout_ms: int = EXPIRY_MS
+    last_seen_ms: int = 0
+    channel: Hashable = None
     http_address: str = ""
     signed: bool = False
 
@@ -441,11 +441,7 @@ class RouteTable:
             self._remove(live, now_ms)  # the node moved to another group
             live = None
         if live is None:
-            live = LiveBroker(
-                claim.address, claim.broker_name, claim.broker_id, claim.ha_address, claim.term,
-                claim.version, claim.timeout_ms, now_ms, None,
-            )  # fmt: skip
-            self._live[claim.address] = live
+            live = self._live[claim.address] = LiveBroker(claim.address, claim.broker_name)
         live.broker_id = claim.broker_id
         live.ha_address = claim.ha_address
         live.term = claim.term

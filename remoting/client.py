@@ -23,7 +23,7 @@ from raftmq.remoting.connection import (
     RawHandler,
 )
 from raftmq.remoting.errors import ConnectError, SendTimeout, TooManyRequests
-from raftmq.remoting.tls import TlsContext, words_of
+from raftmq.remoting.tls import Renewed, words_of
 
 LOG = logging.getLogger("raftmq.remoting")
 
@@ -43,7 +43,7 @@ class RemotingClient:
         connections_max: int = CONNECTIONS_MAX,
         on_raw: RawHandler | None = None,
         credentials: Credentials | None = None,
-        tls: TlsContext | None = None,
+        tls: Renewed | None = None,
     ) -> None:
         """`credentials` sign every request; `tls` is the context of all connections. Both may be
         None."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from raftmq.ops.tlsoptions import PeerTlsOptions, TlsOptions
 from raftmq.remoting.tls import (
-    Certificate,
     ClientAuth,
     ClientTls,
     Renewed,
@@ -34,16 +33,6 @@ class PeerTls:
 
     policy: TlsPolicy
     client: Renewed
-
-
-@dataclass(frozen=True, slots=True)
-class ContextStatus:
-    """One context's status, for health checks and metrics."""
-
-    name: str
-    certificate: Certificate | None
-    error: str  # why the files on disk are not in use; "" if they are
-    renewed_count: int
 
 
 class ProcessTls:
@@ -107,15 +96,12 @@ class ProcessTls:
             await asyncio.wait([self._task])
             self._task = None
 
-    def status(self) -> list[ContextStatus]:
-        """Return the state of each context: its certificate, and why new files are not in use."""
-        return [
-            ContextStatus(one.name, one.certificate, one.error, one.renewed_count)
-            for one in self._contexts
-        ]
+    def contexts(self) -> list[Renewed]:
+        """Return all contexts, each with its certificate, and why new files are not in use."""
+        return list(self._contexts)
 
     def arrivals(self) -> list[tuple[str, ArrivalCounts]]:
-        """Return each port's counts with the name of its context in `status`."""
+        """Return each port's counts with the name of its context."""
         peers = None if self.peers is None else self.peers.policy
         found = (("server", self.server), ("http", self.http), ("raft server", peers))
         return [(name, policy.counts) for name, policy in found if policy is not None]

@@ -19,7 +19,7 @@ import ssl
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
@@ -102,13 +102,6 @@ class Built:
     certificate: Certificate | None
 
 
-class TlsContext(Protocol):
-    """A holder of the context that new connections use at this moment."""
-
-    @property
-    def context(self) -> ssl.SSLContext: ...
-
-
 def build_server(settings: ServerTls) -> Built:
     """Build a server's context. Blocking. Raises TlsError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -146,7 +139,8 @@ def build_client(settings: ClientTls) -> Built:
 
 
 class Renewed:
-    """A context that follows its files. The constructor blocks and raises TlsError."""
+    """A context that follows its files: new connections use `context`. The constructor blocks and
+    raises TlsError."""
 
     def __init__(self, settings: ServerTls | ClientTls, name: str) -> None:
         """`name`: the purpose, for messages and metrics."""

@@ -13,7 +13,7 @@ from raftmq.remoting.processtls import ProcessTls
 
 def tell(families: Families, prefix: str, tls: ProcessTls) -> None:
     """Add the families of TLS, which have no series if TLS is not used."""
-    contexts = tls.status()
+    contexts = tls.contexts()
     families.gauges(
         f"{prefix}_tls_certificate_not_after_seconds",
         "When a certificate of this process ends, in seconds since the epoch.",

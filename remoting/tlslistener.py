@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from raftmq.remoting.connection import FROM_PEER
-from raftmq.remoting.tls import TlsContext, TlsMode, words_of
+from raftmq.remoting.tls import Renewed, TlsMode, words_of
 
 LOG = logging.getLogger("raftmq.remoting.tls")
 
@@ -64,7 +64,7 @@ class TlsPolicy:
     policy share its `counts`."""
 
     mode: TlsMode
-    source: TlsContext
+    source: Renewed
     limits: ArrivalLimits = ArrivalLimits()
     counts: ArrivalCounts = field(default_factory=ArrivalCounts)
 

@@ -188,7 +188,7 @@ class ClusterView:
                     self._names[known.address] = plain["node"]
         if kind != "routeChanged":  # only name servers report that
             self._remember(plain)
-        self._publish(plain)
+        self.hub.publish(**plain)
 
     def _route_changed(self, group: BrokerGroup) -> None:
         addresses = {str(number): address for number, address in group.addresses.items()}
@@ -205,7 +205,7 @@ class ClusterView:
             },
         }
         self._remember(event)
-        self._publish(event)
+        self.hub.publish(**event)
         self._changed.set()
 
     def _remember(self, event: Event) -> None:
@@ -214,16 +214,6 @@ class ClusterView:
             group in self._events or self.table.group(group) is not None
         ):
             self._events.setdefault(group, deque(maxlen=EVENTS_KEPT)).append(event)
-
-    def _publish(self, event: Event) -> None:
-        self.hub.publish(
-            event["kind"],
-            node=event["node"],
-            group=event["group"],
-            term=event["term"],
-            at=event["at"],
-            detail=event["detail"],
-        )
 
     async def _follow_forever(self) -> None:
         while True:

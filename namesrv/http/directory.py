@@ -7,7 +7,7 @@ for `FORGET_MS`, or until `forget`. Time is handed in (`now_ms`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raftmq.namesrv.routes import LEADER_ID, RouteTable
 
@@ -47,10 +47,7 @@ class Directory:
             if key in live:
                 continue
             if known.gone_since_ms is None:
-                self._seen[key] = Known(
-                    known.group, known.cluster, known.address, known.broker_id,
-                    known.http_address, now_ms,
-                )  # fmt: skip
+                self._seen[key] = replace(known, gone_since_ms=now_ms)
             elif now_ms - known.gone_since_ms > FORGET_MS:
                 del self._seen[key]
         self._seen |= live

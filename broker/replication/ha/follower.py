@@ -13,7 +13,7 @@ from raftmq.broker.replication.ha.metadata import LogComparison, MasterClient, M
 from raftmq.broker.tables.configfiles import ConfigFiles
 from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.acl.signature import Credentials
-from raftmq.remoting.tls import TlsContext
+from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.record import walk_records
 
@@ -35,7 +35,7 @@ class Follower:
         wall_ms: Callable[[], int],
         on_topics: Callable[[], None],
         credentials: Credentials | None = None,
-        tls: TlsContext | None = None,
+        tls: Renewed | None = None,
     ) -> None:
         """`master_address()`: where the master takes requests, "" while unknown."""
         self._commitlog = commitlog

@@ -25,7 +25,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
-from raftmq.remoting.tls import TlsContext
+from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
 
 log = logging.getLogger("raftmq.broker.ha.metadata")
@@ -45,7 +45,7 @@ class MasterClient:
         self,
         address: Callable[[], str],
         credentials: Credentials | None = None,
-        tls: TlsContext | None = None,
+        tls: Renewed | None = None,
     ) -> None:
         self.address = address
         self._client = RemotingClient(

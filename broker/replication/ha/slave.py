@@ -29,7 +29,7 @@ from raftmq.broker.replication.ha.protocol import (
 from raftmq.dledger.gate import Gate
 from raftmq.remoting.address import parse_address
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.tls import TlsContext
+from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.errors import Diverged
 
@@ -61,7 +61,7 @@ class HaSlave:
         clock_ms: Callable[[], int],
         on_link: Callable[[bool], None],
         on_fatal: Callable[[str], None],
-        tls: TlsContext | None = None,
+        tls: Renewed | None = None,
         gate: Gate | None = None,
     ) -> None:
         """`verify()` raises LogsDiffer. `append(run)` raises Diverged, OSError (fatal).

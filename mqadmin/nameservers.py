@@ -4,6 +4,7 @@ wipeWritePerm, addWritePerm. Every name server is asked, because they do not tal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from raftmq.client.admin import Admin
 from raftmq.mqadmin.command import Arguments, Command, Done, Fields, Flag, Part, Table
@@ -32,15 +33,7 @@ async def delete_kv(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Done(f"{namespace} {key} is gone at {', '.join(admin.name_servers)}", {"key": key})]
 
 
-async def wipe(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    return await _set_writable(admin, arguments, False)
-
-
-async def add(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    return await _set_writable(admin, arguments, True)
-
-
-async def _set_writable(admin: Admin, arguments: Arguments, writable: bool) -> Sequence[Part]:
+async def set_writable(admin: Admin, arguments: Arguments, *, writable: bool) -> Sequence[Part]:
     counts = await admin.name_server.set_write_perm(arguments.text("brokerName"), writable)
     return [Table([{"nameServer": a, "topicsChanged": count} for a, count in counts.items()])]
 
@@ -58,6 +51,7 @@ COMMANDS = (
         (NAMESPACE, KEY, VALUE), put_kv),
     Command("deleteKvConfig", "Delete a key of it.", (NAMESPACE, KEY), delete_kv),
     Command("wipeWritePerm", "Have routes offer a broker group's queues for reading only.",
-        (NAME,), wipe),
-    Command("addWritePerm", "Have routes offer them for writing again.", (NAME,), add),
+        (NAME,), partial(set_writable, writable=False)),
+    Command("addWritePerm", "Have routes offer them for writing again.", (NAME,),
+        partial(set_writable, writable=True)),
 )  # fmt: skip

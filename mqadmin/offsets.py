@@ -78,15 +78,13 @@ async def _commit(
     for queue in (await admin.cluster.route(topic)).read_queues(topic):
         if queue.broker_name != broker_name or queue_id not in (-1, queue.queue_id):
             continue
-        if offset is None:
-            to_end = timestamp_ms == TO_END
-            found = await (
-                admin.offset.max(queue) if to_end else admin.offset.search(queue, timestamp_ms)
-            )
+        if offset is not None:
+            moved[queue] = offset
+        elif timestamp_ms == TO_END:
+            moved[queue] = await admin.offset.max(queue)
         else:
-            found = offset
-        await admin.offset.commit(group, queue, found)
-        moved[queue] = found
+            moved[queue] = await admin.offset.search(queue, timestamp_ms)
+        await admin.offset.commit(group, queue, moved[queue])
     return moved
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import socket
 from collections.abc import Callable
 
 from raftmq.broker.broker import open_broker
@@ -17,6 +16,7 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.disk import OsDisk
 from tests.loopclock import LoopClock
+from tests.ports import bound
 from tests.steadydisk import SteadyDisk
 from tests.waiting import until
 
@@ -37,7 +37,7 @@ class Group:
         self.root = root
         self.settings = settings
         self.names = [f"n{number}" for number in range(count)]
-        self.sockets = {name: _bound() for name in self.names}
+        self.sockets = {name: bound() for name in self.names}
         self.ports = {name: s.getsockname()[1] for name, s in self.sockets.items()}
         self.held = {}  # their ports: nobody else is given them while they are down
         self.brokers = {}
@@ -138,8 +138,8 @@ class Group:
     def listener(self, name):
         """Bound for its peers; and once more, without listening, for as long as this group is."""
         if self.ports[name] not in self.held:
-            self.held[self.ports[name]] = _bound(self.ports[name])
-        return self.sockets.pop(name, None) or _bound(self.ports[name])
+            self.held[self.ports[name]] = bound(self.ports[name])
+        return self.sockets.pop(name, None) or bound(self.ports[name])
 
     async def stop(self, name):
         await self.brokers.pop(name).stop()
@@ -190,10 +190,3 @@ class Group:
         ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
         ext["setZeroIfNotFound"] = "false"
         return await self.ask(broker, RequestCode.QUERY_CONSUMER_OFFSET, ext)
-
-
-def _bound(port=0):
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    return listener

@@ -27,6 +27,7 @@ from raftmq.chaos.workloads.retries import FAILURES, RETRIES, RetriesWorkload
 from raftmq.chaos.workloads.transactions import PLANS, TRANSACTIONS, TransactionsWorkload
 from raftmq.client import Later, MessageExt
 from raftmq.client.message import properties_text
+from tests.waiting import until
 
 SETTINGS = settings_for(["transactions", "delayed", "retries"]) | {
     "mappedFileSizeCommitLog": str(8 * 1024 * 1024),
@@ -79,11 +80,7 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
                 cluster.start(leader.name)
                 await cluster.wait_serving()
                 # On a busy machine that was not enough for what is asked of the history below.
-                async with asyncio.timeout(120):
-                    while not (  # noqa: ASYNC110 (tallies wake nobody)
-                        transactions.checked and min(w.tally.ok for w in posting) > 50
-                    ):
-                        await asyncio.sleep(0.05)
+                await until(lambda: transactions.checked and min(w.tally.ok for w in posting) > 50)
                 assert [workload.failure() for workload in workloads] == [None] * 4
                 for workload in workloads:
                     workload.stop()

@@ -35,6 +35,7 @@ from raftmq.client import (
     SendResult,
     SendStatus,
 )
+from tests.waiting import until
 
 QUEUES = [MessageQueue("T", "b", number) for number in range(4)]
 
@@ -160,9 +161,7 @@ async def test_stop_ends_an_endless_load(writer: HistoryWriter, rate: float | No
     sender = sender_of(producer, writer, window=16, rate_per_s=rate)
     endless = (item for item in items(10**9, 50, random.Random(3)))
     run = asyncio.create_task(sender.run(endless))
-    async with asyncio.timeout(60):
-        while not sender.tally.ok:  # noqa: ASYNC110 (a tally wakes nobody)
-            await asyncio.sleep(0.01)
+    await until(lambda: sender.tally.ok)
     sender.stop()
     tally = await run
     assert tally.invoked == tally.ok > 0
@@ -175,12 +174,10 @@ async def test_a_held_load_waits_and_sheds_nothing(
     window = 1 + 300 // BACKLOG_PER_WINDOW  # a busy machine does not make it shed either
     sender = sender_of(StandInProducer(), writer, window=window, rate_per_s=rate)
     run = asyncio.create_task(sender.run(items(300, 500, random.Random(3))))
+    await until(lambda: sender.tally.ok >= 20, pause_s=0)
     async with asyncio.timeout(60):
-        while sender.tally.ok < 20:  # noqa: ASYNC110 (a tally wakes nobody)
-            await asyncio.sleep(0)
         sender.hold()
-        while sender._in_flight or sender._backlog:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: not (sender._in_flight or sender._backlog), pause_s=0.001)
         ok = sender.tally.ok
         await asyncio.sleep(0.2)  # 400 more would be due
         assert sender.tally.ok == sender.tally.invoked == ok < 300

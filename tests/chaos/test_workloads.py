@@ -25,8 +25,8 @@ from raftmq.chaos.workloads.messages import GROUP, LOG, ORDERED, GroupWorkload, 
 from raftmq.chaos.workloads.metadata import MetadataWorkload, MetaObject, write_request
 from raftmq.client import Admin, BrokerRefused, BrokerUnreachable, MessageQueue
 from raftmq.remoting.codes import RequestCode
+from tests.waiting import until
 
-PATIENCE_S = 120.0
 SETTINGS = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
 
 
@@ -57,14 +57,14 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
                 await cluster.wait_serving()
                 await asyncio.sleep(0.5)
                 # On a busy machine that was not enough for what is asked of the history below.
-                async with asyncio.timeout(PATIENCE_S):
-                    while not (  # noqa: ASYNC110 (tallies wake nobody)
+                await until(
+                    lambda: (
                         workloads[3].tally.ok > 20
                         and sum(w.tally.ok for w in workloads[:3]) > 500
                         and all(w.tally.ok for w in workloads)
                         and group.restarts
-                    ):
-                        await asyncio.sleep(0.05)
+                    )
+                )
                 assert [workload.failure() for workload in workloads] == [None] * 4
                 for workload in workloads:
                     workload.stop()

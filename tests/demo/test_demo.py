@@ -32,6 +32,7 @@ from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.report.recovery import recoveries
 from raftmq.chaos.workloads.log import Tally
 from tests.chaos.builder import HistoryBuilder, clean
+from tests.waiting import until
 
 CSV = """\
 "year","month","day","dep_delay","carrier","flight","tailnum","origin"
@@ -124,9 +125,7 @@ async def test_the_load_waits_for_the_next_kill_where_that_comes_late() -> None:
         await asyncio.sleep(0)
         assert sender.told == []
         milestones.outcome(Outcome.OK)
-        async with asyncio.timeout(60):
-            while not sender.told:  # noqa: ASYNC110 (nothing wakes a stand-in's test)
-                await asyncio.sleep(0)
+        await until(lambda: sender.told, pause_s=0)
         assert sender.told == ["hold"]
     assert sender.told == ["hold", "go on"]
     async with held_at(9, milestones, sender):  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import OsFile
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 from tests.loopclock import LoopClock
+from tests.ports import bound
 from tests.steadydisk import SteadyDisk
 
 SEGMENT_SIZE_BYTES = 1 << 20
@@ -179,9 +180,9 @@ class Node:
         self.snapshot_index = 0
         self.source: SnapshotSource | None = None
         self.settings: dict[str, object] = {}  # other than the group's
-        self.sock = _bound()
+        self.sock = bound()
         self.port = self.sock.getsockname()[1]
-        self.held = _bound(self.port)  # nobody else is given the port while this node is down
+        self.held = bound(self.port)  # nobody else is given the port while this node is down
 
     async def start(self, recovering: str | None = None) -> None:
         group = self.group
@@ -338,10 +339,3 @@ class Group:
             return all(n.member.applied_index == last for n in chosen)
 
         await self.until(same)
-
-
-def _bound(port: int = 0) -> socket.socket:
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", port))
-    return sock

@@ -20,6 +20,7 @@ from raftmq.client import Admin, ClientError, MessageQueue, NoRoute
 from raftmq.client.admin.bodies import TopicOffset
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from tests.interop.apache import ApacheBroker
+from tests.waiting import until
 
 T = TypeVar("T")
 UP_S = 240.0
@@ -141,15 +142,11 @@ class RaftGroup:
 
     def strike(self) -> None:
         async def work(cluster: Cluster) -> None:
-            async with asyncio.timeout(OVER_S):
-                while (node := await cluster.leader()) is None:  # noqa: ASYNC110 (processes)
-                    await asyncio.sleep(POLL_S)
+            node = await until(cluster.leader, patience_s=OVER_S, pause_s=POLL_S)
             process = cluster.signal(node.name, signal.SIGKILL)
             self._killed.append(node.name)
             await cluster.wait_dead(process)
-            async with asyncio.timeout(OVER_S):
-                while not await self._serves(cluster, node.name):  # noqa: ASYNC110 (processes)
-                    await asyncio.sleep(POLL_S)
+            await until(lambda: self._serves(cluster, node.name), patience_s=OVER_S, pause_s=POLL_S)
 
         self._do(work)
 

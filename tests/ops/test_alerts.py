@@ -23,7 +23,7 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
-from tests.ops.test_metrics import well_named
+from tests.ops.scrape import well_named
 from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import aiohttp
 import orjson
-from prometheus_client.parser import text_string_to_metric_families
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import Node
 from raftmq.chaos.cluster.launch import log_path
 from raftmq.client import Message, Producer
-from tests.ops.test_metrics import well_named
+from tests.ops.scrape import Scrape
 
 RUNBOOKS = Path(__file__).parent.parent.parent / "docs" / "runbooks"
 PATIENCE_S = 120.0
@@ -28,27 +27,6 @@ SETTINGS = {
     "mappedFileSizeCommitLog": "8MiB",
     "diskSpaceWarningLevelRatio": "100%",
 }
-
-
-class Scrape:
-    """One exposition, fetched; figures added up by name and labels."""
-
-    def __init__(self, text: str) -> None:
-        well_named(text)
-        self.samples = [
-            (sample.name, sample.labels, sample.value)
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        ]
-
-    def sum(self, name: str, **labels: str) -> float:
-        found = [
-            value
-            for known, its, value in self.samples
-            if known == name and labels.items() <= its.items()
-        ]
-        assert found, f"no series {name} {labels}"
-        return sum(found)
 
 
 async def scrape(session: aiohttp.ClientSession, node: Node) -> Scrape:

@@ -18,6 +18,7 @@ from raftmq.web.operation import Operation, Reply, Role
 from raftmq.web.problem import conflict
 from raftmq.web.schema import Count, Input
 from tests.broker.http.client import Client
+from tests.waiting import until
 
 TOKENS = {role: f"{role}-0123456789abcdef" for role in ("viewer", "operator", "admin")}
 PATIENCE_S = 60
@@ -299,9 +300,8 @@ async def test_a_reader_that_does_not_read_is_cut_off():
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             slow.connect(("127.0.0.1", client.server.port))
             slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await until(lambda: hub.reader_count)
             async with asyncio.timeout(PATIENCE_S):
-                while hub.reader_count == 0:  # noqa: ASYNC110 (nothing to wait on)
-                    await asyncio.sleep(0.01)
                 while hub.cut_off == 0:
                     hub.publish("fault", detail={"text": "x" * 100_000})
                     await asyncio.sleep(0)
@@ -347,9 +347,7 @@ async def test_bodies_of_all_requests_under_way_have_a_bound():
             _, writer = await asyncio.open_connection(host, port)
             writer.write(head)
             held.append(writer)
-        async with asyncio.timeout(PATIENCE_S):
-            while client.server.bodies.held_bytes < BODIES_BYTES_MAX:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: client.server.bodies.held_bytes >= BODIES_BYTES_MAX)
         json = {"Content-Type": "application/json"}
         answer = await client.ask("POST", "/echo", data=b"{}", **json)
         assert (answer.status, answer.code) == (503, "BUSY")

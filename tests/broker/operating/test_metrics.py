@@ -1,36 +1,17 @@
 """What a broker shows at /metrics: a group whose leader dies, and the limits."""
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from raftmq.broker.broker import open_broker
 from raftmq.broker.operating import metrics
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
-from tests.ops.test_metrics import well_named
+from tests.ops.scrape import Scrape
 from tests.waiting import until
 
 
-class Scrape:
-    """One exposition, looked at by name and labels."""
-
-    def __init__(self, broker):
-        self.text = broker.metrics.render()[0].decode()
-        self.samples = [
-            (sample.name, sample.labels, sample.value)
-            for family in text_string_to_metric_families(self.text)
-            for sample in family.samples
-        ]
-
-    def sum(self, name, **labels):
-        found = [
-            value
-            for known, its, value in self.samples
-            if known == name and labels.items() <= its.items()
-        ]
-        assert found, f"no series {name} {labels}"
-        return sum(found)
+def scraped(broker):
+    return Scrape(broker.metrics.render()[0].decode())
 
 
 async def test_a_leader_dies(tmp_path):
@@ -44,10 +25,8 @@ async def test_a_leader_dies(tmp_path):
         refused = await group.send(group.brokers[survivors[0]], "T")
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         await group.pull(leader, "T", 0)
-        await until(lambda: Scrape(leader).sum("raft_peer_match_index", peer=survivors[0]) > 0)
-        before = {n: Scrape(broker) for n, broker in group.brokers.items()}
-        for scrape in before.values():
-            well_named(scrape.text)
+        await until(lambda: scraped(leader).sum("raft_peer_match_index", peer=survivors[0]) > 0)
+        before = {n: scraped(broker) for n, broker in group.brokers.items()}
 
         seen = before[name]
         assert seen.sum("raft_role", role="leader", node=name, broker="group-a") == 1
@@ -71,8 +50,8 @@ async def test_a_leader_dies(tmp_path):
         heir = await group.leading()
         assert (await group.send(heir, "T")).code == 0
         new = heir.config.dleger_self_id
-        await until(lambda: Scrape(heir).sum("raft_peer_connected", peer=name) == 0)
-        after = Scrape(heir)
+        await until(lambda: scraped(heir).sum("raft_peer_connected", peer=name) == 0)
+        after = scraped(heir)
         assert after.sum("raft_term") > before[new].sum("raft_term")
         assert after.sum("raft_role", role="leader") == 1
         assert after.sum("raft_leader_changes_total") > before[new].sum("raft_leader_changes_total")
@@ -91,8 +70,8 @@ async def test_leadership_lost_has_a_reason(tmp_path):
         for other in [other for other in group.names if other != name]:
             await group.kill(other)
         await until(lambda: not leader.roles.leading)
-        assert Scrape(leader).sum("raft_leadership_lost_total", reason="no_quorum") == 1
-        assert Scrape(leader).sum("raft_leader_known") == 0
+        assert scraped(leader).sum("raft_leadership_lost_total", reason="no_quorum") == 1
+        assert scraped(leader).sum("raft_leader_known") == 0
 
 
 async def test_consumer_lag_is_told_up_to_the_limits(tmp_path, monkeypatch):
@@ -104,13 +83,13 @@ async def test_consumer_lag_is_told_up_to_the_limits(tmp_path, monkeypatch):
         for number, consumer in enumerate(("a", "b", "c")):
             await group.commit(broker, "T", 0, number, group=consumer)
         await until(lambda: len(broker.state.offsets.offsets) == 3)
-        scrape = Scrape(broker)
+        scrape = scraped(broker)
         assert scrape.sum("rocketmq_consumer_lag_messages", group="a", topic="T") == 4
         assert scrape.sum("rocketmq_consumer_lag_messages", group="b", topic="T") == 3
         assert 'group="c"' not in scrape.text
         assert scrape.sum("rocketmq_consumer_lag_omitted") == 1
         monkeypatch.setattr(metrics, "LAG_QUEUES_MAX", 1)
-        scrape = Scrape(broker)
+        scrape = scraped(broker)
         assert scrape.sum("rocketmq_consumer_lag_messages") in (2, 3, 4)  # of the first alone
         assert scrape.sum("rocketmq_consumer_lag_omitted") == 2
 
@@ -118,7 +97,7 @@ async def test_consumer_lag_is_told_up_to_the_limits(tmp_path, monkeypatch):
 async def test_a_broker_that_has_not_started_can_be_scraped(tmp_path):
     group = Group(tmp_path, 1)
     broker = await open_broker(group.config("n0"), OsDisk(str(tmp_path / "n0")))
-    text = Scrape(broker).text
+    text = scraped(broker).text
     assert 'rocketmq_leading{broker="group-a",cluster="TestCluster",node="n0"} 0.0' in text
     assert "raft_term" not in text
     await broker.stop()
@@ -131,9 +110,8 @@ async def test_a_master_and_its_slave(tmp_path):
         await group.followed()
         await group.create_topic(group.master, "T")
         assert (await group.send(group.master, "T")).code == 0
-        master, slave = Scrape(group.master), Scrape(group.slave)
+        master, slave = scraped(group.master), scraped(group.slave)
         for scrape in (master, slave):
-            well_named(scrape.text)
             assert "raft_term" not in scrape.text
         assert (master.sum("rocketmq_leading"), slave.sum("rocketmq_leading")) == (1, 0)
         assert master.sum("rocketmq_ha_slaves_in_sync") == 1
@@ -150,7 +128,7 @@ async def test_sends_that_do_not_wait_are_counted_once(tmp_path):
         properties = "WAIT\x01false\x02"
         assert (await group.send(group.master, "T", properties=properties)).code == 0
         await until(lambda: group.master.sends.put_count == 1)
-        scrape = Scrape(group.master)
+        scrape = scraped(group.master)
         assert scrape.sum("rocketmq_sends_total") == 1
         assert scrape.sum("rocketmq_append_duration_seconds_count") == 1
 
@@ -158,7 +136,6 @@ async def test_sends_that_do_not_wait_are_counted_once(tmp_path):
 async def test_the_comparisons_engine_can_be_scraped(tmp_path):
     async with Group(tmp_path, 1, engine="pysyncobj") as group:
         broker = await group.leading()
-        scrape = Scrape(broker)
-        well_named(scrape.text)
+        scrape = scraped(broker)
         assert scrape.sum("raft_role", role="leader") == 1
         assert scrape.sum("rocketmq_broker_info", engine="pysyncobj") == 1

@@ -15,7 +15,8 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.ops.options import ConfigError
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from tests.broker.cluster import Group, _bound
+from tests.broker.cluster import Group
+from tests.ports import bound
 from tests.waiting import until
 
 PATIENCE_S = 120.0  # only a hang takes so long
@@ -43,7 +44,7 @@ class Growing(Group):
         return super().config(name)
 
     async def join(self, name):
-        self.sockets[name] = _bound()
+        self.sockets[name] = bound()
         self.ports[name] = self.sockets[name].getsockname()[1]
         self.names.append(name)
         self.joiners.add(name)

@@ -2,7 +2,8 @@
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
-from tests.broker.cluster import Group, _bound
+from tests.broker.cluster import Group
+from tests.ports import bound
 from tests.waiting import until
 
 SEGMENT = 256 << 10
@@ -17,7 +18,7 @@ class Classic(Group):
         super().__init__(root, 0, **settings)
         self.role = role
         self.names = ["master", *(f"slave{n}" for n in range(1, slaves + 1))]
-        self.sockets = {"master": _bound()}
+        self.sockets = {"master": bound()}
         self.ports = {"master": self.sockets["master"].getsockname()[1]}
         self.own = names or {}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from raftmq.dledger.errors import FrameDamaged
@@ -56,30 +57,22 @@ class Application(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Applier:
-    """Applies frames up to the commit index."""
+    """Applies frames up to the commit index, those behind `applied_index` first.
 
-    def __init__(
-        self,
-        log: RaftLog,
-        application: Application,
-        proposals: Proposals,
-        applied_index: int,
-        on_applied: Callable[[], None],
-        on_failed: Callable[[Exception], None],
-        batch_bytes_max: int = APPLY_BYTES_MAX,
-    ) -> None:
-        """Applying starts behind `applied_index`. `on_applied` is called after each batch;
-        `on_failed` if a batch run from the loop raises (`advance` itself raises to its caller)."""
-        self.applied_index = applied_index
-        self._log = log
-        self._application = application
-        self._proposals = proposals
-        self._on_applied = on_applied
-        self._on_failed = on_failed
-        self._batch_bytes_max = batch_bytes_max
-        self._commit_index = 0
-        self._later: asyncio.Handle | None = None
+    `_on_applied` is called after each batch; `_on_failed` if a batch run from the loop raises
+    (`advance` itself raises to its caller)."""
+
+    _log: RaftLog
+    _application: Application
+    _proposals: Proposals
+    applied_index: int
+    _on_applied: Callable[[], None]
+    _on_failed: Callable[[Exception], None]
+    _batch_bytes_max: int = APPLY_BYTES_MAX
+    _commit_index: int = field(default=0, init=False)
+    _later: asyncio.Handle | None = field(default=None, init=False)
 
     def resume(self) -> None:
         """Continue after a damaged frame was mended, if it was the next one to apply."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from queue import SimpleQueue
 
@@ -28,32 +29,24 @@ class FlushMode(Enum):
     ASYNC = "ASYNC_FLUSH"
 
 
+@dataclass(slots=True, eq=False)
 class LogFlusher:
     """Makes one member's log durable. All methods are called on the loop; only `ticket.run` runs
-    in the thread."""
+    in the thread. `_on_durable(index)` is called in SYNC mode only."""
 
-    def __init__(
-        self,
-        log: RaftLog,
-        mode: FlushMode,
-        interval_ms: int,
-        on_durable: Callable[[int], None],
-        on_failed: Callable[[Exception], None],
-    ) -> None:
-        """`on_durable(index)` is called in SYNC mode only."""
-        self.mode = mode
-        self.syncs = 0
-        self._log = log
-        self._interval_ms = interval_ms
-        self._on_durable = on_durable
-        self._on_failed = on_failed
-        self._queue: SimpleQueue[LogSyncTicket | None] = SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._busy: asyncio.Future[None] | None = None  # done when the sync in flight is
-        self._begun_ms: float | None = None
-        self._due_ms = 0.0
-        self._failed = False
+    _log: RaftLog
+    mode: FlushMode
+    _interval_ms: int
+    _on_durable: Callable[[int], None]
+    _on_failed: Callable[[Exception], None]
+    syncs: int = field(default=0, init=False)
+    _queue: SimpleQueue[LogSyncTicket | None] = field(default_factory=SimpleQueue, init=False)
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _busy: asyncio.Future[None] | None = field(default=None, init=False)  # done with the sync
+    _begun_ms: float | None = field(default=None, init=False)
+    _due_ms: float = field(default=0.0, init=False)
+    _failed: bool = field(default=False, init=False)
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from raftmq.dledger.applier import Application
 from raftmq.dledger.configuration import Change, encode_configuration
@@ -23,30 +24,24 @@ from raftmq.store.frame import Frame, FrameKind, seal_frame
 log = logging.getLogger("raftmq.dledger.proposer")
 
 
+@dataclass(slots=True, eq=False)
 class Proposer:
-    """Proposes a member's frames; one per member, from its start on."""
+    """Proposes a member's frames; one per member, from its start on.
 
-    def __init__(
-        self,
-        core: RaftCore,
-        log: RaftLog,
-        application: Application,
-        proposals: Proposals,
-        clock_ms: Callable[[], float],
-        wall_ms: Callable[[], int],
-        frames_in_flight_max: int,
-    ) -> None:
-        self.cut_wanted = False  # the application may have something waiting
-        self._core = core
-        self._log = log
-        self._application = application
-        self._proposals = proposals
-        self._clock_ms = clock_ms
-        self._wall_ms = wall_ms
-        self._frames_in_flight_max = frames_in_flight_max
-        self._command_last = False  # the last frame was a command
-        self._change: tuple[Change, asyncio.Future[int]] | None = None  # waits to be proposed
-        self._held: Frame | None = None  # sealed, but refused by the core as Busy: goes first
+    `cut_wanted`: the application may have something waiting. `_change` waits to be proposed.
+    `_held` is a sealed frame that the core refused as Busy: it goes first."""
+
+    _core: RaftCore
+    _log: RaftLog
+    _application: Application
+    _proposals: Proposals
+    _clock_ms: Callable[[], float]
+    _wall_ms: Callable[[], int]
+    _frames_in_flight_max: int
+    cut_wanted: bool = field(default=False, init=False)
+    _command_last: bool = field(default=False, init=False)  # the last frame was a command
+    _change: tuple[Change, asyncio.Future[int]] | None = field(default=None, init=False)
+    _held: Frame | None = field(default=None, init=False)
 
     def propose_noop(self) -> None:
         """Propose the no-op that opens a term, before anything else."""

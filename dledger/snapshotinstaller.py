@@ -20,6 +20,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Protocol
 
 from raftmq.dledger import snapshotmarker
@@ -181,33 +182,25 @@ class Installer:
 
     def _make_parcel(self, source: SnapshotSource) -> None:
         index, commitlog = self._log.index, self._log.commitlog
+        first, position = index.first_index, commitlog.min_offset
         captured = source.capture()
-        if captured is None:
-            return
-        first, previous_term, position = (
-            index.first_index,
-            index.previous_term,
-            commitlog.min_offset,
-        )
-        if captured.applied_index < first - 1:
+        if captured is None or captured.applied_index < first - 1:
             return
         assert first > index.last_index or index.position_of(first) == position, (index, position)
-
-        configuration = configuration_part(*self._core.membership.configurations.settled)
+        stateless = GroupSnapshot(
+            first,
+            index.previous_term,
+            position,
+            captured.applied_index,
+            commitlog.segment_size_bytes,
+            configuration_part(*self._core.membership.configurations.settled),
+            b"",
+        )
 
         def encode() -> bytes:
-            return GroupSnapshot(
-                first,
-                previous_term,
-                position,
-                captured.applied_index,
-                commitlog.segment_size_bytes,
-                configuration,
-                captured.encode(),
-            ).encode()
+            return replace(stateless, state=captured.encode()).encode()
 
-        loop = asyncio.get_running_loop()
-        making = loop.run_in_executor(self._pool, encode)
+        making = asyncio.get_running_loop().run_in_executor(self._pool, encode)
         self._work = making  # type: ignore[assignment]
 
         def made(future: asyncio.Future[bytes]) -> None:

@@ -6,6 +6,7 @@ store.retention decides; this looks up the facts for it: ages, disk usage and th
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 
 from raftmq.store.checkpoint import Checkpoint
@@ -24,23 +25,15 @@ from raftmq.store.record import (
 from raftmq.store.retention import RetentionPolicy, SegmentAge, expired_before
 
 
+@dataclass(slots=True, eq=False)
 class Expiry:
     """The ages of one log's segments. For one caller (the loop)."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        commitlog: CommitLog,
-        derived: DerivedFiles,
-        confirmed: Checkpoint | None,
-        policy: RetentionPolicy,
-    ) -> None:
-        """`confirmed`: in Raft mode nothing above its confirmPhyOffset expires."""
-        self._disk = disk
-        self._commitlog = commitlog
-        self._derived = derived
-        self._confirmed = confirmed
-        self._policy = policy
+    _disk: Disk
+    _commitlog: CommitLog
+    _derived: DerivedFiles
+    _confirmed: Checkpoint | None  # in Raft mode nothing above its confirmPhyOffset expires
+    _policy: RetentionPolicy
 
     def expired_before(
         self,

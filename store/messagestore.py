@@ -76,7 +76,7 @@ class MessageStore:
         checked = CheckedReads(log, self.queues, self.repairs if raft else None)
         self.reads = MessageReads(log, derived, checked, config)
         self.classic = None if raft else ClassicLog(log, derived)
-        self.flushes = StoreFlusher(log, checkpoint, derived, confirms=raft)
+        self.flushes = StoreFlusher(log, checkpoint, derived, raft)
         self.expiry = Expiry(disk, log, derived, checkpoint if raft else None, config.retention)
         self.last_stop_clean = True
 

@@ -32,19 +32,16 @@ class StoreFlush:
         self.checkpoint.sync()
 
 
+@dataclass(slots=True, eq=False)
 class StoreFlusher:
     """Flushes the derived files of one store. For one caller (the loop), except
     `StoreFlush.run`."""
 
-    def __init__(
-        self, commitlog: CommitLog, checkpoint: Checkpoint, derived: DerivedFiles, *, confirms: bool
-    ) -> None:
-        """`confirms`: note confirmPhyOffset, too (Raft mode)."""
-        self._commitlog = commitlog
-        self._checkpoint = checkpoint
-        self._derived = derived
-        self._confirms = confirms
-        self._log_stamp: tuple[int, int] | None = None  # (log end, its store time) to note next
+    _commitlog: CommitLog
+    _checkpoint: Checkpoint
+    _derived: DerivedFiles
+    _confirms: bool  # note confirmPhyOffset, too (Raft mode)
+    _log_stamp: tuple[int, int] | None = None  # (log end, its store time) to note next
 
     def begin(self) -> StoreFlush:
         """Write the queues' tails; return a flush whose `run` makes the queues durable up to its

@@ -190,7 +190,7 @@ def test_what_hinders_a_replica(changes: dict[str, object], words: str, at_hand:
     configuration = founding([("n0", "h:1"), ("n1", "h:2")])
     core = SimpleNamespace(
         progress={"n1": other},
-        voters=configuration.voters,
+        membership=SimpleNamespace(voters=configuration.voters),
         config=CoreConfig(),
         last_index=100,
         lag_bytes=lambda progress: progress.lag_bytes,
@@ -201,6 +201,7 @@ def test_what_hinders_a_replica(changes: dict[str, object], words: str, at_hand:
 
 def test_who_is_gone_or_does_not_vote_cannot_lead() -> None:
     learner = founding([("n0", "h:1")]).after(Change(ChangeKind.ADD_LEARNER, "n1", "h:2"))
-    core = SimpleNamespace(progress={"n1": None}, voters=learner.voters)
+    membership = SimpleNamespace(voters=learner.voters)
+    core = SimpleNamespace(progress={"n1": None}, membership=membership)
     words, _ = hindrance_of("n1", core, lambda peer: True, NOW_MS)  # type: ignore[arg-type]
     assert words == "n1 is no other voter of this group"

@@ -81,21 +81,17 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def dumps(value: Any) -> bytes:
-    """Write `value` (dict, list, str, int, float, bool, None; keys str, int or MessageQueue)."""
-    return _written(value)
-
-
-def _written(value: Any) -> bytes:
-    """Write as orjson does, except for MessageQueue keys. Parts without any are left to orjson as a
-    whole: for a topic with 65,536 queues that is everything but the keys."""
+    """Write `value` (dict, list, str, int, float, bool, None; keys str, int or MessageQueue), as
+    orjson does, except for MessageQueue keys. Parts without any are left to orjson as a whole: for
+    a topic with 65,536 queues that is everything but the keys."""
     try:
         return orjson.dumps(value, default=_fields_of, option=_OPTIONS)
     except orjson.JSONEncodeError:
         if isinstance(value, dict):
-            items = [_written_key(key) + b":" + _written(item) for key, item in value.items()]
+            items = [_written_key(key) + b":" + dumps(item) for key, item in value.items()]
             return b"{%s}" % b",".join(items)
         if isinstance(value, list | tuple):
-            return b"[%s]" % b",".join(map(_written, value))
+            return b"[%s]" % b",".join(map(dumps, value))
         raise
 
 

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from raftmq.namesrv.http import differences, failovers
@@ -111,7 +112,7 @@ class ClusterView:
             "topicCount": self.table.topic_count,
             "groups": groups,
             "differences": [finding.words for finding in found],
-            "findings": [finding.as_fields() for finding in found],
+            "findings": [asdict(finding) for finding in found],
         }
 
     async def _broker(self, known: Known) -> Item:

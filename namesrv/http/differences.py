@@ -28,15 +28,6 @@ class Finding:
     nodes: tuple[str, ...]
     words: str
 
-    def as_fields(self) -> dict[str, Any]:
-        return {
-            "group": self.group,
-            "severity": self.severity,
-            "field": self.field,
-            "nodes": list(self.nodes),
-            "words": self.words,
-        }
-
 
 def findings(
     group: str, brokers: Sequence[Mapping[str, Any]], route_leader: str = ""

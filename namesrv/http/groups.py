@@ -157,10 +157,7 @@ def problem_of(who: str, silent: NodeSilent) -> ApiProblem:
 
 def relayed(answer: Answer, group: str) -> ApiProblem:
     """Return a leader's problem as ours: same status, code and further fields."""
-    try:
-        fields = dict(orjson.loads(answer.body))
-    except (orjson.JSONDecodeError, TypeError, ValueError):
-        fields = {}
+    fields = answer.problem() or {}
     own = {"type", "title", "status", "detail", "instance", "code"}
     more = {key: value for key, value in fields.items() if key not in own}
     code, detail = str(fields.get("code") or "UPSTREAM"), str(fields.get("detail") or "")
@@ -180,10 +177,7 @@ def _named_leader(answer: Answer) -> str:
 
 
 def _code(answer: Answer) -> str:
-    try:
-        return str(orjson.loads(answer.body).get("code") or "")
-    except (orjson.JSONDecodeError, AttributeError):
-        return ""
+    return str((answer.problem() or {}).get("code") or "")
 
 
 def _value(answer: Answer) -> Any:

@@ -64,13 +64,20 @@ class Answer:
             text = f"the answer ({self.status}) is no JSON: {error}"
             raise NodeSilent(text, sent=True) from error
 
+    def problem(self) -> dict[str, Any] | None:
+        """Return the fields of a problem; None if the body is no JSON object."""
+        try:
+            fields = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return None
+        return fields if isinstance(fields, dict) else None
+
     def words(self) -> str:
         """Put a problem into words."""
-        try:
-            problem = orjson.loads(self.body)
-            said = problem.get("detail") or problem.get("title")
-        except (orjson.JSONDecodeError, AttributeError):
-            said = self.body[:200].decode("utf-8", "replace")
+        problem = self.problem()
+        said = self.body[:200].decode("utf-8", "replace")
+        if problem is not None:
+            said = str(problem.get("detail") or problem.get("title") or "")
         return f"{self.status} {said}" if said else str(self.status)
 
 

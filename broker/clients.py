@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from raftmq.broker.consuming.filters import Subscription, subscription_from_json
-from raftmq.broker.errors import Refused
+from raftmq.broker.errors import Refused, busy
 from raftmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -202,19 +202,13 @@ class ClientTable:
         key = (consumer, group, member.client_id)
         if old is None:
             if self._count >= self._clients_max:
-                raise Refused(
-                    ResponseCode.SYSTEM_BUSY,
-                    f"{self._clients_max} clients are known already",
-                    tag="BUSY",
-                )
+                raise busy(f"{self._clients_max} clients are known already")
             if len(self._by_connection.get(member.connection, ())) >= (
                 MEMBERSHIPS_PER_CONNECTION_MAX
             ):
-                raise Refused(
-                    ResponseCode.SYSTEM_BUSY,
+                raise busy(
                     f"{MEMBERSHIPS_PER_CONNECTION_MAX} clients and groups are known of this "
-                    "connection already",
-                    tag="BUSY",
+                    "connection already"
                 )
             self._count += 1
         elif not self._may_replace(old.connection, member.connection):

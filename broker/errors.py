@@ -13,6 +13,7 @@ __all__ = [
     "OutcomeUnknown",
     "Refused",
     "StateError",
+    "busy",
     "not_leader",
 ]
 
@@ -59,6 +60,11 @@ class StateError(Exception):
 
 class EngineError(Exception):
     """The configured replication engine cannot be used."""
+
+
+def busy(words: str, *, retriable: bool = False) -> Refused:
+    """Return the refusal of a request for which there is no room now."""
+    return Refused(ResponseCode.SYSTEM_BUSY, words, tag="BUSY", retriable=retriable)
 
 
 def not_leader(words: str = "this replica is not the leader") -> Refused:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused, not_leader
+from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused, busy, not_leader
 from raftmq.dledger.errors import Busy, NotLeader, RaftError
 from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
@@ -67,7 +67,7 @@ def _translated(error: RaftError) -> RemotingError:
     if isinstance(error, NotLeader):
         return not_leader()
     if isinstance(error, Busy):
-        return Refused(ResponseCode.SYSTEM_BUSY, f"{error}", retriable=True, tag="BUSY")
+        return busy(f"{error}", retriable=True)
     if isinstance(error, CommandOutcomeUnknown):
         return OutcomeUnknown(str(error))
     return Refused(ResponseCode.SYSTEM_ERROR, str(error))

@@ -37,7 +37,7 @@ from raftmq.broker.backup.protocol import (
 )
 from raftmq.broker.backup.settings import settings_of
 from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.errors import Refused, busy, not_leader
 from raftmq.broker.keeper import finished
 from raftmq.broker.replication.engine import RaftEngine
 from raftmq.broker.service import Service
@@ -123,12 +123,7 @@ class Backups:
         at_least = _number(ext, "atLeast")
         self._expire()
         if len(self._sessions) + self._beginning >= SESSIONS_MAX:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY,
-                f"{SESSIONS_MAX} backups are read from this replica already",
-                retriable=True,
-                tag="BUSY",
-            )
+            raise busy(f"{SESSIONS_MAX} backups are read from this replica already", retriable=True)
         self._beginning += 1
         try:
             captured = await self._captured(engine, at_least)

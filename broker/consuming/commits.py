@@ -16,12 +16,11 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
-from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.errors import Refused, busy, not_leader
 from raftmq.broker.housekeeping import Chore
 from raftmq.broker.service import Service
 from raftmq.broker.tables.offsets import Commit
 from raftmq.broker.tables.state import commit_offsets
-from raftmq.remoting.codes import ResponseCode
 
 log = logging.getLogger("raftmq.broker.commits")
 
@@ -80,7 +79,7 @@ class CommitService:
         if not self.has_room(topic, group, (queue_id,)):
             raise no_room()
         if not self._gather(topic, group, queue_id, offset):
-            raise Refused(ResponseCode.SYSTEM_BUSY, "too many offset commits wait", tag="BUSY")
+            raise busy("too many offset commits wait")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
@@ -133,11 +132,7 @@ class CommitService:
 
 
 def no_room() -> Refused:
-    return Refused(
-        ResponseCode.SYSTEM_BUSY,
-        "there are consumerOffsetsMax offsets already; none is new",
-        tag="BUSY",
-    )
+    return busy("there are consumerOffsetsMax offsets already; none is new")
 
 
 def _settle(waiters: list[asyncio.Future[None]], error: BaseException | None) -> None:

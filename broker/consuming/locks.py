@@ -73,7 +73,7 @@ import orjson
 
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.errors import Refused, busy, not_leader
 from raftmq.broker.housekeeping import Chore
 from raftmq.broker.service import Service, at_each_leadership
 from raftmq.broker.tables.locktable import SEPARATOR, Key, LockTable, OwnerChange, Renewals
@@ -233,7 +233,7 @@ class LockService:
         if not self._leading():
             raise not_leader()
         if len(self._waiting) >= WAITING_MAX:
-            raise Refused(ResponseCode.SYSTEM_BUSY, "too many requests for locks wait", tag="BUSY")
+            raise busy("too many requests for locks wait")
         self._waiting.append(request)
         while not request.done:
             # A round belongs to nobody: it goes on if one that waits for it is cancelled.

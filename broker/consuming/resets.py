@@ -24,7 +24,7 @@ from raftmq.broker.access import Access
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.consuming.commits import COMMITS_PER_FRAME_MAX, CommitService, no_room
 from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, not_leader
+from raftmq.broker.errors import Refused, busy, not_leader
 from raftmq.broker.service import Service, at_each_leadership
 from raftmq.broker.tables.offsets import Commit
 from raftmq.broker.tables.state import reset_offsets, reset_taken
@@ -92,7 +92,7 @@ class ResetMarks:
                 reset_taken((*key, mark)), lambda error: self._taken(key, error)
             )
         if self._taking_count >= TAKING_MAX:
-            raise Refused(ResponseCode.SYSTEM_BUSY, "too many resets are being taken", tag="BUSY")
+            raise busy("too many resets are being taken")
         waiting.append(again)
         self._taking_count += 1
         return Wait.LATER
@@ -158,9 +158,7 @@ class Resets:
 
     def targets(self, header: ResetOffsetHeader) -> dict[int, int]:
         """Return queue id → new offset, within the queue's bounds. Raises Refused."""
-        topic = self._state.topics.get(header.topic)
-        if topic is None:
-            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        topic = self._state.topics.existing(header.topic)
         self._know(header.group)
         queue_ids = range(topic.read_queue_count)
         if header.queue_id >= 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from raftmq.broker.context import Context
-from raftmq.broker.errors import ConditionUnmet, Refused
+from raftmq.broker.errors import ConditionUnmet, Refused, busy
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import (
     delete_group,
@@ -46,9 +46,7 @@ class Catalog:
             self._state.topics.get(topic.name) is None
             and len(self._state.topics.entries) >= self._config.topics_max
         ):
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY, f"there are {self._config.topics_max} topics", tag="BUSY"
-            )
+            raise busy(f"there are {self._config.topics_max} topics")
         await self._propose_if(put_topic(topic, condition=condition))
         await self._spread()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from raftmq.broker.config import BrokerConfig
-from raftmq.broker.errors import Refused
+from raftmq.broker.errors import Refused, busy
 from raftmq.broker.sending.heldsends import HeldSend
 from raftmq.broker.tables.state import BrokerState, put_topic
 from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, auto_created
@@ -53,15 +53,9 @@ class Creations:
         waiters = self._waiting.get(name)
         full = waiters is None and len(self._waiting) >= CREATIONS_MAX
         if full or len(send.body) + WAITING_OVERHEAD_BYTES > room_bytes:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY, "too much waits for topics to be created", tag="BUSY"
-            )
+            raise busy("too much waits for topics to be created")
         if len(self._state.topics.entries) >= self._config.topics_max:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY,
-                f"there are {self._config.topics_max} topics already; none was created",
-                tag="BUSY",
-            )
+            raise busy(f"there are {self._config.topics_max} topics already; none was created")
         wanted = 1 if derived else integer_or(send.ext, "d", 4)
         config = auto_created(name, wanted, self._config.default_topic_queue_nums)
         if waiters is not None:

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 import orjson
 
 from raftmq.broker.config import BrokerConfig
-from raftmq.broker.errors import Refused
+from raftmq.broker.errors import busy
 from raftmq.broker.sending.waiting import Group, Sender
 from raftmq.broker.tables.sentonce import Key, Once
-from raftmq.remoting.codes import ResponseCode
 
 WAITING_MAX = 10_000  # repeated attempts that wait for the first one's outcome
 
@@ -31,12 +30,7 @@ class Repeats:
         if waiting is None:
             return False
         if self._count >= WAITING_MAX:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY,
-                f"{self._count} repeated sends wait already",
-                retriable=True,
-                tag="BUSY",
-            )
+            raise busy(f"{self._count} repeated sends wait already", retriable=True)
         waiting.append((sender, now_ms))
         self._count += 1
         return True

@@ -29,7 +29,7 @@ from typing import Any
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.containment import Contained
 from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
-from raftmq.broker.errors import OutcomeUnknown, Refused, not_leader
+from raftmq.broker.errors import OutcomeUnknown, Refused, busy, not_leader
 from raftmq.broker.housekeeping import Chore
 from raftmq.broker.sending.answers import Answers, Writes
 from raftmq.broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
@@ -390,11 +390,9 @@ class SendPath:
         return group
 
     def _busy(self) -> Refused:
-        return Refused(
-            ResponseCode.SYSTEM_BUSY,
+        return busy(
             f"{self._held_bytes} bytes of sends wait already, the bound is "
-            f"{self.held_bytes_max}; try again",
-            tag="BUSY",
+            f"{self.held_bytes_max}; try again"
         )
 
     def _queue_for(self, topic: SendTopic, queue_id: int) -> SendQueue:
@@ -641,7 +639,7 @@ class SendPath:
             and refused < REFUSED_AT_ONCE  # the others in the next tick: heartbeats are due
         ):
             refused += len(self._groups[0].replies)
-            overdue = Refused(ResponseCode.SYSTEM_BUSY, OVERDUE, tag="BUSY")
+            overdue = busy(OVERDUE)
             self._fail(self._groups.popleft(), overdue)
         self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from raftmq.broker.delivery.transactions.conversion import PRODUCER_GROUP, REAL_QUEUE_ID, REAL_TOPIC
-from raftmq.broker.errors import Refused
+from raftmq.broker.errors import Refused, busy
 from raftmq.broker.sending.sendrequest import (
     MESSAGE_ILLEGAL,
     PROPERTIES_SIZE_MAX,
@@ -33,7 +33,6 @@ from raftmq.broker.sending.sendrequest import (
     Outgoing,
 )
 from raftmq.broker.tables.topics import RETRY_PREFIX
-from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.recallhandle import RecallHandle
 from raftmq.store.dispatch import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_TOPIC
 from raftmq.store.properties import TAGS, UNIQ_KEY, decode_properties, joined
@@ -109,12 +108,7 @@ def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outg
         return message
     waiting = timing.waiting()
     if waiting >= timing.count_max:
-        raise Refused(
-            ResponseCode.SYSTEM_BUSY,
-            f"{waiting} timer messages wait already (timerMessagesMax)",
-            retriable=True,
-            tag="BUSY",
-        )
+        raise busy(f"{waiting} timer messages wait already (timerMessagesMax)", retriable=True)
     place = {
         TIMER_OUT_MS: str(timing.slot_of(deliver_ms)),
         REAL_TOPIC: message.topic,

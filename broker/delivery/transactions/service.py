@@ -31,7 +31,7 @@ from raftmq.broker.delivery.transactions.conversion import (
     HALF_TOPIC,
     OP_TOPIC,
 )
-from raftmq.broker.errors import Refused
+from raftmq.broker.errors import Refused, busy
 from raftmq.broker.housekeeping import Chore
 from raftmq.broker.sending.outcome import Done, Ended
 from raftmq.broker.sending.parking import later
@@ -98,12 +98,7 @@ class Halves:
         if self._config.reject_transaction_message:
             raise Refused(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
         if self.open_count >= self._config.open_transactions_max:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY,
-                f"{self.open_count} transactions are open already",
-                retriable=True,
-                tag="BUSY",
-            )
+            raise busy(f"{self.open_count} transactions are open already", retriable=True)
         if not isinstance(connection, Connection):
             return  # it came by HTTP, or as a reply: its sender cannot be asked
         self.senders[group] = connection
@@ -246,7 +241,7 @@ class Transactions:
                 )
             return RemotingCommand.response_to(request)  # not known yet: it is asked again
         if self._waiting >= WAITING_MAX:
-            raise Refused(ResponseCode.SYSTEM_BUSY, f"{WAITING_MAX} ends wait already", tag="BUSY")
+            raise busy(f"{WAITING_MAX} ends wait already")
         self._waiting += 1
         try:
             await self._end(connection, request, header)
@@ -332,11 +327,8 @@ class Transactions:
                 async with asyncio.timeout(WAIT_S):
                     await self._ready.wait()
             except TimeoutError:
-                raise Refused(
-                    ResponseCode.SYSTEM_BUSY,
-                    "a new leader still reads what transactions there are",
-                    retriable=True,
-                    tag="BUSY",
+                raise busy(
+                    "a new leader still reads what transactions there are", retriable=True
                 ) from None
         book = self._halves.book
         if book is None:
@@ -346,7 +338,7 @@ class Transactions:
             before = book.half_next
             self._read(book)
             if book.half_next == before:
-                raise Refused(ResponseCode.SYSTEM_BUSY, "half messages cannot be read", tag="BUSY")
+                raise busy("half messages cannot be read")
         return book
 
     def _say_how_it_ended(self, book: HalfBook, root: int, decision: int) -> None:

@@ -189,9 +189,7 @@ class PullService:
                 ResponseCode.NO_PERMISSION,
                 f"subscription group [{header.consumer_group}] may not consume",
             )
-        topic = self._state.topics.get(header.topic)
-        if topic is None:
-            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        topic = self._state.topics.existing(header.topic)
         if not topic.readable:
             raise Refused(ResponseCode.NO_PERMISSION, f"topic[{header.topic}] is not readable")
         if not 0 <= header.queue_id < topic.read_queue_count:

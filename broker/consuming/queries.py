@@ -18,7 +18,6 @@ from raftmq.broker.consuming.resets import Resets
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.tables.groups import group_name_problem
-from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
@@ -107,8 +106,7 @@ class Queries:
         problem = group_name_problem(group)
         if problem:
             raise Refused(ResponseCode.SYSTEM_ERROR, problem)
-        if self.context.state.topics.get(topic) is None:
-            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        self.context.state.topics.existing(topic)
 
     async def _commit_and_answer(
         self,
@@ -141,9 +139,7 @@ class Queries:
 
     def _queue_header(self, request: RemotingCommand) -> QueueOffsetHeader:
         header = QueueOffsetHeader.parse(request.ext)
-        topic: TopicConfig | None = self.context.state.topics.get(header.topic)
-        if topic is None:
-            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        self.context.state.topics.existing(header.topic)
         if header.queue_id < 0:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"queueId {header.queue_id} is illegal")
         return header

@@ -13,7 +13,7 @@ from raftmq.broker.clients import ClientTable, Member
 from raftmq.broker.consuming.resets import Resets
 from raftmq.broker.context import Context
 from raftmq.broker.errors import ConditionUnmet
-from raftmq.broker.http.tables import in_turns, paged, store_time_ms
+from raftmq.broker.http.tables import group_named, in_turns, paged, store_time_ms, topic_named
 from raftmq.broker.http.views import (
     ClientView,
     ConnectionItem,
@@ -185,9 +185,7 @@ class ConsumerOperations:
         group: str = call.parameters.group
         target = _target(body.to)
         context = self._context
-        topic = context.state.topics.get(body.topic)
-        if topic is None:
-            raise not_found(f"there is no topic {body.topic}")
+        topic = topic_named(context, body.topic)
         if not self._is_known(group):
             raise not_found(f"no consumer group {group} is known here")
         if group in self._clients.consumers and not body.force:
@@ -223,9 +221,7 @@ class ConsumerOperations:
 
     async def _enable(self, name: str, enable: bool) -> PausedView:
         for left in reversed(range(PAUSE_TRIES)):
-            config = self._context.state.groups.get(name)
-            if config is None:
-                raise not_found(f"there is no subscription group {name}")
+            config = group_named(self._context, name)
             wanted = replace(config, consume_enable=enable)
             try:
                 await self._catalog.change_group(wanted, Condition((entry_version(config),)))

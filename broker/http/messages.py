@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from raftmq.broker.context import Context
+from raftmq.broker.http.tables import topic_named
 from raftmq.broker.http.views import (
     MessagePage,
     MessagePath,
@@ -120,8 +121,7 @@ class MessageOperations:
 
     async def find(self, call: Call) -> MessagePage:
         query: MessagesQuery = call.query
-        if self._context.state.topics.get(query.topic) is None:
-            raise not_found(f"there is no topic {query.topic}")
+        topic_named(self._context, query.topic)
         if query.key or query.unique_key:
             records = await self._by_key(query)
         else:
@@ -211,9 +211,7 @@ class MessageOperations:
                 properties[name] = value
         properties.setdefault(UNIQ_KEY, uuid.uuid4().hex.upper())
         queue_id = -1 if wanted.queue_id is None else wanted.queue_id
-        topic = self._context.state.topics.get(wanted.topic)
-        if topic is None:
-            raise not_found(f"there is no topic {wanted.topic}")
+        topic = topic_named(self._context, wanted.topic)
         if queue_id >= topic.write_queue_count:
             words = f"{wanted.topic} has {topic.write_queue_count} queues to write to"
             raise invalid([("queueId", words)])

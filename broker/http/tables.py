@@ -85,13 +85,7 @@ class TableOperations:
         return await paged(table.values(), lambda t: t.name, topic_view, call.query)
 
     async def topic(self, call: Call) -> Reply:
-        return _versioned(self._topic(call.parameters.topic), topic_view)
-
-    def _topic(self, name: str) -> TopicConfig:
-        found = self._context.state.topics.get(name)
-        if found is None:
-            raise not_found(f"there is no topic {name}")
-        return found
+        return _versioned(topic_named(self._context, call.parameters.topic), topic_view)
 
     async def put_topic(self, call: Call) -> Reply:
         wanted = topic_of(call.parameters.topic, call.body)
@@ -106,7 +100,7 @@ class TableOperations:
         return Reply(status=204)
 
     async def queues(self, call: Call) -> dict[str, Any]:
-        topic = self._topic(call.parameters.topic)
+        topic = topic_named(self._context, call.parameters.topic)
         found = page(range(topic.queue_count), "{:05d}".format, int, call.query)
         views = [self._queue(topic.name, queue_id) async for queue_id in in_turns(found["items"])]
         return {**found, "items": views}
@@ -128,13 +122,7 @@ class TableOperations:
         return await paged(table.values(), lambda g: g.name, group_view, call.query)
 
     async def group(self, call: Call) -> Reply:
-        return _versioned(self._group(call.parameters.group), group_view)
-
-    def _group(self, name: str) -> SubscriptionGroup:
-        found = self._context.state.groups.get(name)
-        if found is None:
-            raise not_found(f"there is no subscription group {name}")
-        return found
+        return _versioned(group_named(self._context, call.parameters.group), group_view)
 
     async def put_group(self, call: Call) -> Reply:
         name = call.parameters.group
@@ -148,6 +136,22 @@ class TableOperations:
             call.parameters.group, offsets=call.query.offsets, condition=call.condition
         )
         return Reply(status=204)
+
+
+def topic_named(context: Context, name: str) -> TopicConfig:
+    """Return the topic. Raises ApiProblem (404)."""
+    found = context.state.topics.get(name)
+    if found is None:
+        raise not_found(f"there is no topic {name}")
+    return found
+
+
+def group_named(context: Context, name: str) -> SubscriptionGroup:
+    """Return the subscription group. Raises ApiProblem (404)."""
+    found = context.state.groups.get(name)
+    if found is None:
+        raise not_found(f"there is no subscription group {name}")
+    return found
 
 
 async def paged(

@@ -62,7 +62,7 @@ class ProgressQueries:
     async def topic_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer GET_TOPIC_STATS_INFO (202)."""
         name = text(request.ext, "topic")
-        topic = self._topic(name)
+        topic = self.context.state.topics.existing(name)
         table = {}
         for queue_id in range(topic.queue_count):
             low, high = self._ends(name, queue_id)
@@ -86,7 +86,7 @@ class ProgressQueries:
         """Answer QUERY_CONSUME_TIME_SPAN (303): the store times at the ends of each queue, and at
         the group's position in it."""
         name, group = text(request.ext, "topic"), text(request.ext, "group")
-        topic = self._topic(name)
+        topic = self.context.state.topics.existing(name)
         await self.context.log.barrier()
         spans = []
         for queue_id in range(topic.queue_count):
@@ -234,12 +234,6 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=dumps(value))
 
     # ---- inside ---------------------------------------------------------------------------
-
-    def _topic(self, name: str) -> Any:
-        topic = self.context.state.topics.get(name)
-        if topic is None:
-            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-        return topic
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self.context.config.broker_name, queue_id)

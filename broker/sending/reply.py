@@ -95,8 +95,7 @@ class ReplyService:
         return RemotingCommand.response_to(request, ext=answer.to_ext())
 
     def _check(self, header: SendHeader, body: bytes) -> None:
-        if self.context.state.topics.get(header.topic) is None:
-            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        self.context.state.topics.existing(header.topic)
         size_max = self.context.config.max_message_size
         if len(body) > size_max:
             raise Refused(

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.broker.errors import StateError
+from raftmq.broker.errors import Refused, StateError
 from raftmq.broker.tables.versioned import VersionedTable
 from raftmq.remoting import names
+from raftmq.remoting.codes import ResponseCode
 
 PERM_READ = 4
 PERM_WRITE = 2
@@ -135,3 +136,10 @@ class TopicTable(VersionedTable[TopicConfig]):
 
     def get(self, name: str) -> TopicConfig | None:
         return self.internal.get(name) or self.entries.get(name)
+
+    def existing(self, name: str) -> TopicConfig:
+        """Return the topic. Raises Refused if there is none."""
+        found = self.internal.get(name) or self.entries.get(name)
+        if found is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return found

@@ -45,8 +45,7 @@ class Recalls:
             raise not_leader()
         if not config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is not writable")
-        if self._context.state.topics.get(topic) is None:
-            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        self._context.state.topics.existing(topic)
         handle = _checked(text(request.ext, "recallHandle"), topic, config.broker_name)
         now_ms = self._context.wall_ms()
         slot_ms = timers.timing.slot_of(handle.deliver_ms)

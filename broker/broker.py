@@ -79,6 +79,7 @@ from raftmq.broker.sending.send import SendPath
 from raftmq.broker.service import RoleChange, Service
 from raftmq.broker.tables.snapshotinstall import Source
 from raftmq.broker.tables.state import announce
+from raftmq.broker.tables.topics import TopicConfig
 from raftmq.dledger.messages import RoleEvent
 from raftmq.ops.memory import Trimmer
 from raftmq.ops.metrics import Timings
@@ -173,22 +174,7 @@ class Broker:
 
         # Sending, and what is delivered later.
         self.halves = Halves(config)
-        self.sends = SendPath(
-            config,
-            state,
-            send_rules(config, opened.store_host),
-            queue_end=store.queues.end_of,
-            request_cut=self.log.request_cut,
-            propose=self.log.propose_then,
-            leader_address=lambda: self.roles.leader_address,
-            clock_ms=clock_ms,
-            wall_ms=wall_ms,
-            on_half=self.halves.admit,
-            on_request=self.clients.requester,
-            on_stored=append.observe,
-            newest_ms=store.derived.newest_ms,
-            contained=self.contained,
-        )
+        self.sends = self._send_path(append)
         reply = reply_topic(config.broker_cluster_name)
         state.topics.internal[reply.name] = reply
         replies = RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
@@ -223,24 +209,7 @@ class Broker:
 
         # The log, and what is kept of it.
         template = template_topic(config)
-        self.registrar = Registrar(
-            config.name_servers,
-            cluster=config.broker_cluster_name,
-            broker_name=config.broker_name,
-            address=opened.address,
-            ha_address=self._ha_address,
-            http_address=opened.http_address,
-            identity=lambda: self.log.identity,
-            topics=RegisteredTopics(state.topics, template),
-            on_master=self.roles.hint_master,
-            on_route=self.events.route_changed,
-            needs_master=config.is_slave,
-            period_ms=config.register_name_server_period,
-            timeout_ms=config.register_broker_timeout_mills,
-            tls=opened.tls.client,
-            credentials=config.inner_credentials,
-            signing_keys=opened.registration_keys,
-        )
+        self.registrar = self._registrar(template)
         self.engine: Engine
         self.application: BrokerApplication | LocalApplication
         if config.is_classic:
@@ -363,6 +332,48 @@ class Broker:
         )
         chores = [chore for service in self._services for chore in service.chores]
         self._housekeeper = Housekeeper(clock_ms, chores, self.keeper.chores(), self.fail)
+
+    def _send_path(self, append: Timings) -> SendPath:
+        """Return the send path; `append` observes how long group commits take."""
+        opened, config = self._opened, self.config
+        return SendPath(
+            config,
+            self.state,
+            send_rules(config, opened.store_host),
+            queue_end=self.store.queues.end_of,
+            request_cut=self.log.request_cut,
+            propose=self.log.propose_then,
+            leader_address=lambda: self.roles.leader_address,
+            clock_ms=opened.clock_ms,
+            wall_ms=opened.wall_ms,
+            on_half=self.halves.admit,
+            on_request=self.clients.requester,
+            on_stored=append.observe,
+            timers_waiting=lambda: self.timers.wheel.count,
+            newest_ms=self.store.derived.newest_ms,
+            contained=self.contained,
+        )
+
+    def _registrar(self, template: TopicConfig | None) -> Registrar:
+        opened, config = self._opened, self.config
+        return Registrar(
+            config.name_servers,
+            cluster=config.broker_cluster_name,
+            broker_name=config.broker_name,
+            address=opened.address,
+            ha_address=self._ha_address,
+            http_address=opened.http_address,
+            identity=lambda: self.log.identity,
+            topics=RegisteredTopics(self.state.topics, template),
+            on_master=self.roles.hint_master,
+            on_route=self.events.route_changed,
+            needs_master=config.is_slave,
+            period_ms=config.register_name_server_period,
+            timeout_ms=config.register_broker_timeout_mills,
+            tls=opened.tls.client,
+            credentials=config.inner_credentials,
+            signing_keys=opened.registration_keys,
+        )
 
     def _framed_engine(self) -> tuple[Engine, BrokerApplication]:
         """Return the engine of Raft or pysyncobj, which apply frames once committed, and what they

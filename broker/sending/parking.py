@@ -52,13 +52,16 @@ class Parking:
     broker_name: str
 
     @classmethod
-    def of(cls, config: BrokerConfig, wall_ms: Callable[[], int]) -> Parking:
+    def of(
+        cls, config: BrokerConfig, wall_ms: Callable[[], int], timers_waiting: Callable[[], int]
+    ) -> Parking:
         timing = Timing(
             config.timer_wheel_enable,
             config.timer_precision_ms,
             config.timer_max_delay_sec * 1_000,
             config.timer_messages_max,
             wall_ms,
+            timers_waiting,
         )
         return cls(config.delay_levels_ms, timing, config.broker_name)
 

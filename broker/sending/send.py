@@ -110,6 +110,7 @@ class SendPath:
         on_half: Callable[[str, object], None] = lambda group, connection: None,
         on_request: Callable[[Any, Mapping[str, str]], None] = lambda connection, fields: None,
         on_stored: Callable[[float], None] = lambda seconds: None,
+        timers_waiting: Callable[[], int] = lambda: 0,
         newest_ms: int = 0,
         contained: Contained | None = None,
     ) -> None:
@@ -118,8 +119,8 @@ class SendPath:
 
         `on_half(group, connection)` is called before a half message is stored, and may refuse it;
         `on_request(connection, fields)` for a send that wants a reply; `on_stored(seconds)` for a
-        stored group, with the time since its proposal. `newest_ms`: the latest store time in the
-        log."""
+        stored group, with the time since its proposal. `timers_waiting()`: how many timer messages
+        wait. `newest_ms`: the latest store time in the log."""
         self._config = config
         self._contained = contained or Contained()
         self._state = state
@@ -139,7 +140,7 @@ class SendPath:
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
         self._queues: dict[tuple[str, int], SendQueue] = {}
-        self.parking = Parking.of(config, wall_ms)
+        self.parking = Parking.of(config, wall_ms, timers_waiting)
         self.internal_topics = state.topics.internal  # of the broker's own
         self.internal_topics.update(
             {topic.name: topic for topic in internal_topics(self.parking.levels_ms)}

@@ -54,7 +54,4 @@ STUBS: set[str] = set()
 LATE_ATTRIBUTES: set[str] = set()
 
 # Functions that are set as an attribute of another object.
-PLANTED: set[str] = {
-    # broker
-    "broker/delivery/timers/service.py::timing.waiting",
-}
+PLANTED: set[str] = set()

@@ -97,7 +97,6 @@ class TimerService:
         self._age_due_ms = 0
         self.delivered_count = 0
         self.rolled_count = 0
-        timing.waiting = lambda: self.wheel.count
 
     def service(self) -> Service:
         return Service(

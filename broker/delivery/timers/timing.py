@@ -48,15 +48,15 @@ _NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 @dataclass(slots=True)
 class Timing:
-    """The limits that decide whether a timer message is taken. `waiting`: how many wait, as far as
-    broker.delivery.timers.service knows."""
+    """The limits that decide whether a timer message is taken. `waiting()`: how many wait, as far
+    as broker.delivery.timers.service knows."""
 
     enabled: bool
     precision_ms: int
     delay_ms_max: int
     count_max: int
     wall_ms: Callable[[], int]
-    waiting: Callable[[], int] = lambda: 0
+    waiting: Callable[[], int]
 
     def deliver_ms(self, properties: dict[str, str]) -> int | None:
         """Return when a message with these properties is to be delivered; None: at once. Raises

@@ -29,6 +29,7 @@ class Bench:
         self.clock_ms = 7
         self.leader = "me:1"
         self.ends = {}
+        self.timers_waiting = lambda: 0
         rules = SendRules(
             cluster="C",
             region="DefaultRegion",
@@ -44,6 +45,7 @@ class Bench:
             queue_end=lambda topic, queue: self.ends.get((topic, queue), 0),
             request_cut=self.log.request_cut,
             propose=self.log.propose,
+            timers_waiting=lambda: self.timers_waiting(),
             leader_address=lambda: self.leader,
             clock_ms=lambda: self.clock_ms,
             wall_ms=lambda: self.now_ms,

@@ -25,6 +25,7 @@ class Stage(test_delay.Stage):
     def __init__(self, **config):
         super().__init__(file_reserved_time=KEPT_MS // 3_600_000, **config)
         self.bench.now_ms = NOW
+        self.bench.timers_waiting = lambda: self.service.wheel.count
         self.at = {}  # position → record
 
     def leader(self):

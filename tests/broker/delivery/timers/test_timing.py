@@ -25,8 +25,8 @@ NOW = 1_800_000_000_123
 HOST = pack_host(("10.0.0.9", 4000))
 
 
-def timing(precision_ms=1, enabled=True, count_max=100):
-    return Timing(enabled, precision_ms, 3 * 86_400_000, count_max, lambda: NOW)
+def timing(precision_ms=1, enabled=True, count_max=100, waiting=0):
+    return Timing(enabled, precision_ms, 3 * 86_400_000, count_max, lambda: NOW, lambda: waiting)
 
 
 def sent(**properties):
@@ -129,12 +129,10 @@ def test_a_broker_that_does_not_offer_it_says_so():
 
 def test_so_many_wait_and_no_more():
     message = sent(TIMER_DELAY_SEC="1")
-    full = timing(count_max=2)
-    full.waiting = lambda: 1
-    assert timed(message, decode_properties(message.properties), full).topic == TIMER_TOPIC
-    full.waiting = lambda: 2
+    properties = decode_properties(message.properties)
+    assert timed(message, properties, timing(count_max=2, waiting=1)).topic == TIMER_TOPIC
     with pytest.raises(Refused, match=r"\[BUSY\] 2 timer messages wait") as caught:
-        timed(message, decode_properties(message.properties), full)
+        timed(message, properties, timing(count_max=2, waiting=2))
     assert caught.value.code == ResponseCode.SYSTEM_BUSY
     assert caught.value.retriable
 

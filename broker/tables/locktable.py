@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 SEPARATOR = "@"  # between topic and group, as in consumerOffset.json
 
+T = TypeVar("T")
 Key = tuple[str, str, int]  # topic, group, queue id
 
 
@@ -139,21 +140,32 @@ class LockTable:
         return {"term": self.term, "aged": aged}
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            topic + SEPARATOR + group: {str(q): client for q, client in sorted(queues.items())}
-            for (topic, group), queues in sorted(self.owners.items())
-        }
+        return by_name(self.owners)
 
 
 def table_from_json(value: Mapping[str, Any], renewals: Mapping[str, Any]) -> LockTable:
     """Read `to_json` and `renewals_json`, of which earlier versions have none. The table needs a
     clock then. Raises ValueError, AttributeError."""
-    owners: dict[tuple[str, str], dict[int, str]] = {}
+    table = LockTable(by_pair(value, str), term=int(renewals.get("term", 0)))
+    for (topic, group), ages in by_pair(renewals.get("aged", {}), int).items():
+        table.aged.update({(topic, group, queue_id): ms for queue_id, ms in ages.items()})
+    return table
+
+
+def by_name(table: Mapping[tuple[str, str], Mapping[int, T]]) -> dict[str, dict[str, T]]:
+    """Return a table of (topic, group) → queue id → value as it is in JSON."""
+    return {
+        topic + SEPARATOR + group: {str(q): value for q, value in sorted(queues.items())}
+        for (topic, group), queues in sorted(table.items())
+    }
+
+
+def by_pair(
+    value: Mapping[str, Mapping[str, Any]], convert: Callable[[Any], T]
+) -> dict[tuple[str, str], dict[int, T]]:
+    """Read `by_name`. Raises ValueError, TypeError, AttributeError."""
+    table: dict[tuple[str, str], dict[int, T]] = {}
     for name, queues in value.items():
         topic, _, group = name.partition(SEPARATOR)
-        owners[topic, group] = {int(q): str(client) for q, client in queues.items()}
-    table = LockTable(owners, term=int(renewals.get("term", 0)))
-    for name, ages in renewals.get("aged", {}).items():
-        topic, _, group = name.partition(SEPARATOR)
-        table.aged.update({(topic, group, int(q)): int(ms) for q, ms in ages.items()})
+        table[topic, group] = {int(q): convert(one) for q, one in queues.items()}
     return table

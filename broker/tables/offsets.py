@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from raftmq.broker.tables.locktable import LockTable, table_from_json
-
-TOPIC_GROUP_SEPARATOR = "@"
+from raftmq.broker.tables.locktable import LockTable, by_name, by_pair, table_from_json
 
 Commit = tuple[str, str, int, int]  # topic, group, queue id, offset of the next message wanted
 
@@ -113,9 +111,9 @@ class OffsetTable:
         """Return Apache's consumerOffset.json; queue ids are quoted, which fastjson reads too.
         `resetTable`, `lockTable`, `lockRenewals`, our own, only where there are marks or locks."""
         version = {"counter": self.counter, "stateVersion": 0, "timestamp": 0}
-        value = {"dataVersion": version, "offsetTable": _table_to_json(self.offsets)}
+        value: dict[str, Any] = {"dataVersion": version, "offsetTable": by_name(self.offsets)}
         if self.resets:
-            value["resetTable"] = _table_to_json(self.resets)
+            value["resetTable"] = by_name(self.resets)
         if len(self.locks):
             value["lockTable"] = self.locks.to_json()
             value["lockRenewals"] = self.locks.renewals_json()
@@ -123,8 +121,8 @@ class OffsetTable:
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         """Load a snapshot; unchanged when that raises."""
-        loaded = _table_from_json(value["offsetTable"])
-        resets = _table_from_json(value.get("resetTable") or {})
+        loaded = by_pair(value["offsetTable"], int)
+        resets = by_pair(value.get("resetTable") or {}, int)
         locks = table_from_json(value.get("lockTable") or {}, value.get("lockRenewals") or {})
         locks.use_clock(self.locks.clock_ms)
         self.counter = int((value.get("dataVersion") or {}).get("counter", 0))
@@ -143,18 +141,3 @@ class OffsetTable:
         self._count_anew()
         self.resets = told.resets
         self.counter = max(self.counter + 1, told.counter)
-
-
-def _table_to_json(table: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[str, Any]:
-    return {
-        topic + TOPIC_GROUP_SEPARATOR + group: {str(q): o for q, o in sorted(queues.items())}
-        for (topic, group), queues in sorted(table.items())
-    }
-
-
-def _table_from_json(value: Mapping[str, Any]) -> dict[tuple[str, str], dict[int, int]]:
-    loaded = {}
-    for name, queues in value.items():
-        topic, _, group = name.partition(TOPIC_GROUP_SEPARATOR)
-        loaded[topic, group] = {int(q): int(o) for q, o in queues.items()}
-    return loaded

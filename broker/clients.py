@@ -231,7 +231,7 @@ class ClientTable:
         """Remove the client from these groups (35). Raises Refused."""
         left = ((False, producer_group), (True, consumer_group))
         for consumer, group in left:
-            member = self._member(consumer, group or "", client_id)
+            member = self._members(consumer, group or "").get(client_id)
             if member is not None and not self._may_replace(member.connection, connection):
                 raise _somebody_elses(client_id)
         for consumer, group in left:
@@ -324,20 +324,16 @@ class ClientTable:
         for name in list(self.consumers):
             self._notify(name)
 
-    def _member(self, consumer: bool, group: str, client_id: str) -> Member | None:
+    def _members(self, consumer: bool, group: str) -> dict[str, Member]:
+        """Return the members of a group of consumers, or of producers."""
         if not consumer:
-            return self.producers.get(group, {}).get(client_id)
+            return self.producers.get(group, {})
         found = self.consumers.get(group)
-        return None if found is None else found.members.get(client_id)
+        return {} if found is None else found.members
 
     def _leave(self, consumer: bool, group: str, client_id: str) -> bool:
-        members: dict[str, Member] | None
-        if consumer:
-            found = self.consumers.get(group)
-            members = found.members if found is not None else None
-        else:
-            members = self.producers.get(group)
-        member = members.pop(client_id, None) if members is not None else None
+        members = self._members(consumer, group)
+        member = members.pop(client_id, None)
         if member is None:
             return False
         self._count -= 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from raftmq.broker.containment import Contained
 from raftmq.broker.errors import StateError
@@ -21,27 +20,10 @@ from raftmq.broker.sending.waiting import Pending
 from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import RoleEvent
+from raftmq.store.derived import DerivedFiles
 from raftmq.store.frame import Frame, FrameKind
 
 log = logging.getLogger("raftmq.broker.application")
-
-
-class Dispatch(Protocol):
-    """The ConsumeQueue side of the store."""
-
-    dispatched_offset: int  # end of the last frame that is completely in the ConsumeQueues
-
-    def dispatch_frame(
-        self, frame: Frame, units: Sequence[QueueUnits] | None = None
-    ) -> Sequence[QueueUnits]:
-        """Index the frame's records; `units` are ready-made ones. Returns the units appended, or
-        nothing if the frame was dispatched before. Must be given every frame, of whatever kind."""
-        ...
-
-    def log_recovered(self) -> None:
-        """Make the ConsumeQueues follow the log, which is recovered and of which nothing is
-        dispatched yet. Blocking."""
-        ...
 
 
 class BrokerApplication:
@@ -52,7 +34,7 @@ class BrokerApplication:
         self,
         state: BrokerState,
         sends: SendPath,
-        store: Dispatch,
+        store: DerivedFiles,
         *,
         log_index: Callable[[], LogIndex],
         on_units: Callable[[str, int, bytes], None],

@@ -23,8 +23,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from raftmq.broker.registeredtopics import RegisteredTopics
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -36,7 +36,6 @@ from raftmq.remoting.registration import (
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
-    TopicConfig,
     body_crc,
     encode_register_body,
 )
@@ -62,17 +61,6 @@ class Identity:
     member: bool = True  # if not, it does not belong into the routes
 
 
-class Topics(Protocol):
-    """The topics to register (broker.registeredtopics)."""
-
-    @property
-    def version(self) -> DataVersion: ...
-
-    def all(self) -> list[TopicConfig]: ...
-
-    def since(self, base: DataVersion) -> list[TopicConfig] | None: ...
-
-
 class Registrar:
     """Keeps the name servers informed. Has its own `RemotingClient`; call `start` and `stop` once
     each."""
@@ -87,7 +75,7 @@ class Registrar:
         ha_address: Callable[[], str],
         http_address: str = "",
         identity: Callable[[], Identity],
-        topics: Topics,
+        topics: RegisteredTopics,
         on_master: Callable[[str, str], None],
         on_route: Callable[[str, int | None, str], None] = lambda server, broker_id, why: None,
         needs_master: bool,

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.housekeeping import Chore
-from raftmq.broker.sending.outcome import Sends, is_unknown
+from raftmq.broker.sending.outcome import is_unknown
 from raftmq.broker.sending.parking import delivered
+from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import Outgoing, as_stored
 from raftmq.broker.service import Service, at_each_leadership, next_turn
 from raftmq.broker.tables.state import delay_progress
@@ -111,7 +112,7 @@ class DelayService:
     def __init__(
         self,
         context: Context,
-        sends: Sends,
+        sends: SendPath,
         soon: Callable[[Callable[[], None]], object] = next_turn,
     ) -> None:
         """`soon(function)` calls it in another turn of the loop."""

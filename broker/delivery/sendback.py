@@ -13,8 +13,9 @@ from __future__ import annotations
 from raftmq.broker.access import Access
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.sending.outcome import Ended, Sends
+from raftmq.broker.sending.outcome import Ended
 from raftmq.broker.sending.retry import dead_letter_topic, given_back, is_exhausted
+from raftmq.broker.sending.send import SendPath
 from raftmq.broker.service import Service
 from raftmq.broker.tables.groups import SubscriptionGroup, group_name_problem
 from raftmq.broker.tables.state import put_group, put_topic
@@ -32,7 +33,7 @@ KNOWS_TIMES_MAX = 121  # V3_4_9: in older clients maxReconsumeTimes means someth
 class SendBack:
     """The handler of the request."""
 
-    def __init__(self, context: Context, sends: Sends, access: Access) -> None:
+    def __init__(self, context: Context, sends: SendPath, access: Access) -> None:
         self._context = context
         self._config = context.config
         self._state = context.state

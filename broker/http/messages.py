@@ -31,7 +31,8 @@ from raftmq.broker.http.views import (
     SentView,
 )
 from raftmq.broker.operating.keyquery import KeyQueries, KeyWanted
-from raftmq.broker.sending.inside import Receives, send
+from raftmq.broker.sending.inside import send
+from raftmq.broker.sending.send import SendPath
 from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.address import format_address
 from raftmq.remoting.codes import ResponseCode
@@ -77,7 +78,7 @@ _COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7  # in sys_flag; 0 and 3: zlib
 class MessageOperations:
     """The operations on messages."""
 
-    def __init__(self, context: Context, sends: Receives, keys: KeyQueries) -> None:
+    def __init__(self, context: Context, sends: SendPath, keys: KeyQueries) -> None:
         self._context = context
         self._sends = sends
         self._keys = keys

@@ -19,7 +19,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from raftmq.broker.config import MIB, BrokerConfig
 from raftmq.broker.errors import Refused
@@ -29,6 +28,7 @@ from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
+from raftmq.store.derived import DerivedFiles
 from raftmq.store.errors import StoreError
 from raftmq.store.messageindex import KeyQuery
 
@@ -56,25 +56,13 @@ class KeyWanted:
     end_ms: int
 
 
-class IndexedStore(Protocol):
-    """The derived files of a store, as they are used here."""
-
-    dispatched_offset: int
-
-    def index_step(self) -> int: ...
-
-    def query(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
-    ) -> KeyQuery: ...
-
-
 class KeyQueries:
     """Drives the index and answers queries by key; the housekeeper calls `tick` on every tick."""
 
     def __init__(
         self,
         config: BrokerConfig,
-        store: IndexedStore,
+        store: DerivedFiles,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._config = config

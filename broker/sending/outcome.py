@@ -8,10 +8,8 @@ certainly are not, with `OutcomeUnknown` if they may be.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.remoting.codes import ResponseCode
 
 # With these the message is stored; the last three say for what classic mode waited in vain.
@@ -23,14 +21,6 @@ STORED_CODES = (
 )
 
 Done = Callable[[Exception | None], None]
-
-
-class Sends(Protocol):
-    """The part of the send path that stores the broker's own messages."""
-
-    def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None: ...
-
-    def wake(self, at_once: bool = False) -> None: ...
 
 
 def is_unknown(error: Exception) -> bool:

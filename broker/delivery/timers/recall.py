@@ -12,7 +12,8 @@ from raftmq.broker.context import Context
 from raftmq.broker.delivery.timers.service import TimerService
 from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
 from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.sending.outcome import Ended, Sends
+from raftmq.broker.sending.outcome import Ended
+from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import packed_address
 from raftmq.broker.service import Service
 from raftmq.broker.tables.topics import PERM_WRITE
@@ -27,7 +28,7 @@ from raftmq.store.properties import decode_properties
 class Recalls:
     """The handler of the request."""
 
-    def __init__(self, context: Context, sends: Sends, timers: TimerService) -> None:
+    def __init__(self, context: Context, sends: SendPath, timers: TimerService) -> None:
         self._context = context
         self._sends = sends
         self._timers = timers

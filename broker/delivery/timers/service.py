@@ -29,8 +29,9 @@ from raftmq.broker.delivery.timers.timing import Key, Timing, key_of, recalls, r
 from raftmq.broker.delivery.timers.wheel import Progress, TimerWheel, Waiting
 from raftmq.broker.errors import Refused
 from raftmq.broker.housekeeping import Chore
-from raftmq.broker.sending.outcome import Sends, is_unknown
+from raftmq.broker.sending.outcome import is_unknown
 from raftmq.broker.sending.parking import delivered
+from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import Outgoing, as_stored
 from raftmq.broker.service import Service, at_each_leadership, next_turn
 from raftmq.broker.tables.state import timer_progress
@@ -68,7 +69,7 @@ class TimerService:
     def __init__(
         self,
         context: Context,
-        sends: Sends,
+        sends: SendPath,
         timing: Timing,
         soon: Callable[[Callable[[], None]], object] = next_turn,
     ) -> None:

@@ -274,7 +274,9 @@ class Transactions:
             message = conversion.committed(record)
             properties = decode_properties(message.properties)
             messages.insert(0, later(message, properties, self._sends.parking))
-        await self._end_with(book, half, messages, header.decision)
+        ended = Ended()
+        self._store_end(book, half, messages, header.decision, ended)
+        await ended.stored()
         if header.decision == COMMIT:
             self.counts.committed += 1
         else:
@@ -349,14 +351,6 @@ class Transactions:
             return
         how = {COMMIT: "committed", ROLLBACK: "rolled back"}.get(was or 0, "ended")
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the transaction was {how} before", tag="ENDED")
-
-    async def _end_with(
-        self, book: HalfBook, half: Half, messages: Sequence[Outgoing], decision: int
-    ) -> None:
-        """Store the messages that end the half. Raises Refused, OutcomeUnknown."""
-        ended = Ended()
-        self._store_end(book, half, messages, decision, ended)
-        await ended.stored()
 
     def _store_end(
         self,

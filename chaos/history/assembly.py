@@ -8,6 +8,7 @@ by the outcome.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from raftmq.chaos.history.events import (
@@ -29,7 +30,15 @@ from raftmq.chaos.history.events import (
     Replicas,
     Send,
 )
-from raftmq.chaos.history.later import TAKERS
+from raftmq.chaos.history.later import (
+    Decision,
+    Delivery,
+    GivenBack,
+    Post,
+    Scanned,
+    Stored,
+    Worked,
+)
 
 VERSION = 1
 FAULTS_OPEN_MAX = 10_000  # injected and not healed at once; a nemesis has a handful
@@ -37,7 +46,42 @@ FAULTS_OPEN_MAX = 10_000  # injected and not healed at once; a nemesis has a han
 Record = Mapping[str, Any]
 Event = tuple[Kind, Any]
 
-_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome} | {"invoke": Outcome.OPEN}
+_KEYS = {"process": "p", "outcome": "type"}  # fields that a record calls otherwise
+
+
+def _taker(kind: Kind, event: type[Any], **defaults: Any) -> Callable[[Record], Event]:
+    """Return a function that makes an `event` of one record, which needs no other record.
+
+    The record has every field of the event; only those in `defaults` may be missing.
+    """
+    keys = {field.name: _KEYS.get(field.name, field.name) for field in fields(event)}
+
+    def take(record: Record) -> Event:
+        known = {**defaults, **record}
+        values = {name: known[key] for name, key in keys.items()}
+        if "outcome" in values:
+            values["outcome"] = _OUTCOMES[values["outcome"]]
+        return kind, event(**values)
+
+    return take
+
+
+TAKERS: Mapping[str, Callable[[Record], Event]] = {
+    "join": _taker(Kind.JOINED, Membership),
+    "leave": _taker(Kind.LEFT, Membership),
+    "leader": _taker(Kind.LED, Leader, group=""),
+    "drain": _taker(Kind.DRAINED, Drain),
+    "log_line": _taker(Kind.LOG_LINE, LogLine, level=""),
+    "logs": _taker(Kind.LOGS, Logs),
+    "post": _taker(Kind.POSTED, Post, delay_ms=0, attempts=0, error=""),
+    "decide": _taker(Kind.DECIDED, Decision, check=False),
+    "deliver": _taker(Kind.DELIVERED, Delivery),
+    "give_back": _taker(Kind.GIVEN_BACK, GivenBack, tries=0),
+    "stored": _taker(Kind.STORED, Stored),
+    "scan": _taker(Kind.SCANNED, Scanned),
+    "work": _taker(Kind.WORKED, Worked),
+}
 
 
 class Assembler:
@@ -55,16 +99,10 @@ class Assembler:
             "commit": self._commit,
             "fetch": self._fetch,
             "reset": self._reset,
-            "join": self._join,
-            "leave": self._leave,
-            "leader": self._leader,
-            "drain": self._drain,
             "meta_write": self._meta_write,
             "meta_read": self._meta_read,
             "inject": self._inject,
             "heal": self._heal,
-            "log_line": self._log_line,
-            "logs": self._logs,
             "replicas": self._replicas,
             **TAKERS,
             "note": _nothing,  # words for a person; no check uses them
@@ -200,17 +238,6 @@ class Assembler:
     def _reset(self, record: Record) -> Event:
         return Kind.RESET, self._offset(record, answered=True)
 
-    def _join(self, record: Record) -> Event:
-        return Kind.JOINED, Membership(record["t_ns"], record["p"], record["group"])
-
-    def _leave(self, record: Record) -> Event:
-        return Kind.LEFT, Membership(record["t_ns"], record["p"], record["group"])
-
-    def _drain(self, record: Record) -> Event:
-        return Kind.DRAINED, Drain(
-            record["t_ns"], record["topic"], record["group"], record["complete"]
-        )
-
     # ---- metadata
 
     def _meta_write(self, record: Record) -> Event:
@@ -251,11 +278,6 @@ class Assembler:
         return Kind.META_READ, read
 
     # ---- the cluster
-
-    def _leader(self, record: Record) -> Event:
-        return Kind.LED, Leader(
-            record["t_ns"], record["node"], record["term"], record.get("group", "")
-        )
 
     def _inject(self, record: Record) -> Event | None:
         op, t_ns = record["op"], record["t_ns"]
@@ -305,14 +327,6 @@ class Assembler:
         elif fault.kind == "start" and (killed := self._unhealed.pop((-1, node), None)):
             killed.healed_ns = t_ns
         return Kind.FAULT, fault
-
-    def _log_line(self, record: Record) -> Event:
-        return Kind.LOG_LINE, LogLine(
-            record["t_ns"], record["node"], record["line"], record.get("level", "")
-        )
-
-    def _logs(self, record: Record) -> Event:
-        return Kind.LOGS, Logs(record["t_ns"], record["lines"])
 
     def _replicas(self, record: Record) -> Event:
         parts = {

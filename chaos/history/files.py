@@ -2,8 +2,8 @@
 
 Format: docs/history.md. The writer buffers; a thread of its own hands the buffer to the operating
 system every `FLUSH_INTERVAL_MS`, so a killed harness loses at most that much; at exit everything is
-written. A reader accepts a torn last line, and reports it, but no other damage. `follow` reads a
-file that is still being written.
+written. A reader accepts a torn last line, and reports it, but no other damage. `Follower` reads
+a file that is still being written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -152,25 +152,18 @@ class Records:
         with self.path.open("rb", buffering=1 << 20) as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    record = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
-                    if not line.endswith(b"\n"):
-                        self.torn = True  # the writer was killed in the middle of this line
-                        return
-                    raise HistoryError(f"{self.path}:{number}: {error}") from error
-                if not isinstance(record, dict):
-                    raise HistoryError(f"{self.path}:{number}: not a JSON object")
+                    record = _parse(self.path, number, line)
+                except HistoryError as error:
+                    if line.endswith(b"\n") or error.__cause__ is None:  # whole, or JSON at least
+                        raise
+                    self.torn = True  # the writer was killed in the middle of this line
+                    return
                 yield record
-
-
-def read_records(path: Path) -> Records:
-    """Return the records of a history file; see Records."""
-    return Records(path)
 
 
 def read_history(path: Path) -> History:
     """Read and assemble a whole history. Raises HistoryError, OSError."""
-    records = read_records(path)
+    records = Records(path)
     history = assemble(records)
     history.torn = records.torn
     return history
@@ -213,31 +206,16 @@ class Follower:
         found = []
         for line in whole.split(b"\n"):
             self._line += 1
-            try:
-                record = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                raise HistoryError(f"{self.path}:{self._line}: {error}") from error
-            if not isinstance(record, dict):
-                raise HistoryError(f"{self.path}:{self._line}: not a JSON object")
-            found.append(record)
+            found.append(_parse(self.path, self._line, line))
         return found
 
 
-def follow(
-    path: Path, ended: Callable[[], bool], poll_s: float = 0.1
-) -> Iterator[list[dict[str, Any]]]:
-    """Yield batches of records as they are written, empty ones while nothing comes.
-
-    Ends once `ended()` said that nobody writes any more and everything is read. Blocks the thread
-    for `poll_s` at a time. Raises HistoryError, OSError.
-    """
-    with Follower(path) as follower:
-        while True:
-            last = ended()  # asked before reading: everything written until then is read below
-            found = follower.poll()
-            yield found
-            if found:
-                continue
-            if last:
-                return
-            time.sleep(poll_s)
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Parse one line. Raises HistoryError, naming it, if it is no JSON object."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise HistoryError(f"{path}:{number}: {error}") from error
+    if not isinstance(record, dict):
+        raise HistoryError(f"{path}:{number}: not a JSON object")
+    return record

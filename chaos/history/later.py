@@ -7,17 +7,13 @@ so it is no `Send`. Each record is an event by itself; those of one operation sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from raftmq.chaos.history.events import History, Kind, Outcome, Send
 
-Record = Mapping[str, Any]
 COMMIT = "commit"
 ROLLBACK = "rollback"
 UNDECIDED = "undecided"
-_OUTCOMES = {outcome.value: outcome for outcome in Outcome} | {"invoke": Outcome.OPEN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,92 +125,6 @@ class Worked:
     done: bool
 
 
-def post(record: Record) -> tuple[Kind, Post]:
-    return Kind.POSTED, Post(
-        record["t_ns"],
-        _OUTCOMES[record["type"]],
-        record["work"],
-        record["id"],
-        record["topic"],
-        record.get("delay_ms", 0),
-        record.get("attempts", 0),
-        record.get("error", ""),
-        record["p"],
-        record["op"],
-    )
-
-
-def decide(record: Record) -> tuple[Kind, Decision]:
-    return Kind.DECIDED, Decision(
-        record["t_ns"],
-        _OUTCOMES[record["type"]],
-        record["id"],
-        record["decision"],
-        record.get("check", False),
-    )
-
-
-def deliver(record: Record) -> tuple[Kind, Delivery]:
-    return Kind.DELIVERED, Delivery(
-        record["t_ns"],
-        record["p"],
-        record["work"],
-        record["group"],
-        record["topic"],
-        record["broker"],
-        record["queue"],
-        record["offset"],
-        record["id"],
-        record["store_ms"],
-        record["times"],
-        record["accepted"],
-    )
-
-
-def give_back(record: Record) -> tuple[Kind, GivenBack]:
-    return Kind.GIVEN_BACK, GivenBack(
-        record["t_ns"],
-        _OUTCOMES[record["type"]],
-        record["work"],
-        record["id"],
-        record["times"],
-        record["seen"],
-        record.get("tries", 0),
-        record["dead"],
-    )
-
-
-def stored(record: Record) -> tuple[Kind, Stored]:
-    return Kind.STORED, Stored(
-        record["t_ns"],
-        record["work"],
-        record["id"],
-        record["broker"],
-        record["queue"],
-        record["offset"],
-        record["store_ms"],
-    )
-
-
-def scan(record: Record) -> tuple[Kind, Scanned]:
-    return Kind.SCANNED, Scanned(record["t_ns"], record["work"], record["records"])
-
-
-def work(record: Record) -> tuple[Kind, Worked]:
-    return Kind.WORKED, Worked(
-        record["t_ns"],
-        record["p"],
-        record["group"],
-        record["topic"],
-        record["broker"],
-        record["queue"],
-        record["began_ns"],
-        record["first"],
-        record["last"],
-        record["done"],
-    )
-
-
 def all_sends(history: History) -> list[Send]:
     """Return everything that was sent, for figures and charts: sends, and posts as sends."""
     posts: dict[int, Send] = {}
@@ -230,14 +140,3 @@ def all_sends(history: History) -> list[Send]:
         else:
             send.outcome, send.done_ns, send.attempts = event.outcome, event.t_ns, event.attempts
     return [*history.sends, *posts.values()]
-
-
-TAKERS: dict[str, Callable[[Record], tuple[Kind, Any]]] = {
-    "post": post,
-    "decide": decide,
-    "deliver": deliver,
-    "give_back": give_back,
-    "stored": stored,
-    "scan": scan,
-    "work": work,
-}

@@ -14,7 +14,7 @@ import pytest
 from raftmq.chaos.history import files as module
 from raftmq.chaos.history.assembly import assemble
 from raftmq.chaos.history.events import HistoryError, Kind, Outcome
-from raftmq.chaos.history.files import Follower, HistoryWriter, follow, read_history, read_records
+from raftmq.chaos.history.files import Follower, HistoryWriter, Records, read_history
 from raftmq.chaos.history.later import all_sends
 from raftmq.chaos.report.figures import load_of
 from tests.chaos.builder import HistoryBuilder, clean
@@ -223,24 +223,16 @@ def test_following_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
                 follower.poll()
 
 
-def test_following_ends_with_everything_read(
+def test_following_reads_a_part_of_the_file_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "READ_BYTES_MAX", 20)  # a part of the file at a time
+    monkeypatch.setattr(module, "READ_BYTES_MAX", 20)
     path = tmp_path / "h.jsonl"
-    writer = HistoryWriter(path)
-    turns = 0
-
-    def ended() -> bool:
-        nonlocal turns
-        turns += 1
-        if turns == 3:
-            for number in range(50):
-                writer.event("ok", "leader", "o", number, node="n0", term=number)
-            writer.close()
-        return turns >= 3
-
-    found = [record for batch in follow(path, ended, poll_s=0.001) for record in batch]
+    with HistoryWriter(path) as writer:
+        for number in range(50):
+            writer.event("ok", "leader", "o", number, node="n0", term=number)
+    with Follower(path) as follower:
+        found = [record for batch in iter(follower.poll, []) for record in batch]
     assert [record.get("term") for record in found] == [None, *range(50)]
 
 
@@ -250,13 +242,13 @@ def test_torn_last_line_is_left_out_and_a_torn_middle_is_an_error(tmp_path: Path
     line = b'{"type":"ok","f":"leader","op":1,"t_ns":1,"p":"o","node":"n0","term":1}\n'
     for cut in range(1, len(line)):
         path.write_bytes(meta + line[:cut])
-        records = read_records(path)
+        records = Records(path)
         assert len(list(records)) in (1, 2)  # 2: only the newline is missing
         assert records.torn is (cut < len(line) - 1)
         assert read_history(path).torn is records.torn
     path.write_bytes(meta + line[:20] + b"\n" + line)
     with pytest.raises(HistoryError, match=r"h\.jsonl:2"):
-        list(read_records(path))
+        list(Records(path))
 
 
 def test_a_history_is_never_mixed_with_another(tmp_path: Path) -> None:

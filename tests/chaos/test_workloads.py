@@ -16,7 +16,7 @@ from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Verdict
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.history.files import HistoryWriter, follow, read_history
+from raftmq.chaos.history.files import HistoryWriter, Records, read_history
 from raftmq.chaos.workloads import consumers
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks, Workload, sum_tallies
 from raftmq.chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
@@ -74,9 +74,8 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
         await cluster.close()
     assert drained == [True] * 4
     suite = Suite()
-    for batch in follow(path, ended=lambda: True):
-        for record in batch:
-            suite.feed(record)
+    for record in Records(path):
+        suite.feed(record)
     by_name = {check.name: check for check in suite.results()}
     assert suite.verdict() is Verdict.PASS, by_name
     assert {"order as consumed", "consumer offsets going back", "metadata going back"} <= {*by_name}

@@ -19,7 +19,7 @@ from raftmq.chaos.faults import power
 from raftmq.chaos.faults.base import Context, Injection, Planned
 from raftmq.chaos.faults.catalogue import make
 from raftmq.chaos.faults.power import LoopDisk
-from raftmq.chaos.history.files import HistoryWriter, read_records
+from raftmq.chaos.history.files import HistoryWriter, Records
 from raftmq.client import Admin, ClientError, Message, MessageQueue, Producer, SendConfig
 
 TOPIC = "Chaos"
@@ -166,7 +166,7 @@ async def test_power_cuts_under_sync_flush_lose_nothing_acknowledged(tmp_path: P
             await fault.heal()
             await sending
             await town.whole_again()
-    deeds = [r for r in read_records(tmp_path / "history.jsonl") if r.get("f") == "inject"]
+    deeds = [r for r in Records(tmp_path / "history.jsonl") if r.get("f") == "inject"]
     assert [r["type"] for r in deeds] == ["invoke", "ok"] * 4
     assert re.search(r"n0: \d+ of \d+ unsynced pages", deeds[1]["detail"])
 

@@ -44,10 +44,7 @@ from raftmq.client.offsetstore import OnCommit
 from raftmq.client.processqueue import Batch
 from raftmq.client.pull import PullConfig, QueueWorker
 from raftmq.client.sendback import SendBack
-from raftmq.client.subscription import (
-    ALL,
-    check_in_broker,
-)
+from raftmq.client.subscription import ALL, check_in_broker
 from raftmq.remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)

@@ -298,6 +298,13 @@ class ClientInstance:
                 logger.warning("route_refresh_failed error=%s", error)
 
 
+def successful(response: RemotingCommand, who: str) -> RemotingCommand:
+    """Return the response if its code is SUCCESS. Raises BrokerRefused."""
+    if response.code != ResponseCode.SUCCESS:
+        raise BrokerRefused(response.code, response.remark or "", who)
+    return response
+
+
 def leader_hint(response: RemotingCommand) -> str | None:
     """Return the leader's address from a refusal, if the broker knew it."""
     return (response.ext or {}).get("leaderAddr") or None

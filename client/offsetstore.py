@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from raftmq.client.errors import BrokerRefused, ClientError
-from raftmq.client.instance import ClientInstance
+from raftmq.client.instance import ClientInstance, successful
 from raftmq.client.message import RETRY_PREFIX, MessageQueue
 from raftmq.client.offsets import ConsumeFrom, OffsetTable
 from raftmq.remoting import fields
@@ -61,8 +61,7 @@ class OffsetStore:
         response = await self._instance.invoke_leader(
             queue.broker_name, lambda: self._command(queue, offset), leader_only=True
         )
-        if response.code != ResponseCode.SUCCESS:
-            raise BrokerRefused(response.code, response.remark or "", queue.broker_name)
+        successful(response, queue.broker_name)
 
     async def commit_oneway(self) -> None:
         """Tell the leaders the offsets that moved, without waiting for answers. What is lost with a
@@ -176,9 +175,7 @@ async def ask_queue(
 
 def offset_of(response: RemotingCommand, queue: MessageQueue) -> int:
     """Return the offset in a successful answer. Raises BrokerRefused."""
-    if response.code != ResponseCode.SUCCESS:
-        raise BrokerRefused(response.code, response.remark or "", queue.broker_name)
     try:
-        return fields.integer(response.ext, "offset")
+        return fields.integer(successful(response, queue.broker_name).ext, "offset")
     except HeaderError as error:
         raise BrokerRefused(response.code, str(error), queue.broker_name) from error

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from raftmq.client.batch import SPLIT_SIZE_BYTES, split_batch
 from raftmq.client.errors import (
     CODE_NO_ROUTE,
-    BrokerRefused,
     ClientClosed,
     ClientError,
     InvalidMessage,
@@ -29,7 +28,7 @@ from raftmq.client.errors import (
     SplitFailed,
     TooManyInFlight,
 )
-from raftmq.client.instance import ClientInstance, InstanceConfig, local_address
+from raftmq.client.instance import ClientInstance, InstanceConfig, local_address, successful
 from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import Message, MessageExt, MessageQueue, SendResult, process_unique_keys
 from raftmq.client.pending import Pending, SendCallback
@@ -45,7 +44,7 @@ from raftmq.client.sendframe import (
 )
 from raftmq.client.sending import SendConfig, SendEngine
 from raftmq.client.signedframe import template_for
-from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import ONEWAY_FLAG, RemotingCommand
 from raftmq.remoting.connection import Handler
 from raftmq.remoting.errors import RemotingError
@@ -316,9 +315,7 @@ class Producer:
         response = await instance.invoke_leader(
             handle.broker_name, lambda: RemotingCommand.request(code, ext), timeout_ms
         )
-        if response.code != ResponseCode.SUCCESS:
-            raise BrokerRefused(response.code, response.remark or "", handle.broker_name)
-        return (response.ext or {}).get("msgId", "")
+        return (successful(response, handle.broker_name).ext or {}).get("msgId", "")
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the topic's write queues. Raises NoRoute, NameServerUnreachable."""

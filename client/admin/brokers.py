@@ -11,7 +11,8 @@ from raftmq.client.admin.bodies import (
     broker_stats,
     properties,
 )
-from raftmq.client.admin.requests import Requests, successful
+from raftmq.client.admin.requests import Requests
+from raftmq.client.instance import successful
 from raftmq.remoting import fields
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.client.admin.requests import successful
-from raftmq.client.instance import ClientInstance
+from raftmq.client.instance import ClientInstance, successful
 from raftmq.client.route import BrokerData, TopicRouteData, parse_broker
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand

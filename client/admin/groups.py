@@ -7,8 +7,9 @@ from typing import Any
 
 from raftmq.client.admin.bodies import ConsumeStats, consume_stats, merged
 from raftmq.client.admin.cluster import ClusterAdmin
-from raftmq.client.admin.requests import Requests, successful
+from raftmq.client.admin.requests import Requests
 from raftmq.client.errors import NoRoute
+from raftmq.client.instance import successful
 from raftmq.client.message import RETRY_PREFIX
 from raftmq.remoting import fields
 from raftmq.remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader

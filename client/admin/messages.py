@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftmq.client.admin.requests import Requests, successful
+from raftmq.client.admin.requests import Requests
 from raftmq.client.decode import decode_messages
 from raftmq.client.errors import BrokerRefused
-from raftmq.client.instance import ClientInstance
+from raftmq.client.instance import ClientInstance, successful
 from raftmq.client.message import MessageExt, MessageQueue
 from raftmq.remoting.address import format_address
 from raftmq.remoting.admin_headers import QueryMessageHeader

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raftmq.client.admin.bodies import properties
-from raftmq.client.admin.requests import successful
 from raftmq.client.errors import NameServerUnreachable
-from raftmq.client.instance import ClientInstance
+from raftmq.client.instance import ClientInstance, successful
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raftmq.client.errors import BrokerRefused, BrokerUnreachable
-from raftmq.client.instance import ClientInstance
-from raftmq.remoting.codes import ResponseCode
+from raftmq.client.errors import BrokerUnreachable
+from raftmq.client.instance import ClientInstance, successful
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
@@ -60,10 +59,3 @@ class Requests:
         """Return the beans, by name, that stand in the answer's body under `table`."""
         found = (await self.json(address, code)).get(table) or {}
         return {str(name): dict(bean) for name, bean in found.items()}
-
-
-def successful(response: RemotingCommand, who: str) -> RemotingCommand:
-    """Return the response if its code is SUCCESS. Raises BrokerRefused."""
-    if response.code != ResponseCode.SUCCESS:
-        raise BrokerRefused(response.code, response.remark or "", who)
-    return response

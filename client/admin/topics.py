@@ -6,9 +6,9 @@ from typing import Any
 
 from raftmq.client.admin.bodies import TopicOffset, topic_offsets
 from raftmq.client.admin.cluster import ClusterAdmin
-from raftmq.client.admin.requests import Requests, successful
+from raftmq.client.admin.requests import Requests
 from raftmq.client.errors import BrokerUnreachable
-from raftmq.client.instance import ClientInstance
+from raftmq.client.instance import ClientInstance, successful
 from raftmq.client.message import MessageQueue
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from dataclasses import dataclass, field
 
 from raftmq.store.frame import Frame
 
 
+@dataclass(slots=True, eq=False)
 class LogIndex:
     """The index of a log that starts at `first_index`, empty at first.
 
@@ -26,33 +28,22 @@ class LogIndex:
     the byte offset its first frame may take at the earliest.
     """
 
-    __slots__ = (
-        "_positions",
-        "_run_firsts",
-        "_run_terms",
-        "_sizes",
-        "end_position",
-        "first_index",
-        "last_index",
-        "last_term",
-        "previous_term",
-        "start_position",
-    )
+    first_index: int = 1
+    previous_term: int = 0
+    start_position: int = 0
+    last_index: int = field(init=False)
+    last_term: int = field(init=False)
+    end_position: int = field(init=False)  # byte offset just behind the last frame
+    _positions: array[int] = field(default_factory=lambda: array("q"), init=False)
+    _sizes: array[int] = field(default_factory=lambda: array("i"), init=False)
+    _run_firsts: list[int] = field(default_factory=list, init=False)  # first of each run of a term
+    _run_terms: list[int] = field(default_factory=list, init=False)
 
-    def __init__(
-        self, first_index: int = 1, previous_term: int = 0, start_position: int = 0
-    ) -> None:
-        assert first_index >= 1, first_index
-        self.first_index = first_index
-        self.last_index = first_index - 1
-        self.last_term = previous_term
-        self.previous_term = previous_term
-        self.start_position = start_position
-        self.end_position = start_position  # byte offset just behind the last frame
-        self._positions = array("q")
-        self._sizes = array("i")
-        self._run_firsts: list[int] = []  # first index of each run of equal terms
-        self._run_terms: list[int] = []
+    def __post_init__(self) -> None:
+        assert self.first_index >= 1, self.first_index
+        self.last_index = self.first_index - 1
+        self.last_term = self.previous_term
+        self.end_position = self.start_position
 
     def copy(self) -> LogIndex:
         """Return an independent index with the same content."""

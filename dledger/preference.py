@@ -17,7 +17,7 @@ just started does not know, and waits `steady_ms` like every other.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raftmq.dledger.messages import NodeId
 
@@ -57,34 +57,24 @@ class Seen:
     at_hand: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Preference:
     """Decides at one replica when leadership goes to the preferred leader. `reason` says in words
     why leadership is where it is."""
 
-    __slots__ = (
-        "_able_since_ms",
-        "_failures",
-        "_led",
-        "_led_since_ms",
-        "_limits",
-        "_moves",
-        "_preferred",
-        "_tried_term",
-        "_wait_until_ms",
-        "reason",
-    )
+    _limits: PreferenceLimits
+    reason: str = field(default="", init=False)
+    _preferred: NodeId = field(default="", init=False)
+    _led: NodeId | None = field(default=None, init=False)  # the last leader seen
+    _led_since_ms: float = field(default=0.0, init=False)
+    _able_since_ms: float | None = field(default=None, init=False)
+    _tried_term: int = field(default=0, init=False)  # of a hand-over whose outcome is open; 0: none
+    _failures: int = field(default=0, init=False)  # in a row
+    _wait_until_ms: float = field(default=0.0, init=False)
+    _moves: deque[float] = field(init=False)
 
-    def __init__(self, limits: PreferenceLimits) -> None:
-        self.reason = ""
-        self._limits = limits
-        self._preferred: NodeId = ""
-        self._led: NodeId | None = None  # the last leader seen
-        self._led_since_ms = 0.0
-        self._able_since_ms: float | None = None
-        self._tried_term = 0  # the term of a hand-over whose outcome is open; 0: none
-        self._failures = 0  # in a row
-        self._wait_until_ms = 0.0
-        self._moves: deque[float] = deque(maxlen=limits.moves_per_minute_max)
+    def __post_init__(self) -> None:
+        self._moves = deque(maxlen=self._limits.moves_per_minute_max)
 
     def look(self, seen: Seen, now_ms: float) -> NodeId | None:
         """Return the replica to hand leadership to now; None: it stays. A caller that gets a name

@@ -11,6 +11,7 @@ Invariants: match_index < next_index; what is in flight lies between them.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum
 
 from raftmq.dledger.messages import NodeId
@@ -29,81 +30,43 @@ REPLICATE = PeerState.REPLICATE
 STRANDED = PeerState.STRANDED
 
 
+@dataclass(slots=True, eq=False)
 class Progress:
     """One follower, as its leader sees it during one leadership."""
 
-    __slots__ = (
-        "_bytes_max",
-        "_messages_max",
-        "_resend_ms",
-        "barrier_index",
-        "certified",
-        "departs_ms",
-        "heard_ms",
-        "inflight",
-        "inflight_bytes",
-        "match_index",
-        "match_round",
-        "moved_ms",
-        "next_index",
-        "no_room",
-        "no_room_told",
-        "paused",
-        "peer",
-        "probe_last",
-        "recovered_index",
-        "recovered_round",
-        "recovering",
-        "regressions",
-        "reported_index",
-        "resend_after_ms",
-        "round",
-        "state",
-        "tried_last",
-        "verified_index",
-        "voter",
-    )
+    peer: NodeId
+    next_index: int
+    heard_ms: float  # last answer of this leadership
+    _messages_max: int
+    _bytes_max: int
+    _resend_ms: float
+    voter: bool = True  # counts; a learner, and one that is being removed, do not
+    departs_ms: float | None = None  # until when a removed one is told of its removal
+    state: PeerState = PROBE
+    match_index: int = 0
+    match_round: int = 0  # the last round sent before `match_index` was acknowledged
+    verified_index: int = 0  # written there, durable or not, as of its last heartbeat response
+    tried_last: int = -1  # STRANDED: its last index when it was last probed all the same
+    paused: bool = False  # PROBE: a request is out, none may follow before its answer
+    probe_last: int = 0  # the last index that request proves when it succeeds
+    inflight: deque[tuple[int, int]] = field(default_factory=deque)  # (last index, bytes) of each
+    inflight_bytes: int = 0
+    moved_ms: float = field(init=False)  # when it last advanced, or had nothing left to do
+    resend_after_ms: float = field(init=False)  # doubles while nothing comes back
+    round: int = 0  # highest heartbeat round it answered
+    recovered_index: int = 0  # acknowledged while recovered: counts for commit
+    recovered_round: int = 0  # highest heartbeat round it answered while recovered
+    recovering: int | None = None  # 0: recovered; else the incarnation; None: not heard yet
+    reported_index: int = 0  # match_index of its newest heartbeat response
+    barrier_index: int = 0  # a recovering one is recovered once it has this frame (recovery.py)
+    certified: int = 0  # the incarnation that has been found to be recovered
+    no_room_told: bool = False  # it has said so, ahead of its next heartbeat response
+    no_room: bool = False  # as of its last heartbeat response: its disk is short of room
+    regressions: int = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
 
-    def __init__(
-        self,
-        peer: NodeId,
-        next_index: int,
-        now_ms: float,
-        messages_max: int,
-        bytes_max: int,
-        resend_ms: float,
-    ) -> None:
-        self.peer = peer
-        self.voter = True  # counts; a learner, and one that is being removed, do not
-        self.departs_ms: float | None = None  # until when a removed one is told of its removal
-        self.state = PROBE
-        self.match_index = 0
-        self.match_round = 0  # the last round sent before `match_index` was acknowledged
-        self.verified_index = 0  # written there, durable or not, as of its last heartbeat response
-        self.next_index = next_index
-        self.tried_last = -1  # STRANDED: its last index when it was last probed all the same
-        self.paused = False  # PROBE: a request is out, none may follow before its answer
-        self.probe_last = 0  # the last index that request proves when it succeeds
-        self.inflight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each request
-        self.inflight_bytes = 0
-        self.heard_ms = now_ms  # last answer of this leadership
-        self.moved_ms = now_ms  # last time this follower advanced, or had nothing left to do
-        self.resend_after_ms = resend_ms  # doubles while nothing comes back
-        self.round = 0  # highest heartbeat round it answered
-        self.recovered_index = 0  # acknowledged while recovered: counts for commit
-        self.recovered_round = 0  # highest heartbeat round it answered while recovered
-        self.recovering: int | None = (
-            None  # 0: recovered; else the incarnation; None: not heard yet
-        )
-        self.reported_index = 0  # match_index of its newest heartbeat response
-        self.barrier_index = 0  # a recovering one is recovered once it has this frame (recovery.py)
-        self.certified = 0  # the incarnation that has been found to be recovered
-        self.no_room_told = False  # it has said so, ahead of its next heartbeat response
-        self.no_room = False  # as of its last heartbeat response: its disk is short of room
-        self.regressions = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
-        self._messages_max = messages_max
-        self._bytes_max = bytes_max
-        self._resend_ms = resend_ms
+    def __post_init__(self) -> None:
+        self.moved_ms = self.heard_ms
+        self.resend_after_ms = self._resend_ms
 
     def may_send(self) -> bool:
         """Return whether a request with frames may be sent now. One always may when none is in

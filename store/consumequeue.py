@@ -24,7 +24,7 @@ found when they are read, by the records they point at, and `rewrite` corrects t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from raftmq.store.disk import Disk
@@ -51,34 +51,24 @@ class QueueDamaged(Exception):
         self.reason = reason
 
 
+@dataclass(slots=True, eq=False)
 class ConsumeQueue:
     """One queue. `max_offset` is the offset the next message gets, `min_offset` the oldest
     that the CommitLog still has."""
 
-    __slots__ = (
-        "_files",
-        "_tail",
-        "_tail_first",
-        "file_starts",
-        "last_position",
-        "max_offset",
-        "min_offset",
-        "path",
-        "queue_id",
-        "topic",
-    )
+    _files: QueueFiles
+    topic: str
+    queue_id: int
+    path: str = field(init=False)
+    file_starts: list[int] = field(default_factory=list, init=False)  # first unit of each file
+    last_position: int = field(default=0, init=False)  # CommitLog offset in the last unit, or 0
+    min_offset: int = field(default=0, init=False)
+    max_offset: int = field(default=0, init=False)
+    _tail: bytearray = field(default_factory=bytearray, init=False)
+    _tail_first: int = field(default=0, init=False)  # queue offset of the tail's first unit
 
-    def __init__(self, files: QueueFiles, topic: str, queue_id: int) -> None:
-        self._files = files
-        self.topic = topic
-        self.queue_id = queue_id
-        self.path = f"{files.directory}/{topic}/{queue_id}"
-        self.file_starts: list[int] = []  # first unit of each file
-        self.last_position = 0  # CommitLog offset in the last unit; 0 if there is none
-        self.min_offset = 0
-        self.max_offset = 0
-        self._tail = bytearray()
-        self._tail_first = 0  # queue offset of the tail's first unit
+    def __post_init__(self) -> None:
+        self.path = f"{self._files.directory}/{self.topic}/{self.queue_id}"
 
     @property
     def tail_bytes(self) -> int:

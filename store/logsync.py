@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.disk import Disk, File
@@ -71,28 +71,25 @@ class SegmentHold:
         return self._segment.file.pread(offset - self._segment.start, size)
 
 
+@dataclass(slots=True, eq=False)
 class LogSyncs:
-    """The syncs of one CommitLog. For one caller (the loop), except `SyncTicket.run`."""
+    """The syncs of one CommitLog. For one caller (the loop), except `SyncTicket.run`.
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        mark: Checkpoint | NoMark,
-        on_synced: Callable[[float], None] | None,
-    ) -> None:
-        """`on_synced` gets each sync's duration in s."""
-        self._disk = disk
-        self._directory = directory
-        self._mark = mark
-        self._on_synced = on_synced
-        self.durable_offset = 0
-        self._dirty: dict[int, Segment] = {}  # by start: written, and not known durable
-        self._directory_dirty = False
-        self._tickets: list[SyncTicket] = []
-        self._holds: list[SegmentHold] = []
-        self._retired: list[File] = []  # of removed segments; a ticket or a hold may still use them
-        self._failed: OSError | None = None
+    `_on_synced` gets each sync's duration in s. `_dirty` are the segments, by start, that were
+    written and are not known durable. `_retired` are files of removed segments, which a ticket or a
+    hold may still use."""
+
+    _disk: Disk
+    _directory: str
+    _mark: Checkpoint | NoMark
+    _on_synced: Callable[[float], None] | None
+    durable_offset: int = field(default=0, init=False)
+    _dirty: dict[int, Segment] = field(default_factory=dict, init=False)
+    _directory_dirty: bool = field(default=False, init=False)
+    _tickets: list[SyncTicket] = field(default_factory=list, init=False)
+    _holds: list[SegmentHold] = field(default_factory=list, init=False)
+    _retired: list[File] = field(default_factory=list, init=False)
+    _failed: OSError | None = field(default=None, init=False)
 
     def wrote(self, segment: Segment) -> None:
         self._dirty[segment.start] = segment

@@ -6,7 +6,7 @@ from raftmq.dledger.progress import PROBE, REPLICATE, STRANDED, Progress
 
 
 def make(next_index: int = 11, messages_max: int = 3, bytes_max: int = 1000) -> Progress:
-    return Progress("b", next_index, 0.0, messages_max, bytes_max, resend_ms=300)
+    return Progress("b", next_index, 0.0, messages_max, bytes_max, 300)
 
 
 def replicating() -> Progress:

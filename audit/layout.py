@@ -62,8 +62,6 @@ TAGS_CODE_EXTENDED_MAX = -2147483649  # at or below: an address in a ConsumeQueu
 CHECKPOINT_CONFIRM_AT = 32  # int64 confirmPhyOffset; four int64 before it
 CHECKPOINT_SIZE_BYTES_MIN = 40
 
-FRAME_INDEX_AT = 8
-FRAME_POSITION_AT = 24
 # The largest item: a blank record is shorter than the item that did not fit.
 ITEM_SIZE_BYTES_MAX = HEADER_SIZE_BYTES + PAYLOAD_SIZE_BYTES_MAX
 
@@ -97,9 +95,7 @@ __all__ = [
     "BODY_AT",
     "CHECKPOINT_CONFIRM_AT",
     "CHECKPOINT_SIZE_BYTES_MIN",
-    "FRAME_INDEX_AT",
     "FRAME_MAGIC",
-    "FRAME_POSITION_AT",
     "HEADER_SIZE_BYTES",
     "HOST_IPV6_SIZE_BYTES",
     "HOST_SIZE_BYTES",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
@@ -163,19 +163,8 @@ async def drain_group(
     timeout_s: float,
 ) -> bool:
     """Wait until the group has committed the end of every queue; record whether it did."""
-    deadline = time.monotonic() + timeout_s
-    complete = False
-    while not complete and time.monotonic() < deadline:
-        complete = await group_lag(admin, group.group, queues) == 0
-        if not complete:
-            await asyncio.sleep(POLL_S)
-    _write_drain(history, group.topic, group.group, complete)
-    return complete
-
-
-def _write_drain(history: HistoryWriter, topic: str, group: str, complete: bool) -> None:
-    history.event(
-        "ok", "drain", "runner", history.next_op(), topic=topic, group=group, complete=complete
+    return await _wait_drained(
+        lambda: group_lag(admin, group.group, queues), history, group.topic, group.group, timeout_s
     )
 
 
@@ -227,11 +216,25 @@ async def drain(
     observer: Observer, watched: Watched, history: HistoryWriter, timeout_s: float
 ) -> bool:
     """Wait until the group has committed the end of every queue; record whether it did."""
+    return await _wait_drained(
+        lambda: observer.lag(watched), history, watched.topic, watched.group, timeout_s
+    )
+
+
+async def _wait_drained(
+    lag: Callable[[], Awaitable[int | None]],
+    history: HistoryWriter,
+    topic: str,
+    group: str,
+    timeout_s: float,
+) -> bool:
     deadline = time.monotonic() + timeout_s
     complete = False
     while not complete and time.monotonic() < deadline:
-        complete = await observer.lag(watched) == 0
+        complete = await lag() == 0
         if not complete:
             await asyncio.sleep(POLL_S)
-    _write_drain(history, watched.topic, watched.group, complete)
+    history.event(
+        "ok", "drain", "runner", history.next_op(), topic=topic, group=group, complete=complete
+    )
     return complete

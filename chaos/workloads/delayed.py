@@ -16,15 +16,12 @@ from datetime import timedelta
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
 from raftmq.client import (
     Admin,
-    ClientError,
     Message,
     MessageExt,
     MessageQueue,
-    Producer,
     PullConsumer,
 )
 
@@ -59,10 +56,7 @@ class DelayedWorkload(PostedWorkload):
     async def _producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
-        producer = Producer(
-            f"{self.config.group}-producers", self.env.namesrv, instance_config=signing()
-        )
-        await stack.enter_async_context(producer)
+        producer = await self._start_producer(stack)
         levels = sorted(self.levels)
 
         async def one(number: int) -> None:
@@ -70,19 +64,11 @@ class DelayedWorkload(PostedWorkload):
             delay_ms = self.levels[level] if level else rng.randint(1, TIMER_MS_MAX)
             op, key = self._post_begins(name, delay_ms)
             self._known[key] = delay_ms
-            self.awaited.add(key)
             body = self._body(key, rng)
             message = Message(self.config.topic, body, keys=key, delay_level=level, unique_key=key)
             if not level:
                 message.delay_time = timedelta(milliseconds=delay_ms)
-            try:
-                result = await producer.send(message)
-            except ClientError as error:
-                self.awaited.discard(key)
-                self._post_ends(name, op, key, error, delay_ms)
-                return
-            if self._post_ends(name, op, key, result, delay_ms) is not Outcome.OK:
-                self.awaited.discard(key)
+            await self._send_awaited(producer, name, op, key, message, delay_ms)
 
         return one
 

@@ -29,8 +29,10 @@ from raftmq.client import (
     ClientError,
     ConsumeResult,
     Later,
+    Message,
     MessageExt,
     MessageQueue,
+    Producer,
     PullConsumer,
     SendResult,
     SendStatus,
@@ -307,6 +309,30 @@ class PostedWorkload(ABC):
     def _body(self, name: str, rng: random.Random) -> bytes:
         head = name.encode()
         return head + rng.randbytes(max(0, self.config.body_bytes - len(head)))
+
+    async def _start_producer(self, stack: AsyncExitStack) -> Producer:
+        group = f"{self.config.group}-producers"
+        producer = Producer(group, self.env.namesrv, instance_config=signing())
+        return await stack.enter_async_context(producer)
+
+    async def _send_awaited(
+        self,
+        producer: Producer,
+        process: str,
+        op: int,
+        name: str,
+        message: Message,
+        delay_ms: int = 0,
+    ) -> None:
+        """Send the message of an operation that has begun; await its arrival unless that fails."""
+        self.awaited.add(name)  # it may arrive before its send is answered
+        answer: SendResult | ClientError
+        try:
+            answer = await producer.send(message)
+        except ClientError as error:
+            answer = error
+        if self._post_ends(process, op, name, answer, delay_ms) is not Outcome.OK:
+            self.awaited.discard(name)
 
     def _post_begins(self, process: str, delay_ms: int = 0) -> tuple[int, str]:
         """Record that an operation begins; return its number and message id."""

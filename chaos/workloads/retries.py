@@ -13,12 +13,10 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.consumers import ConsumerGroup, consumer_config
 from raftmq.chaos.workloads.posted import DLQ_PREFIX, Deliveries, PostedConfig, PostedWorkload
-from raftmq.client import ClientError, ConsumerConfig, FailurePolicy, Message, MessageExt, Producer
+from raftmq.client import ClientError, ConsumerConfig, FailurePolicy, Message, MessageExt
 from raftmq.client.consumer import PushConsumer
 from raftmq.client.listen import ConcurrentDeliverer, Deliverer
 from raftmq.client.sendback import PATIENCE, SendBack
@@ -115,25 +113,14 @@ class RetriesWorkload(PostedWorkload):
     async def _producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
-        producer = Producer(
-            f"{self.config.group}-producers", self.env.namesrv, instance_config=signing()
-        )
-        await stack.enter_async_context(producer)
+        producer = await self._start_producer(stack)
         weights, counts = zip(*FAILURES, strict=True)
 
         async def one(number: int) -> None:
             op, key = self._post_begins(name)
             (self._failures[key],) = rng.choices(counts, weights)
-            self.awaited.add(key)
             message = Message(self.config.topic, self._body(key, rng), keys=key, unique_key=key)
-            try:
-                result = await producer.send(message)
-            except ClientError as error:
-                self.awaited.discard(key)
-                self._post_ends(name, op, key, error)
-                return
-            if self._post_ends(name, op, key, result) is not Outcome.OK:
-                self.awaited.discard(key)
+            await self._send_awaited(producer, name, op, key, message)
 
         return one
 

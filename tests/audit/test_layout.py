@@ -1,13 +1,10 @@
 """The audit's own layouts against the store's codecs: held twice, they must say the same."""
 
-import struct
-
 import numpy as np
 import pytest
 
 from raftmq.audit import layout
 from raftmq.store import properties, record
-from raftmq.store.frame import FRAME_MAGIC, FrameKind, seal_frame
 from raftmq.store.record import MessageRecord, encode_record
 
 RECORD = MessageRecord(
@@ -57,13 +54,6 @@ def test_constants_agree_with_the_store() -> None:
     assert layout.SYSFLAG_BORN_IPV6 == record.SYS_BORN_HOST_V6
     assert layout.SYSFLAG_STORE_IPV6 == record.SYS_STORE_HOST_V6
     assert layout.SYSFLAG_COMPRESSED == record.SYS_COMPRESSED
-
-
-def test_frame_field_places() -> None:
-    data = seal_frame(11, 2, 1 << 33, 0, FrameKind.NOOP, 0, b"").data
-    assert struct.unpack_from(">i", data, 4)[0] == FRAME_MAGIC
-    assert struct.unpack_from(">q", data, layout.FRAME_INDEX_AT)[0] == 11
-    assert struct.unpack_from(">q", data, layout.FRAME_POSITION_AT)[0] == 1 << 33
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from raftmq.store.record import (
 from raftmq.store.retention import RetentionPolicy, SegmentAge, expired_before
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Expiry:
     """The ages of one log's segments. For one caller (the loop)."""
 

@@ -8,12 +8,13 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.workloads import delayed, retries, transactions
 from raftmq.chaos.workloads.base import Workload
 from raftmq.chaos.workloads.delayed import DelayedWorkload
-from raftmq.chaos.workloads.locks import LocksWorkload
+from raftmq.chaos.workloads.locks import locks_workload
 from raftmq.chaos.workloads.messages import (
+    GROUP,
     LOG,
     ONCE,
     ORDERED,
-    GroupWorkload,
+    Churn,
     MessagesConfig,
     MessagesWorkload,
 )
@@ -27,13 +28,16 @@ WORKLOADS: dict[str, tuple[str, Callable[[], Workload]]] = {
         "many keys, several producers, consumers that promise order",
         lambda: MessagesWorkload(ORDERED),
     ),
-    "group": ("consumers that leave and come back, offsets committed and read", GroupWorkload),
+    "group": (
+        "consumers that leave and come back, offsets committed and read",
+        lambda: MessagesWorkload(GROUP, churn=Churn()),
+    ),
     "metadata": ("topics and groups created, changed and read back", MetadataWorkload),
     "idempotent": ("idempotent sends: stored once, over retries", lambda: MessagesWorkload(ONCE)),
     "transactions": ("committed, rolled back, or decided when a broker asks", TransactionsWorkload),
     "delayed": ("messages that come after their delay, never before", DelayedWorkload),
     "retries": ("consumers that fail: comes again, in the end a dead letter", RetriesWorkload),
-    "locks": ("orderly consumers that take their time, leave and come back", LocksWorkload),
+    "locks": ("orderly consumers that take their time, leave and come back", locks_workload),
 }
 # Settings for clusters that are started for a workload, so that nobody waits for hours.
 SETTINGS: Mapping[str, Mapping[str, str]] = {

@@ -14,9 +14,10 @@ import time
 from dataclasses import replace
 
 from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads.base import Environment
 from raftmq.chaos.workloads.consumers import ConsumerGroup, consumer_config
 from raftmq.chaos.workloads.log import Consumption
-from raftmq.chaos.workloads.messages import GroupWorkload, MessagesConfig
+from raftmq.chaos.workloads.messages import Churn, MessagesConfig, MessagesWorkload
 from raftmq.client import MessageExt
 from raftmq.client.listen import Listener
 
@@ -75,18 +76,19 @@ class Work:
         )
 
 
-class LocksWorkload(GroupWorkload):
-    """The workload of orderly consumers under queue locks."""
+def locks_workload(
+    config: MessagesConfig = LOCKS, *, restart_every_s: float = 4.0
+) -> MessagesWorkload:
+    """Make the workload of orderly consumers under queue locks."""
+    churn = Churn(restart_every_s=restart_every_s)
+    return MessagesWorkload(config, make_group=_slow_group, churn=churn)
 
-    def __init__(self, config: MessagesConfig = LOCKS, *, restart_every_s: float = 4.0) -> None:
-        super().__init__(config, restart_every_s=restart_every_s)
 
-    def _group(self) -> ConsumerGroup:
-        config, env = self.config, self.env
-        base = consumer_config(orderly=True)
-        work = Work(env.history, config.group, random.Random(env.rng.random()))
-        return ConsumerGroup(
-            env.namesrv, env.history, config.topic, config.group,
-            listener=work.listener,
-            config=replace(base, pull=replace(base.pull, consume_batch_size=BATCH)),
-        )  # fmt: skip
+def _slow_group(config: MessagesConfig, env: Environment) -> ConsumerGroup:
+    base = consumer_config(orderly=True)
+    work = Work(env.history, config.group, random.Random(env.rng.random()))
+    return ConsumerGroup(
+        env.namesrv, env.history, config.topic, config.group,
+        listener=work.listener,
+        config=replace(base, pull=replace(base.pull, consume_batch_size=BATCH)),
+    )  # fmt: skip

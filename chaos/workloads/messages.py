@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
 from raftmq.chaos.workloads.consumers import ConsumerGroup, drain_group
 from raftmq.chaos.workloads.log import KeyedSender, random_items
@@ -55,10 +58,100 @@ GROUP = MessagesConfig(
 )
 
 
+def plain_group(config: MessagesConfig, env: Environment) -> ConsumerGroup:
+    """Make consumers that accept everything at once."""
+    return ConsumerGroup(
+        env.namesrv, env.history, config.topic, config.group, orderly=config.orderly
+    )
+
+
+class Churn:
+    """Lets members of a group leave and come back under a new name, and reads the group's offsets
+    all the while."""
+
+    def __init__(self, *, restart_every_s: float = 5.0, read_every_s: float = 0.2) -> None:
+        self.restarts = 0
+        self._restart_every_s = restart_every_s
+        self._read_every_s = read_every_s
+        self._stopping = asyncio.Event()
+
+    def start(
+        self,
+        tasks: Tasks,
+        name: str,
+        env: Environment,
+        admin: Admin,
+        consumers: ConsumerGroup,
+        queues: Sequence[MessageQueue],
+    ) -> None:
+        """Begin both as two of `tasks`, for the workload called `name`; they end after `stop`."""
+        rng = random.Random(env.rng.random())
+        tasks.spawn(self._restart_members(consumers, rng), "restart consumers")
+        read = partial(_read_offset, env.history, admin, f"{name}-reader", consumers.group)
+        tasks.spawn(self._read_offsets(queues, read), "read offsets")
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def _restart_members(self, consumers: ConsumerGroup, rng: random.Random) -> None:
+        while not await self._stopped_within(self._restart_every_s * rng.uniform(0.5, 1.5)):
+            name = rng.choice(consumers.members)
+            await consumers.leave(name)
+            await self._stopped_within(rng.uniform(0.1, 1.0))
+            self.restarts += 1
+            await consumers.join(f"{name.partition('.')[0]}.{self.restarts}")
+
+    async def _read_offsets(
+        self, queues: Sequence[MessageQueue], read: Callable[[MessageQueue], Awaitable[None]]
+    ) -> None:
+        while not await self._stopped_within(self._read_every_s):
+            for queue in queues:
+                await read(queue)
+                if self._stopping.is_set():
+                    return
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+async def _read_offset(
+    history: HistoryWriter, admin: Admin, process: str, group: str, queue: MessageQueue
+) -> None:
+    invoked_ns = time.monotonic_ns()
+    try:
+        offset = await admin.offset.committed(group, queue)
+    except ClientError:
+        return  # no answer: nothing is known, so nothing is recorded
+    history.event(
+        "ok",
+        "fetch",
+        process,
+        history.next_op(),
+        topic=queue.topic,
+        group=group,
+        broker=queue.broker_name,
+        queue=queue.queue_id,
+        offset=offset,
+        invoked_ns=invoked_ns,
+    )
+
+
 class MessagesWorkload:
     """Sends and consumes; see chaos.workloads.base for the order of calls."""
 
-    def __init__(self, config: MessagesConfig = LOG) -> None:
+    def __init__(
+        self,
+        config: MessagesConfig = LOG,
+        *,
+        make_group: Callable[[MessagesConfig, Environment], ConsumerGroup] = plain_group,
+        churn: Churn | None = None,
+    ) -> None:
+        """`make_group` makes the consumers; without `churn` they stay until the end."""
         self.config = config
         self.name = config.name
         self.consumers: ConsumerGroup | None = None
@@ -66,6 +159,8 @@ class MessagesWorkload:
         self._env: Environment | None = None
         self._admin: Admin | None = None
         self._senders: list[KeyedSender] = []
+        self._make_group = make_group
+        self._churn = churn
         self._loads = Tasks()
 
     @property
@@ -103,19 +198,15 @@ class MessagesWorkload:
         """Let consumers join, then begin the load."""
         config, env = self.config, self.env
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
-        self.consumers = group = await stack.enter_async_context(self._group())
+        self.consumers = group = await stack.enter_async_context(self._make_group(config, env))
         for number in range(config.consumers):
             await group.join(f"{config.name}-consumer-{number}")
         await group.wait_shared_out(self.queues, env.join_timeout_s)
         stack.push_async_callback(self._loads.cancel)
         for number in range(config.producers):
             await self._start_sender(stack, f"{config.name}-producer-{number}")
-
-    def _group(self) -> ConsumerGroup:
-        config, env = self.config, self.env
-        return ConsumerGroup(
-            env.namesrv, env.history, config.topic, config.group, orderly=config.orderly
-        )
+        if self._churn is not None:
+            self._churn.start(self._loads, self.name, env, self.admin, group, self.queues)
 
     async def _start_sender(self, stack: AsyncExitStack, name: str) -> None:
         config, env = self.config, self.env
@@ -142,9 +233,11 @@ class MessagesWorkload:
     def stop(self) -> None:
         for sender in self._senders:
             sender.stop()
+        if self._churn is not None:
+            self._churn.stop()
 
     async def drain(self) -> bool:
-        await self._loads.finish()
+        await self._loads.finish()  # members that left come back first
         assert self.consumers is not None
         return await drain_group(
             self.admin, self.env.history, self.consumers, self.queues, self.env.drain_timeout_s
@@ -152,86 +245,6 @@ class MessagesWorkload:
 
     def failure(self) -> BaseException | None:
         return self._loads.failure()
-
-
-class GroupWorkload(MessagesWorkload):
-    """Members leave and come back under a new name; offsets are read all the while."""
-
-    def __init__(
-        self,
-        config: MessagesConfig = GROUP,
-        *,
-        restart_every_s: float = 5.0,
-        read_every_s: float = 0.2,
-    ) -> None:
-        super().__init__(config)
-        self._restart_every_s = restart_every_s
-        self._read_every_s = read_every_s
-        self._churn = Tasks()
-        self._stopping = asyncio.Event()
-        self.restarts = 0
-
-    async def start(self, stack: AsyncExitStack) -> None:
-        await super().start(stack)
-        stack.push_async_callback(self._churn.cancel)
-        rng = random.Random(self.env.rng.random())
-        self._churn.spawn(self._restart_members(rng), "restart consumers")
-        self._churn.spawn(self._read_offsets(), "read offsets")
-
-    def stop(self) -> None:
-        super().stop()
-        self._stopping.set()
-
-    async def drain(self) -> bool:
-        await self._churn.finish()  # members that left come back first
-        return await super().drain()
-
-    def failure(self) -> BaseException | None:
-        return super().failure() or self._churn.failure()
-
-    async def _restart_members(self, rng: random.Random) -> None:
-        assert self.consumers is not None
-        while not await self._stopped_within(self._restart_every_s * rng.uniform(0.5, 1.5)):
-            name = rng.choice(self.consumers.members)
-            await self.consumers.leave(name)
-            await self._stopped_within(rng.uniform(0.1, 1.0))
-            self.restarts += 1
-            await self.consumers.join(f"{name.partition('.')[0]}.{self.restarts}")
-
-    async def _read_offsets(self) -> None:
-        while not await self._stopped_within(self._read_every_s):
-            for queue in self.queues:
-                await self._read_offset(queue)
-                if self._stopping.is_set():
-                    return
-
-    async def _read_offset(self, queue: MessageQueue) -> None:
-        history, group = self.env.history, self.config.group
-        invoked_ns = time.monotonic_ns()
-        try:
-            offset = await self.admin.offset.committed(group, queue)
-        except ClientError:
-            return  # no answer: nothing is known, so nothing is recorded
-        history.event(
-            "ok",
-            "fetch",
-            f"{self.name}-reader",
-            history.next_op(),
-            topic=queue.topic,
-            group=group,
-            broker=queue.broker_name,
-            queue=queue.queue_id,
-            offset=offset,
-            invoked_ns=invoked_ns,
-        )
-
-    async def _stopped_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return False
-        return True
 
 
 async def all_queues(

@@ -21,7 +21,7 @@ from raftmq.chaos.history.files import HistoryWriter, read_history
 from raftmq.chaos.workloads.base import Environment, Tally
 from raftmq.chaos.workloads.catalogue import settings_for
 from raftmq.chaos.workloads.delayed import DELAYED, DelayedWorkload, delay_levels
-from raftmq.chaos.workloads.locks import LOCKS, LocksWorkload
+from raftmq.chaos.workloads.locks import LOCKS, locks_workload
 from raftmq.chaos.workloads.posted import LATE_S, Deliveries, Paced, PostedWorkload
 from raftmq.chaos.workloads.retries import FAILURES, RETRIES, RetriesWorkload
 from raftmq.chaos.workloads.transactions import PLANS, TRANSACTIONS, TransactionsWorkload
@@ -60,7 +60,7 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
         transactions,
         DelayedWorkload(replace(DELAYED, rate_per_s=60, window=32)),
         RetriesWorkload(replace(RETRIES, rate_per_s=40, window=32)),
-        LocksWorkload(replace(LOCKS, rate_per_s=60, queues=4), restart_every_s=0.8),
+        locks_workload(replace(LOCKS, rate_per_s=60, queues=4), restart_every_s=0.8),
     )
     posting = workloads[:3]
     cluster = Cluster(tmp_path / "cluster")

@@ -21,7 +21,7 @@ from raftmq.chaos.workloads import consumers
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks, Workload, sum_tallies
 from raftmq.chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
 from raftmq.chaos.workloads.consumers import fairly_shared, wait_until
-from raftmq.chaos.workloads.messages import GROUP, LOG, ORDERED, GroupWorkload, MessagesWorkload
+from raftmq.chaos.workloads.messages import GROUP, LOG, ORDERED, Churn, MessagesWorkload
 from raftmq.chaos.workloads.metadata import MetadataWorkload, MetaObject, write_request
 from raftmq.client import Admin, BrokerRefused, BrokerUnreachable, MessageQueue
 from raftmq.remoting.codes import RequestCode
@@ -31,11 +31,11 @@ SETTINGS = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
 
 
 async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> None:
-    group = GroupWorkload(replace(GROUP, rate_per_s=100, keys=10, queues=4), restart_every_s=0.7)
+    churn = Churn(restart_every_s=0.7)
     workloads: list[Workload] = [
         MessagesWorkload(replace(LOG, rate_per_s=300, keys=50, window=64, queues=4)),
         MessagesWorkload(replace(ORDERED, rate_per_s=200, keys=50, producers=2, queues=4)),
-        group,
+        MessagesWorkload(replace(GROUP, rate_per_s=100, keys=10, queues=4), churn=churn),
         MetadataWorkload(objects=1, rate_per_s=50),
     ]
     cluster = Cluster(tmp_path / "cluster")
@@ -62,7 +62,7 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
                         workloads[3].tally.ok > 20
                         and sum(w.tally.ok for w in workloads[:3]) > 500
                         and all(w.tally.ok for w in workloads)
-                        and group.restarts
+                        and churn.restarts
                     )
                 )
                 assert [workload.failure() for workload in workloads] == [None] * 4
@@ -80,7 +80,7 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
     assert suite.verdict() is Verdict.PASS, by_name
     assert {"order as consumed", "consumer offsets going back", "metadata going back"} <= {*by_name}
     found = read_history(path)
-    assert found.joins and found.leaves and group.restarts > 0
+    assert found.joins and found.leaves and churn.restarts > 0
     assert any(commit.fetched for commit in found.commits)
     assert {consume.broker for consume in found.consumes} == {"broker-a"}
     assert {consume.topic for consume in found.consumes if consume.orderly} == {"ChaosOrdered"}

@@ -32,8 +32,6 @@ INHERITORS: set[str] = {
     "chaos/faults/faultdisk.py::FaultDisk(OsDisk)",
     "chaos/faults/faultdisk.py::FaultFile(OsFile)",
     "chaos/workloads/delayed.py::DelayedWorkload(PostedWorkload)",
-    "chaos/workloads/locks.py::LocksWorkload(GroupWorkload)",
-    "chaos/workloads/messages.py::GroupWorkload(MessagesWorkload)",
     "chaos/workloads/retries.py::Recorded(PushConsumer)",
     "chaos/workloads/retries.py::RecordedSendBack(SendBack)",
     "chaos/workloads/retries.py::RetriesWorkload(PostedWorkload)",

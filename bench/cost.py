@@ -3,7 +3,12 @@
 Rates say little on a machine with other work; the CPU time that leader, followers and clients spend
 on a message says more. With several `--root`, each a checkout of this project, the checkouts take
 turns, `--rounds` times, and medians are printed, so that a change can be compared with the code
-before it. The load generator `bench.wire` is always this checkout's.
+before it. With `--also KEY=VALUE` each is measured a second time with that setting, so that a
+feature which can be switched off shows its cost. The load generator `bench.wire` is always this
+checkout's.
+
+A figure has all of the work: after each load the brokers are watched until they are idle again, so
+that what is done later (the index of keys) counts; what they take when idle does not.
 
 Still, a machine under load makes CPU time longer, too (caches, shared cores), and frames smaller.
 Compare only what was measured in one run.
@@ -41,6 +46,7 @@ SETTINGS = {
     "electionTimeoutMinMs": "4000",
     "electionTimeoutMaxMs": "8000",
 }
+REST_S_MAX = 30  # that the brokers may need after a load until they are idle
 Figures = dict[str, float]  # by process: CPU microseconds a message; "rate": messages a second
 
 
@@ -55,10 +61,11 @@ def cpu_us(pid: int) -> float:
 class Cluster:
     """A Raft group of three from some checkout, in a directory of its own."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, also: tuple[str, ...]) -> None:
         self._root = root
         self._directory = tempfile.mkdtemp(prefix="bench-cost-")
-        settings = [part for item in SETTINGS.items() for part in ("--set", "=".join(item))]
+        pairs = ["=".join(item) for item in SETTINGS.items()] + list(also)
+        settings = [part for pair in pairs for part in ("--set", pair)]
         try:
             self._mqcluster("up", *settings, "--timeout", "120")
             nodes = json.loads(self._mqcluster("status", "--json"))["nodes"]
@@ -70,6 +77,7 @@ class Cluster:
         self._address = leader["address"]
         self._leader: int = leader["pid"]
         self._followers: list[int] = [node["pid"] for node in nodes if node["role"] == "follower"]
+        self._idle = 0.0, 0.0  # what they take of the CPU when nothing happens, in us a second
 
     def _mqcluster(self, command: str, *arguments: str) -> str:
         return mqcluster(self._root, command, "--dir", self._directory, *arguments)
@@ -83,6 +91,37 @@ class Cluster:
     def _brokers(self) -> tuple[float, float]:
         return cpu_us(self._leader), statistics.mean(map(cpu_us, self._followers))
 
+    def _busy(self, seconds: float) -> tuple[float, float]:
+        """Return what leader and follower take of the CPU from now on, in us a second."""
+        before, begun_s = self._brokers(), time.perf_counter()
+        time.sleep(seconds)
+        after, elapsed_s = self._brokers(), time.perf_counter() - begun_s
+        return (after[0] - before[0]) / elapsed_s, (after[1] - before[1]) / elapsed_s
+
+    def find_idle(self) -> None:
+        """Wait until nothing is left to be done, and note what the brokers take then."""
+        samples = [self._busy(1)]
+        while len(samples) < REST_S_MAX:
+            samples.append(self._busy(1))
+            if sum(samples[-1]) > 0.8 * sum(samples[-2]):
+                break
+        self._idle = samples[-1]
+
+    def _spent(self, before: tuple[float, float], count: int) -> tuple[float, float]:
+        """Return the CPU time for each of `count` messages since `before`, once all that is left
+        to be done for them is done."""
+        waited_s = 0.0
+        while waited_s < REST_S_MAX:
+            busy = self._busy(0.5)
+            waited_s += 0.5
+            if sum(busy) < 1.3 * sum(self._idle):
+                break
+        after = self._brokers()
+        leader, follower = (
+            (after[n] - before[n] - waited_s * self._idle[n]) / count for n in (0, 1)
+        )
+        return leader, follower
+
     def wire(self, count: int, in_flight: int, batch: int = 0) -> Figures:
         """Send with the thin load generator; in batches of `batch` if that is not 0."""
         before, begun_s = self._brokers(), time.process_time()
@@ -95,14 +134,9 @@ class Cluster:
             batch=batch,
         )
         result = uvloop.run(load)
-        client = (time.process_time() - begun_s) * 1e6
-        after, messages = self._brokers(), result.messages
-        return {
-            "leader": (after[0] - before[0]) / messages,
-            "follower": (after[1] - before[1]) / messages,
-            "client": client / messages,
-            "rate": result.rate,
-        }
+        client = (time.process_time() - begun_s) * 1e6 / result.messages
+        leader, follower = self._spent(before, result.messages)
+        return {"leader": leader, "follower": follower, "client": client, "rate": result.rate}
 
     def worker(self, act: str, count: int, passes: int) -> Figures:
         """Run our Producer or PushConsumer; the brokers see the messages `passes` times."""
@@ -117,20 +151,18 @@ class Cluster:
         )
         if done.returncode:
             raise click.ClickException(done.stderr)
-        after = self._brokers()
+        leader, follower = self._spent(before, count * passes)
         found: Figures = json.loads(done.stdout)
-        return {
-            "leader": (after[0] - before[0]) / count / passes,
-            "follower": (after[1] - before[1]) / count / passes,
-        } | found
+        return {"leader": leader, "follower": follower} | found
 
 
-def measure(root: Path, scale: float) -> dict[str, Figures]:
+def measure(root: Path, also: tuple[str, ...], scale: float) -> dict[str, Figures]:
     """Measure one round of one checkout."""
     count = max(1_000, int(50_000 * scale))
-    cluster = Cluster(root)
+    cluster = Cluster(root, also)
     try:
         cluster.wire(count // 2, IN_FLIGHT)  # to warm up
+        cluster.find_idle()
         return {
             "wire, 256 in flight": cluster.wire(2 * count, IN_FLIGHT),
             "wire, 1 in flight": cluster.wire(count // 20, 1),
@@ -150,17 +182,28 @@ def measure(root: Path, scale: float) -> dict[str, Figures]:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A checkout to measure. Repeatable; this one if there is none.",
 )
+@click.option("--also", multiple=True, help="KEY=VALUE: measure each with this setting, too.")
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--scale", default=1.0, show_default=True, help="Fewer or more messages.")
 @click.option("--json", "json_path", type=click.Path(), help="Write every round to this file.")
-def main(roots: tuple[Path, ...], rounds: int, scale: float, json_path: str | None) -> None:
+def main(
+    roots: tuple[Path, ...],
+    also: tuple[str, ...],
+    rounds: int,
+    scale: float,
+    json_path: str | None,
+) -> None:
     """Measure CPU microseconds a message, of leader, follower and client: medians of ROUNDS."""
-    chosen = [root.resolve() for root in roots] or [HERE.parent]
-    found: dict[str, list[dict[str, Figures]]] = {str(root): [] for root in chosen}
+    chosen = {
+        " ".join((root.resolve().name, *settings)): (root.resolve(), settings)
+        for root in roots or [HERE.parent]
+        for settings in ([(), also] if also else [()])
+    }
+    found: dict[str, list[dict[str, Figures]]] = {name: [] for name in chosen}
     for number in range(rounds):
-        for root in chosen:
-            found[str(root)].append(measure(root, scale))
-            click.echo(f"round {number + 1} of {rounds}: {root}", err=True)
+        for name, (root, settings) in chosen.items():
+            found[name].append(measure(root, settings, scale))
+            click.echo(f"round {number + 1} of {rounds}: {name}", err=True)
     Console().print(_table(found))
     if json_path:
         Path(json_path).write_text(json.dumps(found, indent=1))
@@ -170,11 +213,11 @@ def _table(found: dict[str, list[dict[str, Figures]]]) -> Table:
     table = Table("what", "checkout", "leader", "follower", "client", "a second")
     whats: list[Any] = list(next(iter(found.values()))[0])
     for what in whats:
-        for root, rounds in found.items():
+        for name, rounds in found.items():
             names = ("leader", "follower", "client", "rate")
-            medians = [statistics.median(turn[what][name] for turn in rounds) for name in names]
-            cells = [f"{value:.1f}" for value in medians[:3]]
-            table.add_row(what, Path(root).name, *cells, f"{medians[3]:,.0f}")
+            medians = [statistics.median(turn[what][one] for turn in rounds) for one in names]
+            cells = [f"{value:.2f}" for value in medians[:3]]
+            table.add_row(what, name, *cells, f"{medians[3]:,.0f}")
     return table
 
 

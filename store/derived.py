@@ -95,6 +95,8 @@ class DerivedFiles:
         append = self.queues.append
         for topic, queue_id, first, packed in units:
             append(topic, queue_id, first, packed)
+        if self.index is not None:
+            self.index.note(self.dispatched_offset, end, units)
         self.dispatched_offset = end
         self.newest_ms = newest_ms
 
@@ -122,6 +124,11 @@ class DerivedFiles:
         self.queues.correct_min_offset(self._commitlog.min_offset)
         if self.index is not None:
             self.index.delete_before(self._commitlog.min_offset)
+
+    @property
+    def indexed_offset(self) -> int:
+        """How far the index goes."""
+        return self.dispatched_offset if self.index is None else self.index.position
 
     def index_step(self, budget_bytes: int = STEP_BYTES) -> int:
         """Index about `budget_bytes` more of the dispatched part; return how many are left. Called

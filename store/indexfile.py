@@ -23,13 +23,14 @@ the range asked for, and its hash may be another key's. The record decides.
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raftmq.store.disk import Disk, File
-from raftmq.store.indexkeys import IndexKey
+from raftmq.store.indexkeys import Int32s, Int64s, Keys
 
 HASH_SLOTS = 5_000_000  # maxHashSlotNum
 INDEX_ENTRIES = 20_000_000  # maxIndexNum
@@ -39,14 +40,16 @@ ENTRY = struct.Struct(">iqii")
 ENTRY_SIZE_BYTES = ENTRY.size
 SLOT_SIZE_BYTES = 4
 _SLOT = struct.Struct(">i")
+_SLOTS = np.dtype(">i4")
+_ENTRIES = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
 _PAGE_SHIFT = 10  # slots are written in pages of 1024, which are 4096 bytes
 _PAGE = 1 << _PAGE_SHIFT
-_PAGES_AT_ONCE = 256  # 1 MiB a write
+_PAGES_AT_ONCE = 256  # 1 MiB read or written
 _ENTRIES_AT_ONCE = 16_384
 _SECONDS_MAX = 0x7FFFFFFF
 
 assert HEADER_SIZE_BYTES == 40
-assert ENTRY_SIZE_BYTES == 20
+assert ENTRY_SIZE_BYTES == _ENTRIES.itemsize == 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class IndexLimits:
 
 
 class IndexFile:
-    """One index file. For one caller (the loop), except `FileFlush.run`."""
+    """One index file. For one caller, except `FileFlush.run`."""
 
     def __init__(self, disk: Disk, path: str, limits: IndexLimits) -> None:
         """Open it, sparse if it is new. Raises OSError."""
@@ -78,7 +81,7 @@ class IndexFile:
         self.begin_ms, self.end_ms, self.begin_offset, self.end_offset = fields[:4]
         self.used_slots = fields[4]
         self.count = max(1, fields[5])  # number of the next entry
-        self.slots: array[int] | None = None  # in memory while the file is appended to
+        self.slots: Int32s | None = None  # in memory while the file is appended to
         self.dirty = bytearray()  # a flag for each page of slots
         self.changed = False  # since the last flush
 
@@ -99,45 +102,43 @@ class IndexFile:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def append(self, keys: Sequence[IndexKey]) -> int:
+    def append(self, keys: Keys) -> int:
         """Add as many of `keys`, in log order, as there is room for; return how many. One write.
 
         Raises OSError, the file then being as before."""
-        keys = keys[: self.limits.entries - self.count]
-        if not keys:
+        room = self.limits.entries - self.count
+        hashes, offsets, store_ms = keys.hashes[:room], keys.offsets[:room], keys.store_ms[:room]
+        if not len(hashes):
             return 0
+        first = self.count
+        begin_ms = self.begin_ms if first > 1 else int(store_ms[0])
         slots = self._loaded_slots()
-        first = number = self.count
-        begin_ms = self.begin_ms if first > 1 else keys[0][2]
-        slot_count, dirty, pack = self.limits.slots, self.dirty, ENTRY.pack
-        used, last_ms, seconds = 0, -1, 0
-        parts: list[bytes] = []
-        add = parts.append
-        for hashed, offset, store_ms in keys:
-            if store_ms != last_ms:
-                last_ms = store_ms
-                seconds = min(max(0, store_ms - begin_ms) // 1000, _SECONDS_MAX)
-            slot = hashed % slot_count
-            before = slots[slot]
-            if not before:
-                used += 1
-            add(pack(hashed, offset, seconds, before))
-            slots[slot] = number
-            dirty[slot >> _PAGE_SHIFT] = 1
-            number += 1
+        entries = np.empty(len(hashes), _ENTRIES)
+        entries["hash"], entries["offset"] = hashes, offsets
+        entries["seconds"] = _seconds(store_ms, begin_ms)
+        numbers = np.arange(first, first + len(hashes), dtype=np.int32)
+        which = hashes % np.int32(self.limits.slots)
+        before = slots[which]  # of several in one slot each gets the same
+        entries["before"] = before
+        if _note_last(slots, which, numbers):
+            _chain(entries, which, numbers)
+        self._changed(which)
         try:
-            self.file.pwrite(self._entries_at + first * ENTRY_SIZE_BYTES, b"".join(parts))
+            self.file.pwrite(self._entries_at + first * ENTRY_SIZE_BYTES, entries.tobytes())
         except OSError:
-            for part in reversed(parts):
-                hashed, _, _, before = ENTRY.unpack(part)
-                slots[hashed % slot_count] = before
+            slots[which] = before
+            self._changed(which)
             raise
         if first == 1:
-            self.begin_ms, self.begin_offset = begin_ms, keys[0][1]
-        self.count = number
-        self.used_slots += used
-        self.mark(keys[-1][1], last_ms)
-        return len(keys)
+            self.begin_ms, self.begin_offset = begin_ms, int(offsets[0])
+        self.count = first + len(hashes)
+        self.used_slots += int(np.count_nonzero(entries["before"] == 0))
+        self.mark(int(offsets[-1]), int(store_ms[-1]))
+        return len(hashes)
+
+    def _changed(self, which: NDArray[np.integer]) -> None:
+        """Note that these slots have changed; after they did, or a flush might miss it."""
+        np.frombuffer(self.dirty, np.uint8)[which >> _PAGE_SHIFT] = 1
 
     def mark(self, offset: int, store_ms: int) -> None:
         """Note that the log is indexed up to and including the message at `offset`."""
@@ -146,12 +147,22 @@ class IndexFile:
         self.end_offset, self.end_ms = offset, max(store_ms, self.end_ms)
         self.changed = True
 
-    def _loaded_slots(self) -> array[int]:
+    def _loaded_slots(self) -> Int32s:
         if self.slots is None:
-            data = self.file.pread(HEADER_SIZE_BYTES, self.limits.slots * SLOT_SIZE_BYTES)
-            self.slots = _native(data)
+            self.slots = np.zeros(self.limits.slots, np.int32)
+            if self.count > 1:
+                for first, stored in self._stored_slots():
+                    self.slots[first : first + len(stored)] = stored
             self.dirty = bytearray((self.limits.slots + _PAGE - 1) >> _PAGE_SHIFT)
         return self.slots
+
+    def _stored_slots(self) -> Iterator[tuple[int, Int32s]]:
+        """Yield the slots on disk: the number of the first, and a part of them."""
+        at_once = _PAGES_AT_ONCE << _PAGE_SHIFT
+        for first in range(0, self.limits.slots, at_once):
+            size = min(at_once, self.limits.slots - first) * SLOT_SIZE_BYTES
+            data = self.file.pread(HEADER_SIZE_BYTES + first * SLOT_SIZE_BYTES, size)
+            yield first, np.frombuffer(data, _SLOTS).astype(np.int32)
 
     def cut(self, offset: int, end_ms: int | None = None) -> None:
         """Drop the entries of messages at or above `offset` and rebuild the slots from the rest.
@@ -175,16 +186,20 @@ class IndexFile:
     def drop_bad(self) -> bool:
         """Read every entry and truncate at the first invalid one; return whether there was one.
         Blocking. Raises OSError."""
-        number, offset, bad = 1, self.begin_offset, False
-        for chunk in self._chunks():
-            for hashed, at, seconds, before in ENTRY.iter_unpack(chunk):
-                bad = hashed < 0 or seconds < 0 or not offset <= at <= self.end_offset
-                if bad or not 0 <= before < number:
-                    self.count = number
-                    self.cut(offset)  # with the message before: all its keys come again
-                    return True
-                offset = at
-                number += 1
+        offset = self.begin_offset
+        for first, entries in self._chunks():
+            offsets = entries["offset"].astype(np.int64)
+            earlier = np.concatenate(([offset], offsets[:-1]))
+            bad = (entries["hash"] < 0) | (entries["seconds"] < 0)
+            bad |= (offsets < earlier) | (offsets > self.end_offset)
+            bad |= entries["before"] < 0
+            bad |= entries["before"] >= np.arange(first, first + len(entries))
+            if bad.any():
+                row = int(bad.argmax())
+                self.count = first + row
+                self.cut(int(earlier[row]))  # with the message before: all its keys come again
+                return True
+            offset = int(offsets[-1])
         return False
 
     def rebuild(self) -> None:
@@ -192,25 +207,23 @@ class IndexFile:
         end = self._entries_at + self.count * ENTRY_SIZE_BYTES
         self.file.truncate(end)
         self.file.truncate(self.limits.file_size_bytes)
-        was = _native(self.file.pread(HEADER_SIZE_BYTES, self.limits.slots * SLOT_SIZE_BYTES))
-        slots = array("i", bytes(self.limits.slots * SLOT_SIZE_BYTES))
-        number, slot_count = 1, self.limits.slots
-        for chunk in self._chunks():
-            for hashed, _, _, _ in ENTRY.iter_unpack(chunk):
-                slots[hashed % slot_count] = number
-                number += 1
+        slots = np.zeros(self.limits.slots, np.int32)
+        for first, entries in self._chunks():
+            numbers = np.arange(first, first + len(entries), dtype=np.int32)
+            _note_last(slots, entries["hash"] % np.int32(self.limits.slots), numbers)
         self.slots = slots
-        self.used_slots = slot_count - slots.count(0)
-        self.dirty = bytearray(
-            slots[first : first + _PAGE] != was[first : first + _PAGE]
-            for first in range(0, slot_count, _PAGE)
-        )
+        self.used_slots = int(np.count_nonzero(slots))
+        self.dirty = bytearray((self.limits.slots + _PAGE - 1) >> _PAGE_SHIFT)
+        for first, stored in self._stored_slots():
+            self._changed(first + np.flatnonzero(stored != slots[first : first + len(stored)]))
         self.changed = True
 
-    def _chunks(self) -> Iterator[bytes]:
+    def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the entries on disk: the number of the first, and a part of them."""
         for first in range(1, self.count, _ENTRIES_AT_ONCE):
             size = min(_ENTRIES_AT_ONCE, self.count - first) * ENTRY_SIZE_BYTES
-            yield self.file.pread(self._entries_at + first * ENTRY_SIZE_BYTES, size)
+            data = self.file.pread(self._entries_at + first * ENTRY_SIZE_BYTES, size)
+            yield first, np.frombuffer(data, _ENTRIES)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -224,7 +237,7 @@ class IndexFile:
         read, so that the caller can bound the search. Raises OSError."""
         slot = hashed % self.limits.slots
         if self.slots is not None:
-            number = self.slots[slot]
+            number = int(self.slots[slot])
         else:
             at = HEADER_SIZE_BYTES + slot * SLOT_SIZE_BYTES
             number = _SLOT.unpack(self.file.pread(at, SLOT_SIZE_BYTES))[0]
@@ -291,8 +304,9 @@ class FileFlush:
                     stop = min(stop if stop >= 0 else len(dirty), page + _PAGES_AT_ONCE)
                     dirty[page:stop] = bytes(stop - page)  # first: a change from now on counts
                     self._pages += range(page, stop)
-                    data = _stored(slots[page << _PAGE_SHIFT : stop << _PAGE_SHIFT])
-                    file.pwrite(HEADER_SIZE_BYTES + (page << _PAGE_SHIFT) * SLOT_SIZE_BYTES, data)
+                    data = slots[page << _PAGE_SHIFT : stop << _PAGE_SHIFT].astype(_SLOTS)
+                    at = HEADER_SIZE_BYTES + (page << _PAGE_SHIFT) * SLOT_SIZE_BYTES
+                    file.pwrite(at, data.tobytes())
                     page = dirty.find(1, stop)
             file.sync()
             file.pwrite(0, self._header)
@@ -307,19 +321,32 @@ class FileFlush:
             index.changed = True
             for page in self._pages:
                 index.dirty[page] = 1
-        elif index.full and not index.changed:
+        elif self.full_until_ms is not None and not index.changed:
             index.slots = None
 
 
-def _native(data: bytes) -> array[int]:
-    slots = array("i", data)
-    assert slots.itemsize == SLOT_SIZE_BYTES
-    if sys.byteorder == "little":
-        slots.byteswap()
-    return slots
+def _seconds(store_ms: Int64s, begin_ms: int) -> Int64s | int:
+    """Return the whole seconds of store times since the file's first."""
+    first, last = int(store_ms.min()) - begin_ms, int(store_ms.max()) - begin_ms
+    if first // 1000 == last // 1000:  # mostly; and a division of each takes its time
+        return min(max(0, first // 1000), _SECONDS_MAX)
+    return np.clip((store_ms - begin_ms) // 1000, 0, _SECONDS_MAX)
 
 
-def _stored(slots: array[int]) -> bytes:
-    if sys.byteorder == "little":
-        slots.byteswap()  # of a slice, which is a copy
-    return slots.tobytes()
+def _note_last(slots: Int32s, which: Int32s, numbers: Int32s) -> bool:
+    """Note in each slot the highest of its entries' numbers, which rise. Return whether there are
+    several of one slot."""
+    slots[which] = numbers
+    shared = bool((slots[which] != numbers).any())
+    # Which of several in one slot is written last is not defined: repeat it for those above it.
+    while shared and (late := slots[which] < numbers).any():
+        which, numbers = which[late], numbers[late]
+        slots[which] = numbers
+    return shared
+
+
+def _chain(entries: np.ndarray, which: Int32s, numbers: Int32s) -> None:
+    """Make every entry but the first of its slot point at the one before it in the same slot."""
+    order = np.argsort(which, kind="stable")
+    same = which[order[1:]] == which[order[:-1]]
+    entries["before"][order[1:][same]] = numbers[order[:-1][same]]

@@ -1,12 +1,14 @@
 """Finds messages by key (12), and gives the index time to keep up with the log.
 
 The index follows the dispatched log at a distance (store.messageindex); this module drives it.
-Every tick gives it some time: BUSY_NS while messages come in, so that they are not held up; IDLE_NS
-when none came since the last tick; FORCED_NS once the index is BEHIND_BYTES_MAX behind, which with
-small messages is some ten seconds at full rate. So the index never falls much further behind, and a
-lookup, which first catches up, needs CATCH_UP_NS_MAX at most. Only after a start that must rebuild
-the index from the log can it be further behind: then lookups answer from what is indexed so far.
-Every replica does this for itself and answers lookups.
+A tick indexes what waits in steps of STEP_BYTES, and lets the loop run between two steps, each of
+which takes about a tenth of a millisecond. Less than that waits until there is more of it, or for
+STEP_INTERVAL_NS, because a step of few messages costs nearly as much as one of many. A tick ends
+after BUSY_NS while messages come in, after IDLE_NS when none came since the last tick, and after
+FORCED_NS once the index is BEHIND_BYTES_MAX behind. At full rate it needs half of BUSY_NS. So the
+index never falls far behind, and a lookup, which first catches up, needs CATCH_UP_NS_MAX at most.
+Only after a start that must rebuild the index from the log can it be further behind: then lookups
+answer from what is indexed so far. Every replica does this for itself and answers lookups.
 
 If writing the index fails, for example because the disk is full, it is tried again after RETRY_NS;
 messages are stored and delivered meanwhile.
@@ -30,11 +32,12 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.store.derived import DerivedFiles
 from raftmq.store.errors import StoreError
-from raftmq.store.messageindex import KeyQuery
+from raftmq.store.messageindex import STEP_BYTES, KeyQuery
 
 log = logging.getLogger("raftmq.broker.index")
 
 MS = 1_000_000  # ns
+STEP_INTERVAL_NS = 1_000 * MS
 BUSY_NS = 1 * MS  # of each housekeeping tick of 25 ms
 IDLE_NS = 10 * MS
 FORCED_NS = 8 * MS
@@ -69,7 +72,7 @@ class KeyQueries:
         self._store = store
         self._clock_ns = clock_ns
         self._seen_offset = -1
-        self._behind_bytes = 0  # as of the last step
+        self._due_ns = 0  # when little is indexed, too
         self._resume_ns = 0
 
     def service(self) -> Service:
@@ -78,35 +81,46 @@ class KeyQueries:
             chores=[Chore("index", 0, self.tick)],
         )
 
-    def tick(self) -> None:
+    async def tick(self) -> None:
         now_ns = self._clock_ns()
         if now_ns < self._resume_ns:
             return
-        offset = self._store.dispatched_offset
+        offset, left = self._store.dispatched_offset, self._behind_bytes
         budget_ns = BUSY_NS if offset != self._seen_offset else IDLE_NS
-        if self._behind_bytes > BEHIND_BYTES_MAX:
+        if left > BEHIND_BYTES_MAX:
             budget_ns = max(budget_ns, FORCED_NS)
         self._seen_offset = offset
-        while self._step() and self._clock_ns() < now_ns + budget_ns:
-            pass
+        enough = 1 if now_ns >= self._due_ns else STEP_BYTES
+        while left >= enough:
+            left = self._step()
+            if self._clock_ns() >= now_ns + budget_ns:
+                break
+            await asyncio.sleep(0)
 
-    def _step(self) -> bool:
-        """Do one step; return whether there is more to do at once."""
+    @property
+    def _behind_bytes(self) -> int:
+        return self._store.dispatched_offset - self._store.indexed_offset
+
+    def _step(self) -> int:
+        """Do one step; return how much is left to do, 0 if the disk refuses it."""
         try:
-            self._behind_bytes = self._store.index_step()
+            left = self._store.index_step()
         except (OSError, StoreError) as error:
             log.warning("index_refused retry_s=%d error=%r", RETRY_NS // (1000 * MS), error)
             self._resume_ns = self._clock_ns() + RETRY_NS
-            return False
-        return self._behind_bytes > 0
+            return 0
+        self._due_ns = self._clock_ns() + STEP_INTERVAL_NS
+        return left
 
     async def catch_up(self) -> None:
-        """Index what is dispatched, if that can be done in time; the loop runs in between."""
-        until_ns = self._clock_ns() + CATCH_UP_NS_MAX
-        while self._clock_ns() >= self._resume_ns and self._step():
+        """Index what is dispatched by now, if that can be done in time; the loop runs in
+        between."""
+        wanted, until_ns = self._store.dispatched_offset, self._clock_ns() + CATCH_UP_NS_MAX
+        while self._store.indexed_offset < wanted and self._clock_ns() >= self._resume_ns:
             if self._clock_ns() >= until_ns:
                 log.warning("index_behind bytes=%d: a lookup may miss some", self._behind_bytes)
                 return
+            self._step()
             await asyncio.sleep(0)
 
     async def find(self, wanted: KeyWanted) -> KeyQuery:

@@ -262,6 +262,8 @@ class BrokerMetrics:
              "Up to where an fdatasync has proven it durable.", log.durable_offset),
             ("rocketmq_dispatch_behind_bytes", "Log that the ConsumeQueues do not have yet.",
              max(0, log.max_offset - store.derived.dispatched_offset)),
+            ("rocketmq_index_behind_bytes", "Dispatched log that the index of keys lacks.",
+             max(0, store.derived.dispatched_offset - store.derived.indexed_offset)),
             ("rocketmq_queue_units_damaged",
              "ConsumeQueue units known to point wrong and not put right yet.", len(store.repairs)),
             ("rocketmq_queue_units_rewritten_total", "ConsumeQueue units put right from the log.",

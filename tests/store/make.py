@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import Dispatcher, QueueUnits
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, parse_frame, seal_frame
+from raftmq.store.indexfile import IndexFile
+from raftmq.store.indexkeys import Keys
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.record import (
     BLANK_SIZE_BYTES,
@@ -19,6 +23,8 @@ from raftmq.store.record import (
     encode_record,
 )
 from raftmq.store.recovery import FrameHeader, FrameRecovery, FrameWalk
+
+Row = tuple[int, int, int]  # an index key: hash, CommitLog offset, store time
 
 PLAIN = MessageRecord(
     topic="T",
@@ -201,3 +207,9 @@ def sync(log: CommitLog) -> int:
         return log.durable_offset
     ticket.run()
     return log.finish_sync(ticket)
+
+
+def add_keys(file: IndexFile, rows: list[Row]) -> int:
+    """Append keys to an index file; return how many it had room for."""
+    hashes, offsets, stamps = np.array(rows, np.int64).reshape(-1, 3).T
+    return file.append(Keys(hashes.astype(np.int32), offsets, stamps))

@@ -6,7 +6,7 @@ import pytest
 
 from raftmq.store.disk import File, OsDisk
 from raftmq.store.indexfile import ENTRY, HEADER, IndexFile, IndexLimits
-from raftmq.store.indexkeys import IndexKey
+from tests.store.make import Row, add_keys
 
 LIMITS = IndexLimits(slots=7, entries=20)
 SIZE = 40 + 7 * 4 + 20 * 20
@@ -25,7 +25,7 @@ def found(file: IndexFile, hashed: int, begin_ms: int = 0, end_ms: int = 1 << 60
 def test_the_bytes(disk: OsDisk, tmp_path: Path) -> None:
     assert IndexLimits().file_size_bytes == 420_000_040
     file = IndexFile(disk, "f", LIMITS)
-    assert file.append([(8, 100, 5000), (15, 100, 5000), (3, 200, 7999)]) == 3
+    assert add_keys(file, [(8, 100, 5000), (15, 100, 5000), (3, 200, 7999)]) == 3
     flush(file)
     data = (tmp_path / "f").read_bytes()
     assert len(data) == SIZE
@@ -44,18 +44,18 @@ def test_the_bytes(disk: OsDisk, tmp_path: Path) -> None:
 
 def test_seconds_are_bounded(disk: OsDisk) -> None:
     file = IndexFile(disk, "f", LIMITS)
-    file.append([(1, 0, 10_000), (2, 1, 9_000), (3, 2, 10_000 + (1 << 31) * 1000)])
+    add_keys(file, [(1, 0, 10_000), (2, 1, 9_000), (3, 2, 10_000 + (1 << 31) * 1000)])
     assert [file.entry(n)[2] for n in (1, 2, 3)] == [0, 0, 0x7FFFFFFF]
 
 
 def test_full(disk: OsDisk) -> None:
     file = IndexFile(disk, "f", LIMITS)
-    keys: list[IndexKey] = [(n, n, 1000) for n in range(30)]
-    assert file.append(keys[:18]) == 18
+    keys: list[Row] = [(n, n, 1000) for n in range(30)]
+    assert add_keys(file, keys[:18]) == 18
     assert not file.full
-    assert file.append(keys[18:]) == 1  # entry 0 stays unused
+    assert add_keys(file, keys[18:]) == 1  # entry 0 stays unused
     assert file.full
-    assert file.append(keys[19:]) == 0
+    assert add_keys(file, keys[19:]) == 0
     assert found(file, 18) == [18]
     assert found(file, 19) == []
     assert file.slots is not None
@@ -66,14 +66,14 @@ def test_full(disk: OsDisk) -> None:
 
 def test_a_file_goes_on_after_a_restart(disk: OsDisk, tmp_path: Path) -> None:
     file, twin = IndexFile(disk, "f", LIMITS), IndexFile(disk, "twin", LIMITS)
-    keys: list[IndexKey] = [(n % 9, n, 1000 * n) for n in range(15)]
-    file.append(keys[:6])
+    keys: list[Row] = [(n % 9, n, 1000 * n) for n in range(15)]
+    add_keys(file, keys[:6])
     flush(file)
     file.close()
     file = IndexFile(disk, "f", LIMITS)
     assert file.plausible
-    file.append(keys[6:])
-    twin.append(keys)
+    add_keys(file, keys[6:])
+    add_keys(twin, keys)
     flush(file)
     flush(twin)
     assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()
@@ -83,7 +83,7 @@ def test_a_file_goes_on_after_a_restart(disk: OsDisk, tmp_path: Path) -> None:
 def test_select(disk: OsDisk, loaded: bool) -> None:
     file = IndexFile(disk, "f", LIMITS)
     #            hash, offset, time: 1, 8 and 15 share a slot
-    file.append([(1, 10, 1000), (8, 20, 2500), (1, 30, 2999), (15, 40, 3000), (1, 50, 9000)])
+    add_keys(file, [(1, 10, 1000), (8, 20, 2500), (1, 30, 2999), (15, 40, 3000), (1, 50, 9000)])
     flush(file)
     if not loaded:
         file.close()
@@ -103,7 +103,7 @@ def test_select(disk: OsDisk, loaded: bool) -> None:
 
 def test_a_damaged_chain_ends(disk: OsDisk, tmp_path: Path) -> None:
     file = IndexFile(disk, "f", LIMITS)
-    file.append([(1, 10, 1000), (1, 20, 1000), (1, 30, 1000)])
+    add_keys(file, [(1, 10, 1000), (1, 20, 1000), (1, 30, 1000)])
     flush(file)
     file.close()
     path = tmp_path / "f"
@@ -141,21 +141,21 @@ class Failing(OsDisk):
 def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     disk = Failing(str(tmp_path))
     file, twin = IndexFile(disk, "f", LIMITS), IndexFile(disk, "twin", LIMITS)
-    keys: list[IndexKey] = [(n % 3, n, 1000) for n in range(12)]
-    file.append(keys[:5])
+    keys: list[Row] = [(n % 3, n, 1000) for n in range(12)]
+    add_keys(file, keys[:5])
     disk.errors = True
     with pytest.raises(OSError, match="full"):
-        file.append(keys[5:])
+        add_keys(file, keys[5:])
     with pytest.raises(OSError, match="full"):
         ticket = file.begin_flush()
         ticket.run()
     ticket.finish(synced=False)
     assert file.changed
     disk.errors = False
-    assert file.append(keys[5:]) == 7
+    assert add_keys(file, keys[5:]) == 7
     flush(file)
     assert not file.changed
-    twin.append(keys)
+    add_keys(twin, keys)
     flush(twin)
     assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()
 
@@ -163,7 +163,7 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
 def test_a_failed_flush_writes_its_slots_again(tmp_path: Path) -> None:
     disk = OsDisk(str(tmp_path))
     file = IndexFile(disk, "f", LIMITS)
-    file.append([(1, 10, 1000)])
+    add_keys(file, [(1, 10, 1000)])
     flush(file, synced=False)
     assert file.changed
     assert any(file.dirty)
@@ -176,19 +176,19 @@ def test_cut_and_rebuild_are_what_was_never_more(disk: OsDisk, tmp_path: Path, s
     rng = random.Random(seed)
     limits = IndexLimits(slots=3000, entries=200)  # three pages of slots
     file, twin = IndexFile(disk, "f", limits), IndexFile(disk, "twin", limits)
-    keys: list[IndexKey] = []
+    keys: list[Row] = []
     offset, stamp = 0, 50_000
     for _ in range(rng.randrange(1, 199)):
         offset += rng.choice([0, 0, 10, 300])
         stamp += rng.choice([0, 1, 700])
         keys.append((rng.randrange(6000), offset, stamp))
-    file.append(keys)
+    add_keys(file, keys)
     if rng.random() < 0.5:
         flush(file)
     at = rng.randrange(offset + 2)
     kept = [key for key in keys if key[1] < at]
     file.cut(at, kept[-1][2] if kept else None)
-    twin.append(kept)
+    add_keys(twin, kept)
     assert file.count == twin.count
     if kept:
         flush(file)
@@ -211,7 +211,7 @@ def test_a_bad_entry_ends_the_file(
     disk: OsDisk, entry: tuple[int, int, int, int], kept: list[int]
 ) -> None:
     file = IndexFile(disk, "f", LIMITS)
-    file.append([(5, 10 * n, 1000) for n in range(1, 9)])
+    add_keys(file, [(5, 10 * n, 1000) for n in range(1, 9)])
     file.file.pwrite(68 + 5 * 20, ENTRY.pack(*entry))
     assert file.drop_bad()
     assert found(file, 5) == kept[::-1]
@@ -240,7 +240,7 @@ def test_implausible_headers(disk: OsDisk, header: tuple[int, ...]) -> None:
 
 def test_files_are_sparse(disk: OsDisk, tmp_path: Path) -> None:
     file = IndexFile(disk, "f", IndexLimits())
-    file.append([(n * 1_000_003, n, 1000) for n in range(100)])
+    add_keys(file, [(n * 1_000_003, n, 1000) for n in range(100)])
     flush(file)
     stat = (tmp_path / "f").stat()
     assert stat.st_size == 420_000_040
@@ -255,16 +255,16 @@ def test_a_slot_that_changes_during_a_flush_is_written_by_the_next(
     disk: OsDisk, tmp_path: Path
 ) -> None:
     file, twin = IndexFile(disk, "f", LIMITS), IndexFile(disk, "twin", LIMITS)
-    file.append([(1, 10, 1000)])
+    add_keys(file, [(1, 10, 1000)])
     ticket = file.begin_flush()
-    file.append([(1, 20, 2000)])
+    add_keys(file, [(1, 20, 2000)])
     ticket.run()
     ticket.finish(synced=True)
     header = HEADER.unpack_from((tmp_path / "f").read_bytes())
     assert header == (1000, 1000, 10, 10, 1, 2)  # as of the beginning of the flush
     assert file.changed
-    file.append([(1, 30, 3000)])
+    add_keys(file, [(1, 30, 3000)])
     flush(file)
-    twin.append([(1, 10, 1000), (1, 20, 2000), (1, 30, 3000)])
+    add_keys(twin, [(1, 10, 1000), (1, 20, 2000), (1, 30, 3000)])
     flush(twin)
     assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()

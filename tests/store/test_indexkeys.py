@@ -1,9 +1,18 @@
 import random
+import struct
 
 import pytest
 
 from raftmq.store.frame import FrameKind, seal_frame
-from raftmq.store.indexkeys import _PARTS_MAX, KeyWalker, WalkError, has_key, key_hash, keys_of
+from raftmq.store.indexkeys import (
+    _SHAPES_MAX,
+    _SIZES_MAX,
+    KeyWalker,
+    Walk,
+    has_key,
+    key_hash,
+    keys_of,
+)
 from raftmq.store.properties import decode_properties, java_string_hash
 from raftmq.store.record import BLANK, MAGIC_BLANK, MessageRecord, encode_record
 from tests.store.make import PLAIN, record
@@ -34,9 +43,28 @@ def row(items: list[MessageRecord], base: int) -> tuple[bytes, list[tuple[int, i
     return data, keys
 
 
-def walk(data: bytes, base: int = 0) -> tuple[int, list[tuple[int, int, int]]]:
-    found: list[tuple[int, int, int]] = []
-    return KeyWalker().walk(data, base, found), found
+def units_of(items: list[MessageRecord], data: bytes, base: int) -> bytes:
+    """The ConsumeQueue units of records as dispatch makes them, each record in its own queue, in
+    any order. A rolled-back or prepared record has none."""
+    units, at = [], 0
+    for item in items:
+        size = int.from_bytes(data[at : at + 4], "big")
+        if item.sys_flag & 0xC in (0, 0x8):
+            units.append(struct.pack(">qiq", base + at, size, 0))
+        at += size
+    random.Random(len(data)).shuffle(units)
+    return b"".join(units)
+
+
+def listed(walked: Walk) -> list[tuple[int, int, int]]:
+    hashes, offsets, stamps = walked.keys
+    return list(zip(hashes.tolist(), offsets.tolist(), stamps.tolist(), strict=True))
+
+
+def walk(data: bytes, base: int = 0, units: bytes = b"") -> tuple[int, list[tuple[int, int, int]]]:
+    walked = KeyWalker().walk(data, base, units)
+    assert not walked.error
+    return walked.end - base, listed(walked)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +134,13 @@ def test_javas_abs_of_the_smallest_int_is_0() -> None:
         {"body": b"UNIQ_KEY\x01in the body\x02KEYS\x01too\x02"},
     ],
 )
-def test_every_form_of_record(properties: str, changes: dict[str, object]) -> None:
+@pytest.mark.parametrize("repeats", [1, 9])  # decoded one by one, as a shape
+def test_every_form_of_record(properties: str, changes: dict[str, object], repeats: int) -> None:
     item = record(properties=properties.encode(), **changes)
-    data, keys = row([PLAIN, item, PLAIN], 4096)
+    items = [PLAIN, *[item] * repeats, PLAIN]
+    data, keys = row(items, 4096)
     assert walk(data, 4096) == (len(data), keys)
+    assert walk(data, 4096, units_of(items, data, 4096)) == (len(data), keys)
 
 
 def test_rolled_back_records_have_no_keys() -> None:
@@ -123,13 +154,14 @@ def test_a_slice_that_ends_anywhere_is_taken_up_again_there() -> None:
         for n, topic in enumerate(["T", LONG_TOPIC, "T", "U"])
     ]
     data, keys = row(items, 0)
-    for end in range(len(data) + 1):
-        found: list[tuple[int, int, int]] = []
-        walker = KeyWalker()
-        at = walker.walk(data[:end], 0, found)
-        assert at <= end
-        assert walker.walk(data[at:], at, found) == len(data) - at
-        assert found == keys
+    for units in (b"", units_of(items, data, 0)):
+        for end in range(len(data) + 1):
+            walker = KeyWalker()
+            first = walker.walk(data[:end], 0, units)
+            assert first.end <= end
+            second = walker.walk(data[first.end :], first.end, units)
+            assert second.end == len(data)
+            assert listed(first) + listed(second) == keys
 
 
 def test_frames_commands_and_blanks_are_hopped_over() -> None:
@@ -145,32 +177,70 @@ def test_frames_commands_and_blanks_are_hopped_over() -> None:
     assert walk(data[: len(frame) + 60]) == (len(frame + command), keys)
 
 
+def test_frames_and_what_no_queue_has_are_found_between_units() -> None:
+    prepared = record(properties=b"UNIQ_KEY\x01p\x02", sys_flag=0x4)
+    data, keys = b"", []
+    units = b""
+    for index in range(1, 30):
+        items = [record(properties=b"UNIQ_KEY\x01u%02d\x02" % index)] * (index % 4)
+        if index % 7 == 0:
+            items.append(prepared)
+        base = len(data) + 60
+        payload, found = row(items, base)
+        kind = FrameKind.MESSAGES if items else FrameKind.NOOP
+        data += seal_frame(index, 1, len(data), 5, kind, len(items), payload).data
+        keys += found
+        units += units_of(items, payload, base)
+    assert walk(data, 0, units) == (len(data), keys)
+
+
+@pytest.mark.parametrize("lie", ["shifted", "overlapping", "of another part of the log"])
+def test_units_that_do_not_fit_the_log_are_not_believed(lie: str) -> None:
+    items = [record(properties=b"UNIQ_KEY\x01u%d\x02" % n) for n in range(8)]
+    data, keys = row(items, 0)
+    size = len(data) // 8
+    first, length = {"shifted": (4, size), "overlapping": (0, 2 * size)}.get(lie, (1 << 40, size))
+    units = b"".join(struct.pack(">qiq", first + n * size, length, 0) for n in range(7))
+    assert walk(data, 0, units) == (len(data), keys)
+
+
 @pytest.mark.parametrize(
     "damage",
     [bytes(100), b"\xff" * 100, BLANK.pack(4, MAGIC_BLANK) + bytes(92)],
 )
-def test_what_is_nothing_of_ours_is_said_to_be_there(damage: bytes) -> None:
+def test_damage_ends_a_walk_where_it_is(damage: bytes) -> None:
     data, keys = row([record(properties=b"UNIQ_KEY\x01u\x02")], 0)
-    found: list[tuple[int, int, int]] = []
-    with pytest.raises(WalkError) as caught:
-        KeyWalker().walk(data + damage, 0, found)
-    assert caught.value.at == len(data)
-    assert found == keys
+    walked = KeyWalker().walk(data + damage, 0)
+    assert walked.end == len(data)
+    assert walked.error
+    assert listed(walked) == keys
 
 
-def test_remembered_parts_are_bounded_and_always_right() -> None:
+@pytest.mark.parametrize("repeats", [1, 9])
+def test_a_record_whose_fields_do_not_add_up_ends_a_walk(repeats: int) -> None:
+    good, bad = record(properties=b"UNIQ_KEY\x01u\x02"), record(properties=b"UNIQ_KEY\x01v\x02")
+    data, keys = row([good] * 8, 0)
+    broken = bytearray(encode_record(bad))
+    broken[84:88] = (1 << 20).to_bytes(4, "big")  # its body is longer than it
+    walked = KeyWalker().walk(data + bytes(broken) * repeats + data, 0)
+    assert walked.end == len(data)
+    assert "body" in walked.error or "size" in walked.error
+    assert listed(walked) == keys
+
+
+def test_shapes_are_bounded_and_always_right() -> None:
     walker = KeyWalker()
-    rng = random.Random(1)
-    found: list[tuple[int, int, int]] = []
-    items = []
-    for n in range(_PARTS_MAX + 100):
-        items.append(record(topic="T", properties=f"UNIQ_KEY\x01{n:09d}\x02".encode()))
-    for first in range(0, len(items), 1000):
-        walker.walk(b"".join(map(encode_record, items[first : first + 1000])), 0, found)
-    for parts in (walker._heads, walker._middles, walker._tails):
-        assert 0 < len(parts) <= _PARTS_MAX
-    for n in rng.sample(range(len(items)), 300):
-        assert found[n][0] == key_hash("T", f"{n:09d}")
+    for number in range(600):  # sizes of endings, and of each more shapes than are kept
+        items = [
+            record(
+                topic="T",
+                properties=f"P{n % 12:02d}\x01{'v' * number}\x02UNIQ_KEY\x01k{n:02d}".encode(),
+            )
+            for n in range(96)
+        ]
+        data, keys = row(items, 0)
+        assert listed(walker.walk(data, 0)) == keys
+    assert sum(map(len, walker._shapes.values())) <= (_SIZES_MAX + 1) * _SHAPES_MAX
 
 
 KEYS_OF_ONE = [
@@ -214,6 +284,7 @@ def test_records_that_are_laid_out_as_the_one_before_or_nearly(seed: int) -> Non
         items.append(record(topic=topic, properties=text.encode(), body=body, **changes))
     data, keys = row(items, 4096)
     assert walk(data, 4096) == (len(data), keys)
+    assert walk(data, 4096, units_of(items, data, 4096)) == (len(data), keys)
 
 
 def test_has_key() -> None:

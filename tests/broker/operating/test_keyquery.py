@@ -12,7 +12,7 @@ from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.store.messageindex import KeyQuery
+from raftmq.store.messageindex import STEP_BYTES, KeyQuery
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
 from tests.waiting import until
@@ -25,8 +25,8 @@ class Store:
     """Counts the steps; each takes a millisecond of the clock and indexes a megabyte."""
 
     def __init__(self, behind):
-        self.behind = behind
-        self.dispatched_offset = 0
+        self.dispatched_offset = behind
+        self.indexed_offset = 0
         self.steps = 0
         self.now_ns = 10**15
         self.error = None
@@ -37,8 +37,8 @@ class Store:
         self.now_ns += MS
         if self.error:
             raise self.error
-        self.behind = max(0, self.behind - keyquery.MIB)
-        return self.behind
+        self.indexed_offset = min(self.indexed_offset + keyquery.MIB, self.dispatched_offset)
+        return self.dispatched_offset - self.indexed_offset
 
     def query(self, topic, key, max_count, begin_ms, end_ms):
         self.asked.append((topic, key, max_count, begin_ms, end_ms))
@@ -49,55 +49,95 @@ def queries(store):
     return KeyQueries(BrokerConfig(), store, lambda: store.now_ns)
 
 
-def steps_of_a_tick(store, keeper):
+async def steps_of_a_tick(store, keeper):
     before = store.steps
-    keeper.tick()
+    await keeper.tick()
     return store.steps - before
 
 
-def test_a_tick_takes_little_time_while_messages_come_and_more_when_none_do():
+async def test_a_tick_takes_little_time_while_messages_come_and_more_when_none_do():
     store = Store(behind=200 * keyquery.MIB)
     keeper = queries(store)
     for _ in range(3):
         store.dispatched_offset += 1
-        assert steps_of_a_tick(store, keeper) == keyquery.BUSY_NS // MS
-    assert steps_of_a_tick(store, keeper) == keyquery.IDLE_NS // MS
+        assert await steps_of_a_tick(store, keeper) == keyquery.BUSY_NS // MS
+    assert await steps_of_a_tick(store, keeper) == keyquery.IDLE_NS // MS
 
 
-def test_far_behind_it_takes_its_time_whatever_comes():
-    store = Store(behind=keyquery.BEHIND_BYTES_MAX + 3 * keyquery.MIB)
+async def test_far_behind_it_takes_its_time_whatever_comes():
+    store = Store(behind=keyquery.BEHIND_BYTES_MAX + 8 * keyquery.MIB)
     keeper = queries(store)
     taken = []
-    for _ in range(3):
+    for _ in range(2):
         store.dispatched_offset += 1
-        taken.append(steps_of_a_tick(store, keeper))
-    # The first tick does not know yet, the last is not that far behind any more.
-    assert taken == [keyquery.BUSY_NS // MS, keyquery.FORCED_NS // MS, keyquery.BUSY_NS // MS]
+        taken.append(await steps_of_a_tick(store, keeper))
+    assert taken == [keyquery.FORCED_NS // MS, keyquery.FORCED_NS // MS]
+    store.dispatched_offset = store.indexed_offset + keyquery.BEHIND_BYTES_MAX
+    assert await steps_of_a_tick(store, keeper) == keyquery.BUSY_NS // MS
 
 
-def test_nothing_to_do_is_one_step_a_tick():
-    store = Store(behind=0)
-    assert steps_of_a_tick(store, queries(store)) == 1
+async def test_little_waits_until_it_is_much_or_for_a_second():
+    store = Store(behind=STEP_BYTES - 1)
+    keeper = queries(store)
+    assert await steps_of_a_tick(store, keeper) == 1  # the first, whenever it was before
+    store.dispatched_offset += STEP_BYTES - 1
+    assert await steps_of_a_tick(store, keeper) == 0
+    store.dispatched_offset += 1
+    assert await steps_of_a_tick(store, keeper) == 1
+    store.dispatched_offset += 1
+    store.now_ns += keyquery.STEP_INTERVAL_NS
+    assert await steps_of_a_tick(store, keeper) == 1
+    assert store.indexed_offset == store.dispatched_offset
+    store.now_ns += keyquery.STEP_INTERVAL_NS
+    assert await steps_of_a_tick(store, keeper) == 0
 
 
-def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
+async def test_the_loop_runs_between_two_steps():
+    store = Store(behind=9 * keyquery.MIB)
+    keeper = queries(store)
+    await keeper.tick()
+    seen = []
+
+    async def watch():
+        while not store.indexed_offset == store.dispatched_offset:
+            seen.append(store.steps)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(keeper.tick(), watch())
+    assert seen == list(range(seen[0], seen[0] + len(seen)))
+    assert len(seen) == 7
+
+
+async def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
     store = Store(behind=8 * keyquery.MIB)
     keeper = queries(store)
     store.error = OSError(28, "No space left on device")
-    assert [steps_of_a_tick(store, keeper) for _ in range(5)] == [1, 0, 0, 0, 0]
+    assert [await steps_of_a_tick(store, keeper) for _ in range(5)] == [1, 0, 0, 0, 0]
     assert caplog.text.count("index_refused") == 1
+    await keeper.catch_up()  # a lookup answers from what is there
+    assert store.steps == 1
     store.error = None
     store.now_ns += keyquery.RETRY_NS
-    assert steps_of_a_tick(store, keeper) == 8
+    assert await steps_of_a_tick(store, keeper) == 8
 
 
 async def test_a_lookup_catches_up_but_not_for_ever():
     store = Store(behind=5 * keyquery.MIB)
     await queries(store).catch_up()
-    assert (store.behind, store.steps) == (0, 5)
+    assert (store.indexed_offset, store.steps) == (store.dispatched_offset, 5)
     store = Store(behind=1 << 40)
     await queries(store).catch_up()
     assert store.steps == keyquery.CATCH_UP_NS_MAX // MS
+
+
+async def test_a_lookup_does_not_wait_for_messages_that_come_after_it():
+    store = Store(behind=2 * keyquery.MIB)
+    keeper = queries(store)
+    looking = asyncio.ensure_future(keeper.catch_up())
+    await asyncio.sleep(0)
+    store.dispatched_offset += 100 * keyquery.MIB
+    await looking
+    assert store.steps == 2
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,9 @@ _MASK = 0xFFFFFFFF
 _UNUSUAL = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6 | SYS_TRANSACTION_MASK
 _AT_ONCE = 2048  # records: what is made of so many is small enough to be given back and got again
 _ROWS_MIN = 6  # equally long records; fewer are decoded one by one, which is then faster
-_SHAPES_MAX = 8  # of one size
+_SHAPES_MAX = 4  # of one size
 _SIZES_MAX = 256  # of endings with known shapes; then they are learned anew
+_ENDING_MAX = 1024  # bytes of an ending that is learned: so shapes take 10 MB at most
 
 _UNIT = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])  # store.dispatch
 _HOP = np.dtype([("size", ">i4"), ("magic", ">i4")])
@@ -165,8 +166,9 @@ class KeyWalker:
         odd = np.flatnonzero(~plain)
         for rows in _equal(endings, np.flatnonzero(plain)):
             size = int(endings[rows[0]])
-            left = rows if len(rows) < _ROWS_MIN else self._by_shape(data, size, stops, rows, found)
-            odd = np.concatenate((odd, left))
+            if len(rows) >= _ROWS_MIN and size <= _ENDING_MAX:
+                rows = self._by_shape(data, size, stops, rows, found)
+            odd = np.concatenate((odd, rows))
         odd.sort()
         for row in odd:
             at = int(starts[row])
@@ -181,7 +183,7 @@ class KeyWalker:
         """Find the keys of records whose endings have `size` bytes; return those of no shape."""
         width = -(-size // 8) * 8  # whole words; what is before the ending is masked
         endings = _windows(data, width)[stops[rows] - width].view(np.uint8).reshape(-1, width)
-        if len(self._shapes) > _SIZES_MAX:
+        if len(self._shapes) >= _SIZES_MAX and size not in self._shapes:
             self._shapes.clear()
         shapes = self._shapes.setdefault(size, [])
         for shape in shapes:

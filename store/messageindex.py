@@ -39,7 +39,8 @@ from raftmq.store.record import HEAD_SIZE_BYTES, RecordError, decode_record, sto
 log = logging.getLogger("raftmq.store.index")
 
 STEP_BYTES = 320 << 10  # of the log, indexed at once: some 1,000 small messages
-NOTES_MAX = 16_384  # batches of units that wait to be indexed; then they are found in the log
+NOTES_MAX = 16_384  # batches of units that wait to be indexed; more are found again in the log
+NOTED_BYTES_MAX = 64 << 20  # of log that they are of: some 4 MB of units of small messages
 QUERY_COUNT_MAX = 64  # maxMsgsNumBatch
 QUERY_BYTES_MAX = 8 << 20  # half of the largest remoting frame
 CHAIN_ENTRIES_MAX = 20_000  # read by one query: a key that every message has is no key
@@ -86,7 +87,8 @@ class _Notes:
     def add(self, begin: int, end: int, units: Sequence[Units]) -> None:
         """Add the units of the log's part from `begin` to `end`, which follows the one before."""
         batches = self._batches
-        if not batches or batches[-1][0] != begin or len(batches) >= NOTES_MAX:
+        many = len(batches) >= NOTES_MAX or end - self._begin > NOTED_BYTES_MAX
+        if not batches or batches[-1][0] != begin or many:
             batches.clear()
             self._begin = begin
         batches.append((end, units))
@@ -105,6 +107,10 @@ class _Notes:
     def clear(self) -> None:
         self._batches.clear()
 
+    def __len__(self) -> int:
+        """Return how many batches wait."""
+        return len(self._batches)
+
 
 class MessageIndex:
     """The index of a store's messages by key. For one caller (the loop), except
@@ -122,7 +128,7 @@ class MessageIndex:
         self._commitlog = commitlog
         self._walker = KeyWalker()
         self._skip = 0  # keys of the record at `position` that are indexed already
-        self._notes = _Notes()
+        self.notes = _Notes()
         self._last = -1, 0  # offset and store time of the last record walked
         self._directory_dirty = False
         self._flushing = False
@@ -184,7 +190,7 @@ class MessageIndex:
         """Drop entries that point at or above `offset`. Blocking; not while a flush is in
         flight."""
         assert not self._flushing
-        self._notes.clear()
+        self.notes.clear()
         while self.files and self.files[-1].end_offset >= offset:
             file = self.files[-1]
             # A full file is durable as it is, and trusted: it is removed whole, and made again.
@@ -220,7 +226,7 @@ class MessageIndex:
 
     def note(self, begin: int, end: int, units: Sequence[Units]) -> None:
         """Note the ConsumeQueue units of the log's part from `begin` to `end`, just dispatched."""
-        self._notes.add(begin, end, units)
+        self.notes.add(begin, end, units)
 
     def step(self, limit: int, budget_bytes: int = STEP_BYTES) -> int:
         """Index about `budget_bytes` more of the log, never beyond `limit`, which is the end of a
@@ -230,7 +236,7 @@ class MessageIndex:
         if self.position >= limit:
             return 0
         start, skip = self.position, self._skip
-        end, units = self._notes.take(start, min(limit, start + budget_bytes))
+        end, units = self.notes.take(start, min(limit, start + budget_bytes))
         if end == start:
             end = min(limit, start + max(HEAD_SIZE_BYTES, budget_bytes))
         walk = self._read(end, limit, units)

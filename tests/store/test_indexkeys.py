@@ -5,6 +5,7 @@ import pytest
 
 from raftmq.store.frame import FrameKind, seal_frame
 from raftmq.store.indexkeys import (
+    _ENDING_MAX,
     _SHAPES_MAX,
     _SIZES_MAX,
     KeyWalker,
@@ -230,7 +231,7 @@ def test_a_record_whose_fields_do_not_add_up_ends_a_walk(repeats: int) -> None:
 
 def test_shapes_are_bounded_and_always_right() -> None:
     walker = KeyWalker()
-    for number in range(600):  # sizes of endings, and of each more shapes than are kept
+    for number in range(700, 1100):  # sizes of endings, and of each more shapes than are kept
         items = [
             record(
                 topic="T",
@@ -240,7 +241,9 @@ def test_shapes_are_bounded_and_always_right() -> None:
         ]
         data, keys = row(items, 0)
         assert listed(walker.walk(data, 0)) == keys
-    assert sum(map(len, walker._shapes.values())) <= (_SIZES_MAX + 1) * _SHAPES_MAX
+    assert 0 < len(walker._shapes) <= _SIZES_MAX
+    assert max(map(len, walker._shapes.values())) == _SHAPES_MAX
+    assert max(walker._shapes) <= _ENDING_MAX
 
 
 KEYS_OF_ONE = [

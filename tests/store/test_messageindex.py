@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raftmq.store import messageindex
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import Disk, File, OsDisk
 from raftmq.store.frame import Frame
@@ -109,6 +110,24 @@ def test_every_message_is_found_whatever_the_steps(
     assert numbers(store, "all") == list(range(40))
     assert store.derived.query("U", "all", 64, *ALWAYS).records == []
     assert len(disk.listdir("index")) == 8 + (120 % 15 > 0)  # 15 entries a file
+    store.close()
+
+
+@pytest.mark.parametrize(("limit", "batches"), [("NOTES_MAX", 7), ("NOTED_BYTES_MAX", 3000)])
+def test_notes_of_what_waits_are_bounded_and_not_needed(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch, limit: str, batches: int
+) -> None:
+    monkeypatch.setattr(messageindex, limit, batches)
+    store = open_store(disk)
+    assert store.index is not None
+    writer, most = FrameWriter(store.commitlog), 0
+    for n in range(40):
+        writer.messages([keyed(n)])
+        store.derived.dispatch_frame(writer.frames[-1])
+        most = max(most, len(store.index.notes))
+    assert 3 < most <= 20
+    store.derived.index_all()
+    assert numbers(store, "all") == list(range(40))
     store.close()
 
 

@@ -34,6 +34,14 @@ class NameServer:
             return None
         return RemotingCommand.response_to(command)
 
+    async def quiet(self):
+        """Return once the broker waits, and no registration is under way: at its start several
+        things change, and each is told."""
+        heard = -1
+        while heard != self.heard:
+            heard = self.heard
+            await asyncio.sleep(0.2)
+
     def cut(self):
         for connection in list(self.server.connections):
             connection.abort("test")
@@ -47,10 +55,7 @@ async def test_a_change_and_a_stop_at_once(tmp_path):
         async with Group(tmp_path, namesrvAddr=f"127.0.0.1:{names.server.port}") as group:
             broker = await group.leading()
             await until(lambda: broker.registrar.registered != {})
-            heard = -1
-            while heard != names.heard:  # it waits, nothing is under way
-                heard = names.heard
-                await asyncio.sleep(0.1)
+            await names.quiet()
             async with asyncio.timeout(60):
                 broker.registrar.trigger()
                 await asyncio.sleep(0)  # the waiter is woken, its task not yet
@@ -67,6 +72,7 @@ async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeyp
         async with Group(tmp_path, namesrvAddr=f"127.0.0.1:{names.server.port}") as group:
             broker = await group.leading()
             await until(lambda: broker.log.identity in broker.registrar.registered.values())
+            await names.quiet()
             routes = []
             broker.registrar._on_route = lambda *what: routes.append(what)
             for _ in range(3):

@@ -77,9 +77,9 @@ def test_every_walker_hops_over_the_command():
     walk = walk_range(memoryview(frame.data), 0, 0, len(frame.data))
     assert (len(walk.frames), len(walk.records), walk.gaps) == (1, 2, [])
     assert walk.frames[0].size == frame.records_at
-    keys = []
-    assert KeyWalker().walk(frame.data, 0, keys) == len(frame.data)
-    assert len(keys) == 2
+    keys = KeyWalker().walk(frame.data, 0)
+    assert keys.end == len(frame.data)
+    assert len(keys.keys.hashes) == 2
 
 
 def test_a_header_whose_command_is_longer_than_the_payload_is_damage():

@@ -90,6 +90,7 @@ class ConsumerGroup:
             self._namesrv,
             self._listener(name),
             config=self._config,
+            instance_config=signing(),
             on_commit=self._commits.committer(name, self.group),
             on_committing=self._commits.committing(name, self.group),
         )

@@ -11,7 +11,10 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.credentials import own_credentials, signing
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads.consumers import ConsumerGroup
 from raftmq.client import Admin, Message, Producer, SendFailed
+from tests.waiting import until
 
 PATIENCE_S = 120.0  # a bound against hanging
 PLAIN_ACL = """
@@ -59,6 +62,7 @@ async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch):
         async with Admin(state.namesrv, instance_config=signing()) as admin:
             ends = await admin.topic.offsets("T")
             assert sum(one.max_offset for one in ends.values()) >= 20
+        await _all_consumed(state.namesrv, tmp_path / "h.jsonl")
         for module, address in (
             ("raftmq.broker.health", leader.address),
             ("raftmq.namesrv.health", state.namesrv),
@@ -79,6 +83,19 @@ async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch):
     finally:
         await cluster.down()
         await cluster.close()
+
+
+async def _all_consumed(namesrv, path):
+    """Return once a consumer of the harness was given every message."""
+    seen = set()
+
+    async def take(messages):
+        seen.update(message.body for message in messages)
+
+    with HistoryWriter(path) as history:
+        async with ConsumerGroup(namesrv, history, "T", "g", listener=lambda _: take) as group:
+            await group.join("one")
+            await until(lambda: seen >= {b"%d" % number for number in range(20)})
 
 
 async def _refused(namesrv, config):

@@ -93,7 +93,7 @@ class KeyQueries:
         enough = 1 if now_ns >= self._due_ns else STEP_BYTES
         while left >= enough:
             left = self._step()
-            if self._clock_ns() >= now_ns + budget_ns:
+            if left < enough or self._clock_ns() >= now_ns + budget_ns:
                 break
             await asyncio.sleep(0)
 

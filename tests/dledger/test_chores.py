@@ -50,6 +50,7 @@ class World:
         roster = SimpleNamespace(save=note("roster"))
         enforcement = SimpleNamespace(look=note("enforce"))
         self.pool = ThreadPoolExecutor(1)
+        self.ticked = asyncio.Event()
         made = cast(Any, Chores)  # of parts that only look like the real ones
         parts = (pump, flusher, healer, installer, roster, enforcement)
         self.chores: Chores = made(*parts, self.pool, lambda: self.now_ms)
@@ -64,14 +65,16 @@ class World:
 
     def drive(self, act: Callable[[], None]) -> None:
         act()
+        self.chores.cancel()  # one tick, however late this test goes on
+        self.ticked.set()
 
     async def tick(self, ms: float) -> list[str]:
         """What one tick does, this much later."""
         self.now_ms += ms
         self.done.clear()
+        self.ticked.clear()
         self.chores.start()
-        await asyncio.sleep(TICK_MS / 1000 * 1.5)
-        self.chores.cancel()
+        await self.ticked.wait()
         await self.chores.stop()
         return list(self.done)
 

@@ -149,11 +149,12 @@ class IndexFile:
 
     def _loaded_slots(self) -> Int32s:
         if self.slots is None:
-            self.slots = np.zeros(self.limits.slots, np.int32)
+            slots = np.zeros(self.limits.slots, np.int32)
             if self.count > 1:
                 for first, stored in self._stored_slots():
-                    self.slots[first : first + len(stored)] = stored
+                    slots[first : first + len(stored)] = stored
             self.dirty = bytearray((self.limits.slots + _PAGE - 1) >> _PAGE_SHIFT)
+            self.slots = slots  # only now: a read that failed must not leave a part of them
         return self.slots
 
     def _stored_slots(self) -> Iterator[tuple[int, Int32s]]:

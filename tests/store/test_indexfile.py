@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.store.disk import File, OsDisk
+from raftmq.store.disk import File, OsDisk, OsFile
 from raftmq.store.indexfile import ENTRY, HEADER, IndexFile, IndexLimits
 from tests.store.make import Row, add_keys
 
@@ -158,6 +158,28 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     add_keys(twin, keys)
     flush(twin)
     assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()
+
+
+def test_slots_that_cannot_be_read_are_read_again(disk: OsDisk, tmp_path: Path) -> None:
+    file, twin = IndexFile(disk, "f", LIMITS), IndexFile(disk, "twin", LIMITS)
+    rows: list[Row] = [(n % 9, n, 1000) for n in range(15)]
+    add_keys(file, rows[:6])
+    flush(file)
+    file.close()
+    file = IndexFile(disk, "f", LIMITS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OsFile, "pread", refuse)
+        with pytest.raises(OSError, match="bad"):
+            add_keys(file, rows[6:])
+    add_keys(file, rows[6:])
+    add_keys(twin, rows)
+    flush(file)
+    flush(twin)
+    assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()
+
+
+def refuse(*_: object) -> bytes:
+    raise OSError(errno.EIO, "a bad sector")
 
 
 def test_a_failed_flush_writes_its_slots_again(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.checkout import module_in, mqcluster
-from bench.wire import run_load
+from bench.wire import LoadResult, run_load
 
 HERE = Path(__file__).resolve().parent
 QUEUES = 4
@@ -122,9 +122,8 @@ class Cluster:
         )
         return leader, follower
 
-    def wire(self, count: int, in_flight: int, batch: int = 0) -> Figures:
+    def load(self, count: int, in_flight: int, batch: int = 0) -> LoadResult:
         """Send with the thin load generator; in batches of `batch` if that is not 0."""
-        before, begun_s = self._brokers(), time.process_time()
         load = run_load(
             *(self._address, "Bench"),
             queues=QUEUES,
@@ -133,7 +132,12 @@ class Cluster:
             in_flight=in_flight,
             batch=batch,
         )
-        result = uvloop.run(load)
+        return uvloop.run(load)
+
+    def wire(self, count: int, in_flight: int, batch: int = 0) -> Figures:
+        """Measure such a load."""
+        before, begun_s = self._brokers(), time.process_time()
+        result = self.load(count, in_flight, batch)
         client = (time.process_time() - begun_s) * 1e6 / result.messages
         leader, follower = self._spent(before, result.messages)
         return {"leader": leader, "follower": follower, "client": client, "rate": result.rate}
@@ -161,7 +165,7 @@ def measure(root: Path, also: tuple[str, ...], scale: float) -> dict[str, Figure
     count = max(1_000, int(50_000 * scale))
     cluster = Cluster(root, also)
     try:
-        cluster.wire(count // 2, IN_FLIGHT)  # to warm up
+        cluster.load(count // 2, IN_FLIGHT)  # to warm up
         cluster.find_idle()
         return {
             "wire, 256 in flight": cluster.wire(2 * count, IN_FLIGHT),
@@ -195,7 +199,7 @@ def main(
 ) -> None:
     """Measure CPU microseconds a message, of leader, follower and client: medians of ROUNDS."""
     chosen = {
-        " ".join((root.resolve().name, *settings)): (root.resolve(), settings)
+        " ".join((str(root.resolve()), *settings)): (root.resolve(), settings)
         for root in roots or [HERE.parent]
         for settings in ([(), also] if also else [()])
     }
@@ -217,7 +221,7 @@ def _table(found: dict[str, list[dict[str, Figures]]]) -> Table:
             names = ("leader", "follower", "client", "rate")
             medians = [statistics.median(turn[what][one] for turn in rounds) for one in names]
             cells = [f"{value:.2f}" for value in medians[:3]]
-            table.add_row(what, name, *cells, f"{medians[3]:,.0f}")
+            table.add_row(what, Path(name).name, *cells, f"{medians[3]:,.0f}")
     return table
 
 

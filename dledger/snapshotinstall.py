@@ -334,7 +334,7 @@ class Receiver:
 
     @property
     def received_bytes(self) -> int:
-        """How many bytes of the current parcel have come."""
+        """The bytes of the current parcel that have come."""
         return len(self._data)
 
     def follow(self, leader: NodeId | None, term: int) -> None:

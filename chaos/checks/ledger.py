@@ -118,7 +118,8 @@ class Entry:
 
 
 class Ledger:
-    """What is known of every message. Feed it `invoked`, `decided`, `consumed` and `drained`.
+    """Keeps what a run has shown of every message. Feed it `invoked`, `decided`, `consumed` and
+    `drained`.
 
     entries: every message sent, by id. phantoms: id → why it should not have been consumed.
     twice_acked, clashes: positions of two messages, as ordered sets. misplaced: acknowledged in one

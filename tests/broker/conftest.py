@@ -1,4 +1,4 @@
-"""What most of the broker's tests stand on: a group of one replica."""
+"""Fixtures of most of the broker's tests: a group of one replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start makes of what it finds: recovered, or recovering and why."""
+"""A replica at its start: recovered, or recovering and why."""
 
 from __future__ import annotations
 

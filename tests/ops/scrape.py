@@ -1,4 +1,4 @@
-"""What /metrics showed at one moment, and what every exposition keeps to."""
+"""Reads /metrics as it was at one moment, and checks what every exposition keeps to."""
 
 import re
 

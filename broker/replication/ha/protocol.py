@@ -136,7 +136,7 @@ class RecordRuns:
 
     @property
     def received(self) -> int:
-        """Where the next byte of the stream belongs."""
+        """The offset at which the next byte of the stream belongs."""
         return self.position + len(self._held)
 
     def feed(self, data: bytes) -> list[Run]:

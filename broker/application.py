@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 
 from raftmq.broker.containment import Contained
 from raftmq.broker.errors import StateError
-from raftmq.broker.sending.cut import QueueUnits
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.waiting import Pending
 from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import RoleEvent
 from raftmq.store.derived import DerivedFiles
+from raftmq.store.dispatch import Units
 from raftmq.store.frame import Frame, FrameKind
 
 log = logging.getLogger("raftmq.broker.application")
@@ -127,7 +127,7 @@ class BrokerApplication:
 
     def apply(self, frames: Sequence[Frame]) -> None:
         answers: list[Pending] = []
-        touched: list[QueueUnits] = []
+        touched: list[Units] = []
         topics: list[str] = []
         for frame in frames:
             pending = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raftmq.store.commitlog import CommitLog
-from raftmq.store.derived import DerivedFiles, Units
+from raftmq.store.derived import DerivedFiles
+from raftmq.store.dispatch import Units
 from raftmq.store.errors import Diverged, StoreDamaged
 from raftmq.store.record import BLANK, MAGIC_BLANK, store_timestamp_at, walk_records
 

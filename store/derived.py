@@ -19,12 +19,10 @@ from collections.abc import Sequence
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueueStore
-from raftmq.store.dispatch import Dispatcher
+from raftmq.store.dispatch import Dispatcher, Units
 from raftmq.store.frame import Frame, FrameKind
 from raftmq.store.messageindex import STEP_BYTES, KeyQuery, MessageIndex
 from raftmq.store.queuerepair import QueueRepairs, mend_queues
-
-Units = tuple[str, int, int, bytes]  # the fields of QueueUnits
 
 
 class DerivedFiles:
@@ -96,7 +94,7 @@ class DerivedFiles:
         for topic, queue_id, first, packed in units:
             append(topic, queue_id, first, packed)
         if self.index is not None:
-            self.index.note(self.dispatched_offset, end, units)
+            self.index.notes.add(self.dispatched_offset, end, units)
         self.dispatched_offset = end
         self.newest_ms = newest_ms
 
@@ -127,7 +125,7 @@ class DerivedFiles:
 
     @property
     def indexed_offset(self) -> int:
-        """How far the index goes."""
+        """The CommitLog offset up to which the index goes."""
         return self.dispatched_offset if self.index is None else self.index.position
 
     def index_step(self, budget_bytes: int = STEP_BYTES) -> int:

@@ -65,6 +65,9 @@ class QueueUnits(NamedTuple):
     units: bytes
 
 
+Units = tuple[str, int, int, bytes]  # the fields of QueueUnits, which the leader makes as a tuple
+
+
 class DispatchError(AssertionError):
     """The records contradict each other: a bug or damage; they must not be indexed."""
 

@@ -28,7 +28,6 @@ from raftmq.broker.replication.ha.master import HaMaster
 from raftmq.broker.replication.ha.protocol import Run
 from raftmq.broker.replication.ha.slave import HaSlave
 from raftmq.broker.replication.peerproof import NO_GATES, Gates
-from raftmq.broker.sending.cut import QueueUnits
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.waiting import Batch
 from raftmq.broker.tables.configfiles import ConfigFiles
@@ -36,6 +35,7 @@ from raftmq.broker.tables.state import BrokerState, Change, decode_command_paylo
 from raftmq.dledger.errors import NotLeader
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.remoting.processtls import ProcessTls
+from raftmq.store.dispatch import Units
 from raftmq.store.errors import StoreError
 from raftmq.store.flush import FlushMode, GroupFlusher
 from raftmq.store.messagestore import MessageStore
@@ -89,7 +89,7 @@ class LocalApplication:
         else:
             self._arrived(self._log.copy(run.data, run.newest_ms))
 
-    def _arrived(self, units: Sequence[QueueUnits]) -> None:
+    def _arrived(self, units: Sequence[Units]) -> None:
         for topic, queue_id, _, packed in units:
             try:
                 self._on_units(topic, queue_id, packed)

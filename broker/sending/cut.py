@@ -18,15 +18,13 @@ from raftmq.broker.sending.sendrequest import MAGIC_V1, MAGIC_V2, Record, SendQu
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import MQ_VERSION
 from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+from raftmq.store.dispatch import UNIT, Units
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 
-UNIT = struct.Struct(">qiq")  # physical offset, record size, tags code
 _PREFIX = struct.Struct(">ii")
 _SIZES = 1024  # headers up to this size have a ready-made prefix
 _PREFIXES = [_PREFIX.pack(size + 4, size) for size in range(_SIZES)]
 _LONG = struct.Struct(">q")
-
-QueueUnits = tuple[str, int, int, bytes]  # topic, queue id, first queue offset, units
 
 
 def cut_frame(
@@ -38,7 +36,7 @@ def cut_frame(
     now_ms: int,
     store_host: bytes,
     command: bytes = b"",
-) -> tuple[Frame, list[int], list[int], list[QueueUnits]]:
+) -> tuple[Frame, list[int], list[int], list[Units]]:
     """Build and seal the frame of `command` and `records`, whose sizes add up to `payload_size`.
     Returns it, and `cut_records`' results except the payload."""
     frame_position = place(HEADER_SIZE_BYTES + payload_size)
@@ -63,7 +61,7 @@ def cut_frame(
 
 def cut_records(
     records: Sequence[Record], position: int, now_ms: int, store_host: bytes
-) -> tuple[bytes, list[int], list[int], list[QueueUnits]]:
+) -> tuple[bytes, list[int], list[int], list[Units]]:
     """Build the stored form of records, the first of them at `position`.
 
     Every `tail` begins with the topic length: one byte, not 0, in a V1 record; two bytes, the first
@@ -123,7 +121,7 @@ def cut_records(
         add_position(position)
         add_offset(offset)
         position += size
-    groups: list[QueueUnits] = []
+    groups: list[Units] = []
     for queue in touched:
         if queue.delay_ms >= 0:
             due_ms = now_ms + queue.delay_ms

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from raftmq.broker.sending.cut import QueueUnits
 from raftmq.broker.sending.outcome import Done
 from raftmq.broker.sending.sendrequest import Record
 from raftmq.broker.tables.sentonce import Once
 from raftmq.broker.tables.state import several
 from raftmq.remoting.command import JSON
+from raftmq.store.dispatch import Units
 from raftmq.store.frame import Frame
 
 
@@ -170,7 +170,7 @@ class Stored:
     __slots__ = ("cut_s", "group", "offsets", "positions", "units")
 
     def __init__(
-        self, group: Group, positions: list[int], offsets: list[int], units: list[QueueUnits]
+        self, group: Group, positions: list[int], offsets: list[int], units: list[Units]
     ) -> None:
         self.cut_s = time.perf_counter()  # 0: not to be timed
         self.group = group
@@ -190,7 +190,7 @@ class Pending(Stored):
         group: Group,
         positions: list[int],
         offsets: list[int],
-        units: list[QueueUnits],
+        units: list[Units],
         cut_ms: int,
     ) -> None:
         super().__init__(group, positions, offsets, units)
@@ -211,7 +211,7 @@ class Batch(Stored):
         group: Group,
         positions: list[int],
         offsets: list[int],
-        units: list[QueueUnits],
+        units: list[Units],
     ) -> None:
         super().__init__(group, positions, offsets, units)
         self.position = position

@@ -24,6 +24,7 @@ from raftmq.chaos.workloads.log import KeyedSender, random_items
 from raftmq.client import Admin, ClientError, MessageQueue, Producer, SendConfig
 
 ROUTE_POLL_S = 0.05
+READ_EVERY_S = 0.2  # a round of reading the group's offsets after the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,9 @@ class Churn:
     """Lets members of a group leave and come back under a new name, and reads the group's offsets
     all the while."""
 
-    def __init__(self, *, restart_every_s: float = 5.0, read_every_s: float = 0.2) -> None:
+    def __init__(self, *, restart_every_s: float = 5.0) -> None:
         self.restarts = 0
         self._restart_every_s = restart_every_s
-        self._read_every_s = read_every_s
         self._stopping = asyncio.Event()
 
     def start(
@@ -104,7 +104,7 @@ class Churn:
     async def _read_offsets(
         self, queues: Sequence[MessageQueue], read: Callable[[MessageQueue], Awaitable[None]]
     ) -> None:
-        while not await self._stopped_within(self._read_every_s):
+        while not await self._stopped_within(READ_EVERY_S):
             for queue in queues:
                 await read(queue)
                 if self._stopping.is_set():

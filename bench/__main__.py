@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import checkout
+from bench.group import floor_server
 from bench.wire import LoadResult, run_load
 from raftmq.client import ConsumeFrom, ConsumerConfig, Message, Producer, PullConfig, PushConsumer
 
@@ -179,18 +180,8 @@ class Bench:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def floor(self) -> None:
-        server = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.floor"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert server.stdout is not None
-        port = int(await server.stdout.readline())
-        try:
-            await self.sends("floor", f"127.0.0.1:{port}", None)
-        finally:
-            server.kill()
-            await server.wait()
+        async with floor_server() as address:
+            await self.sends("floor", address, None)
 
     def ratios(self) -> Table:
         """Return each cluster figure over the floor's of the same shape and generator."""

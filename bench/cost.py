@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.checkout import module_in, mqcluster
+from bench.group import cpu_us
 from bench.wire import LoadResult, run_load
 
 HERE = Path(__file__).resolve().parent
@@ -48,14 +49,6 @@ SETTINGS = {
 }
 REST_S_MAX = 30  # that the brokers may need after a load until they are idle
 Figures = dict[str, float]  # by process: CPU microseconds a message; "rate": messages a second
-
-
-def cpu_us(pid: int) -> float:
-    """Return the CPU time that all threads of a process have had, in microseconds."""
-    total_ns = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total_ns += int((task / "schedstat").read_text().split()[0])
-    return total_ns / 1000
 
 
 class Cluster:

@@ -46,6 +46,7 @@ from rich.table import Table
 
 from bench.checkout import mqcluster
 from bench.flood import DEAF, NOTHING, ONE_WAY, SENDS, SETTLE_S, SLOW, Plan
+from bench.group import resident_mib
 from bench.wire import run_load
 from raftmq.chaos.faults.steering import SLOW as SLOW_EFFECT
 from raftmq.chaos.faults.steering import SYNC, Rule, Steering
@@ -202,15 +203,6 @@ class Watch:
                 memory.after = resident_mib(pid)
                 memory.peak = max(memory.peak, memory.after)
             await asyncio.sleep(SAMPLE_S)
-
-
-def resident_mib(pid: int) -> float:
-    """Return a process's resident MiB; 0 if it has ended."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except FileNotFoundError:
-        return 0.0
-    return pages * resource.getpagesize() / (1 << 20)
 
 
 class NormalClient:

@@ -9,10 +9,12 @@ response's arrival.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import struct
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -42,15 +44,16 @@ class LoadResult:
 
 
 class _Load(asyncio.Protocol):
-    """Keeps `in_flight` requests on the wire until `count` are answered."""
+    """Keeps `in_flight` requests on the wire until `count` are answered. The topics take turns."""
 
-    def __init__(self, topic: str, queues: int, body: bytes, batch: int) -> None:
+    def __init__(self, topics: Sequence[str], queues: int, body: bytes, batch: int) -> None:
+        self._topics = [topic.encode() for topic in topics]
         self._queues = queues
         self._batch = batch
         code = 320 if batch else 310
         flag_m = "true" if batch else "false"
-        self._header = (  # a template: queue, born time, properties, opaque are filled in
-            f'{{"code":{code},"extFields":{{"a":"bench","b":"{topic}","c":"TBW102","d":"4",'
+        self._header = (  # a template: topic, queue, born time, properties, opaque are filled in
+            f'{{"code":{code},"extFields":{{"a":"bench","b":"%b","c":"TBW102","d":"4",'
             f'"e":"%d","f":"0","g":"%d","h":"0","i":"%b","j":"0","k":"false","m":"{flag_m}"}},'
             '"flag":0,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":479}'
         ).encode()
@@ -66,6 +69,7 @@ class _Load(asyncio.Protocol):
         self.first_refusal = b""
         self._starts: array[int] = array("q")
         self.latencies: array[int] = array("q")
+        self._end = math.inf
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._salt = time.time_ns() & 0xFFFFFFFF
 
@@ -82,8 +86,10 @@ class _Load(asyncio.Protocol):
         if not self.done.done():
             self.done.set_exception(ConnectionError("the broker closed the connection"))
 
-    def start(self, count: int, in_flight: int) -> None:
+    def start(self, count: int, in_flight: int, seconds: float) -> None:
+        """Begin; after so many seconds nothing more is sent, even if `count` is not reached."""
         self._count = count
+        self._end = time.perf_counter() + seconds
         self._send(min(in_flight, count))
 
     def _send(self, number: int) -> None:
@@ -92,7 +98,9 @@ class _Load(asyncio.Protocol):
         payload = self._items or self._body
         for opaque in range(self._sent, self._sent + number):
             unique = b"" if self._batch else _PROPERTIES % (self._salt, opaque)
-            header = self._header % (opaque % self._queues, now_ms, unique, opaque)
+            turn, topic = divmod(opaque, len(self._topics))
+            queue = turn % self._queues
+            header = self._header % (self._topics[topic], queue, now_ms, unique, opaque)
             out.append(_LENGTHS.pack(4 + len(header) + len(payload), len(header)))
             out.append(header)
             out.append(payload)
@@ -121,6 +129,8 @@ class _Load(asyncio.Protocol):
             at += length
         self._buffer = data[at:]
         self._answered += answered
+        if now > self._end * 1e9:
+            self._count = self._sent
         if self._answered >= self._count:
             if not self.done.done():
                 self.done.set_result(None)
@@ -130,27 +140,31 @@ class _Load(asyncio.Protocol):
 
 async def run_load(
     address: str,
-    topic: str,
+    topics: str | Sequence[str],
     *,
     queues: int,
     body: bytes,
     count: int,
     in_flight: int,
     batch: int = 0,
+    seconds: float = math.inf,
 ) -> LoadResult:
-    """Send `count` requests (each of `batch` messages, or one when 0) and wait for all answers."""
+    """Send `count` requests (each of `batch` messages, or one when 0), or as many as are sent in
+    so many seconds if those are fewer, and wait for all answers."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     transport, load = await loop.create_connection(
-        lambda: _Load(topic, queues, body, batch), host, int(port)
+        lambda: _Load([topics] if isinstance(topics, str) else topics, queues, body, batch),
+        *(host, int(port)),
     )
     try:
         begun = time.perf_counter()
-        load.start(count, in_flight)
+        load.start(count, in_flight, seconds)
         await load.done
-        seconds = time.perf_counter() - begun
+        took = time.perf_counter() - begun
     finally:
         transport.close()
     if load.refused:
         raise RuntimeError(f"{load.refused} sends refused; the first: {load.first_refusal!r}")
-    return LoadResult(count * max(1, batch), seconds, load.latencies, load.refused)
+    answered = len(load.latencies)
+    return LoadResult(answered * max(1, batch), took, load.latencies, load.refused)

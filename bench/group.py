@@ -1,0 +1,140 @@
+"""A Raft group of processes of this checkout, and what its processes cost.
+
+`RaftGroup` starts the group in a directory of its own and removes it afterwards. A replica that
+waits for its processor keeps its leadership for some seconds, since a busy machine's elections are
+not measured here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import Node
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.whole import wait_whole
+
+HERE = Path(__file__).resolve().parent
+PATIENT = {
+    "flushDiskType": "ASYNC_FLUSH",
+    "electionTimeoutMinMs": "4000",
+    "electionTimeoutMaxMs": "8000",
+}
+PROMPT = {"flushDiskType": "ASYNC_FLUSH"}  # as a real group elects
+WHOLE_TIMEOUT_S = 600.0
+SLOW_STOP_S = 300.0
+
+
+def cpu_us(pid: int) -> float:
+    """Return the CPU time that all threads of a process have had, in microseconds."""
+    total_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total_ns += int((task / "schedstat").read_text().split()[0])
+    return total_ns / 1000
+
+
+def resident_mib(pid: int) -> float:
+    """Return a process's resident MiB; 0 if it has ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except FileNotFoundError:
+        return 0.0
+    return pages * resource.getpagesize() / (1 << 20)
+
+
+def raise_file_limit() -> None:
+    """Let this process, and those it starts, open as many files as the system permits."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What processes cost at one moment: by role, CPU microseconds so far and resident MiB."""
+
+    cpu_us: Mapping[str, float]
+    memory_mib: Mapping[str, float]
+
+
+class RaftGroup:
+    """A group, its name server, and where they are."""
+
+    def __init__(self, cluster: Cluster, namesrv: str) -> None:
+        self.cluster = cluster
+        self.namesrv = namesrv
+        self.leader: Node
+        self.followers: list[Node] = []
+
+    async def look(self) -> None:
+        """Find out who leads now."""
+        self.leader = await self.cluster.find("leader")
+        self.followers = [n for n in self.cluster.state().brokers if n.name != self.leader.name]
+
+    @property
+    def address(self) -> str:
+        return self.leader.address
+
+    def usage(self) -> Usage:
+        """Return what leader, one follower (if there is one) and name server cost by now."""
+        (namesrv,) = self.cluster.state().name_servers
+        nodes = {"leader": self.leader, "namesrv": namesrv}
+        if self.followers:
+            nodes["follower"] = self.followers[0]
+        pids = {role: node.process.pid for role, node in nodes.items() if node.process}
+        return Usage(
+            {role: cpu_us(pid) for role, pid in pids.items()},
+            {role: resident_mib(pid) for role, pid in pids.items()},
+        )
+
+    async def kill(self, node: Node) -> None:
+        """End a process with SIGKILL; return when it is gone."""
+        await self.cluster.wait_dead(self.cluster.signal(node.name, signal.SIGKILL))
+
+    async def whole(self) -> None:
+        """Return when every replica has what was committed, and the leader is known again."""
+        await wait_whole(self.cluster, WHOLE_TIMEOUT_S)
+        await self.look()
+
+
+@asynccontextmanager
+async def raft_group(
+    settings: Mapping[str, str] = PATIENT, replicas: int = 3
+) -> AsyncIterator[RaftGroup]:
+    """Run a group while the block runs."""
+    directory = Path(tempfile.mkdtemp(prefix="bench-"))
+    cluster = Cluster(directory)
+    try:
+        state = await cluster.up(Shape(replicas=replicas), dict(settings))
+        group = RaftGroup(cluster, state.namesrv)
+        await group.look()
+        yield group
+    finally:
+        await cluster.down(SLOW_STOP_S)
+        await cluster.close()
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def floor_server() -> AsyncIterator[str]:
+    """Run bench.floor while the block runs; yield its address."""
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.floor"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=HERE.parent,
+    )
+    assert server.stdout is not None
+    try:
+        yield f"127.0.0.1:{int(await server.stdout.readline())}"
+    finally:
+        server.kill()
+        await server.wait()

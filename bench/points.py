@@ -1,0 +1,303 @@
+"""The points of bench.curves: each function measures one value of one curve, on a group of its own.
+
+A load's figures are its rate (and the floor's, measured with the same load right before: the
+machine is seldom alone), p50 and p99, CPU microseconds a message by process, and resident MiB by
+process when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from bench.group import PATIENT, PROMPT, RaftGroup, Usage, floor_server, raft_group
+from bench.wire import LoadResult, run_load
+from raftmq.client import Admin, Message, Producer
+from raftmq.remoting.admin_headers import TopicHeader
+
+Figures = dict[str, float]
+
+TOPIC = "Curve"
+QUEUES = 4
+IN_FLIGHT = 256
+BODY = b"x" * 128
+MANY = 1 << 40  # requests: more than any load sends in its time
+CREATIONS = 64  # topics that are created at one time
+LIST_LIMIT = 1_000  # topics in a page of the HTTP API
+RETRY_S = 0.01
+READY_TIMEOUT_S = 600.0
+QUIET_S = 12.0  # of lone sends: long enough for a snapshot of the tables (snapshotIntervalMs)
+SETTINGS = PATIENT | {"defaultTopicQueueNums": str(QUEUES)}
+
+
+def progress(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
+class Load:
+    """A load on one group: sends on one connection, a number of them in flight."""
+
+    def __init__(self, seconds: float, body: bytes = BODY, in_flight: int = IN_FLIGHT) -> None:
+        self._seconds = seconds
+        self._body = body
+        self._in_flight = in_flight
+
+    async def run(self, address: str, topics: str | Sequence[str], queues: int) -> LoadResult:
+        return await run_load(
+            *(address, topics),
+            queues=queues,
+            body=self._body,
+            count=MANY,
+            in_flight=self._in_flight,
+            seconds=self._seconds,
+        )
+
+    async def measure(
+        self, group: RaftGroup, topics: str | Sequence[str] = TOPIC, queues: int = QUEUES
+    ) -> Figures:
+        """Return the figures of the load."""
+        async with floor_server() as floor:
+            least = await self.run(floor, TOPIC, QUEUES)
+        before = group.usage()
+        result = await self.run(group.address, topics, queues)
+        return (
+            {
+                "rate": result.rate,
+                "p50_ms": result.percentile_ms(0.5),
+                "p99_ms": result.percentile_ms(0.99),
+                "max_ms": result.percentile_ms(1.0),
+                "floor_rate": least.rate,
+                "floor_p50_ms": least.percentile_ms(0.5),
+            }
+            | per_message(before, group.usage(), result.messages)
+            | memory(group.usage())
+        )
+
+
+def per_message(before: Usage, after: Usage, count: int) -> Figures:
+    spent = {role: after.cpu_us[role] - us for role, us in before.cpu_us.items()}
+    return {f"{role}_us": us / count for role, us in spent.items() if role != "namesrv"}
+
+
+def memory(usage: Usage) -> Figures:
+    return {f"{role}_mib": mib for role, mib in usage.memory_mib.items()}
+
+
+@asynccontextmanager
+async def warm_group(
+    settings: Mapping[str, str] = SETTINGS, replicas: int = 3
+) -> AsyncIterator[RaftGroup]:
+    """Run a group whose topic TOPIC exists and that has had some load."""
+    async with raft_group(settings, replicas) as group:
+        await Load(0.5).run(group.address, TOPIC, QUEUES)
+        yield group
+
+
+async def window(value: int, seconds: float) -> Figures:
+    """Measure with `value` sends in flight."""
+    async with warm_group() as group:
+        return await Load(seconds, in_flight=value).measure(group)
+
+
+async def body(value: int, seconds: float) -> Figures:
+    """Measure bodies of `value` bytes, at most 16 MiB of them in flight."""
+    in_flight = max(4, min(IN_FLIGHT, (16 << 20) // value))
+    async with warm_group() as group:
+        figures = await Load(seconds, bytes(value), in_flight).measure(group)
+    return figures | {"mib_s": figures["rate"] * value / (1 << 20)}
+
+
+async def replicas(value: int, seconds: float) -> Figures:
+    """Measure a group of `value` replicas."""
+    async with warm_group(replicas=value) as group:
+        return await Load(seconds).measure(group)
+
+
+async def queues(value: int, seconds: float) -> Figures:
+    """Measure a topic of `value` queues, to which sends go in turn."""
+    async with warm_group() as group:
+        await create(group, ["Queues"], value)
+        return await Load(seconds).measure(group, "Queues", value)
+
+
+async def connections(value: int, seconds: float) -> Figures:
+    """Measure one busy connection beside `value` - 1 idle ones, and then all of them with one send
+    in flight each."""
+    async with warm_group() as group:
+        before = group.usage().memory_mib["leader"]
+        host, _, port = group.address.rpartition(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(value - 1)]
+        await asyncio.sleep(1)
+        held = group.usage().memory_mib["leader"] - before
+        figures = await Load(seconds).measure(group)
+        for _, writer in idle:
+            writer.close()
+        one = Load(seconds, in_flight=1)
+        begun = group.usage()
+        results = await asyncio.gather(
+            *(one.run(group.address, TOPIC, QUEUES) for _ in range(value))
+        )
+        merged = sorted(itertools.chain.from_iterable(r.latencies_ns for r in results))
+        cost = per_message(begun, group.usage(), len(merged))
+    return figures | {
+        "idle_kib_each": held * 1024 / max(1, value - 1),
+        "busy_rate": len(merged) / max(result.seconds for result in results),
+        "busy_p50_ms": merged[len(merged) // 2] / 1e6,
+        "busy_p99_ms": merged[int(len(merged) * 0.99)] / 1e6,
+        "busy_leader_us": cost["leader_us"],
+    }
+
+
+async def create(group: RaftGroup, names: Sequence[str], queues: int) -> float:
+    """Create topics at the leader, CREATIONS at a time; return the seconds that took."""
+    waiting = iter(names)
+
+    async def lane(admin: Admin) -> None:
+        for name in waiting:
+            await admin.topic.put(group.address, TopicHeader(name, queues, queues, 6))
+
+    begun = time.perf_counter()
+    async with Admin(group.namesrv) as admin:
+        await asyncio.gather(*(lane(admin) for _ in range(min(CREATIONS, len(names)))))
+    return time.perf_counter() - begun
+
+
+async def topics(value: int, seconds: float) -> Figures:
+    """Measure a group with `value` topics: making them, listing them, sending to all of them in a
+    random order, what they cost while little happens, restarts, and a failover."""
+    names = [f"topic-{number:06}" for number in range(value)]
+    shuffled = random.Random(value).sample(names, value)
+    settings = PROMPT | {"topicsMax": str(max(1_000, 2 * value))}
+    async with raft_group(settings) as group:
+        empty = group.usage()
+        took = await create(group, names, 1)
+        made = group.usage()
+        figures = {
+            "create_rate": value / took,
+            **{f"create_{role}_us": (made.cpu_us[role] - us) / value
+               for role, us in empty.cpu_us.items()},
+            **{f"{role}_kib_topic": (made.memory_mib[role] - mib) * 1024 / value
+               for role, mib in empty.memory_mib.items()},
+        }  # fmt: skip
+        progress(f"created at {figures['create_rate']:,.0f}/s")
+        figures |= await _listed(group, value)
+        figures |= await _quiet(group, names[0])
+        progress(f"lone sends: at most {figures['quiet_max_ms']:.1f} ms")
+        first = await _elapsed(lambda: _send_once(group, shuffled))
+        figures |= {"first_sends_rate": value / first}
+        figures |= await Load(seconds).measure(group, shuffled, 1)
+        figures |= {f"sent_{n}": v for n, v in (await _quiet(group, names[0])).items()}
+        progress(f"first sends {figures['first_sends_rate']:,.0f}/s, then {figures['rate']:,.0f}/s")
+        figures |= await _restarts(group, value)
+        figures |= await _failover(group, names)
+        return figures
+
+
+async def _send_once(group: RaftGroup, names: Sequence[str]) -> None:
+    await run_load(
+        *(group.address, names), queues=1, body=BODY, count=len(names), in_flight=IN_FLIGHT
+    )
+
+
+async def _listed(group: RaftGroup, value: int) -> Figures:
+    """Return the times of listing all topics, by the client's request and by pages over HTTP."""
+    async with Admin(group.namesrv) as admin:
+        begun = time.perf_counter()
+        listed = await admin.cluster.topics()
+        wire_s = time.perf_counter() - begun
+    assert len(listed) >= value, (len(listed), value)
+    (namesrv,) = group.cluster.state().name_servers
+    pages = [0.0]
+    cursor, count = "", 0
+    async with aiohttp.ClientSession() as session:
+        while cursor is not None:
+            begun = time.perf_counter()
+            query = {"limit": str(LIST_LIMIT), **({"cursor": cursor} if cursor else {})}
+            async with session.get(f"http://{namesrv.http}/api/v1/topics", params=query) as answer:
+                answer.raise_for_status()
+                got: dict[str, Any] = await answer.json()
+            pages.append(time.perf_counter() - begun)
+            count += len(got["items"])
+            cursor = got["next"]
+    assert count >= value, (count, value)
+    return {"list_ms": wire_s * 1e3, "page_ms": max(pages) * 1e3, "pages_ms": sum(pages) * 1e3}
+
+
+async def _quiet(group: RaftGroup, topic: str) -> Figures:
+    """Return the latencies of lone sends, whatever else the processes have to do meanwhile."""
+    before = group.usage()
+    result = await Load(QUIET_S, in_flight=1).run(group.address, topic, 1)
+    after = group.usage()
+    return {
+        "quiet_p50_ms": result.percentile_ms(0.5),
+        "quiet_p99_ms": result.percentile_ms(0.99),
+        "quiet_max_ms": result.percentile_ms(1.0),
+        "quiet_namesrv_cpu_ms_s": (after.cpu_us["namesrv"] - before.cpu_us["namesrv"])
+        / 1e3 / QUIET_S,
+    }  # fmt: skip
+
+
+async def _restarts(group: RaftGroup, value: int) -> Figures:
+    """Return the times that a killed follower takes until it has everything again, and a killed
+    name server until it knows all topics again."""
+    follower = group.followers[0]
+    await group.kill(follower)
+    group.cluster.start(follower.name)
+    took = {"restart_follower_s": await _elapsed(group.whole)}
+    (namesrv,) = group.cluster.state().name_servers
+    await group.kill(namesrv)
+    group.cluster.start(namesrv.name)
+
+    async def known() -> bool:
+        async with Admin(group.namesrv) as admin:
+            return len(await admin.cluster.topics()) >= value
+
+    return took | {"restart_namesrv_s": await _elapsed(lambda: _until(known))}
+
+
+async def _failover(group: RaftGroup, names: Sequence[str]) -> Figures:
+    """Kill the leader; return the times until a producer's next acknowledgement, until one of a
+    topic it had not sent to, and until the name server names the new leader."""
+    async with Producer("bench", group.namesrv) as producer:
+        await producer.send(Message(names[0], BODY))
+        await group.kill(group.leader)
+        begun = time.perf_counter()
+        await producer.send(Message(names[0], BODY), timeout_ms=60_000)
+        acknowledged = time.perf_counter() - begun
+        await producer.send(Message(names[-1], BODY), timeout_ms=60_000)
+        other = time.perf_counter() - begun
+    await group.cluster.wait_serving(READY_TIMEOUT_S)
+    known = time.perf_counter() - begun
+    return {
+        "failover_ms": acknowledged * 1e3,
+        "failover_other_topic_ms": other * 1e3,
+        "failover_registered_ms": known * 1e3,
+    }
+
+
+async def _elapsed(work: Callable[[], Awaitable[None]]) -> float:
+    begun = time.perf_counter()
+    await work()
+    return time.perf_counter() - begun
+
+
+async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Return when `holds()`; an error means not yet."""
+    end = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        try:
+            if await holds():
+                return
+        except Exception:  # it is starting: not yet
+            if time.monotonic() > end:
+                raise
+        if time.monotonic() > end:
+            raise TimeoutError(f"not so after {READY_TIMEOUT_S:g} s")
+        await asyncio.sleep(RETRY_S)

@@ -1,0 +1,63 @@
+"""bench.wire: what the load generator sends, to how many topics, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bench.wire import run_load
+
+ANSWER = b'{"code":0,"flag":1,"opaque":%b}'
+
+
+@asynccontextmanager
+async def counting(seen: Counter[tuple[bytes, bytes]]) -> AsyncIterator[str]:
+    """The address of a server that counts (topic, queue) and says that it stored everything."""
+
+    served: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(asyncio.current_task())
+        while head := await reader.read(4):
+            frame = await reader.readexactly(int.from_bytes(head, "big"))
+            found = re.search(rb'"b":"(.*?)".*"e":"(\d+)".*"opaque":(\d+)', frame, re.S)
+            assert found is not None, frame
+            seen[found[1], found[2]] += 1
+            header = ANSWER % found[3]
+            sizes = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big")
+            writer.write(sizes + header)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await asyncio.gather(*filter(None, served))
+
+
+async def test_topics_take_turns_and_within_each_its_queues() -> None:
+    seen: Counter[tuple[bytes, bytes]] = Counter()
+    async with counting(seen) as address:
+        result = await run_load(
+            address, ["A", "B", "C"], queues=2, body=b"x", count=12, in_flight=5
+        )
+    assert result.messages == 12
+    assert seen == {(topic, queue): 2 for topic in (b"A", b"B", b"C") for queue in (b"0", b"1")}
+
+
+@pytest.mark.parametrize("in_flight", [1, 7])
+async def test_a_load_ends_when_its_time_is_over(in_flight: int) -> None:
+    seen: Counter[tuple[bytes, bytes]] = Counter()
+    async with counting(seen) as address:
+        result = await run_load(
+            address, "A", queues=1, body=b"x", count=1 << 40, in_flight=in_flight, seconds=0.05
+        )
+    assert result.messages == len(result.latencies_ns) == seen.total() > 0
+    assert result.seconds >= 0.05

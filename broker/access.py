@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from raftmq.broker.accountbook import AccountBook
 from raftmq.broker.delivery.transactions.conversion import REAL_TOPIC
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.service import Service
 from raftmq.remoting.acl import AclError, Gate, broker_needs
 from raftmq.remoting.acl.accounts import SHARED_TOPICS, Permission
@@ -48,8 +48,10 @@ class Access:
             if self.book.changed():
                 on_change()
 
-        chores = [*self.book.chores(), Chore("accounts", 0, look)] if self.enabled else ()
-        return Service(chores=chores)
+        if not self.enabled:
+            return Service()
+        changes = Chore("accounts", 0, look, lambda: IDLE_MS)  # frames or the file bring them
+        return Service(chores=[*self.book.chores(), changes])
 
     def check(self, connection: Connection, request: RemotingCommand) -> None:
         """Return if the request is signed by an account with the rights it needs. Raises

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from raftmq.broker.containment import Contained
 from raftmq.broker.errors import StateError
+from raftmq.broker.housekeeping import Activity
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.waiting import Pending
 from raftmq.broker.tables.state import BrokerState
@@ -43,11 +44,13 @@ class BrokerApplication:
         recovering: Callable[[], bool] = lambda: False,
         installed_index: int = 0,
         contained: Contained | None = None,
+        activity: Activity | None = None,
     ) -> None:
         """`recovering`: the log may have lost frames that this replica had applied.
         `installed_index`: the tables may reflect frames up to it that the log has not got yet
         (dledger.snapshotinstall)."""
         self._contained = contained or Contained()
+        self._activity = activity or Activity()
         self._recovering = recovering
         self._installed_index = installed_index
         self._state = state
@@ -126,6 +129,7 @@ class BrokerApplication:
         return self._sends.cut(term, index, place)
 
     def apply(self, frames: Sequence[Frame]) -> None:
+        self._activity.note()
         answers: list[Pending] = []
         touched: list[Units] = []
         topics: list[str] = []

@@ -41,7 +41,7 @@ from raftmq.broker.delivery.transactions.service import Halves, Transactions
 from raftmq.broker.events import NodeEvents
 from raftmq.broker.fulldisk import FullDisk
 from raftmq.broker.guard import Guard
-from raftmq.broker.housekeeping import Chore, Housekeeper
+from raftmq.broker.housekeeping import Activity, Chore, Housekeeper
 from raftmq.broker.http.api import NodeApi
 from raftmq.broker.http.consumers import ConsumerOperations
 from raftmq.broker.http.faults import FaultDoor, FaultOperations
@@ -159,6 +159,7 @@ class Broker:
             wall_ms=wall_ms,
         )
         append = Timings()
+        self._activity = Activity()
 
         # Who asks: accounts, clients, groups.
         self.book = AccountBook(context, opened.accounts)
@@ -303,7 +304,7 @@ class Broker:
         for service in services:
             assert not handlers.keys() & service.handlers.keys(), service
             handlers |= {code: guard.around(one) for code, one in service.handlers.items()}
-        self.processor = Processor(self.sends, handlers)
+        self.processor = Processor(self.sends, handlers, self._activity)
         self.admission = Admission(self.access, self.processor.on_raw)
         admission = self.admission.service()
         self._services = [*services, admission]
@@ -331,7 +332,9 @@ class Broker:
             self.leader_http,
         )
         chores = [chore for service in self._services for chore in service.chores]
-        self._housekeeper = Housekeeper(clock_ms, chores, self.keeper.chores(), self.fail)
+        self._housekeeper = Housekeeper(
+            clock_ms, chores, self.keeper.chores(), self._activity, self.fail
+        )
 
     def _send_path(self, append: Timings) -> SendPath:
         """Return the send path; `append` observes how long group commits take."""
@@ -390,6 +393,7 @@ class Broker:
             recovering=lambda: self.log.framed.recovering is not None,
             installed_index=opened.installed_index,
             contained=self.contained,
+            activity=self._activity,
         )
         engine = make_engine(
             self.config,
@@ -420,6 +424,7 @@ class Broker:
             on_link=self.pulls.holds.release_all,  # the answers change
             files=opened.files,
             contained=self.contained,
+            activity=self._activity,
         )
         engine = ClassicEngine(
             self.config,
@@ -560,6 +565,7 @@ class Broker:
         self.registrar.trigger()
 
     def _role_changed(self, event: RoleEvent) -> None:
+        self._activity.note()
         roles = self.roles
         was_leading, term, before = roles.leading, roles.term, self.log.identity
         self.metrics.role_changed(event)

@@ -15,7 +15,7 @@ import logging
 from raftmq.broker.context import Context
 from raftmq.broker.diskroom import DiskRoom
 from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.service import RoleChange, Service
 from raftmq.dledger.errors import RaftError
@@ -41,7 +41,7 @@ class FullDisk:
         return Service(
             chores=[
                 Chore("disk_usage", LOOK_MS, self.look),
-                Chore("full_disk", TICK_MS, self.tick),
+                Chore("full_disk", TICK_MS, self.tick, lambda: 0 if self.room.full else IDLE_MS),
             ],
             role_changed=self._role_changed,
         )

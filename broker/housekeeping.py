@@ -1,8 +1,13 @@
-"""Runs a broker's periodic work: quick chores in one task and slow ones in another, on one tick.
+"""Runs a broker's periodic work: quick chores in one task and slow ones in another.
 
-Every TICK_MS: time out held pulls, propose gathered offset commits, answer sends that have waited
-too long. More rarely: expire clients, look at the disk, write snapshots, let retention delete.
-Blocking work runs in a pool of one thread, never two pieces at once.
+Quick chores time out held pulls, propose gathered offset commits, answer sends that have waited too
+long, expire clients; slow ones write snapshots and let retention delete. Blocking work runs in a
+pool of one thread, never two pieces at once.
+
+While anything happens the quick chores are looked at every TICK_MS. When nothing happens (no
+request arrives, nothing is applied, the role stays) they rest until the first of them has work
+again: a chore may say for how long it has none (`Chore.rest_ms`). That is an estimate only: no rest
+is longer than REST_MS_MAX, and after it every chore that is due runs, whatever it said.
 
 Snapshots and retention: `snapshot` copies the tables (applied up to frame a), makes the log and the
 ConsumeQueues durable at least that far, and only then replaces the files under config/. So the
@@ -14,22 +19,67 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 log = logging.getLogger("raftmq.broker.housekeeping")
 
 TICK_MS = 25  # by this much a held pull may time out late
+REST_MS_MAX = 1_000  # so long a chore may wait that has work although it said that it has none
+IDLE_MS = float("inf")  # a rest without an end: something has to happen first
+
+
+class Activity:
+    """Notes that something happened that may give the quick chores work. One per broker."""
+
+    __slots__ = ("_waiter", "recent")
+
+    def __init__(self) -> None:
+        self.recent = True  # since the quick chores were looked at
+        self._waiter: asyncio.Future[None] | None = None
+
+    def note(self) -> None:
+        """Note a request, an applied frame or a change of role."""
+        self.recent = True
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when something happens, or after `timeout_s`. For one caller."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(timeout_s, self._give_up, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            timer.cancel()
+
+    @staticmethod
+    def _give_up(waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+def _no_rest() -> float:
+    """Let the chore run whenever its period is over."""
+    return 0
 
 
 @dataclass(slots=True)
 class Chore:
-    """Work done every `period_ms`; `run` may be a coroutine function, which is awaited."""
+    """Work done every `period_ms`; `run` may be a coroutine function, which is awaited. `rest_ms()`
+    returns for how many milliseconds from now there will be nothing to do if nothing happens: 0 if
+    there is work, IDLE_MS if there will be none."""
 
     name: str
     period_ms: int
     run: Callable[[], Awaitable[None] | None]
-    due_ms: int = field(default=0)
+    rest_ms: Callable[[], float] = _no_rest
+    due_ms: int = field(default=0, init=False)
 
 
 class Housekeeper:
@@ -38,14 +88,16 @@ class Housekeeper:
     def __init__(
         self,
         clock_ms: Callable[[], int],
-        quick: list[Chore],
-        slow: list[Chore],
+        quick: Sequence[Chore],
+        slow: Sequence[Chore],
+        activity: Activity,
         on_fatal: Callable[[str], None],
     ) -> None:
         """`on_fatal(reason)` is called for a broken invariant; the broker then ends."""
         self._clock_ms = clock_ms
         self._quick = quick
         self._slow = slow
+        self._activity = activity
         self._on_fatal = on_fatal
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -55,8 +107,8 @@ class Housekeeper:
             chore.due_ms = now_ms + chore.period_ms
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self._keep(self._quick)),
-            loop.create_task(self._keep(self._slow)),
+            loop.create_task(self._keep_quick()),
+            loop.create_task(self._keep_slow()),
         ]
 
     async def stop(self) -> None:
@@ -64,14 +116,44 @@ class Housekeeper:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep(self, chores: list[Chore]) -> None:
+    async def _keep_quick(self) -> None:
+        activity = self._activity
         while True:
-            await asyncio.sleep(TICK_MS / 1000)
-            now_ms = self._clock_ms()
-            for chore in chores:
-                if chore.due_ms <= now_ms:
-                    chore.due_ms = now_ms + chore.period_ms
-                    await self._do(chore)
+            rest_ms = 0.0 if activity.recent else self._rest_ms(self._quick)
+            if rest_ms > TICK_MS:
+                await activity.wait(rest_ms / 1000)
+            if rest_ms <= TICK_MS or activity.recent:
+                await asyncio.sleep(TICK_MS / 1000)
+            activity.recent = False
+            await self._run_due(self._quick)
+
+    async def _keep_slow(self) -> None:
+        while True:
+            await asyncio.sleep(max(TICK_MS, self._rest_ms(self._slow)) / 1000)
+            await self._run_due(self._slow)
+
+    def _rest_ms(self, chores: Sequence[Chore]) -> float:
+        """Return for how long none of these chores has work."""
+        now_ms, rest_ms = self._clock_ms(), float(REST_MS_MAX)
+        for chore in chores:
+            left_ms = chore.due_ms - now_ms
+            if left_ms < rest_ms:
+                rest_ms = min(rest_ms, max(left_ms, self._rest_of(chore)))
+        return rest_ms
+
+    def _rest_of(self, chore: Chore) -> float:
+        try:
+            return chore.rest_ms()
+        except Exception:  # a file that could not be read: the chore meets the same, and reports it
+            log.exception("chore_failed name=%s", chore.name)
+            return REST_MS_MAX
+
+    async def _run_due(self, chores: Sequence[Chore]) -> None:
+        now_ms = self._clock_ms()
+        for chore in chores:
+            if chore.due_ms <= now_ms:
+                chore.due_ms = now_ms + chore.period_ms
+                await self._do(chore)
 
     async def _do(self, chore: Chore) -> None:
         try:

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from raftmq.broker.context import Context
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.retention import Retention
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.configfiles import ConfigFiles
@@ -81,7 +81,12 @@ class RaftKeeper:
         return [
             Chore("snapshot", self._config.snapshot_interval_ms, self.write_snapshot),
             Chore("retention", self._config.clean_resource_interval, self.retain),
-            Chore("queue_repair", QUEUE_REPAIR_PERIOD_MS, self.repair_queues),
+            Chore(
+                "queue_repair",
+                QUEUE_REPAIR_PERIOD_MS,
+                self.repair_queues,
+                lambda: 0 if self._store.repairs else IDLE_MS,
+            ),
         ]
 
     async def repair_queues(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from msgspec import MsgspecError
 
+from raftmq.broker.housekeeping import Activity
 from raftmq.broker.sending.plainsend import PLAIN_START, decode_plain
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import packed_address, v2_fields
@@ -34,14 +35,18 @@ SENDS_PER_CUT = 128
 class Processor:
     """Dispatches one broker's requests. `handlers` is the server's table."""
 
-    def __init__(self, sends: SendPath, handlers: dict[int, Handler]) -> None:
+    def __init__(
+        self, sends: SendPath, handlers: dict[int, Handler], activity: Activity | None = None
+    ) -> None:
         self._sends = sends
+        self._activity = activity or Activity()
         self.handlers: Mapping[int, Handler] = handlers
         for code in (SEND_V1, SEND_V2, SEND_BATCH):
             handlers[code] = self._send
 
     def on_raw(self, connection: Connection, frames: list[RawFrame]) -> None:
         """Handle all frames of one arrival."""
+        self._activity.note()
         sends = self._sends
         admit_plain = sends.admit_plain
         born_host = _born_host_of(connection)

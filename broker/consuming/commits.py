@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from raftmq.broker.errors import Refused, busy, not_leader
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.service import Service
 from raftmq.broker.tables.offsets import Commit
 from raftmq.broker.tables.state import commit_offsets
@@ -52,7 +52,14 @@ class CommitService:
     def service(self, interval_ms: int) -> Service:
         """`interval_ms`: between two proposals of gathered commits."""
         return Service(
-            chores=[Chore("offset_commits", interval_ms, self.flush)],
+            chores=[
+                Chore(
+                    "offset_commits",
+                    interval_ms,
+                    self.flush,
+                    lambda: 0 if self._gathered else IDLE_MS,
+                )
+            ],
             role_changed=lambda change: self.leadership_lost() if change.ended else None,
         )
 

@@ -95,6 +95,10 @@ class HoldTable(Generic[T]):
             self._deadlines = [entry for entry in deadlines if not entry[2].released]
             heapq.heapify(self._deadlines)
 
+    def rest_ms(self, now_ms: int) -> float:
+        """Return in how many milliseconds the first held pull's time is over."""
+        return self._deadlines[0][0] - now_ms if self._deadlines else float("inf")
+
     def release_all(self) -> None:
         """Run every held pull again now, because the broker stops or roles changed."""
         for waiting in list(self._by_queue.values()):

@@ -129,12 +129,20 @@ class PullService:
         self.results: dict[int, int] = {}  # pulls answered, by code
 
     def service(self) -> Service:
+        clock_ms, holds = self._context.clock_ms, self.holds
         return Service(
             handlers={
                 int(RequestCode.PULL_MESSAGE): self.handle,
                 int(RequestCode.LITE_PULL_MESSAGE): self.handle,
             },
-            chores=[Chore("holds", 0, lambda: self.holds.expire(self._context.clock_ms()))],
+            chores=[
+                Chore(
+                    "holds",
+                    0,
+                    lambda: holds.expire(clock_ms()),
+                    lambda: holds.rest_ms(clock_ms()),
+                )
+            ],
         )
 
     def handle(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.sending.outcome import is_unknown
 from raftmq.broker.sending.parking import delivered
 from raftmq.broker.sending.send import SendPath
@@ -136,7 +136,7 @@ class DelayService:
 
     def service(self) -> Service:
         return Service(
-            chores=[Chore("delayed", 0, self.tick)],
+            chores=[Chore("delayed", 0, self.tick, self._rest_ms)],
             role_changed=at_each_leadership(self.leadership_changed),
         )
 
@@ -163,6 +163,20 @@ class DelayService:
             level.sightings.saw(queue.max_offset, now_ms)
             if self._is_free(level, now_ms) and left:
                 left -= self._deliver(level, queue, left, now_ms)
+
+    def _rest_ms(self) -> float:
+        """Return in how many milliseconds the first message is due. Raises OSError, StoreError."""
+        rest_ms = IDLE_MS
+        if not self._context.roles.leading:
+            return rest_ms
+        now_ms, wall_ms = self._clock_ms(), self._wall_ms()
+        for level in self._levels:
+            queue = self._queue(SCHEDULE_TOPIC, level.number - 1)
+            if queue is None or level.under_way is not None:
+                continue
+            for _, _, due_ms in UNIT.iter_unpack(queue.units(self._next(level, queue), 1)):
+                rest_ms = min(rest_ms, max(due_ms - wall_ms, level.pause_until_ms - now_ms))
+        return rest_ms
 
     def look(self) -> list[LevelView]:
         """Return all levels with messages, on any replica. Raises OSError, StoreError."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from raftmq.broker.config import MIB, BrokerConfig
 from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.service import Service
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -78,7 +78,7 @@ class KeyQueries:
     def service(self) -> Service:
         return Service(
             handlers={int(RequestCode.QUERY_MESSAGE): self.query_message},
-            chores=[Chore("index", 0, self.tick)],
+            chores=[Chore("index", 0, self.tick, self._rest_ms)],
         )
 
     async def tick(self) -> None:
@@ -96,6 +96,13 @@ class KeyQueries:
             if left < enough or self._clock_ns() >= now_ns + budget_ns:
                 break
             await asyncio.sleep(0)
+
+    def _rest_ms(self) -> float:
+        left = self._behind_bytes
+        if not left:
+            return IDLE_MS
+        due_ns = max(self._resume_ns, 0 if left >= STEP_BYTES else self._due_ns)
+        return max(0, due_ns - self._clock_ns()) / MS
 
     @property
     def _behind_bytes(self) -> int:

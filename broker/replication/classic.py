@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.containment import Contained
+from raftmq.broker.housekeeping import Activity
 from raftmq.broker.replication.ha.acks import AckBook, Answered, SlaveWish
 from raftmq.broker.replication.ha.follower import Follower
 from raftmq.broker.replication.ha.master import HaMaster
@@ -61,6 +62,7 @@ class LocalApplication:
         on_link: Callable[[], None],
         files: ConfigFiles,
         contained: Contained,
+        activity: Activity,
     ) -> None:
         """`on_link()`: a slave's link to its master has begun or ended."""
         self.state = state
@@ -74,6 +76,7 @@ class LocalApplication:
         self._on_units = on_units
         self._on_topics = on_topics
         self._contained = contained
+        self._activity = activity
 
     def append(self, batch: Batch) -> None:
         """Write and dispatch a batch, apply its commands, wake held pulls. Raises OSError."""
@@ -90,6 +93,7 @@ class LocalApplication:
             self._arrived(self._log.copy(run.data, run.newest_ms))
 
     def _arrived(self, units: Sequence[Units]) -> None:
+        self._activity.note()
         for topic, queue_id, _, packed in units:
             try:
                 self._on_units(topic, queue_id, packed)
@@ -109,6 +113,7 @@ class LocalApplication:
 
     def apply(self, payload: bytes, now_ms: int, records_at: int = 0) -> Change:
         """Apply a command to the tables. Raises StateError."""
+        self._activity.note()
         change = self.state.apply(self.state.applied_index + 1, now_ms, payload, records_at)
         self.topics_changed(change.topics)
         return change

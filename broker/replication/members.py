@@ -14,7 +14,7 @@ from typing import Any
 
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.operating.oldnames import MEMBER_KEYS, with_old
 from raftmq.broker.registration import Registrar
 from raftmq.broker.replication.engine import Place, RaftEngine
@@ -51,7 +51,7 @@ class Members:
     def service(self) -> Service:
         return Service(
             handlers={int(RequestCode.CHANGE_MEMBERS): self.change},
-            chores=[Chore("members", LOOK_MS, self.look)],
+            chores=[Chore("members", LOOK_MS, self.look, self._rest_ms)],
         )
 
     async def change(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -106,6 +106,10 @@ class Members:
         if self._settled is not None and settled[0] != self._settled[0]:
             self._publish(self._settled[1], *settled)
         self._settled = settled
+
+    def _rest_ms(self) -> float:
+        known = bool(self._context.state.group.value)
+        return IDLE_MS if known and not self.preferred.is_waited_for else 0
 
     @property
     def watches(self) -> bool:

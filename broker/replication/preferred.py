@@ -39,6 +39,14 @@ class PreferredLeader:
         """The preferred leader as this replica knows it; None: nobody is preferred."""
         return None if self._log.raft is None else self._log.raft.preferred
 
+    @property
+    def is_waited_for(self) -> bool:
+        """True while this replica leads, and another one is preferred."""
+        engine = self._log.raft
+        if engine is None or not self._context.roles.leading:
+            return False
+        return engine.preferred not in (None, "", engine.core.node_id)
+
     def look(self) -> None:
         """Transfer leadership if it is time, or set broker.conf's preference in a group that has
         none. Called some times a second."""

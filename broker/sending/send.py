@@ -30,7 +30,7 @@ from raftmq.broker.config import BrokerConfig
 from raftmq.broker.containment import Contained
 from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
 from raftmq.broker.errors import OutcomeUnknown, Refused, busy, not_leader
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.sending.answers import Answers, Writes
 from raftmq.broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
 from raftmq.broker.sending.cut import cut_frame, cut_records, undo_cut
@@ -182,8 +182,13 @@ class SendPath:
     def service(self) -> Service:
         return Service(
             chores=[
-                Chore("outcomes", max(50, self._config.outcome_timeout_ms // 10), self.sweep),
-                Chore("held_sends", 0, self.release_overdue),
+                Chore(
+                    "outcomes",
+                    max(50, self._config.outcome_timeout_ms // 10),
+                    self.sweep,
+                    lambda: 0 if self._pending else IDLE_MS,
+                ),
+                Chore("held_sends", 0, self.release_overdue, self._rest_ms),
             ],
             role_changed=lambda change: self.leadership(
                 change.event.term, change.leading, change.awaited
@@ -386,7 +391,7 @@ class SendPath:
         return group
 
     def _open_group(self) -> Group:
-        group = Group(self._attended.now_ms)
+        group = Group(self._attended.look())
         self._groups.append(group)
         return group
 
@@ -643,6 +648,11 @@ class SendPath:
             overdue = busy(OVERDUE)
             self._fail(self._groups.popleft(), overdue)
         self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
+
+    def _rest_ms(self) -> float:
+        held = self._groups or self._held.holding
+        low = self.held_bytes_max < self._config.waiting_bytes_max  # it rises with time
+        return 0 if held or low else IDLE_MS
 
     def sweep(self) -> None:
         """Answer sends whose frame's outcome has been unknown for too long; called by a timer."""

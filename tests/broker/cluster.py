@@ -49,6 +49,7 @@ class Group:
         return RemotingClient(connect_timeout_ms=60_000)
 
     async def __aenter__(self):
+        self.clock.run()
         self.client = self.asking()
         try:
             for name in self.names:

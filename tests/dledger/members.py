@@ -265,6 +265,7 @@ class Group:
         )
 
     async def __aenter__(self) -> Group:
+        self.clock.run()
         for node in self.nodes:
             await node.start()
         return self

@@ -28,7 +28,7 @@ from raftmq.broker.context import Context
 from raftmq.broker.delivery.timers.timing import Key, Timing, key_of, recalls, rolled
 from raftmq.broker.delivery.timers.wheel import Progress, TimerWheel, Waiting
 from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.sending.outcome import is_unknown
 from raftmq.broker.sending.parking import delivered
 from raftmq.broker.sending.send import SendPath
@@ -101,7 +101,7 @@ class TimerService:
 
     def service(self) -> Service:
         return Service(
-            chores=[Chore("timers", 0, self.tick)],
+            chores=[Chore("timers", 0, self.tick, self._rest_ms)],
             role_changed=at_each_leadership(self.leadership_changed),
         )
 
@@ -136,6 +136,19 @@ class TimerService:
             self._pause_until_ms = now_ms + RETRY_MS
             if isinstance(error, OSError):
                 self._context.log.read_failed(error, self._again)
+
+    def _rest_ms(self) -> float:
+        """Return in how many milliseconds the first message is due."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None:
+            return IDLE_MS
+        pause_ms = self._pause_until_ms - self._clock_ms()
+        if self.wheel.next_offset < queue.max_offset:
+            return pause_ms
+        due_ms = self.wheel.next_due_ms
+        if due_ms is None or not self._is_free(queue):
+            return IDLE_MS
+        return max(pause_ms, due_ms + 1 - self.timing.over_before_ms)
 
     def look(self) -> TimerView:
         """Return the state of the timer messages, on any replica. Raises OSError, StoreError."""

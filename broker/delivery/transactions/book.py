@@ -104,6 +104,11 @@ class HalfBook:
         """Have an open half become due at this time."""
         heapq.heappush(self._due, (due_ms, offset))
 
+    @property
+    def next_due_ms(self) -> int | None:
+        """The time at which a half is due next, or earlier; None if none is scheduled."""
+        return self._due[0][0] if self._due else None
+
     def due(self, now_ms: int, count_max: int) -> list[Half]:
         """Return open halves that are due; each once, until it is scheduled again."""
         found: list[Half] = []

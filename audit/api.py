@@ -14,10 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from raftmq.audit.files import confirmed_position
 from raftmq.audit.job import run
-from raftmq.audit.limits import MODES
 from raftmq.audit.report import AuditReport, CheckResult, StoreReport
 from raftmq.audit.session import session
-from raftmq.audit.subject import subject_of
+from raftmq.audit.subject import MODES, subject_of
 
 
 def run_audit(
@@ -31,7 +30,8 @@ def run_audit(
 ) -> AuditReport:
     """Audit the stores of one broker group against the history of what was sent to `topic`.
 
-    Give every replica, stopped or at least idle: a majority is counted among the stores given.
+    Give every replica, stopped or at least idle. A majority is counted among the voters that the
+    logs name (audit.voters); a voter whose store is missing is a finding, and holds nothing.
     `mode` ("raft", "classic") and `group` (brokerName, if the history covers several) are read from
     the cluster.json beside the stores if there is one; otherwise the logs tell the mode. Without
     `spark` a session is started and stopped again (6 to 8 s). Raises ValueError without stores,

@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 
 from raftmq.audit.history import WEAK
 from raftmq.audit.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
-from raftmq.audit.limits import RAFT, frame_end
+from raftmq.audit.limits import frame_end
+from raftmq.audit.subject import RAFT
 from raftmq.audit.tables import Tables, records
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"

@@ -74,6 +74,14 @@ def segments(store: str) -> list[Segment]:
     return found
 
 
+def file_at(store: str, position: int) -> str:
+    """Return the file and the offset in it of a log position; "" if no segment holds it."""
+    for segment in segments(store):
+        if segment.base <= position < segment.end:
+            return f"{Path(segment.path).relative_to(store)}:{position - segment.base}"
+    return ""
+
+
 def queue_files(store: str) -> list[QueueFile]:
     """Return every ConsumeQueue file of a store, by topic, queue and offset."""
     found = []

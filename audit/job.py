@@ -8,6 +8,7 @@ query, and a check costs another query for its offenders only when there are any
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -15,11 +16,13 @@ from pyspark.sql import functions as F
 
 from raftmq.audit.checks import Check, all_checks
 from raftmq.audit.consumption import consumption_checks, event_kinds
+from raftmq.audit.files import file_at
 from raftmq.audit.history import WEAK, HistoryUnfit, torn_lines_allowed
+from raftmq.audit.holders import last_copies, with_holders
 from raftmq.audit.later import evidence, later_checks
 from raftmq.audit.observed import observed_checks
 from raftmq.audit.orderly import orderly_checks
-from raftmq.audit.replicas import commit_check, replica_check, segment_check
+from raftmq.audit.replicas import absent_check, commit_check, replica_check, segment_check
 from raftmq.audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
 from raftmq.audit.subject import Subject
 from raftmq.audit.tables import Tables, stage
@@ -58,8 +61,12 @@ def run(
             later += orderly_checks(tables)
         for together in pool.map(evaluate, _by_table((*seen, *later))):
             results += together
+    (missing,) = (n for n, result in enumerate(results) if result.name == "missing")
+    copies = last_copies(tables, results[missing])
+    results[missing] = with_holders(results[missing], copies)
     checked = time.monotonic()
-    results.append(replica_check(tables))
+    results.append(absent_check(tables.limits))
+    results.append(replica_check(tables, copies))
     results.append(commit_check(tables.limits))
     results.append(segment_check(stores, tables.limits))
     end = time.monotonic()
@@ -70,9 +77,11 @@ def run(
             for s in tables.limits.stores
         ),
         figures=figures,
-        checks=tuple(results),
+        checks=tuple(_with_places(result, stores) for result in results),
         mode=tables.limits.mode,
         group=subject.group or "",
+        voters=tuple(sorted(tables.limits.members.voters)),
+        voters_told_by=tables.limits.members.told_by,
         seconds=end - begin,
         phases={
             "stage": staged - begin,
@@ -95,6 +104,17 @@ def evaluate(checks: list[Check]) -> list[CheckResult]:
         offenders = tuple(row.asDict() for row in rows)
         results.append(CheckResult(check.name, check.title, check.fault, count, offenders))
     return results
+
+
+def _with_places(result: CheckResult, stores: Mapping[str, str]) -> CheckResult:
+    """Add file and offset to the offenders that have a store and a log position."""
+    offenders = tuple(
+        {**offender, "place": file_at(stores[offender["store"]], offender["position"])}
+        if offender.get("store") in stores and isinstance(offender.get("position"), int)
+        else offender
+        for offender in result.offenders
+    )
+    return replace(result, offenders=offenders)
 
 
 def _by_table(checks: Iterable[Check]) -> list[list[Check]]:

@@ -6,17 +6,18 @@ the group:
 - *commit*: confirmPhyOffset of the store's checkpoint: the commit position as this replica knew it.
   After a kill it may be stale, but never too large.
 - *agreed*: the end of the last frame that this store holds, intact and equal in every field and
-  checksum, together with a majority of the stores. Whatever was acknowledged lies below it on a
+  checksum, together with a majority of the voters. Whatever was acknowledged lies below it on a
   majority, because an acknowledgement needs a majority.
 - *limit* = max(commit, agreed): below it this store's bytes must be right, since by log matching a
   frame held in common vouches for everything before it. Beyond it may lie a torn write, or frames
   of a deposed leader that were never committed.
-- the group's *agreed end*: the largest `agreed`. A message is stored if a majority of stores hold
-  it intact below this position. A store may lag: its own limit is then smaller.
+- the group's *agreed end*: the largest `agreed`. A message is stored if a majority of the voters
+  hold it intact below this position. A store may lag: its own limit is then smaller.
 
 Frames left over behind a truncation have a lower term than frames before them in the file; they do
-not vouch for anything. The majority is counted among the stores given: give every store of the
-group.
+not vouch for anything. audit.voters says who the voters are. A voter whose store was not given
+counts as one that holds nothing; the store of a learner, or of a member that was removed, is
+judged, and counts for no majority.
 
 Classic mode (a master, perhaps slaves that copy its bytes; a log without frames) has no majority: a
 message is stored if any of the stores holds it intact, and each store must be right up to its own
@@ -25,18 +26,19 @@ below which the ConsumeQueues must be complete: the end of a log that was closed
 position the checkpoint vouches for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from raftmq.audit.files import confirmed_position, segments
+from raftmq.audit.files import StoreError, confirmed_position, read_positions, segments
 from raftmq.audit.layout import ItemKind
+from raftmq.audit.subject import CLASSIC, RAFT, Subject
+from raftmq.audit.voters import ConfigurationFrame, Members, members_of, saved_configuration
+from raftmq.store.frame import FrameKind
 
-RAFT, CLASSIC = "raft", "classic"
-MODES = (RAFT, CLASSIC)
 ABORT = "abort"  # a store has this file while it is open: it was not closed in order
 
 
@@ -59,15 +61,19 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The positions of every store and of the group."""
+    """The positions of every store and of the group. `voting`: the stores of voters, by name;
+    `absent`: the voters whose store was not given."""
 
     stores: tuple[StoreLimits, ...]
+    members: Members
+    voting: tuple[str, ...]
+    absent: tuple[str, ...]
     mode: str = RAFT
 
     @property
     def needed(self) -> int:
-        """The number of stores that must hold a message for it to count as stored."""
-        return len(self.stores) // 2 + 1 if self.mode == RAFT else 1
+        """The number of voters that must hold a message for it to count as stored."""
+        return self.members.majority if self.mode == RAFT else 1
 
     @property
     def agreed_end(self) -> int:
@@ -87,27 +93,50 @@ class Limits:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Frames that the same stores hold alike: where the last one ends; of those with a
+    configuration the index, and start and end of the payload."""
+
+    holders: frozenset[str]
+    end: int
+    configurations: Sequence[tuple[int, int, int]]
+
+
 def frame_end() -> Column:
     """Return the position just after a frame's payload."""
     return F.col("position") + F.col("size") + F.col("payload_length")
 
 
-def find_limits(items: DataFrame, stores: Mapping[str, str], mode: str | None = None) -> Limits:
-    """Compute the limits from the staged log items (LOG_SCHEMA). Raises StoreError.
+def find_limits(items: DataFrame, stores: Mapping[str, str], subject: Subject) -> Limits:
+    """Compute the limits from the staged log items (LOG_SCHEMA).
 
-    Without a `mode`, logs with frames are taken as Raft's, others as classic.
+    If the subject has no mode, logs with frames are taken as Raft's, others as classic. Raises
+    StoreError, also if none of the stores is a voter's.
     """
     names = list(stores)
     ends = _data_ends(items)
     data_ends = [ends.get(name, (0, 0, 0))[0] for name in names]
-    by_frames = None if mode == CLASSIC else _agreed_by_frames(items, names)
-    mode = mode or (CLASSIC if by_frames is None else RAFT)
-    if mode == CLASSIC:
-        agreed = data_ends
-    else:
-        agreed = by_frames or [0] * len(names)
+    held = [] if subject.mode == CLASSIC else _held(items, stores)
+    mode = subject.mode or (RAFT if held else CLASSIC)
+    commits = [
+        _commit(stores[name], mode, data_end)
+        for name, data_end in zip(names, data_ends, strict=True)
+    ]
+    nodes = {name: subject.nodes.get(name, name) for name in names}
+    members = _members(held, stores, dict(zip(names, commits, strict=True)), subject, nodes)
+    voting = tuple(name for name in names if nodes[name] in members.voters)
+    if not voting:
+        raise StoreError(
+            f"the stores are named {', '.join(names)}, but the voters are "
+            f"{', '.join(sorted(members.voters))} ({members.told_by}): name each store as its voter"
+        )
+    absent = members.voters - {nodes[name] for name in voting}
+    agreed = data_ends
+    if mode == RAFT:
+        agreed = [_agreed(held, name, frozenset(voting), members.majority) for name in names]
     found = []
-    for name, agreed_end in zip(names, agreed, strict=True):
+    for name, commit, agreed_end in zip(names, commits, agreed, strict=True):
         files = segments(stores[name])
         data_end, records, frames = ends.get(name, (0, 0, 0))
         found.append(
@@ -115,13 +144,48 @@ def find_limits(items: DataFrame, stores: Mapping[str, str], mode: str | None = 
                 store=name,
                 begin=files[0].base if files else 0,
                 data_end=data_end,
-                commit=_commit(stores[name], mode, data_end),
+                commit=commit,
                 agreed=agreed_end,
                 records=records,
                 frames=frames,
             )
         )
-    return Limits(tuple(found), mode)
+    return Limits(tuple(found), members, voting, tuple(sorted(absent)), mode)
+
+
+def _members(
+    held: Sequence[_Held],
+    stores: Mapping[str, str],
+    commits: Mapping[str, int],
+    subject: Subject,
+    nodes: Mapping[str, str],
+) -> Members:
+    """Return the group's members; `nodes` are those that the stores are of."""
+    saved = [saved_configuration(directory) for directory in stores.values()]
+    frames = []
+    for group in held:
+        holder = min(group.holders)
+        for index, start, end in group.configurations:
+            payload = read_positions(stores[holder], start, end)
+            owners = frozenset(nodes[name] for name in group.holders)
+            frames.append(ConfigurationFrame(index, end, payload, owners))
+    return members_of(
+        frames,
+        {nodes[name]: commit for name, commit in commits.items()},
+        [each for each in saved if each is not None],
+        subject.founders or nodes.values(),
+        "cluster.json" if subject.founders else "the stores that were given",
+    )
+
+
+def _agreed(held: Sequence[_Held], name: str, voting: frozenset[str], majority: int) -> int:
+    """Return where a store's agreement with a majority of the voters ends."""
+    ends = [
+        group.end
+        for group in held
+        if name in group.holders and len(group.holders & voting) >= majority
+    ]
+    return max(ends, default=0)
 
 
 def _commit(store: str, mode: str, data_end: int) -> int:
@@ -147,8 +211,10 @@ def _data_ends(items: DataFrame) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def _agreed_by_frames(items: DataFrame, names: list[str]) -> list[int] | None:
-    """Return where each store's agreement with a majority ends; None if there is no frame."""
+def _held(items: DataFrame, stores: Mapping[str, str]) -> list[_Held]:
+    """Return the frames, intact and with no higher term before them, by the stores that hold them
+    alike; empty if there is no frame."""
+    names = list(stores)
     frames = items.where(F.col("kind") == int(ItemKind.FRAME))
     before = (
         Window.partitionBy("store").orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
@@ -157,6 +223,7 @@ def _agreed_by_frames(items: DataFrame, names: list[str]) -> list[int] | None:
     sound = (
         frames.withColumn("highest", highest)
         .where(F.col("intact") & (F.coalesce("highest", F.lit(0)) <= F.col("frame_term")))
+        .withColumn("start", F.col("position") + F.col("size"))
         .withColumn("end", frame_end())
     )
     bits = F.lit(0).cast("long")
@@ -164,18 +231,28 @@ def _agreed_by_frames(items: DataFrame, names: list[str]) -> list[int] | None:
         bits = F.when(F.col("store") == name, F.lit(1 << i).cast("long")).otherwise(bits)
     # A store has at most one frame at a position, so the sum is the set of holders.
     identity = ["position", "end", "frame_index", "frame_term", "payload_crc", "header_crc"]
-    held = sound.groupBy(*identity).agg(F.sum(bits).alias("holders"))
-    majority = len(names) // 2 + 1
-    by_majority = F.bit_count("holders") >= majority
-    row = held.agg(
-        F.count("*").alias("frames"),
-        *[
-            F.max(
-                F.when(by_majority & (F.col("holders").bitwiseAND(1 << i) != 0), F.col("end"))
-            ).alias(f"end_{i}")
-            for i in range(len(names))
-        ],
-    ).collect()[0]
-    if row["frames"] == 0:
-        return None
-    return [row[f"end_{i}"] or 0 for i in range(len(names))]
+    configures = F.col("frame_kind") == int(FrameKind.CONFIGURATION)
+    rows = (
+        sound.groupBy(*identity)
+        .agg(
+            F.sum(bits).alias("holders"),
+            F.first("frame_kind").alias("frame_kind"),
+            F.first("start").alias("start"),
+        )
+        .groupBy("holders")
+        .agg(
+            F.max("end").alias("end"),
+            F.collect_list(F.when(configures, F.struct("frame_index", "start", "end"))).alias(
+                "configurations"
+            ),
+        )
+        .collect()
+    )
+    return [
+        _Held(
+            frozenset(name for i, name in enumerate(names) if row["holders"] >> i & 1),
+            row["end"],
+            [tuple(each) for each in row["configurations"]],
+        )
+        for row in rows
+    ]

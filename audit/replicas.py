@@ -2,19 +2,23 @@
 
 Every store is hashed up to its limit (audit.limits), without the garbage behind blank records. A
 block counts as different if two stores that have it hash it differently; the majority's bytes count
-as the right ones, and for a deviating store the first differing position is named.
+as the right ones, and for a deviating store the first differing position is named. But where a
+store holds an acknowledged message that the majority lost, its bytes are the right ones from there
+on (audit.holders): it is the one to mend the others from.
 """
 
 import itertools
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from raftmq.audit.files import first_difference, segments
+from raftmq.audit.files import file_at, first_difference, segments
+from raftmq.audit.holders import LastCopies
 from raftmq.audit.layout import BLANK_SIZE_BYTES, ItemKind
 from raftmq.audit.limits import Limits
 from raftmq.audit.report import OFFENDERS_MAX, CheckResult, Offender
@@ -23,14 +27,14 @@ from raftmq.audit.tables import Tables
 BLANKS_MAX = 1_000_000  # blank records collected to the driver; a log of 1 PB has as many
 
 
-def replica_check(tables: Tables) -> CheckResult:
+def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
     """Compare the stores block by block below their limits."""
     blocks = _different_blocks(tables.spark, tables.items, tables.stores, tables.limits)
     count = blocks.count()
     offenders: list[Offender] = []
     if count:
         for row in blocks.orderBy("block_start").limit(OFFENDERS_MAX).collect():
-            offenders += _deviations(row["block_start"], row["copies"], tables.stores)
+            offenders += _deviations(row["block_start"], row["copies"], tables.stores, copies.first)
     return CheckResult(
         "replicas",
         "blocks in which replicas differ below their limits",
@@ -40,12 +44,21 @@ def replica_check(tables: Tables) -> CheckResult:
     )
 
 
+def absent_check(limits: Limits) -> CheckResult:
+    """Check that every voter's store was given."""
+    offenders: tuple[Offender, ...] = tuple(
+        {"store": name, "voter_by": limits.members.told_by} for name in limits.absent
+    )
+    title = "voters whose store is not there: they count as holding nothing"
+    return CheckResult("absent_stores", title, True, len(offenders), offenders)
+
+
 def commit_check(limits: Limits) -> CheckResult:
     """Check that every commit position is held by a majority and by the store that claims it."""
     offenders: list[Offender] = []
     for store in limits.stores:
         if store.commit > limits.agreed_end:
-            what = "commit is beyond what enough stores hold"
+            what = "knows more to be committed than enough stores hold: others lost it"
         elif store.commit > store.data_end:
             what = "commit is beyond the store's own data"
         else:
@@ -107,28 +120,50 @@ def _different_blocks(
     )
 
 
-def _deviations(start: int, copies: list[Any], stores: Mapping[str, str]) -> list[Offender]:
-    """List stores whose block differs from the majority's (without one: the first store's)."""
-    votes = Counter((copy["block_end"], bytes(copy["digest"])) for copy in copies)
-    right, count = votes.most_common(1)[0]
-    by_majority = count * 2 > len(copies)
-    reference = min(
-        copy["store"] for copy in copies if (copy["block_end"], bytes(copy["digest"])) == right
-    )
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """The store whose block counts as right, its (end, digest), and why."""
+
+    store: str
+    content: tuple[int, bytes]
+    why: str
+
+
+def _reference(contents: Mapping[str, tuple[int, bytes]], kept: Mapping[str, int]) -> _Reference:
+    """Choose among the blocks of several stores, by store. `kept`: of stores that hold an
+    acknowledged message which a majority lost, the position of the first."""
+    end = max(block_end for block_end, _ in contents.values())
+    keeping = [(at, name) for name, at in kept.items() if name in contents and at < end]
+    if keeping:
+        name = min(keeping)[1]
+        return _Reference(name, contents[name], "it has an acknowledged message that others lost")
+    content, count = Counter(contents.values()).most_common(1)[0]
+    by_majority = count * 2 > len(contents)
+    why = "a majority has these bytes" if by_majority else "there is no majority: the first one"
+    name = min(name for name in contents if contents[name] == content)
+    return _Reference(name, content, why)
+
+
+def _deviations(
+    start: int, copies: list[Any], stores: Mapping[str, str], kept: Mapping[str, int]
+) -> list[Offender]:
+    """List stores whose block is unlike the right one; never one of those that `kept` names."""
+    contents = {copy["store"]: (copy["block_end"], bytes(copy["digest"])) for copy in copies}
+    right = _reference(contents, kept)
     found: list[Offender] = []
-    for copy in sorted(copies, key=lambda c: str(c["store"])):
-        if (copy["block_end"], bytes(copy["digest"])) == right:
+    for store, content in sorted(contents.items()):
+        if content == right.content or store in kept:
             continue
-        end = max(copy["block_end"], right[0])
+        end = max(content[0], right.content[0])
+        at = first_difference(stores[store], stores[right.store], start, end)
         found.append(
             {
-                "store": copy["store"],
-                "unlike": reference,
-                "by_majority": by_majority,
+                "store": store,
+                "unlike": right.store,
+                "because": right.why,
                 "block_start": start,
-                "first_difference": first_difference(
-                    stores[copy["store"]], stores[reference], start, end
-                ),
+                "first_difference": at,
+                "place": file_at(stores[store], start if at is None else at),
             }
         )
     return found

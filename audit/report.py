@@ -47,7 +47,8 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The verdict and its evidence. `figures` counts messages of the topic."""
+    """The verdict and its evidence. `figures` counts messages of the topic; `voters_told_by`: where
+    the group's voters were read."""
 
     topic: str
     stores: tuple[StoreReport, ...]
@@ -56,6 +57,8 @@ class AuditReport:
     seconds: float
     mode: str = "raft"
     group: str = ""  # the broker group that was audited; "": the only one
+    voters: tuple[str, ...] = ()
+    voters_told_by: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the work
 
     @property

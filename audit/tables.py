@@ -88,7 +88,7 @@ def stage(
         reader = spark.read.option("stores", directories)
         items = staged(reader.format("rocketmq_log").load(), "items")
         units = staged(reader.format("rocketmq_queue").load(), "units")
-        limits = find_limits(items, stores, subject.mode)
+        limits = find_limits(items, stores, subject)
         return items, units, limits, staged(_log(items, limits), "log")
 
     def history_staged() -> tuple[DataFrame, DataFrame]:
@@ -126,7 +126,8 @@ def _log(items: DataFrame, limits: Limits) -> DataFrame:
         .withColumn("identity", F.xxhash64(*_IDENTITY))
     )
     held = rows.groupBy("position", "size", "identity").agg(
-        F.count("*").alias("holders"), *[F.first(name).alias(name) for name in kept]
+        F.count_if(F.col("store").isin(*limits.voting)).alias("holders"),
+        *[F.first(name).alias(name) for name in kept],
     )
     return (
         held.where(F.col("holders") >= limits.needed)

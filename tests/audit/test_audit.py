@@ -5,6 +5,7 @@ looks at one kind: the check that must see it sees it, exactly it. What else mus
 stands in the set of wrong checks that each audit has.
 """
 
+import json
 import struct
 from pathlib import Path
 
@@ -13,12 +14,26 @@ from google_crc32c import value as crc32c
 from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
+from raftmq.audit.files import StoreError
 from raftmq.audit.report import OFFENDERS_MAX
+from raftmq.dledger.configuration import (
+    Configuration,
+    GroupMember,
+    decode_configuration,
+    encode_configuration,
+)
+from raftmq.dledger.configurationfile import ConfigurationFile
+from raftmq.store.disk import OsDisk
 from raftmq.store.frame import FrameKind
 from tests.audit.run import NAMES, TOPIC, Run, message_id
 from tests.audit.stores import Log, Message, unit_bytes
 
 pytestmark = pytest.mark.timeout(900)
+
+
+CONFIGURATION = encode_configuration(
+    Configuration(tuple(GroupMember(name, f"{name}:1", i) for i, name in enumerate(NAMES)))
+)
 
 
 def audit(spark: SparkSession, run: Run) -> AuditReport:
@@ -250,9 +265,10 @@ def test_damaged_bytes_are_named(files: tuple[Run, AuditReport]) -> None:
 def test_the_first_different_byte_is_named(files: tuple[Run, AuditReport]) -> None:
     run, report = files
     rows = report.check("replicas").offenders
-    assert {(row["store"], row["unlike"], row["by_majority"]) for row in rows} == {
-        ("n1", "n0", True)
+    assert {(row["store"], row["unlike"], row["because"]) for row in rows} == {
+        ("n1", "n0", "a majority has these bytes")
     }
+    assert rows[0]["place"].startswith("commitlog/00000000000000000000:")
     differences = [row["first_difference"] for row in rows]
     first_segment_damage = min(
         run.placed(3).position + 90,
@@ -390,6 +406,79 @@ def test_what_only_a_minority_holds_is_missing(cut: tuple[Run, AuditReport]) -> 
     gone = [p for p in run.log.placed if p.message.topic == TOPIC and p.position > last_segment]
     assert report.count("missing") >= len(gone) - 1 > OFFENDERS_MAX
     assert len(report.check("missing").offenders) == OFFENDERS_MAX
+
+
+@pytest.fixture(scope="module")
+def last(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AuditReport]:
+    """Message 40 was acknowledged and then cut out of n0 and n1, neatly: what follows moved up."""
+    run = Run.plan(tmp_path_factory.mktemp("last")).store()
+    without = Run.plan(run.root)
+    without.messages = [m for m in without.messages if m.id != message_id(40)]
+    without.store()
+    for name in ("n0", "n1"):
+        run.logs[name], run.units[name] = without.logs[name], without.units[name]
+        run.commits[name] = without.log.end
+    run.write()
+    return run, audit(spark, run)
+
+
+def test_whoever_has_the_last_copy_of_a_message_is_named(last: tuple[Run, AuditReport]) -> None:
+    run, report = last
+    (row,) = [r for r in report.check("missing").offenders if r["id_text"] == message_id(40)]
+    at = run.placed(40).position
+    base = at - at % run.log.segment_size_bytes
+    assert row["held_by"] == [f"n2/commitlog/{base:020d}:{at - base}"]
+
+
+def test_whoever_has_the_last_copy_is_never_the_odd_one_out(last: tuple[Run, AuditReport]) -> None:
+    rows = last[1].check("replicas").offenders
+    assert {(row["store"], row["unlike"]) for row in rows} == {("n0", "n2"), ("n1", "n2")}
+    assert {row["because"] for row in rows} == {"it has an acknowledged message that others lost"}
+
+
+@pytest.fixture(scope="module")
+def absent(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, AuditReport]:
+    """Audits of n2 alone: n0 and n1 are gone. What tells of them differs."""
+    root = tmp_path_factory.mktemp("absent")
+    nodes = [{"name": name, "group": "broker-a"} for name in NAMES]
+    reports = {}
+    for told_by in ("nothing", "cluster.json", "frame", "file"):
+        run = Run.plan(root / told_by)
+        if told_by == "frame":
+            run.log.other(1, FrameKind.CONFIGURATION, CONFIGURATION)
+        run.store().write()
+        store = run.root / "n2" / "store"
+        if told_by == "cluster.json":
+            content = {"mode": "raft", "nodes": nodes}
+            (run.root / "cluster.json").write_text(json.dumps(content))
+        if told_by == "file":
+            file = ConfigurationFile(OsDisk(str(store)), "raft")
+            file.save(77, decode_configuration(CONFIGURATION))
+            file.close()
+        only = {"n2": str(store)}
+        reports[told_by] = run_audit(spark, only, run.history_path, TOPIC)
+    return reports
+
+
+@pytest.mark.parametrize("told_by", ["cluster.json", "frame", "file"])
+def test_absent_stores_are_counted_and_named(absent: dict[str, AuditReport], told_by: str) -> None:
+    report = absent[told_by]
+    assert report.voters == NAMES
+    assert [row["store"] for row in report.check("absent_stores").offenders] == ["n0", "n1"]
+    assert report.count("missing") == report.figures["acknowledged"] == 60
+    assert report.agreed_end == 0
+    assert "absent_stores" in wrong(report)
+    assert wrong(absent["nothing"]) == set()  # nobody knows better
+
+
+def test_stores_under_other_names_than_the_voters_are_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    run = Run.plan(tmp_path)
+    run.log.other(1, FrameKind.CONFIGURATION, CONFIGURATION)
+    run.store().write()
+    with pytest.raises(StoreError, match="the voters are n0, n1, n2"):
+        run_audit(spark, {"a": run.stores["n0"]}, run.history_path, TOPIC)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from pyspark.sql import SparkSession
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.cli import main
 from raftmq.audit.files import StoreError
-from raftmq.audit.limits import CLASSIC, RAFT
-from raftmq.audit.subject import Subject, subject_of
+from raftmq.audit.subject import CLASSIC, RAFT, subject_of
 from tests.audit.run import TOPIC, Run, message_id
 from tests.audit.stores import Log, Message, queue_units, write_store
 
@@ -134,8 +133,11 @@ def described(root: Path, mode: str, groups: dict[str, str]) -> dict[str, str]:
 )
 def test_the_mode_of_a_cluster(tmp_path: Path, mode: str, expected: str) -> None:
     stores = described(tmp_path, mode, {"n0": "broker-a", "n1": "broker-a"})
-    assert subject_of(stores) == Subject(expected, "broker-a")
-    assert subject_of(stores, mode=RAFT, group="other") == Subject(RAFT, "other")
+    found = subject_of(stores)
+    assert (found.mode, found.group) == (expected, "broker-a")
+    assert found.founders == {"n0", "n1"}
+    found = subject_of(stores, mode=RAFT, group="other")
+    assert (found.mode, found.group, found.founders) == (RAFT, "other", frozenset())
 
 
 def test_stores_of_several_groups_are_refused(tmp_path: Path) -> None:
@@ -146,7 +148,8 @@ def test_stores_of_several_groups_are_refused(tmp_path: Path) -> None:
 
 
 def test_stores_without_a_cluster_say_nothing(tmp_path: Path) -> None:
-    assert subject_of({"n0": str(tmp_path / "n0" / "store")}) == Subject(None, None)
+    found = subject_of({"n0": str(tmp_path / "n0" / "store")})
+    assert (found.mode, found.group, found.founders) == (None, None, frozenset())
     assert subject_of({"n0": str(tmp_path / "n0" / "store")}, CLASSIC).mode == CLASSIC
 
 

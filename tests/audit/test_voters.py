@@ -1,0 +1,96 @@
+"""Who the voters are: the audit's own reading of configurations, and which of them counts."""
+
+from pathlib import Path
+
+import pytest
+
+from raftmq.audit.voters import (
+    BadConfiguration,
+    ConfigurationFrame,
+    Members,
+    decode_members,
+    members_of,
+    saved_configuration,
+)
+from raftmq.dledger.configuration import (
+    Configuration,
+    GroupMember,
+    MemberRole,
+    decode_configuration,
+    encode_configuration,
+)
+from raftmq.dledger.configurationfile import ConfigurationFile
+from raftmq.store.disk import OsDisk
+
+
+def configuration(voters: str, learners: str = "", preferred: str | None = None) -> bytes:
+    members = [GroupMember(name, f"host-{name}:1", 7, founder=name == "a") for name in voters]
+    members += [GroupMember(name, "", 8, MemberRole.LEARNER) for name in learners]
+    return encode_configuration(Configuration(tuple(members), ("gone",), 9, preferred))
+
+
+def frame(index: int, voters: str, holders: str) -> ConfigurationFrame:
+    return ConfigurationFrame(index, index * 100, configuration(voters), frozenset(holders))
+
+
+def found(frames: list[ConfigurationFrame], **commits: int) -> Members:
+    zeros = dict.fromkeys("abcde", 0)
+    return members_of(frames, zeros | commits, [], "abc", "cluster.json")
+
+
+def test_a_configuration_is_read_as_the_group_reads_it() -> None:
+    for payload in (configuration("abc"), configuration("abé", "xy", "a"), configuration("a")):
+        members = decode_configuration(payload)
+        assert decode_members(payload) == (
+            members.voters,
+            frozenset(m.node_id for m in members.members if m.role is MemberRole.LEARNER),
+        )
+
+
+def test_bytes_that_are_no_configuration_are_refused() -> None:
+    whole = configuration("abc")
+    for cut in range(len(whole) - 20):
+        with pytest.raises(BadConfiguration):
+            decode_members(whole[:cut])
+    with pytest.raises(BadConfiguration):
+        decode_members(b"\x09" + whole[1:])
+
+
+def test_the_file_is_read_as_the_group_wrote_it(tmp_path: Path) -> None:
+    assert saved_configuration(str(tmp_path)) is None
+    file = ConfigurationFile(OsDisk(str(tmp_path)), "raft")
+    file.save(5, decode_configuration(configuration("abc")))
+    file.save(9, decode_configuration(configuration("abcd", "e")))
+    file.close()
+    assert saved_configuration(str(tmp_path)) == (9, configuration("abcd", "e"))
+    path = tmp_path / "raft" / "configuration"
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1  # the first slot rots
+    path.write_bytes(content)
+    assert saved_configuration(str(tmp_path)) == (9, configuration("abcd", "e"))
+    content[4096 + 20] ^= 1  # and the second
+    path.write_bytes(content)
+    assert saved_configuration(str(tmp_path)) is None
+
+
+def test_the_newest_committed_configuration_counts() -> None:
+    assert found([]) == Members(frozenset("abc"), frozenset(), "cluster.json")
+    held = [frame(3, "abcd", "abc"), frame(7, "abcde", "abc"), frame(9, "abde", "ab")]
+    members = found(held)
+    assert members.voters == frozenset("abcde")
+    assert members.majority == 3
+    assert members.told_by == "the configuration of frame 7"
+
+
+def test_a_configuration_that_a_minority_holds_counts_if_one_knows_it_committed() -> None:
+    held = [frame(7, "abcde", "ab")]  # three stores are gone
+    assert found(held).voters == frozenset("abc")
+    assert found(held, a=699).voters == frozenset("abc")
+    assert found(held, a=700).voters == frozenset("abcde")
+    assert found(held, c=700).voters == frozenset("abc")  # c has another frame there
+
+
+def test_a_saved_configuration_is_a_committed_one() -> None:
+    saved = [(8, configuration("ab")), (4, configuration("abc"))]
+    members = members_of([frame(5, "abcd", "abc")], dict.fromkeys("abc", 0), saved, "abc", "")
+    assert members.voters == frozenset("ab")

@@ -3,6 +3,7 @@ import struct
 
 import pytest
 
+from raftmq.store import indexkeys
 from raftmq.store.frame import FrameKind, seal_frame
 from raftmq.store.indexkeys import (
     _ENDING_MAX,
@@ -10,6 +11,7 @@ from raftmq.store.indexkeys import (
     _SIZES_MAX,
     KeyWalker,
     Walk,
+    _decoded,
     has_key,
     key_hash,
     keys_of,
@@ -246,6 +248,25 @@ def test_shapes_are_bounded_and_always_right() -> None:
     assert max(walker._shapes) <= _ENDING_MAX
 
 
+def test_records_of_many_topics_are_decoded_no_more_often_than_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded: list[int] = []
+
+    def counted(data: bytes, at: int) -> list[int]:
+        decoded.append(at)
+        return _decoded(data, at)
+
+    monkeypatch.setattr(indexkeys, "_decoded", counted)
+    items = [
+        record(topic=f"topic-{n % 700:03d}", properties=f"UNIQ_KEY\x01{n:032d}\x02".encode())
+        for n in range(3000)
+    ]
+    data, keys = row(items, 0)
+    assert walk(data, 0, units_of(items, data, 0)) == (len(data), keys)
+    assert decoded == []
+
+
 KEYS_OF_ONE = [
     "K" * 5,
     "K" * 32,
@@ -273,7 +294,7 @@ def test_records_that_are_laid_out_as_the_one_before_or_nearly(seed: int) -> Non
     for _ in range(300):
         again = rng.random() < 0.7 and items
         if not again:
-            topic = rng.choice(["T", "TU", LONG_TOPIC, "标签"])
+            topic = rng.choice(["T", "U", "TU", "#U", LONG_TOPIC, "标签"])
             front = rng.choice(
                 ["", "A\x01b\x02", "KEYS\x01\x02", "KEYS\x01k\x02", "XUNIQ_KEY\x01y\x02"]
             )

@@ -7,10 +7,11 @@ Unit n stands at byte n * 20 of the sequence; files hold `units_per_file` (300,0
 A queue that begins at n > 0 is pre-filled with units (0, 0x7FFFFFFF, 0) from its file's start to n.
 
 A queue is derived from the CommitLog and never promises durability of its own. New units stay in
-a tail in memory until `flush`, or until one tail or all tails together reach their bound; reads
-see file and tail alike. After a restart units that point below the checkpoint's confirmPhyOffset
-are trusted; every unit at or above it is dropped and comes again from the log (`open(confirmed)`).
-Below it offsets only grow, so the end of a queue is found by bisection.
+a tail in memory until a flush has written them, in the pool, or until one tail or all tails
+together reach their bound; reads see file and tail alike. After a restart units that point below
+the checkpoint's confirmPhyOffset are trusted; every unit at or above it is dropped and comes again
+from the log (`open(confirmed)`). Below it offsets only grow, so the end of a queue is found by
+bisection.
 
 An append below max_offset is skipped (dispatch again after a restart); one that would leave a
 hole is an AssertionError, because being wrong is worse than being down.
@@ -30,7 +31,7 @@ from itertools import pairwise
 from raftmq.store.disk import Disk
 from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
 from raftmq.store.filecache import OPEN_FILES_MAX
-from raftmq.store.queuefiles import DirtyFiles, QueueFiles
+from raftmq.store.queuefiles import FlushFiles, QueueFiles, within_files
 from raftmq.store.queuemanifest import QueueExtent, read_manifest, write_manifest
 
 UNITS_PER_FILE = 300_000
@@ -51,6 +52,15 @@ class QueueDamaged(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """Units not yet in a file. Units are only ever added to one; the queue gets another when they
+    are written. So a flush in the pool always finds `first` and `units` that belong together."""
+
+    first: int  # queue offset of the first unit
+    units: bytearray
+
+
 @dataclass(slots=True, eq=False)
 class ConsumeQueue:
     """One queue. `max_offset` is the offset the next message gets, `min_offset` the oldest
@@ -64,8 +74,7 @@ class ConsumeQueue:
     last_position: int = field(default=0, init=False)  # CommitLog offset in the last unit, or 0
     min_offset: int = field(default=0, init=False)
     max_offset: int = field(default=0, init=False)
-    _tail: bytearray = field(default_factory=bytearray, init=False)
-    _tail_first: int = field(default=0, init=False)  # queue offset of the tail's first unit
+    _tail: _Tail = field(default_factory=lambda: _Tail(0, bytearray()), init=False)
 
     def __post_init__(self) -> None:
         self.path = f"{self._files.directory}/{self.topic}/{self.queue_id}"
@@ -73,24 +82,25 @@ class ConsumeQueue:
     @property
     def tail_bytes(self) -> int:
         """Bytes of units not yet written to the file."""
-        return len(self._tail)
+        return len(self._tail.units)
 
     def units(self, offset: int, count: int) -> bytes:
         """Return up to `count` units from `offset`; fewer at the end, b"" outside [min, max)."""
         if not self.min_offset <= offset < self.max_offset or count <= 0:
             return b""
-        if offset >= self._tail_first:
-            at = (offset - self._tail_first) * UNIT_SIZE_BYTES
-            return bytes(self._tail[at : at + count * UNIT_SIZE_BYTES])
+        tail = self._tail
+        if offset >= tail.first:
+            at = (offset - tail.first) * UNIT_SIZE_BYTES
+            return bytes(tail.units[at : at + count * UNIT_SIZE_BYTES])
         end = min(offset + count, self.max_offset)
         parts = []
-        in_file_end = min(end, self._tail_first)
+        in_file_end = min(end, tail.first)
         while offset < in_file_end:
             take = min(in_file_end, self._file_end(offset)) - offset
             parts.append(self._files.read(self.path, offset, take))
             offset += take
         if offset < end:
-            parts.append(bytes(self._tail[: (end - offset) * UNIT_SIZE_BYTES]))
+            parts.append(bytes(tail.units[: (end - offset) * UNIT_SIZE_BYTES]))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def unit(self, offset: int) -> tuple[int, int, int]:
@@ -107,32 +117,62 @@ class ConsumeQueue:
                     return
             else:
                 # Only an empty queue may begin above 0: its older messages were deleted.
-                assert self.max_offset == 0 and not self._tail, (self.path, self.max_offset, first)
+                assert self.max_offset == 0, (self.path, self.max_offset, first)
+                assert not self.tail_bytes, self.path
                 self._begin_at(first)
-        if not self._tail:
-            self._tail_first = self.max_offset
-        self._tail += units
-        self.max_offset += len(units) // UNIT_SIZE_BYTES
+        if self._tail.units:
+            self._tail.units.extend(units)
+        else:
+            self._tail = _Tail(self.max_offset, bytearray(units))
+        # In this order: `extent` must not find a new end with an old position.
         self.last_position = int.from_bytes(units[-UNIT_SIZE_BYTES:-12], "big")
+        self.max_offset += len(units) // UNIT_SIZE_BYTES
 
     def write_tail(self) -> None:
         """Write the tail to its files. Raises OSError; then the tail is kept."""
-        data = memoryview(bytes(self._tail))
-        offset, end = self._tail_first, self.max_offset
-        assert len(data) == (end - offset) * UNIT_SIZE_BYTES
-        while offset < end:
-            take = min(end, self._file_end(offset)) - offset
-            self._write(offset, data[: take * UNIT_SIZE_BYTES])
-            data = data[take * UNIT_SIZE_BYTES :]
-            offset += take
-        self._tail.clear()
-        self._tail_first = self.max_offset
+        per_file = self._files.units_per_file
+        for offset, units in within_files(self._tail.first, bytes(self._tail.units), per_file):
+            self._write(offset, units)
+        self._tail = _Tail(self.max_offset, bytearray())
+
+    def save_tail(self, files: FlushFiles) -> range:
+        """Write the tail as it is now, in the pool, and return the offsets written; `drop_saved`
+        takes them out of memory. Blocking. Raises OSError."""
+        tail = self._tail
+        units = bytes(tail.units)
+        files.write(self.path, tail.first, units)
+        return range(tail.first, tail.first + len(units) // UNIT_SIZE_BYTES)
+
+    def drop_saved(self, saved: range) -> None:
+        """Drop units from the tail that `save_tail` has written."""
+        self.file_starts += self._new_starts(saved)
+        tail = self._tail
+        if saved.stop > tail.first:
+            rest = tail.units[(saved.stop - tail.first) * UNIT_SIZE_BYTES :]
+            self._tail = _Tail(saved.stop, rest)
+
+    def extent(self, saved: range) -> QueueExtent | None:
+        """Return what a manifest notes of the queue after `saved` was written; None if it has no
+        file. For the pool."""
+        end, last_position = self.max_offset, self.last_position  # in this order
+        starts = [*self.file_starts, *self._new_starts(saved)]
+        if not starts:
+            return None
+        return QueueExtent(starts[0], starts[-1], end, last_position, self.queue_id, self.topic)
+
+    def _new_starts(self, saved: range) -> list[int]:
+        """Return the starts of the files that hold `saved` and are not in `file_starts` yet."""
+        if not saved:
+            return []
+        files, last = self._files, self.file_starts[-1] if self.file_starts else -1
+        starts = range(files.start_of(saved.start), saved.stop, files.units_per_file)
+        return [start for start in starts if start > last]
 
     def rewrite(self, offset: int, unit: bytes) -> bool:
         """Write the right unit over a damaged one; return False if it is in no file (any more).
 
         Raises OSError."""
-        if not self.min_offset <= offset < self._tail_first:
+        if not self.min_offset <= offset < self._tail.first:
             return False
         self._write(offset, memoryview(unit))
         return True
@@ -173,7 +213,7 @@ class ConsumeQueue:
         for start in self.file_starts:
             files.fill_up(self.path, start)
         self.min_offset = self.file_starts[0]
-        self.max_offset = self._tail_first = self.file_starts[-1] + files.units_per_file
+        self._end_at(self.file_starts[-1] + files.units_per_file)
         end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
         if suspicious:
             self._check_end(end, confirmed, noted)
@@ -183,7 +223,7 @@ class ConsumeQueue:
             self.cut(end)
         elif end == self.min_offset:
             self.cut(end)  # a file without a unit
-        self.max_offset = self._tail_first = end
+        self._end_at(end)
         self._note_last()
 
     def _check_end(self, end: int, confirmed: int, noted: QueueExtent | None) -> None:
@@ -208,12 +248,12 @@ class ConsumeQueue:
 
     def cut(self, end: int) -> None:
         """Drop units from `end` on, in file and memory. Only while no flush is in flight."""
-        assert not self._tail
+        assert not self.tail_bytes
         while self.file_starts and self.file_starts[-1] >= end:
             self._files.remove(self.path, self.file_starts.pop())
         if self.file_starts:
             self._files.cut(self.path, self.file_starts[-1], end)
-        self.max_offset = self._tail_first = end
+        self._end_at(end)
         self.min_offset = min(self.min_offset, end)
         self._note_last()
 
@@ -237,7 +277,13 @@ class ConsumeQueue:
         start = self._files.start_of(first)
         if first > start:
             self._write(start, memoryview(FILLER * (first - start)))
-        self.min_offset = self.max_offset = self._tail_first = first
+        self.min_offset = first
+        self._end_at(first)
+
+    def _end_at(self, end: int) -> None:
+        """Set the next unit's offset, with all before it in files."""
+        self.max_offset = end
+        self._tail = _Tail(end, bytearray())
 
     def _write(self, offset: int, data: memoryview) -> None:
         """Write units that lie within one file, creating it if need be."""
@@ -254,20 +300,27 @@ class ConsumeQueue:
 
 @dataclass(frozen=True, slots=True)
 class FlushTicket:
-    """A flush of ConsumeQueue files and directories: `run` it in the pool, then
+    """A flush of tails, files and directories of ConsumeQueues: `run` it in the pool, then
     `finish_flush`."""
 
-    disk: Disk
-    dirty: DirtyFiles
-    manifest: str | None  # None: not this time
-    extents: list[QueueExtent]
+    files: FlushFiles
+    tails: list[ConsumeQueue]  # that had one when the flush began
+    queues: list[ConsumeQueue]  # all, if a manifest is kept
+    manifest: str | None
+    due: bool  # the manifest is written even if no file was created or removed
+    saved: dict[ConsumeQueue, range] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Sync the files. Blocking. Raises OSError: then they are still dirty, and the flush is
-        void."""
-        self.dirty.run()
-        if self.manifest is not None:
-            write_manifest(self.disk, self.manifest, self.extents)
+        """Write the tails and sync the files. Blocking. Raises OSError: then they are still dirty,
+        and the flush is void."""
+        for queue in self.tails:
+            self.saved[queue] = queue.save_tail(self.files)
+        dirty = self.files.all_dirty()
+        dirty.run()
+        if self.manifest is not None and (dirty.directories or (self.due and dirty.paths)):
+            nothing = range(0)
+            found = (queue.extent(self.saved.get(queue, nothing)) for queue in self.queues)
+            write_manifest(self.files.disk, self.manifest, filter(None, found))
 
 
 class ConsumeQueueStore:
@@ -381,38 +434,35 @@ class ConsumeQueueStore:
         assert self.tails_bytes == 0
 
     def begin_flush(self) -> FlushTicket:
-        """Write the tails and return the ticket to sync them. One at a time."""
+        """Return the ticket to write the tails and to sync all. One at a time. It is the pool that
+        writes: to make a queue's file takes a third of a millisecond, and thousands of queues may
+        have a tail.
+
+        The manifest is written by every flush that syncs anything; with many queues, only when
+        files were created or removed, and by every MANIFEST_FLUSHES-th flush, since it is a lower
+        bound anyway."""
         assert not self._flushing
-        self.write_tails()
         self._flushing = True
-        dirty = self._files.take_dirty()
-        if not self._manifest_is_due(dirty):
-            return FlushTicket(self._disk, dirty, None, [])
-        return FlushTicket(self._disk, dirty, self._manifest, self._extents())
-
-    def _manifest_is_due(self, dirty: DirtyFiles) -> bool:
-        """Return whether this flush writes the manifest: every flush that syncs anything does; with
-        many queues, only when files were created or removed, and every MANIFEST_FLUSHES-th flush,
-        since the manifest is a lower bound anyway."""
         self._flushes += 1
-        if self._manifest is None or dirty.directories:
-            return self._manifest is not None
-        few = len(self._queues) <= MANIFEST_QUEUES_MAX
-        return bool(dirty.paths) and (few or self._flushes % MANIFEST_FLUSHES == 0)
+        return FlushTicket(
+            self._files.begin_flush(),
+            list(self._with_tail.values()),
+            [] if self._manifest is None else list(self._queues.values()),
+            self._manifest,
+            len(self._queues) <= MANIFEST_QUEUES_MAX or self._flushes % MANIFEST_FLUSHES == 0,
+        )
 
-    def _extents(self) -> list[QueueExtent]:
-        return [
-            QueueExtent(
-                q.file_starts[0],
-                q.file_starts[-1],
-                q.max_offset,
-                q.last_position,
-                q.queue_id,
-                q.topic,
-            )
-            for q in self._queues.values()
-            if q.file_starts
-        ]
+    def drop_saved(self, ticket: FlushTicket, count: int = 64) -> bool:
+        """Drop the saved units of some tails from memory, after `run` returned; return whether
+        there are more. `finish_flush` does it, too, but thousands of tails take it long."""
+        for _ in range(min(count, len(ticket.saved))):
+            queue, saved = ticket.saved.popitem()
+            before = queue.tail_bytes
+            queue.drop_saved(saved)
+            self.tails_bytes += queue.tail_bytes - before
+            if not queue.tail_bytes:
+                self._with_tail.pop((queue.topic, queue.queue_id), None)
+        return bool(ticket.saved)
 
     def finish_flush(self, ticket: FlushTicket, *, synced: bool) -> None:
         """Take a ticket after `run` returned (`synced`) or raised: then its files are dirty
@@ -420,7 +470,10 @@ class ConsumeQueueStore:
         assert self._flushing
         self._flushing = False
         if not synced:
-            self._files.give_back(ticket.dirty)
+            self._files.give_back(ticket.files.all_dirty())
+            return
+        while self.drop_saved(ticket):
+            pass
 
     def flush(self) -> None:
         """Do a whole flush, blocking. Raises OSError."""

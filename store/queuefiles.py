@@ -7,7 +7,8 @@ directory and the offset of its first unit, its `start`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from raftmq.store.disk import Disk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
@@ -33,6 +34,43 @@ class DirtyFiles:
                 file.close()
         for directory in self.directories:
             self.disk.sync_directory(directory)
+
+
+@dataclass(slots=True)
+class FlushFiles:
+    """Writes and syncs files in the pool, while the loop goes on with QueueFiles of the same
+    directory: they write the same bytes where they meet. For one flush."""
+
+    disk: Disk
+    directory: str
+    units_per_file: int
+    dirty: DirtyFiles  # what the loop wrote since the last flush
+    paths: dict[str, None] = field(default_factory=dict)  # written here, or made
+    directories: dict[str, None] = field(default_factory=dict)
+
+    def write(self, queue: str, offset: int, units: bytes) -> None:
+        """Write units to the files that hold them, made if need be. Blocking. Raises OSError."""
+        for at, part in within_files(offset, units, self.units_per_file):
+            start = at - at % self.units_per_file
+            path = path_of(queue, start)
+            if not self.disk.exists(path):
+                self.disk.makedirs(queue)
+                places = (queue, queue.rpartition("/")[0], self.directory)
+                self.directories |= dict.fromkeys(places)
+            file = self.disk.open(path)
+            try:
+                self.paths[path] = None
+                if file.size_bytes < self.units_per_file * UNIT_SIZE_BYTES:
+                    file.truncate(self.units_per_file * UNIT_SIZE_BYTES)
+                file.pwrite((at - start) * UNIT_SIZE_BYTES, part)
+            finally:
+                file.close()
+
+    def all_dirty(self) -> DirtyFiles:
+        """Return what is to be synced by now, or what is dirty still if that failed."""
+        paths = dict.fromkeys(self.dirty.paths) | self.paths
+        directories = dict.fromkeys(self.dirty.directories) | self.directories
+        return DirtyFiles(self.disk, list(paths), list(directories))
 
 
 class QueueFiles:
@@ -61,7 +99,7 @@ class QueueFiles:
         """Return `count` units from `offset`, all of which lie in one file."""
         start = self.start_of(offset)
         size = count * UNIT_SIZE_BYTES
-        file = self._open.get(self._path(queue, start))
+        file = self._open.get(path_of(queue, start))
         data = file.pread((offset - start) * UNIT_SIZE_BYTES, size)
         assert len(data) == size, (queue, offset, count)
         return data
@@ -69,7 +107,7 @@ class QueueFiles:
     def write(self, queue: str, offset: int, units: bytes | memoryview) -> None:
         """Write units that lie within one file, which exists. Raises OSError."""
         start = self.start_of(offset)
-        path = self._path(queue, start)
+        path = path_of(queue, start)
         self._open.get(path).pwrite((offset - start) * UNIT_SIZE_BYTES, units)
         self._dirty_paths[path] = None
 
@@ -85,7 +123,7 @@ class QueueFiles:
     def fill_up(self, queue: str, start: int) -> None:
         """Give a file its size, sparse (most queues stay small): it may be new, or the process was
         killed between creating and sizing it."""
-        file = self._open.get(self._path(queue, start))
+        file = self._open.get(path_of(queue, start))
         if file.size_bytes < self._size_bytes:
             file.truncate(self._size_bytes)
 
@@ -93,14 +131,14 @@ class QueueFiles:
         """Drop the units of a file from queue offset `end` on."""
         size = (end - start) * UNIT_SIZE_BYTES
         if size < self._size_bytes:
-            path = self._path(queue, start)
+            path = path_of(queue, start)
             file = self._open.get(path)
             file.truncate(size)
             file.truncate(self._size_bytes)
             self._dirty_paths[path] = None
 
     def remove(self, queue: str, start: int) -> None:
-        path = self._path(queue, start)
+        path = path_of(queue, start)
         self._open.forget(path)
         self._dirty_paths.pop(path, None)
         self._disk.remove(path)
@@ -112,6 +150,10 @@ class QueueFiles:
         directories, self._dirty_directories = list(self._dirty_directories), {}
         return DirtyFiles(self._disk, paths, directories)
 
+    def begin_flush(self) -> FlushFiles:
+        """Return the files as the pool writes them; what is dirty counts as durable from now on."""
+        return FlushFiles(self._disk, self.directory, self.units_per_file, self.take_dirty())
+
     def give_back(self, dirty: DirtyFiles) -> None:
         """Take back what could not be synced."""
         self._dirty_paths |= dict.fromkeys(dirty.paths)
@@ -120,5 +162,20 @@ class QueueFiles:
     def close(self) -> None:
         self._open.close()
 
-    def _path(self, queue: str, start: int) -> str:
-        return f"{queue}/{start * UNIT_SIZE_BYTES:020d}"
+
+def path_of(queue: str, start: int) -> str:
+    """Return the path of a queue's file that begins with the unit at `start`."""
+    return f"{queue}/{start * UNIT_SIZE_BYTES:020d}"
+
+
+def within_files(
+    offset: int, units: bytes, units_per_file: int
+) -> Iterator[tuple[int, memoryview]]:
+    """Split units from `offset` on into parts that lie within one file; yield each with the offset
+    of its first unit."""
+    data = memoryview(units)
+    while data:
+        take = (units_per_file - offset % units_per_file) * UNIT_SIZE_BYTES
+        yield offset, data[:take]
+        offset += take // UNIT_SIZE_BYTES
+        data = data[take:]

@@ -54,6 +54,11 @@ class StoreFlusher:
         index = None if derived.index is None else derived.index.begin_flush()
         return StoreFlush(queues, index, self._checkpoint, confirmed, derived.newest_ms)
 
+    def drop_saved(self, flush: StoreFlush) -> bool:
+        """After `run`: drop some of the units that are in files now from memory; return whether
+        there are more, so that the caller can let others run in between. `finish` does the rest."""
+        return self._derived.queues.drop_saved(flush.queues)
+
     def finish(self, flush: StoreFlush, *, synced: bool) -> None:
         """After `run`: note in the checkpoint how far all is durable now. The note itself is synced
         by the next flush; losing it costs dispatching again. Raises OSError."""

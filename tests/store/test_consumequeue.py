@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from raftmq.store.consumequeue import FILLER, ConsumeQueueStore
-from raftmq.store.disk import OsDisk
+from raftmq.store.disk import OsDisk, OsFile
 from raftmq.store.dispatch import UNIT
 
 PER_FILE = 10
@@ -208,25 +208,147 @@ def test_files_are_not_removed_under_a_flush(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, units(0, 35))
     ticket = store.begin_flush()
+    ticket.run()
     store.correct_min_offset(1 << 40)
     assert len(disk.listdir("consumequeue/T/0")) == 4
-    ticket.run()
     store.finish_flush(ticket, synced=True)
     store.correct_min_offset(1 << 40)
     assert len(disk.listdir("consumequeue/T/0")) == 1
 
 
-def test_a_failed_flush_stays_dirty(disk: OsDisk) -> None:
+class Counted(OsDisk):
+    """A disk that counts what changes it, and fails if told."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.made: list[str] = []
+        self.fails = self.sync_fails = False
+
+    def sync_directory(self, path: str) -> None:
+        if self.sync_fails:
+            raise OSError("the test says so")
+        super().sync_directory(path)
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> OsFile:
+        if self.fails:
+            raise OSError("the test says so")
+        self.made.append(path)
+        return super().open(path, allocate_bytes=allocate_bytes)
+
+    def makedirs(self, path: str) -> None:
+        self.made.append(path)
+        super().makedirs(path)
+
+
+def test_a_flush_of_many_new_queues_touches_no_file_before_it_runs(disk: OsDisk) -> None:
+    counted = Counted(disk.root)
+    store = new_store(counted)
+    for number in range(50):
+        store.append(f"T{number}", 0, 0, units(0, 1))
+    counted.made.clear()
+    ticket = store.begin_flush()
+    assert counted.made == []
+    ticket.run()
+    written = len(counted.made)
+    assert store.drop_saved(ticket, 20)
+    assert store.tails_bytes == 30 * 20
+    assert store.drop_saved(ticket, 29)
+    assert not store.drop_saved(ticket, 20)
+    store.finish_flush(ticket, synced=True)
+    assert len(counted.made) == written
+    assert store.tails_bytes == 0
+    for number in range(50):
+        assert disk.open(f"consumequeue/T{number}/0/{0:020d}").pread(0, 20) == units(0, 1)
+    store.close()
+    again = new_store(disk)
+    assert len(list(again.queues())) == 50
+
+
+def test_units_come_and_are_read_while_a_flush_is_in_flight(disk: OsDisk) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 3))
+    store.append("T", 1, 0, units(0, 12))  # two files
+    ticket = store.begin_flush()
+    store.append("T", 0, 3, units(3, 9))
+    store.append("T", 1, 12, units(12, 1))
+    store.append("T", 2, 0, units(0, 1))
+    store.write_tails()  # as if their bound was reached
+    store.append("T", 1, 13, units(13, 1))
+
+    def check(*counts: int) -> None:
+        for queue_id, count in enumerate(counts):
+            queue = store.queue("T", queue_id)
+            assert queue is not None
+            assert queue.units(0, 100) == units(0, count)
+
+    check(12, 14, 1)
+    ticket.run()
+    check(12, 14, 1)
+    store.append("T", 1, 14, units(14, 8))  # into the next file, too
+    store.finish_flush(ticket, synced=True)
+    check(12, 22, 1)
+    assert store.tails_bytes == 8 * 20
+    store.flush()
+    check(12, 22, 1)
+    store.close()
+    assert sorted(q.max_offset for q in new_store(disk).queues()) == [1, 12, 22]
+
+
+def test_only_what_a_flush_wrote_leaves_the_tails(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, units(0, 3))
     ticket = store.begin_flush()
+    ticket.run()
+    store.append("T", 0, 3, units(3, 2))
+    store.finish_flush(ticket, synced=True)
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert (queue.tail_bytes, store.tails_bytes) == (40, 40)
+    assert queue.units(0, 9) == units(0, 5)
+    store.flush()
+    assert file_of(disk, 0)[:120] == units(0, 5) + bytes(20)
+
+
+def test_a_flush_that_could_not_write_is_made_up_for_by_the_next(disk: OsDisk) -> None:
+    counted = Counted(disk.root)
+    store = new_store(counted)
+    store.append("T", 0, 0, units(0, 12))
+    store.append("U", 0, 0, units(0, 1))
+    counted.fails = True
+    ticket = store.begin_flush()
+    with pytest.raises(OSError, match="the test"):
+        ticket.run()
     store.finish_flush(ticket, synced=False)
+    assert store.tails_bytes == 13 * 20
+    counted.fails = False
+    store.discard("U", 0)  # whose file was never made
+    store.flush()
+    assert store.tails_bytes == 0
+    store.close()
+    (queue,) = new_store(disk).queues()
+    assert queue.units(0, 100) == units(0, 12)
+
+
+def test_a_failed_flush_stays_dirty(disk: OsDisk) -> None:
+    counted = Counted(disk.root)
+    store = new_store(counted)
+    store.append("T", 0, 0, units(0, 3))
+    counted.sync_fails = True
+    ticket = store.begin_flush()
+    with pytest.raises(OSError, match="the test"):
+        ticket.run()
+    store.finish_flush(ticket, synced=False)
+    counted.sync_fails = False
     again = store.begin_flush()
-    assert again.dirty == ticket.dirty
-    assert again.dirty.paths == [f"consumequeue/T/0/{0:020d}"]
-    assert again.dirty.directories == ["consumequeue/T/0", "consumequeue/T", "consumequeue"]
+    again.run()
+    dirty = again.files.all_dirty()
+    assert dirty.paths == [f"consumequeue/T/0/{0:020d}"]
+    assert dirty.directories == ["consumequeue/T/0", "consumequeue/T", "consumequeue"]
     store.finish_flush(again, synced=True)
-    assert store.begin_flush().dirty.paths == []
+    assert store.tails_bytes == 0
+    third = store.begin_flush()
+    third.run()
+    assert third.files.all_dirty().paths == []
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
@@ -242,6 +364,8 @@ def test_more_queues_than_descriptors(disk: OsDisk) -> None:
     store = new_store(disk, open_files_max=3)
     for queue_id in range(10):
         store.append("T", queue_id, 0, units(0, 2))
+    store.write_tails()
+    assert len(os.listdir("/dev/fd")) - before == 3
     store.flush()
     assert len(os.listdir("/dev/fd")) - before == 3
     for queue_id in range(10):

@@ -15,15 +15,23 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from raftmq.broker.access import Access
 from raftmq.broker.accountbook import AccountBook
 from raftmq.broker.admission import Admission
-from raftmq.broker.application import BrokerApplication
+from raftmq.broker.assembly import (
+    Told,
+    make_keeper,
+    make_registrar,
+    make_replication,
+    make_send_path,
+    node_operations,
+)
 from raftmq.broker.backup.service import Backups
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.config import BrokerConfig
-from raftmq.broker.construction import budget_limits, send_rules, template_topic
+from raftmq.broker.construction import budget_limits, template_topic
 from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.consuming.groupcreation import GroupCreation
 from raftmq.broker.consuming.locks import lock_service
@@ -37,20 +45,14 @@ from raftmq.broker.delivery.delay import DelayService
 from raftmq.broker.delivery.sendback import SendBack
 from raftmq.broker.delivery.timers.recall import Recalls
 from raftmq.broker.delivery.timers.service import TimerService
+from raftmq.broker.delivery.timers.wheel import TimerWheel
 from raftmq.broker.delivery.transactions.service import Halves, Transactions
 from raftmq.broker.events import NodeEvents
 from raftmq.broker.fulldisk import FullDisk
 from raftmq.broker.guard import Guard
 from raftmq.broker.housekeeping import Activity, Chore, Housekeeper
 from raftmq.broker.http.api import NodeApi
-from raftmq.broker.http.consumers import ConsumerOperations
-from raftmq.broker.http.faults import FaultDoor, FaultOperations
-from raftmq.broker.http.leadership import LeadershipOperations
-from raftmq.broker.http.messages import MessageOperations
-from raftmq.broker.http.node import NodeOperations
-from raftmq.broker.http.settings import SettingOperations
-from raftmq.broker.http.tables import TableOperations
-from raftmq.broker.keeper import ClassicKeeper, Keeper, RaftKeeper
+from raftmq.broker.http.faults import FaultDoor
 from raftmq.broker.opening import Opened, open_store
 from raftmq.broker.operating.acladmin import AclAdmin
 from raftmq.broker.operating.admin import Admin
@@ -66,20 +68,13 @@ from raftmq.broker.operating.stats import SAMPLE_MS as GROUP_SAMPLE_MS
 from raftmq.broker.operating.stats import GroupRates, StatsQueries
 from raftmq.broker.operating.upkeep import Upkeep
 from raftmq.broker.processor import Processor
-from raftmq.broker.registeredtopics import RegisteredTopics
-from raftmq.broker.registration import Registrar
-from raftmq.broker.replication.classic import ClassicEngine, LocalApplication
-from raftmq.broker.replication.engine import Engine, make_engine
 from raftmq.broker.replication.log import ReplicatedLog
 from raftmq.broker.replication.members import Members
 from raftmq.broker.replication.roles import RoleView
 from raftmq.broker.retention import Retention
 from raftmq.broker.sending.reply import ReplyService, reply_topic
-from raftmq.broker.sending.send import SendPath
 from raftmq.broker.service import RoleChange, Service
-from raftmq.broker.tables.snapshotinstall import Source
 from raftmq.broker.tables.state import announce
-from raftmq.broker.tables.topics import TopicConfig
 from raftmq.dledger.messages import RoleEvent
 from raftmq.ops.memory import Trimmer
 from raftmq.ops.metrics import Timings
@@ -87,7 +82,6 @@ from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.connection import Connection, ConnectionLimits, Handler
 from raftmq.remoting.server import RemotingServer
-from raftmq.remoting.tlslinks import TlsLinks
 from raftmq.store.disk import OsDisk
 from raftmq.store.ownership import StoreLock
 
@@ -131,12 +125,14 @@ class Broker:
         config, state, store = opened.config, opened.state, opened.store
         clock_ms, wall_ms = opened.clock_ms, opened.wall_ms
         self._opened = opened
+        self._linger_s = 0.0
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.begins_anew = False  # it "failed" only to be restarted at once
+
+        # What every part may use.
         self.config, self.disk, self.state, self.store = config, opened.disk, state, store
         self.address, self.port = opened.address, opened.claim.port
         self.gates, self.tls = opened.gates, opened.tls
-        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.begins_anew = False  # it "failed" only to be restarted at once
-        self._linger_s = 0.0
         self.contained = Contained()
         self.roles = RoleView(config, state)
         self.log = ReplicatedLog(config, self.roles, self.contained)
@@ -158,7 +154,6 @@ class Broker:
             clock_ms=clock_ms,
             wall_ms=wall_ms,
         )
-        append = Timings()
         self._activity = Activity()
 
         # Who asks: accounts, clients, groups.
@@ -174,14 +169,18 @@ class Broker:
         )
 
         # Sending, and what is delivered later.
+        append = Timings()
+        wheel = TimerWheel()
         self.halves = Halves(config)
-        self.sends = self._send_path(append)
+        self.sends = make_send_path(
+            opened, context, self.halves, self.clients, wheel, append.observe
+        )
         reply = reply_topic(config.broker_cluster_name)
         state.topics.internal[reply.name] = reply
         replies = RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
         self.replies = ReplyService(context, self.clients, self.sends, replies)
         self.delays = DelayService(context, self.sends)
-        self.timers = TimerService(context, self.sends, self.sends.parking.timing)
+        self.timers = TimerService(context, self.sends, wheel)
         self.transactions = Transactions(
             context, self.halves, self.sends, self.clients, self.access
         )
@@ -210,17 +209,15 @@ class Broker:
 
         # The log, and what is kept of it.
         template = template_topic(config)
-        self.registrar = self._registrar(template)
-        self.engine: Engine
-        self.application: BrokerApplication | LocalApplication
-        if config.is_classic:
-            self.engine, self.application = self._classic_engine()
-        else:
-            self.engine, self.application = self._framed_engine()
+        self.registrar = make_registrar(opened, context, template)
+        told = Told(self._topics_changed, self._role_changed, self._on_fatal, self._begin_anew)
+        self.engine, self.application = make_replication(
+            opened, context, self.sends, self.pulls, self._activity, told
+        )
         self.log.attach(self.engine)
         self.backups = Backups(context)
         self.retention = Retention(store, wall_ms, clock_ms)
-        self.keeper = self._keeper()
+        self.keeper = make_keeper(opened, context, self.retention, self.timers, self.backups)
         self.full_disk = FullDisk(context, self.sends)
         self.members = Members(context, self.registrar)
 
@@ -232,12 +229,6 @@ class Broker:
         keys = KeyQueries(config, store.derived)
         group_rates = GroupRates(state, clock_ms)
         guard = Guard(lambda: self.roles.leader_address)
-        acl_admin = AclAdmin(context, self.book, enabled=config.acl_enable)
-        progress = ProgressQueries(context, self.clients, group_rates)
-        stats = StatsQueries(context, group_rates)
-        relay = Relay(context, self.clients, self.access)
-        admin = Admin(context, self.catalog, self.clients, template, lambda: runtime_info(parts))
-
         parts = Parts(
             context=context,
             gates=opened.gates,
@@ -253,6 +244,11 @@ class Broker:
             throughput=self.throughput,
             guard=guard,
         )
+        acl_admin = AclAdmin(context, self.book, enabled=config.acl_enable)
+        admin = Admin(context, self.catalog, self.clients, template, partial(runtime_info, parts))
+        progress = ProgressQueries(context, self.clients, group_rates)
+        stats = StatsQueries(context, group_rates)
+        relay = Relay(context, self.clients, self.access)
 
         # In the order of their periodic work.
         expiry_ms = max(100, config.client_expiry_ms // 12)
@@ -287,16 +283,9 @@ class Broker:
             Service(handlers=stats.handlers()),
             Service(handlers=relay.handlers()),
             Service(stop=self.questions.stop),
-            *(
-                Service(operations=api.operations())
-                for api in (
-                    NodeOperations(parts, self.members, self.leader_http),
-                    TableOperations(context, self.catalog),
-                    ConsumerOperations(context, self.catalog, self.clients, self.resets),
-                    MessageOperations(context, self.sends, keys),
-                    LeadershipOperations(context, self.members),
-                    SettingOperations(parts),
-                    FaultOperations(context, faults),
+            Service(
+                operations=node_operations(
+                    parts, self.members, self.catalog, self.resets, keys, faults
                 )
             ),
         ]
@@ -329,130 +318,11 @@ class Broker:
             opened.web_access,
             self.metrics,
             [operation for service in services for operation in service.operations],
-            self.leader_http,
+            context.leader_http,
         )
         chores = [chore for service in self._services for chore in service.chores]
         self._housekeeper = Housekeeper(
             clock_ms, chores, self.keeper.chores(), self._activity, self.fail
-        )
-
-    def _send_path(self, append: Timings) -> SendPath:
-        """Return the send path; `append` observes how long group commits take."""
-        opened, config = self._opened, self.config
-        return SendPath(
-            config,
-            self.state,
-            send_rules(config, opened.store_host),
-            queue_end=self.store.queues.end_of,
-            request_cut=self.log.request_cut,
-            propose=self.log.propose_then,
-            leader_address=lambda: self.roles.leader_address,
-            clock_ms=opened.clock_ms,
-            wall_ms=opened.wall_ms,
-            on_half=self.halves.admit,
-            on_request=self.clients.requester,
-            on_stored=append.observe,
-            timers_waiting=lambda: self.timers.wheel.count,
-            newest_ms=self.store.derived.newest_ms,
-            contained=self.contained,
-        )
-
-    def _registrar(self, template: TopicConfig | None) -> Registrar:
-        opened, config = self._opened, self.config
-        return Registrar(
-            config.name_servers,
-            cluster=config.broker_cluster_name,
-            broker_name=config.broker_name,
-            address=opened.address,
-            ha_address=self._ha_address,
-            http_address=opened.http_address,
-            identity=lambda: self.log.identity,
-            topics=RegisteredTopics(self.state.topics, template),
-            on_master=self.roles.hint_master,
-            on_route=self.events.route_changed,
-            needs_master=config.is_slave,
-            period_ms=config.register_name_server_period,
-            timeout_ms=config.register_broker_timeout_mills,
-            tls=opened.tls.client,
-            credentials=config.inner_credentials,
-            signing_keys=opened.registration_keys,
-        )
-
-    def _framed_engine(self) -> tuple[Engine, BrokerApplication]:
-        """Return the engine of Raft or pysyncobj, which apply frames once committed, and what they
-        apply them to."""
-        opened = self._opened
-        application = BrokerApplication(
-            self.state,
-            self.sends,
-            self.store.derived,
-            log_index=lambda: self.log.framed.log_index,
-            on_units=self.pulls.holds.arrived,
-            on_topics=self._topics_changed,
-            on_role=self._role_changed,
-            recovering=lambda: self.log.framed.recovering is not None,
-            installed_index=opened.installed_index,
-            contained=self.contained,
-            activity=self._activity,
-        )
-        engine = make_engine(
-            self.config,
-            self.disk,
-            self.store,
-            application,
-            clock_ms=opened.clock_ms,
-            wall_ms=opened.wall_ms,
-            on_fatal=self._on_fatal,
-            listen_socket=opened.replication_socket,
-            source=Source(self.state, self.store, self._begin_anew),
-            network=TlsLinks(self.tls.peers) if self.tls.peers is not None else None,
-            gate=self.gates.raft,
-        )
-        return engine, application
-
-    def _classic_engine(self) -> tuple[Engine, LocalApplication]:
-        """Return the engine of a master or a slave, and what it writes to."""
-        opened = self._opened
-        assert opened.files is not None
-        application = LocalApplication(
-            self.state,
-            self.sends,
-            self.store,
-            on_units=self.pulls.holds.arrived,
-            on_topics=self._topics_changed,
-            on_role=self._role_changed,
-            on_link=self.pulls.holds.release_all,  # the answers change
-            files=opened.files,
-            contained=self.contained,
-            activity=self._activity,
-        )
-        engine = ClassicEngine(
-            self.config,
-            application,
-            clock_ms=opened.clock_ms,
-            wall_ms=opened.wall_ms,
-            on_fatal=self._on_fatal,
-            master_address=lambda: self.config.master_address or self.roles.leader_address,
-            master_ha_address=lambda: self.roles.master_ha_address,
-            listen_socket=opened.replication_socket,
-            tls=self.tls,
-            gates=self.gates,
-        )
-        return engine, application
-
-    def _keeper(self) -> Keeper:
-        opened, spare = self._opened, self.timers.spare
-        if opened.files is not None:
-            return ClassicKeeper(
-                self.context, opened.pool, self.retention, files=opened.files, spare=spare
-            )
-        return RaftKeeper(
-            self.context,
-            opened.pool,
-            self.retention,
-            covered_index=opened.covered_index,
-            spare=spare,
-            needed_from=self.backups.needed_from,
         )
 
     # ---- life -----------------------------------------------------------------------------
@@ -599,16 +469,3 @@ class Broker:
 
         own = announce(self.config.dleger_self_id, self.address, self.context.http_address)
         self.log.propose_then(own, done)
-
-    # ---- addresses ------------------------------------------------------------------------
-
-    def _ha_address(self) -> str:
-        """Return the address that slaves are told; a Raft replica has no such listener."""
-        return self.log.classic.master.address if self.config.is_classic else self.address
-
-    def leader_http(self) -> str:
-        """Return the address of the leader's node API; "" when that is not known."""
-        if self.roles.leading:
-            return self.context.http_address
-        leader = self.roles.leader
-        return "" if leader is None else self.state.http_addresses.get(leader, "")

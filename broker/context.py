@@ -58,3 +58,10 @@ class Context:
     http_address: str
     clock_ms: Callable[[], int]
     wall_ms: Callable[[], int]
+
+    def leader_http(self) -> str:
+        """Return the address of the leader's node API; "" when that is not known."""
+        if self.roles.leading:
+            return self.http_address
+        leader = self.roles.leader
+        return "" if leader is None else self.state.http_addresses.get(leader, "")

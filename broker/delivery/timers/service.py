@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.broker.context import Context
-from raftmq.broker.delivery.timers.timing import Key, Timing, key_of, recalls, rolled
+from raftmq.broker.delivery.timers.timing import Key, key_of, recalls, rolled
 from raftmq.broker.delivery.timers.wheel import Progress, TimerWheel, Waiting
 from raftmq.broker.errors import Refused
 from raftmq.broker.housekeeping import IDLE_MS, Chore
@@ -70,11 +70,12 @@ class TimerService:
         self,
         context: Context,
         sends: SendPath,
-        timing: Timing,
+        wheel: TimerWheel,
         soon: Callable[[Callable[[], None]], object] = next_turn,
     ) -> None:
-        """`soon(function)` calls it in another turn of the loop."""
-        self.timing = timing
+        """`wheel` is empty, and counts for the send path what waits. `soon(function)` calls it in
+        another turn of the loop."""
+        self.timing = sends.parking.timing
         self._context = context
         self._table = context.state.delays
         self._sends = sends
@@ -82,7 +83,7 @@ class TimerService:
         self._reads = context.store.reads
         self._soon = soon
         self._clock_ms = context.clock_ms
-        self.wheel = TimerWheel()
+        self.wheel = wheel
         self._recalls: dict[int, list[int]] = {}  # slot → offsets of messages that recall others
         self._recalled: dict[int, set[Key]] = {}  # slot → recalled keys, maybe not in the queue yet
         self._recalled_by: tuple[Sequence[int], set[Key]] = ((), set())  # offsets, keys; one slot

@@ -52,7 +52,7 @@ async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_pat
         leader = group.brokers[first]
         other = next(name for name in group.names if name != first)
         follower = group.brokers[other]
-        await until(lambda: follower.leader_http() == leader.http.address)
+        await until(lambda: follower.context.leader_http() == leader.http.address)
         async with Client(follower.http.address) as client:
             assert (await client.get("/health/ready")).json["role"] == "follower"
             for answer in (

@@ -6,7 +6,7 @@ import pytest
 
 from raftmq.broker.delivery.timers.service import COUNT_MAX, RETRY_MS, TimerService
 from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
-from raftmq.broker.delivery.timers.wheel import NOTHING
+from raftmq.broker.delivery.timers.wheel import NOTHING, TimerWheel
 from raftmq.remoting.recallhandle import RecallHandle
 from raftmq.store.dispatch import TIMER_TOPIC, UNIT
 from raftmq.store.errors import StoreDamaged
@@ -30,7 +30,7 @@ class Stage(test_delay.Stage):
 
     def leader(self):
         sends = self.bench.sends
-        return TimerService(self.context(self), sends, sends.parking.timing, self.turns.append)
+        return TimerService(self.context(self), sends, TimerWheel(), self.turns.append)
 
     def read_failed(self, error, again):
         self.failed_reads.append((error, again))

@@ -1,0 +1,246 @@
+"""Builds those parts of a broker that take much of the rest: send path, registrar, engine, keeper,
+HTTP operations. broker.broker lists all parts in order, and calls these.
+
+Of the engines Raft and pysyncobj apply frames once they are committed (broker.application); a
+classic master or slave writes records to a log without frames (broker.replication.classic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from raftmq.broker.application import BrokerApplication
+from raftmq.broker.backup.service import Backups
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.construction import send_rules
+from raftmq.broker.consuming.pull import PullService
+from raftmq.broker.consuming.resets import Resets
+from raftmq.broker.context import Context
+from raftmq.broker.delivery.timers.service import TimerService
+from raftmq.broker.delivery.timers.wheel import TimerWheel
+from raftmq.broker.delivery.transactions.service import Halves
+from raftmq.broker.housekeeping import Activity
+from raftmq.broker.http.consumers import ConsumerOperations
+from raftmq.broker.http.faults import FaultDoor, FaultOperations
+from raftmq.broker.http.leadership import LeadershipOperations
+from raftmq.broker.http.messages import MessageOperations
+from raftmq.broker.http.node import NodeOperations
+from raftmq.broker.http.settings import SettingOperations
+from raftmq.broker.http.tables import TableOperations
+from raftmq.broker.keeper import ClassicKeeper, Keeper, RaftKeeper
+from raftmq.broker.opening import Opened
+from raftmq.broker.operating.catalog import Catalog
+from raftmq.broker.operating.keyquery import KeyQueries
+from raftmq.broker.operating.parts import Parts
+from raftmq.broker.registeredtopics import RegisteredTopics
+from raftmq.broker.registration import Registrar
+from raftmq.broker.replication.classic import ClassicEngine, LocalApplication
+from raftmq.broker.replication.engine import Engine, make_engine
+from raftmq.broker.replication.members import Members
+from raftmq.broker.retention import Retention
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.tables.snapshotinstall import Source
+from raftmq.broker.tables.topics import TopicConfig
+from raftmq.dledger.messages import RoleEvent
+from raftmq.remoting.tlslinks import TlsLinks
+from raftmq.web.operation import Operation
+
+
+def make_send_path(
+    opened: Opened,
+    context: Context,
+    halves: Halves,
+    clients: ClientTable,
+    wheel: TimerWheel,
+    on_stored: Callable[[float], None],
+) -> SendPath:
+    """Return the send path. `on_stored(seconds)` is called with the time that each group commit
+    took."""
+    return SendPath(
+        context.config,
+        context.state,
+        send_rules(context.config, opened.store_host),
+        queue_end=context.store.queues.end_of,
+        request_cut=context.log.request_cut,
+        propose=context.log.propose_then,
+        leader_address=lambda: context.roles.leader_address,
+        clock_ms=context.clock_ms,
+        wall_ms=context.wall_ms,
+        on_half=halves.admit,
+        on_request=clients.requester,
+        on_stored=on_stored,
+        timers_waiting=lambda: wheel.count,
+        newest_ms=context.store.derived.newest_ms,
+        contained=context.contained,
+    )
+
+
+def make_registrar(opened: Opened, context: Context, template: TopicConfig | None) -> Registrar:
+    """Return the registrar. `template`: of topics that a send creates; name servers list it."""
+    config, log = context.config, context.log
+
+    def ha_address() -> str:
+        """Return where slaves are served; a Raft replica has no such listener."""
+        return log.classic.master.address if config.is_classic else context.address
+
+    return Registrar(
+        config.name_servers,
+        cluster=config.broker_cluster_name,
+        broker_name=config.broker_name,
+        address=context.address,
+        ha_address=ha_address,
+        http_address=context.http_address,
+        identity=lambda: log.identity,
+        topics=RegisteredTopics(context.state.topics, template),
+        on_master=context.roles.hint_master,
+        on_route=context.events.route_changed,
+        needs_master=config.is_slave,
+        period_ms=config.register_name_server_period,
+        timeout_ms=config.register_broker_timeout_mills,
+        tls=context.tls.client,
+        credentials=config.inner_credentials,
+        signing_keys=opened.registration_keys,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The functions by which an engine and its application tell the broker what happens.
+
+    `fatal(reason)`: the engine has failed. `begin_anew(reason)`: this replica's data is void, and a
+    new start rebuilds it."""
+
+    topics_changed: Callable[[Sequence[str]], None]
+    role_changed: Callable[[RoleEvent], None]
+    fatal: Callable[[str], None]
+    begin_anew: Callable[[str], None]
+
+
+def make_replication(
+    opened: Opened,
+    context: Context,
+    sends: SendPath,
+    pulls: PullService,
+    activity: Activity,
+    told: Told,
+) -> tuple[Engine, BrokerApplication | LocalApplication]:
+    """Return the engine that the configuration asks for, and what it applies the log to."""
+    if context.config.is_classic:
+        return _classic(opened, context, sends, pulls, activity, told)
+    return _framed(opened, context, sends, pulls, activity, told)
+
+
+def _framed(
+    opened: Opened,
+    context: Context,
+    sends: SendPath,
+    pulls: PullService,
+    activity: Activity,
+    told: Told,
+) -> tuple[Engine, BrokerApplication]:
+    log, store, tls = context.log, context.store, context.tls
+    application = BrokerApplication(
+        context.state,
+        sends,
+        store.derived,
+        log_index=lambda: log.framed.log_index,
+        on_units=pulls.holds.arrived,
+        on_topics=told.topics_changed,
+        on_role=told.role_changed,
+        recovering=lambda: log.framed.recovering is not None,
+        installed_index=opened.installed_index,
+        contained=context.contained,
+        activity=activity,
+    )
+    engine = make_engine(
+        context.config,
+        context.disk,
+        store,
+        application,
+        clock_ms=context.clock_ms,
+        wall_ms=context.wall_ms,
+        on_fatal=told.fatal,
+        listen_socket=opened.replication_socket,
+        source=Source(context.state, store, told.begin_anew),
+        network=TlsLinks(tls.peers) if tls.peers is not None else None,
+        gate=opened.gates.raft,
+    )
+    return engine, application
+
+
+def _classic(
+    opened: Opened,
+    context: Context,
+    sends: SendPath,
+    pulls: PullService,
+    activity: Activity,
+    told: Told,
+) -> tuple[Engine, LocalApplication]:
+    assert opened.files is not None
+    config, roles = context.config, context.roles
+    application = LocalApplication(
+        context.state,
+        sends,
+        context.store,
+        on_units=pulls.holds.arrived,
+        on_topics=told.topics_changed,
+        on_role=told.role_changed,
+        on_link=pulls.holds.release_all,  # the answers change
+        files=opened.files,
+        contained=context.contained,
+        activity=activity,
+    )
+    engine = ClassicEngine(
+        config,
+        application,
+        clock_ms=context.clock_ms,
+        wall_ms=context.wall_ms,
+        on_fatal=told.fatal,
+        master_address=lambda: config.master_address or roles.leader_address,
+        master_ha_address=lambda: roles.master_ha_address,
+        listen_socket=opened.replication_socket,
+        tls=context.tls,
+        gates=opened.gates,
+    )
+    return engine, application
+
+
+def make_keeper(
+    opened: Opened, context: Context, retention: Retention, timers: TimerService, backups: Backups
+) -> Keeper:
+    """Return the keeper of the tables' files. Retention spares what timers and backups need."""
+    if opened.files is not None:
+        return ClassicKeeper(
+            context, opened.pool, retention, files=opened.files, spare=timers.spare
+        )
+    return RaftKeeper(
+        context,
+        opened.pool,
+        retention,
+        covered_index=opened.covered_index,
+        spare=timers.spare,
+        needed_from=backups.needed_from,
+    )
+
+
+def node_operations(
+    parts: Parts,
+    members: Members,
+    catalog: Catalog,
+    resets: Resets,
+    keys: KeyQueries,
+    faults: FaultDoor | None,
+) -> list[Operation]:
+    """Return the operations of the HTTP API on this broker (docs/http-api.md), in its order."""
+    context = parts.context
+    apis = (
+        NodeOperations(parts, members, context.leader_http),
+        TableOperations(context, catalog),
+        ConsumerOperations(context, catalog, parts.clients, resets),
+        MessageOperations(context, parts.sends, keys),
+        LeadershipOperations(context, members),
+        SettingOperations(parts),
+        FaultOperations(context, faults),
+    )
+    return [operation for api in apis for operation in api.operations()]

@@ -1,4 +1,11 @@
-"""Chores: what one member does by the clock, from the core's ticks to its files' upkeep."""
+"""Chores: what one member does by the clock, from the core's ticks to its files' upkeep.
+
+There is no tick of a fixed period: each look at the clock sets the alarm to the next one, which is
+when the first of all this is due. The alarm is moved forward when a role changes or a connection
+closes (pump.py, inbox.py), since the core's deadline may then come earlier; nothing else makes it
+come earlier by more than a moment that does not matter. The stall-aware clock counts a heartbeat's
+period at most between two looks, so there is a look at least that often.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +24,9 @@ from raftmq.dledger.snapshotinstaller import Installer
 
 log = logging.getLogger("raftmq.dledger.member")
 
-TICK_MS = 10  # < a seventh of a heartbeat: how late a deadline may be noticed
+OVERDUE_MS = 10  # between looks at a core whose deadline has passed and which can do nothing yet
+LOOKS_PER_STEP = 1.25  # of the stall-aware clock, so that a look that is a little late is no stall
+SLOW_SYNC_MS = 20  # an fdatasync that takes longer holds the scrubber back
 HOUSEKEEPING_MS = 500
 HEALING_MS = 50  # between ticks of healer (repair and scrubber) and installer
 
@@ -36,30 +45,41 @@ class Chores:
     enforcement: Enforcement
     pool: Executor
     clock_ms: Callable[[], float]
-    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _preparing: asyncio.Future[None] | None = field(default=None, init=False)  # the next segment
     _back_off: int = field(default=1, init=False)  # the core's factor, as the log has it
     _healing_due_ms: float = field(default=0.0, init=False)
     _housekeeping_due_ms: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        """Tick from now on."""
-        self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        """Look at the clock from now on."""
+        self.pump.alarm.start(self._look)
 
     def cancel(self) -> None:
-        """Tick no more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Look at it no more."""
+        self.pump.alarm.stop()
 
     async def stop(self) -> None:
         """Wait for the work in flight in a thread."""
         if self._preparing is not None:
             await asyncio.wait([self._preparing])
 
-    def _tick(self) -> None:
+    def _look(self) -> None:
         if self.pump.life.running:
-            self.start()
             self.pump.drive(self._do_what_is_due)
+            self.pump.alarm.set(self._rest_ms())
+
+    def _rest_ms(self) -> float:
+        """Return in how many milliseconds the first of all this is due."""
+        now_ms, core_ms = self.clock_ms(), self.pump.core_ms
+        step_ms, core_rest_ms = core_ms.step_ms_max, self.pump.core.next_deadline_ms - core_ms()
+        if core_rest_ms <= 0:
+            core_rest_ms = OVERDUE_MS
+        elif core_rest_ms > step_ms:
+            core_rest_ms = step_ms / LOOKS_PER_STEP
+        due_ms = min(self.flusher.due_ms, self._housekeeping_due_ms)
+        if self.healer.is_asking or self.installer.is_busy:
+            due_ms = min(due_ms, self._healing_due_ms)
+        return min(core_rest_ms, due_ms - now_ms)
 
     def _do_what_is_due(self) -> None:
         now_ms, core_ms = self.clock_ms(), self.pump.core_ms.turn()
@@ -75,7 +95,7 @@ class Chores:
             log.warning("patience_changed node=%s factor=%d", core.node_id, self._back_off)
         if now_ms >= self._healing_due_ms:
             self._healing_due_ms = now_ms + HEALING_MS
-            self.healer.tick(now_ms, busy=self.flusher.stalled_ms(core_ms) > 2 * TICK_MS)
+            self.healer.tick(now_ms, busy=self.flusher.stalled_ms(core_ms) > SLOW_SYNC_MS)
             self.installer.tick(now_ms)
         if now_ms >= self._housekeeping_due_ms:
             self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS

@@ -13,6 +13,7 @@ succeeds would prove nothing. So the flusher reports it once and never syncs aga
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class LogFlusher:
     _thread: threading.Thread | None = field(default=None, init=False)
     _busy: asyncio.Future[None] | None = field(default=None, init=False)  # done with the sync
     _begun_ms: float | None = field(default=None, init=False)
-    _due_ms: float = field(default=0.0, init=False)
+    _due_ms: float = field(default=0.0, init=False)  # the next sync by the interval
     _failed: bool = field(default=False, init=False)
 
     def start(self) -> None:
@@ -75,6 +76,11 @@ class LogFlusher:
         if self._busy is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + self._interval_ms
             self._begin()
+
+    @property
+    def due_ms(self) -> float:
+        """When `tick` has something to do; not while a sync is in flight."""
+        return self._due_ms if self._busy is None else math.inf
 
     @property
     def all_durable(self) -> bool:

@@ -86,7 +86,11 @@ class Healer:
         self._start = StartRepair(askers[0], voters, config.repair, raft_log)
         self._frames = FrameRepair(askers[1], config.repair)
         self._scrubber = Scrubber(
-            raft_log, config.scrub_bytes_per_s, self._scrub_failed, self._blank_damaged
+            raft_log,
+            config.scrub_bytes_per_s,
+            config.scrub_pause_ms,
+            self._scrub_failed,
+            self._blank_damaged,
         )
         self._pool: Executor | None = None
         self._core: RaftCore | None = None  # once it runs
@@ -245,6 +249,11 @@ class Healer:
                 self._on_failed("nobody else has an uncommitted frame", damage)
                 return
         self._scrubber.tick(now_ms, busy)
+
+    @property
+    def is_asking(self) -> bool:
+        """True while a frame is known to be damaged."""
+        return len(self._frames) > 0
 
     def on_message(self, message: RepairRequest | RepairResponse) -> None:
         """Take a repair message, before the core runs or while it does."""

@@ -80,6 +80,7 @@ class Inbox:
         pump = self._pump
         if pump is not None:
             pump.drive(pump.core.peer_closed, peer, pump.core_ms())
+            pump.alarm.soon()  # a follower whose leader is gone has an earlier deadline
 
     def on_failed(self, error: BaseException) -> None:
         self._fail("a peer link's task ended", error)

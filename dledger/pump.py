@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec
 
+from raftmq.dledger.alarm import Alarm
 from raftmq.dledger.applier import Applier
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.diskwatch import DiskWatch
@@ -69,6 +70,7 @@ class Pump:
     roles: Roles
     on_members: Callable[[], None]
     on_fatal: Callable[[str], None]
+    alarm: Alarm = field(default_factory=Alarm, init=False)  # of the core's next deadline
     _busy: bool = field(default=False, init=False)
     _scheduled: bool = field(default=False, init=False)
     _unfinished: Ready | None = field(default=None, init=False)  # its hard state is being saved
@@ -224,6 +226,7 @@ class Pump:
         for token in ready.failed_reads:
             self.reads.failed(token, self.core.leader)
         if ready.role is not None:
+            self.alarm.soon()  # the deadline is another one
             self.roles.changed(ready.role, self.core.commit_index, self.applier.applied_index)
 
     def _send(self, messages: tuple[Outgoing, ...]) -> None:

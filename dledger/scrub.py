@@ -2,7 +2,10 @@
 intact copies.
 
 A round goes from the log's first frame to its last durable one, at most `bytes_per_s`, in steps of
-STEP_BYTES that a thread reads and checks; then it starts over. Each frame is charged
+STEP_BYTES that a thread reads and checks; after a pause it starts over. Only the first round after
+a start is at that rate, since the disk may have been damaged while nobody looked; the others are
+slower by LATER_ROUNDS. So a replica at rest does next to nothing: without the pause, a short log
+was checked a dozen times a second. Each frame is charged
 FRAME_COST_BYTES besides its size: without that, so many small frames fit into a second that
 checking them took 6 % of a processor, on every replica, for ever (1 % with it). The blank records
 between segments are checked, too. While the node is busy only one step in BUSY_STEPS is done; with
@@ -29,6 +32,7 @@ from raftmq.store.record import BLANK, MAGIC_BLANK
 
 STEP_BYTES = 256 << 10  # some milliseconds of checking; a larger single frame is one step
 BUSY_STEPS = 10
+LATER_ROUNDS = 4
 FRAME_COST_BYTES = 2048  # bytes that could be checked in the time of a frame's own overhead
 
 
@@ -118,13 +122,17 @@ class Scrubber:
         self,
         log: RaftLog,
         bytes_per_s: int,
+        pause_ms: int,
         on_failed: Callable[[BaseException], None],
         on_blank: Callable[[int], None],
     ) -> None:
-        """`bytes_per_s` 0: off. The log reports damaged frames to its mender; `on_blank` gets the
-        index of the frame before a damaged blank record, `on_failed` an error of the disk."""
+        """`bytes_per_s` 0: off. `pause_ms`: between two rounds. The log reports damaged frames to
+        its mender; `on_blank` gets the index of the frame before a damaged blank record,
+        `on_failed` an error of the disk."""
         self._log = log
         self._bytes_per_s = bytes_per_s
+        self._pause_ms = pause_ms
+        self._resume_ms = 0.0  # when the pause is over
         self._on_failed = on_failed
         self._on_blank = on_blank
         self._pool: Executor | None = None
@@ -155,23 +163,26 @@ class Scrubber:
         elapsed_ms = 0.0 if self._now_ms is None else now_ms - self._now_ms
         self._now_ms = now_ms
         # At most a second's worth is saved up: an idle time is not made up for in a rush.
-        owed = self._owed_bytes + elapsed_ms * self._bytes_per_s / 1000
-        self._owed_bytes = min(owed, float(self._bytes_per_s))
+        rate = self._bytes_per_s / (LATER_ROUNDS if self.rounds else 1)
+        self._owed_bytes = min(self._owed_bytes + elapsed_ms * rate / 1000, rate)
         if self._pool is None or self._under_way is not None or self._owed_bytes <= 0:
+            return
+        if now_ms < self._resume_ms:
             return
         if busy and self._passed < BUSY_STEPS - 1:
             self._passed += 1
             self._owed_bytes = 0.0
             return
         self._passed = 0
-        self._begin(self._pool)
+        self._begin(self._pool, now_ms)
 
-    def _begin(self, pool: Executor) -> None:
+    def _begin(self, pool: Executor, now_ms: float) -> None:
         log = self._log
         first = max(self._next, log.index.first_index)
         if first > log.durable_index:
             if first > log.index.first_index:
                 self.rounds += 1
+                self._resume_ms = now_ms + self._pause_ms
             self._next = log.index.first_index
             self._owed_bytes = 0.0
             return

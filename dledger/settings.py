@@ -13,7 +13,7 @@ from raftmq.dledger.repair import RepairTiming
 from raftmq.dledger.snapshotinstall import InstallTiming
 from raftmq.dledger.state import CoreConfig
 
-SCRUB_BYTES_PER_S = 8 << 20  # a terabyte in a day and a half
+SCRUB_BYTES_PER_S = 8 << 20  # in a first round; later ones take six days for a terabyte
 LOG_CACHE_BYTES_MAX = 64 << 20  # 8 times what the core keeps in flight to one peer
 
 
@@ -36,6 +36,7 @@ class MemberConfig:
     log_cache_bytes_max: int = LOG_CACHE_BYTES_MAX
     directory: str = "raft"  # term, vote and the log's beginning; below the disk's root
     scrub_bytes_per_s: int = SCRUB_BYTES_PER_S  # old frames read again to find rot; 0: off
+    scrub_pause_ms: int = 60_000  # between two rounds: a short log is read once a minute
     repair: RepairTiming = field(default_factory=RepairTiming)
     install: InstallTiming = field(default_factory=InstallTiming)
     core: CoreConfig = field(default_factory=CoreConfig)

@@ -255,6 +255,11 @@ class Donor:
         return found
 
     @property
+    def is_busy(self) -> bool:
+        """True while a parcel is kept or wanted, or a follower is being refilled."""
+        return bool(self._first_index or self._waiting or self._refills)
+
+    @property
     def wants_parcel(self) -> bool:
         """True if the caller should make a parcel now and pass it to `made`."""
         return bool(self._waiting) and not self._first_index

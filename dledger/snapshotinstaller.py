@@ -133,6 +133,12 @@ class Installer:
         self._receiver.tick(now_ms)
         self._send_requests()
 
+    @property
+    def is_busy(self) -> bool:
+        """True while a snapshot install is offered or taken."""
+        stranded = any(p.state is PeerState.STRANDED for p in self._core.progress.values())
+        return stranded or self._donor.is_busy or self._receiver.leader is not None
+
     def refilled(self) -> list[NodeId]:
         """Return the followers being refilled: while there are any, retention should delete
         nothing."""

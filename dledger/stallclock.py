@@ -19,21 +19,21 @@ class StallAwareClock:
     """The stall-aware clock: call it for the time, and call `turn` once in every turn of the
     loop."""
 
-    __slots__ = ("_at_turn_ms", "_clock_ms", "_step_ms_max", "_turned_ms")
+    __slots__ = ("_at_turn_ms", "_clock_ms", "_turned_ms", "step_ms_max")
 
     def __init__(self, clock_ms: Callable[[], float], step_ms_max: float) -> None:
         assert step_ms_max > 0
         self._clock_ms = clock_ms
-        self._step_ms_max = step_ms_max
+        self.step_ms_max = step_ms_max
         self._turned_ms = self._at_turn_ms = clock_ms()
 
     def __call__(self) -> float:
         passed_ms = self._clock_ms() - self._turned_ms
-        return self._at_turn_ms + min(passed_ms, self._step_ms_max)
+        return self._at_turn_ms + min(passed_ms, self.step_ms_max)
 
     def turn(self) -> float:
         """Note a turn of the loop. Return the time in milliseconds."""
         now_ms = self._clock_ms()
-        self._at_turn_ms += min(now_ms - self._turned_ms, self._step_ms_max)
+        self._at_turn_ms += min(now_ms - self._turned_ms, self.step_ms_max)
         self._turned_ms = now_ms
         return self._at_turn_ms

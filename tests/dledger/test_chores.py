@@ -1,15 +1,57 @@
-"""What a member does by the clock, and when."""
+"""What a member does by the clock, when, and when it looks at the clock next."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
-from raftmq.dledger.chores import HEALING_MS, HOUSEKEEPING_MS, TICK_MS, Chores
+import pytest
+
+from raftmq.dledger.chores import (
+    HEALING_MS,
+    HOUSEKEEPING_MS,
+    LOOKS_PER_STEP,
+    OVERDUE_MS,
+    Chores,
+)
 from raftmq.dledger.pump import Life
+
+STEP_MS = 75.0
+
+
+class CoreClock:
+    """Stands where the test's clock does."""
+
+    step_ms_max = STEP_MS
+
+    def __init__(self, clock_ms: Callable[[], float]) -> None:
+        self._clock_ms = clock_ms
+
+    def __call__(self) -> float:
+        return self._clock_ms()
+
+    turn = __call__
+
+
+class HandAlarm:
+    """Rings when the test does, and notes what it is set to."""
+
+    def __init__(self) -> None:
+        self.ring: Callable[[], None] | None = None
+        self.set_ms = math.inf
+
+    def start(self, ring: Callable[[], None]) -> None:
+        self.ring = ring
+
+    def stop(self) -> None:
+        self.ring = None
+
+    def set(self, in_ms: float) -> None:
+        self.set_ms = in_ms
 
 
 class World:
@@ -20,8 +62,9 @@ class World:
         self.now_ms = 1_000.0
         self.life = Life(running=True)
         self.fails = False
+        self.alarm = HandAlarm()
         note = self.note
-        core = SimpleNamespace(
+        self.core = SimpleNamespace(
             node_id="n0",
             membership=SimpleNamespace(voters=()),
             timer=SimpleNamespace(back_off=SimpleNamespace(factor=1)),
@@ -33,8 +76,9 @@ class World:
         )
         pump = SimpleNamespace(
             life=self.life,
-            core=core,
-            core_ms=SimpleNamespace(turn=lambda: self.now_ms),
+            core=self.core,
+            core_ms=CoreClock(lambda: self.now_ms),
+            alarm=self.alarm,
             log=self.log,
             disk=SimpleNamespace(
                 look=note("disk"),
@@ -42,18 +86,20 @@ class World:
                 trial=SimpleNamespace(try_again=note("trial")),
             ),
             proposer=SimpleNamespace(expire=note("expire")),
-            drive=self.drive,
+            drive=lambda act: act(),
         )
-        flusher = SimpleNamespace(tick=note("flush"), stalled_ms=lambda now_ms: 0.0)
-        healer = SimpleNamespace(tick=note("heal"))
-        installer = SimpleNamespace(tick=note("install"))
+        self.flusher = SimpleNamespace(
+            tick=note("flush"), stalled_ms=lambda now_ms: 0.0, due_ms=math.inf
+        )
+        self.healer = SimpleNamespace(tick=note("heal"), is_asking=False)
+        self.installer = SimpleNamespace(tick=note("install"), is_busy=False)
         roster = SimpleNamespace(save=note("roster"))
         enforcement = SimpleNamespace(look=note("enforce"))
         self.pool = ThreadPoolExecutor(1)
-        self.ticked = asyncio.Event()
         made = cast(Any, Chores)  # of parts that only look like the real ones
-        parts = (pump, flusher, healer, installer, roster, enforcement)
+        parts = (pump, self.flusher, self.healer, self.installer, roster, enforcement)
         self.chores: Chores = made(*parts, self.pool, lambda: self.now_ms)
+        self.chores.start()
 
     def note(self, what: str) -> Callable[..., None]:
         return lambda *_, **__: self.done.append(what)
@@ -63,46 +109,84 @@ class World:
         if self.fails:
             raise OSError("no space")
 
-    def drive(self, act: Callable[[], None]) -> None:
-        act()
-        self.chores.cancel()  # one tick, however late this test goes on
-        self.ticked.set()
-
-    async def tick(self, ms: float) -> list[str]:
-        """What one tick does, this much later."""
+    def look(self, ms: float) -> list[str]:
+        """What is done this much later."""
         self.now_ms += ms
         self.done.clear()
-        self.ticked.clear()
-        self.chores.start()
-        await self.ticked.wait()
-        await self.chores.stop()
+        assert self.alarm.ring is not None
+        self.alarm.ring()
         return list(self.done)
 
 
-async def test_each_chore_is_done_when_it_is_due() -> None:
-    world = World()
+@pytest.fixture
+def world() -> Any:
+    made = World()
+    yield made
+    made.pool.shutdown()
+
+
+def test_each_chore_is_done_when_it_is_due(world: World) -> None:
     always, healing = ["flush", "disk"], ["heal", "install"]
     keeping = ["expire", "roster", "enforce", "trial"]
-    assert await world.tick(0) == always + healing + keeping
-    assert await world.tick(HEALING_MS) == always + healing
-    assert await world.tick(HEALING_MS - 1) == always
-    assert await world.tick(HOUSEKEEPING_MS) == always + healing + keeping
-    assert await world.tick(1_000) == [*always, "core", *healing, *keeping]
-    world.pool.shutdown()
+    assert world.look(0) == always + healing + keeping
+    assert world.look(HEALING_MS) == always + healing
+    assert world.look(HEALING_MS - 1) == always
+    assert world.look(HOUSEKEEPING_MS) == always + healing + keeping
+    assert world.look(1_000) == [*always, "core", *healing, *keeping]
 
 
-async def test_a_segment_that_cannot_be_prepared_is_asked_for_again() -> None:
-    world = World()
+@pytest.mark.parametrize(
+    ("core_ms", "expected_ms"),
+    [
+        (math.inf, STEP_MS / LOOKS_PER_STEP),
+        (STEP_MS + 1, STEP_MS / LOOKS_PER_STEP),  # the stall-aware clock would lose the rest
+        (STEP_MS, STEP_MS),
+        (3.5, 3.5),
+        (0, OVERDUE_MS),  # it can do nothing yet
+        (-1_000, OVERDUE_MS),
+    ],
+)
+def test_the_next_look_is_at_the_cores_deadline_and_once_in_a_step_of_its_clock(
+    world: World, core_ms: float, expected_ms: float
+) -> None:
+    world.core.next_deadline_ms = world.now_ms + core_ms
+    world.look(0)
+    assert world.alarm.set_ms == expected_ms
+
+
+def test_the_next_look_is_early_enough_for_everything_else(world: World) -> None:
+    def rest_ms(later_ms: float) -> float:
+        world.look(later_ms)
+        return world.alarm.set_ms
+
+    at_rest_ms = STEP_MS / LOOKS_PER_STEP
+    assert rest_ms(0) == at_rest_ms
+    assert rest_ms(HOUSEKEEPING_MS - 20) == 20
+    assert rest_ms(20) == at_rest_ms
+    world.flusher.due_ms = world.now_ms + 7
+    assert rest_ms(0) == 7
+    world.flusher.due_ms = math.inf  # a sync is in flight
+    assert rest_ms(0) == at_rest_ms
+    for part, name in ((world.healer, "is_asking"), (world.installer, "is_busy")):
+        setattr(part, name, True)
+        rest_ms(HEALING_MS)
+        assert rest_ms(30) == HEALING_MS - 30
+        setattr(part, name, False)
+        assert rest_ms(0) == at_rest_ms
+
+
+async def test_a_segment_that_cannot_be_prepared_is_asked_for_again(world: World) -> None:
     world.log.wants_next_segment = world.fails = True
-    assert (await world.tick(0)).count("prepare") == 1
-    assert (await world.tick(HOUSEKEEPING_MS)).count("prepare") == 1
-    world.pool.shutdown()
+    for _ in range(2):
+        world.look(HOUSEKEEPING_MS)
+        await world.chores.stop()
+        assert world.done.count("prepare") == 1
+        await asyncio.sleep(0)  # its callback
 
 
-async def test_nothing_is_done_any_more_once_the_member_has_ended() -> None:
-    world = World()
-    world.chores.start()
+def test_nothing_is_done_any_more_once_the_member_has_ended(world: World) -> None:
     world.life.running = False
-    await asyncio.sleep(TICK_MS / 1000 * 3)
-    assert world.done == []
-    world.pool.shutdown()
+    assert world.look(1_000) == []
+    assert world.alarm.set_ms == math.inf
+    world.chores.cancel()
+    assert world.alarm.ring is None

@@ -44,6 +44,7 @@ class World:
             core_ms=lambda: 5.0,
             run=lambda: self.seen.append("run") if self.life.running else None,
             drive=lambda *call: self.seen.append(call),
+            alarm=SimpleNamespace(soon=lambda: self.seen.append("look at the clock")),
         )
         self.inbox.open(cast(Any, pump), {Install: lambda _: self.seen.append("install")})
         self.life.running = True
@@ -98,4 +99,4 @@ def test_the_core_hears_of_links_once_it_runs() -> None:
     world.open(None)
     world.inbox.on_opened("n1")
     world.inbox.on_closed("n1")
-    assert world.seen == [("opened", "n1"), ("closed", "n1", 5.0)]
+    assert world.seen == [("opened", "n1"), ("closed", "n1", 5.0), "look at the clock"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from raftmq.dledger.errors import NotLeader
 from raftmq.dledger.messages import AppendOrder, HardState, Ready, Role, RoleEvent, TimeoutNow
 from raftmq.dledger.pump import Life, Pump
 from tests.dledger.group import make_log
+from tests.waiting import until
 
 FRAMES = tuple(make_log([1, 1]))
 EVENT = RoleEvent(Role.LEADER, 1, "n0", False, "")
@@ -208,6 +210,21 @@ def test_a_call_from_within_leaves_the_work_to_the_pump_that_runs() -> None:
     world.pump.run()
     assert depth == [1]
     assert world.trace == [("send", "n2", "control")]
+
+
+async def test_a_change_of_role_has_the_clock_looked_at_because_the_deadline_changes() -> None:
+    world = World()
+    rings: list[int] = []
+    world.pump.alarm.start(lambda: rings.append(1))
+    world.pump.alarm.set(10_000_000)
+    world.wanted = [replace(NOTHING, messages=(TRANSFER,))]
+    world.pump.run()
+    await asyncio.sleep(0.01)
+    assert not rings
+    world.wanted = [replace(NOTHING, role=EVENT)]
+    world.pump.run()
+    await until(lambda: rings)
+    world.pump.alarm.stop()
 
 
 def test_a_silenced_member_sends_nothing_and_its_disk_is_not_blamed() -> None:

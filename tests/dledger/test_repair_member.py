@@ -23,7 +23,12 @@ SEGMENT = 8192
 # However slow the machine is, nobody gives up frames that another one can still get, or give.
 PATIENT = RepairTiming(retry_ms=20, retry_ms_max=100, give_up_ms=90_000)
 HASTY = RepairTiming(retry_ms=20, retry_ms_max=100, give_up_ms=300)
-SETTINGS = {"flush": FlushMode.SYNC, "segment_size_bytes": SEGMENT, "repair": PATIENT}
+SETTINGS = {
+    "flush": FlushMode.SYNC,
+    "segment_size_bytes": SEGMENT,
+    "repair": PATIENT,
+    "scrub_pause_ms": 0,
+}
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

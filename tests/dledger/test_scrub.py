@@ -12,14 +12,18 @@ import pytest
 
 from raftmq.dledger.scrub import (
     FRAME_COST_BYTES,
+    LATER_ROUNDS,
     STEP_BYTES,
     Scrubber,
     ScrubStep,
     next_step,
     run_step,
 )
+from raftmq.store.frame import HEADER_SIZE_BYTES
 from raftmq.store.logsync import SegmentHold
 from tests.dledger.test_log import Opened, append, flip, sync
+
+RATE = 100_000  # bytes a second
 
 
 def steps(life: Opened) -> list[ScrubStep]:
@@ -108,22 +112,39 @@ class AtOnce(Executor):
         return done
 
 
+async def scrubbed(root: Path, seconds: int, *, count: int, size: int, pause_ms: int) -> Scrubber:
+    """A scrubber that ran for so long over that many frames of that size."""
+    life = Opened(root)
+    append(life.open(), count, size=size)
+    sync(life.log)
+    scrubber = Scrubber(life.log, RATE, pause_ms, lambda error: None, lambda position: None)
+    scrubber.start(AtOnce())
+    for now_ms in range(0, seconds * 1_000, 50):
+        scrubber.tick(float(now_ms), False)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    await scrubber.stop()
+    life.close()
+    return scrubber
+
+
 @pytest.mark.parametrize("size", [10, 5000])
 def test_small_frames_count_for_more_than_their_bytes(tmp_path: Path, size: int) -> None:
-    async def test() -> tuple[int, int]:
-        life = Opened(tmp_path)
-        written = append(life.open(), 200, size=size)
-        sync(life.log)
-        scrubber = Scrubber(life.log, 100_000, lambda error: None, lambda position: None)
-        scrubber.start(AtOnce())
-        for now_ms in range(0, 20_000, 50):
-            scrubber.tick(float(now_ms), False)
-            for _ in range(3):
-                await asyncio.sleep(0)
-        await scrubber.stop()
-        life.close()
-        return scrubber.checked_bytes, len(written[0].data)
+    count = 30 * RATE // (size + FRAME_COST_BYTES)  # more than a first round gets through
+    scrubber = asyncio.run(scrubbed(tmp_path, 20, count=count, size=size, pause_ms=0))
+    assert not scrubber.rounds
+    frame = size + HEADER_SIZE_BYTES
+    cost = scrubber.checked_bytes * (frame + FRAME_COST_BYTES) / frame
+    assert 20 * RATE * 0.9 < cost < 20 * RATE * 1.2
 
-    checked, frame = asyncio.run(test())
-    cost = checked * (frame + FRAME_COST_BYTES) / frame
-    assert 20 * 100_000 * 0.9 < cost < 20 * 100_000 * 1.2
+
+def test_later_rounds_are_slower(tmp_path: Path) -> None:
+    cost_s = 100 * (5000 + FRAME_COST_BYTES) / RATE
+    seconds = int(cost_s * (1 + LATER_ROUNDS * 3.5))
+    scrubber = asyncio.run(scrubbed(tmp_path, seconds, count=100, size=5000, pause_ms=0))
+    assert scrubber.rounds == 1 + 3
+
+
+def test_it_pauses_between_two_rounds(tmp_path: Path) -> None:
+    scrubber = asyncio.run(scrubbed(tmp_path, 35, count=3, size=10, pause_ms=10_000))
+    assert scrubber.rounds == 4

@@ -1,0 +1,57 @@
+"""An alarm: a timer of the loop that rings when it was set to, and can be set to ring earlier."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+SOON_MS = 1  # not 0: before it rings the loop reads once more what has arrived
+
+
+class Alarm:
+    """Calls one function. `start` before anything else; nothing rings before it or after `stop`."""
+
+    __slots__ = ("_due_s", "_ring", "_timer")
+
+    def __init__(self) -> None:
+        self._ring: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
+
+    def start(self, ring: Callable[[], None]) -> None:
+        """Call `ring` whenever the alarm rings from now on, and set it to ring soon."""
+        self._ring = ring
+        self.soon()
+
+    def stop(self) -> None:
+        """Do not ring any more."""
+        self._ring = None
+        self._cancel()
+
+    def set(self, in_ms: float) -> None:
+        """Ring in so many milliseconds, or in SOON_MS if that is more; whenever it was to ring
+        before. It rings once."""
+        self._cancel()
+        if self._ring is not None:
+            loop = asyncio.get_running_loop()
+            self._due_s = loop.time() + max(SOON_MS, math.ceil(in_ms)) / 1000
+            self._timer = loop.call_at(self._due_s, self._rings)
+
+    def soon(self) -> None:
+        """Ring in SOON_MS, if it was to ring later or not at all."""
+        if self._ring is not None:
+            if asyncio.get_running_loop().time() + SOON_MS / 1000 < self._due_s:
+                self.set(SOON_MS)
+
+    def _cancel(self) -> None:
+        self._due_s = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rings(self) -> None:
+        self._timer = None
+        self._due_s = math.inf
+        if self._ring is not None:
+            self._ring()

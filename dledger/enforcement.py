@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
-from raftmq.dledger.gate import Gate
+from raftmq.dledger.gate import Admissions
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
 from raftmq.dledger.writer import FULL
@@ -29,17 +29,20 @@ class Enforcement:
     and `stop` in the end."""
 
     def __init__(
-        self, file: SlotFile, gate: Gate | None, on_failed: Callable[[str, BaseException], None]
+        self,
+        file: SlotFile,
+        admissions: Admissions | None,
+        on_failed: Callable[[str, BaseException], None],
     ) -> None:
-        """If `gate` is None, no peer is asked for a proof, and nothing is saved."""
+        """If `admissions` is None, no peer is asked for a proof, and nothing is saved."""
         self._file = file
-        self._gate = gate
+        self._admissions = admissions
         self._on_failed = on_failed
         self._saving: asyncio.Future[None] | None = None
 
     def load(self) -> None:
         """Read the file, and enforce proofs if it says so. Blocking. Raises OSError."""
-        if self._gate is None:
+        if self._admissions is None:
             return
         try:
             noted = self._file.load()
@@ -48,14 +51,16 @@ class Enforcement:
             log.error("enforcement_note_damaged %s: taken for what it was", error)
             noted = _ENFORCED
         if noted is not None:
-            self._gate.enforce()
+            self._admissions.enforce()
 
     def look(self, voters: Collection[NodeId], own: NodeId, pool: Executor) -> None:
         """Begin to enforce proofs if every other voter has proven itself."""
-        gate = self._gate
-        if gate is None or not gate.accepts_unproven or self._saving is not None or not voters:
+        admissions = self._admissions
+        if admissions is None or not admissions.accepts_unproven:
             return
-        if not gate.proven.issuperset(set(voters) - {own}):
+        if self._saving is not None or not voters:
+            return
+        if not admissions.proven.issuperset(set(voters) - {own}):
             return
         loop = asyncio.get_running_loop()
         self._saving = loop.run_in_executor(pool, self._file.save, _ENFORCED)
@@ -74,6 +79,6 @@ class Enforcement:
         elif error is not None:
             self._on_failed("noting that proofs are enforced failed", error)
         else:
-            assert self._gate is not None
-            self._gate.enforce()
+            assert self._admissions is not None
+            self._admissions.enforce()
             log.warning("proofs_enforced: every voter has proven itself, nobody comes without")

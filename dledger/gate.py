@@ -9,7 +9,7 @@ closed. Neither the secret nor what others sent in its place is logged.
 An older program knows no proofs. For an upgrade from one, a gate with `accept_unproven` accepts
 peers that begin with something other than a challenge, and dials again without a challenge if a
 peer answered the challenge by closing the connection. Each is counted and, seldom, logged.
-`enforce` ends that for good (enforcement.py says when).
+`Admissions.enforce` ends that for good (enforcement.py says when).
 """
 
 from __future__ import annotations
@@ -63,49 +63,59 @@ class Gate:
         accept_unproven: bool = False,
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
-        self.accepts_unproven = accept_unproven
-        self.timeout_s = timeout_s
-        self.proven: set[str] = set()  # the nodes proven to this one, in either direction
-        self.refused_count = 0
-        self.unproven_count = 0  # connections that were taken, or made, without a proof
+        self.admissions = Admissions(accept_unproven)
         self._secret = secret
         self._purpose = purpose
         self._group = group
         self._node_id = node_id
-        self._handshaking: dict[_Arriving, None] = {}  # the oldest first
-        self._unproven: list[asyncio.Transport] = []
+        self._handshakes = _Handshakes(timeout_s)
 
     def accepting(self, factory: Factory) -> Factory:
         """Return a factory for a listener: the protocols of `factory` get only connections that
         have passed."""
-        return lambda: _Arriving(self, factory)
+
+        def arriving() -> _Arriving:
+            random = secrets.token_bytes(RANDOM_SIZE_BYTES)
+            side = Accepting(self._secret, self._purpose, self._group, self._node_id, random)
+            return _Arriving(side, factory, self.admissions, self._handshakes)
+
+        return arriving
 
     async def dial(self, connect: Connect, factory: Factory, receiver: str) -> asyncio.BaseProtocol:
         """Return the protocol that `factory` made, connected to `receiver`, which has proven itself
         (or is taken without proof). `connect(factory)` makes a connection. Raises OSError; may be
         cancelled."""
         claim = Claim(self._purpose, self._group, self._node_id, receiver)
-        link = _Leaving(self, factory, claim)
+        side = Dialling(self._secret, claim, secrets.token_bytes(RANDOM_SIZE_BYTES))
+        link = _Leaving(side, receiver, factory, self.admissions)
         try:
             await connect(lambda: link)
             return await link.passed
         except _Unanswered as error:
-            if not self.accepts_unproven:
+            if not self.admissions.accepts_unproven:
                 raise
-            self.unproven_count += 1
-            if _is_due(self.unproven_count):
-                log.warning(
-                    "peer_dialled_unproven peer=%s total=%d %s",
-                    receiver,
-                    self.unproven_count,
-                    error,
-                )
+            self.admissions.dials_unproven(receiver, error)
         except BaseException:
             link.abort()
             raise
-        protocol = await connect(lambda: _Unchallenged(self, factory))
+        protocol = await connect(lambda: _Unchallenged(factory(), self.admissions))
         assert isinstance(protocol, _Unchallenged), protocol
         return protocol.inner
+
+    def close(self) -> None:
+        """Abort the accepted connections that have not passed yet."""
+        self._handshakes.abort()
+
+
+class Admissions:
+    """Whom a gate let pass and refused, and whether it takes peers without a proof."""
+
+    def __init__(self, accepts_unproven: bool) -> None:
+        self.accepts_unproven = accepts_unproven
+        self.proven: set[str] = set()  # the nodes proven to this one, in either direction
+        self.refused_count = 0
+        self.unproven_count = 0  # connections that were taken, or made, without a proof
+        self._unproven: list[asyncio.Transport] = []
 
     def enforce(self) -> None:
         """Let nobody pass without a proof from now on, and close the connections that did."""
@@ -114,48 +124,37 @@ class Gate:
             transport.abort()
         self._unproven.clear()
 
-    def close(self) -> None:
-        """Abort the accepted connections that have not passed yet."""
-        for arriving in list(self._handshaking):
-            arriving.abort()
-
-    # -- for the connections below --
-
-    def accept(self) -> Accepting:
-        random = secrets.token_bytes(RANDOM_SIZE_BYTES)
-        return Accepting(self._secret, self._purpose, self._group, self._node_id, random)
-
-    def challenge(self, claim: Claim) -> Dialling:
-        return Dialling(self._secret, claim, secrets.token_bytes(RANDOM_SIZE_BYTES))
-
-    def arrived(self, connection: _Arriving) -> None:
-        self._handshaking[connection] = None
-        if len(self._handshaking) > HANDSHAKING_MAX:
-            next(iter(self._handshaking)).refuse("too many others came after it")
-
-    def left(self, connection: _Arriving) -> None:
-        self._handshaking.pop(connection, None)
-
-    def passes(self, claim_of: str) -> None:
+    def passes(self, node_id: str) -> None:
+        """Note that this node has proven itself."""
         if len(self.proven) < NAMES_MAX:
-            self.proven.add(claim_of)
+            self.proven.add(node_id)
 
-    def note_unproven(self, transport: asyncio.Transport) -> None:
-        self._unproven = [t for t in self._unproven if not t.is_closing()]
-        self._unproven.append(transport)
-
-    def take_unproven(self, transport: asyncio.Transport, where: str) -> None:
-        self.note_unproven(transport)
-        self.unproven_count += 1
-        if _is_due(self.unproven_count):
-            log.warning("peer_taken_unproven from=%s total=%d", where, self.unproven_count)
-
-    def note_refused(self, where: str, reason: str) -> None:
+    def refuses(self, where: str, reason: str) -> None:
+        """Count a connection that is closed because the other end gave no valid proof."""
         self.refused_count += 1
         if _is_due(self.refused_count):
             log.warning(
                 "peer_not_proven from=%s total=%d reason=%s", where, self.refused_count, reason
             )
+
+    def takes_unproven(self, transport: asyncio.Transport, where: str) -> None:
+        """Count and keep an accepted connection that passes without a proof."""
+        self.keep_unproven(transport)
+        self.unproven_count += 1
+        if _is_due(self.unproven_count):
+            log.warning("peer_taken_unproven from=%s total=%d", where, self.unproven_count)
+
+    def dials_unproven(self, receiver: str, why: Exception) -> None:
+        """Count a peer that is dialled again without a challenge."""
+        self.unproven_count += 1
+        if _is_due(self.unproven_count):
+            text = "peer_dialled_unproven peer=%s total=%d %s"
+            log.warning(text, receiver, self.unproven_count, why)
+
+    def keep_unproven(self, transport: asyncio.Transport) -> None:
+        """Keep a connection without a proof, for `enforce` to close."""
+        self._unproven = [t for t in self._unproven if not t.is_closing()]
+        self._unproven.append(transport)
 
 
 class GuardedNetwork:
@@ -195,21 +194,51 @@ class GuardedListening:
         await self._listening.wait_closed()
 
 
+class _Handshakes:
+    """The accepted connections that have not passed yet, bounded in number and in time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._timers: dict[_Arriving, asyncio.TimerHandle] = {}  # the oldest first
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def begin(self, connection: _Arriving) -> None:
+        """Add a connection: it is refused when its time is over, or too many come after it."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._timeout_s, connection.refuse, "it took too long")
+        self._timers[connection] = timer
+        if len(self._timers) > HANDSHAKING_MAX:
+            next(iter(self._timers)).refuse("too many others came after it")
+
+    def end(self, connection: _Arriving) -> None:
+        """Remove a connection that passed or is closed; it may be removed already."""
+        timer = self._timers.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+    def abort(self) -> None:
+        """Abort them all."""
+        for connection in list(self._timers):
+            connection.abort()
+
+
 class _Arriving(asyncio.Protocol):
     """A connection that was accepted and has not passed yet."""
 
-    def __init__(self, gate: Gate, factory: Factory) -> None:
-        self._gate = gate
+    def __init__(
+        self, side: Accepting, factory: Factory, admissions: Admissions, handshakes: _Handshakes
+    ) -> None:
+        self._side = side
         self._factory = factory
-        self._side = gate.accept()
+        self._admissions = admissions
+        self._handshakes = handshakes
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._gate.timeout_s, self.refuse, "it took too long")
-        self._gate.arrived(self)
+        self._handshakes.begin(self)
 
     def data_received(self, data: bytes) -> None:
         side, transport = self._side, self._transport
@@ -222,53 +251,52 @@ class _Arriving(asyncio.Protocol):
             return
         if said:
             transport.write(said)
-        if side.plain and not self._gate.accepts_unproven:
+        if side.plain and not self._admissions.accepts_unproven:
             self.refuse("it gives no proof")
         elif side.plain:
-            self._gate.take_unproven(transport, self._where)
-            self._end()
-            _hand_over(transport, self._factory(), side.rest)
+            self._admissions.takes_unproven(transport, self._where)
+            self._pass(transport)
         elif side.done:
             assert side.claim is not None
-            self._gate.passes(side.claim.sender)
-            self._end()
-            _hand_over(transport, self._factory(), side.rest)
+            self._admissions.passes(side.claim.sender)
+            self._pass(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
+        self._handshakes.end(self)
         self._transport = None
+
+    def refuse(self, reason: str) -> None:
+        """Count this connection as refused, and abort it."""
+        self._admissions.refuses(self._where, reason)
+        self.abort()
+
+    def abort(self) -> None:
+        self._handshakes.end(self)
+        if self._transport is not None:
+            self._transport.abort()
 
     @property
     def _where(self) -> str:
         name = self._transport and self._transport.get_extra_info("peername")
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple | list) else str(name)
 
-    def refuse(self, reason: str) -> None:
-        self._gate.note_refused(self._where, reason)
-        self.abort()
-
-    def abort(self) -> None:
-        self._end()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _end(self) -> None:
-        self._gate.left(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _pass(self, transport: asyncio.Transport) -> None:
+        self._handshakes.end(self)
+        _hand_over(transport, self._factory(), self._side.rest)
 
 
 class _Leaving(asyncio.Protocol):
     """A connection that was dialled and has not passed yet."""
 
-    def __init__(self, gate: Gate, factory: Factory, claim: Claim) -> None:
+    def __init__(
+        self, side: Dialling, receiver: str, factory: Factory, admissions: Admissions
+    ) -> None:
         self.passed: asyncio.Future[asyncio.BaseProtocol]
         self.passed = asyncio.get_running_loop().create_future()
-        self._gate = gate
+        self._side = side
+        self._receiver = receiver
         self._factory = factory
-        self._claim = claim
-        self._side = gate.challenge(claim)
+        self._admissions = admissions
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -282,15 +310,14 @@ class _Leaving(asyncio.Protocol):
         try:
             said = side.receive_data(data)
         except ProofError as error:
-            receiver = self._claim.receiver
-            self._gate.note_refused(receiver, str(error))
-            self.passed.set_exception(Unproven(f"{receiver} did not prove itself: {error}"))
+            self._admissions.refuses(self._receiver, str(error))
+            self.passed.set_exception(Unproven(f"{self._receiver} did not prove itself: {error}"))
             self.abort()
             return
         if said:
             transport.write(said)
         if side.done:
-            self._gate.passes(self._claim.receiver)
+            self._admissions.passes(self._receiver)
             inner = self._factory()
             self.passed.set_result(inner)
             _hand_over(transport, inner, side.rest)
@@ -318,12 +345,12 @@ class _Leaving(asyncio.Protocol):
 class _Unchallenged(asyncio.Protocol):
     """A connection that was dialled again, without a challenge."""
 
-    def __init__(self, gate: Gate, factory: Factory) -> None:
-        self.inner = factory()
-        self._gate = gate
+    def __init__(self, inner: asyncio.Protocol, admissions: Admissions) -> None:
+        self.inner = inner
+        self._admissions = admissions
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._gate.note_unproven(cast(asyncio.Transport, transport))
+        self._admissions.keep_unproven(cast(asyncio.Transport, transport))
         _hand_over(cast(asyncio.Transport, transport), self.inner, b"")
 
 

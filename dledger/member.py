@@ -120,7 +120,9 @@ class RaftMember:
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
         self.identity = GroupIdentity(file_of(disk, directory), self._is_empty, disk_failed)
         enforced = SlotFile(disk, f"{directory}/{ENFORCED_FILE}")
-        self._enforcement = Enforcement(enforced, config.links.gate, disk_failed)
+        gate = config.links.gate
+        admissions = None if gate is None else gate.admissions
+        self._enforcement = Enforcement(enforced, admissions, disk_failed)
         self._roster = Roster(config, disk, disk_failed)
         self.healer = Healer(
             config, disk, self.log, clock_ms, send=self._send, on_failed=disk_failed

@@ -178,10 +178,10 @@ class BrokerMetrics:
              float(self._parts.gates.proof_required)),
             ("rocketmq_peer_proofs_refused_total",
              "Connections of peers closed because they did not prove themselves.",
-             sum(gate.refused_count for gate in gates)),
+             sum(gate.admissions.refused_count for gate in gates)),
             ("rocketmq_peers_unproven_total",
              "Connections of peers made without a proof, although there is a secret.",
-             sum(gate.unproven_count for gate in gates)),
+             sum(gate.admissions.unproven_count for gate in gates)),
         ])  # fmt: skip
 
     def _flow(self, families: Families) -> None:

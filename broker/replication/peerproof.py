@@ -44,7 +44,7 @@ class Gates:
     @property
     def proof_required(self) -> bool:
         """True if nobody is accepted as a peer without a proof."""
-        return bool(self.all) and not any(gate.accepts_unproven for gate in self.all)
+        return bool(self.all) and not any(gate.admissions.accepts_unproven for gate in self.all)
 
 
 NO_GATES = Gates()

@@ -69,8 +69,8 @@ async def test_replicas_that_have_the_secret_talk(net: Net) -> None:
     await net.start("n1", config=config("n1"))
     await both_open(net)
     for own, other in (("n0", "n1"), ("n1", "n0")):
-        gate = gate_of(net, own)
-        assert (gate.proven, gate.refused_count, gate.unproven_count) == ({other}, 0, 0)
+        seen = gate_of(net, own).admissions
+        assert (seen.proven, seen.refused_count, seen.unproven_count) == ({other}, 0, 0)
 
 
 @pytest.mark.parametrize("theirs", [OTHER, None], ids=["another", "none"])
@@ -78,9 +78,9 @@ async def test_a_replica_without_the_secret_gets_no_link(net: Net, theirs: Secre
     await net.start("n0", config=config("n0"))
     await net.start("n1", config=config("n1", theirs))
     links, gate = net.links, gate_of(net, "n0")
-    await until(lambda: bool(gate.refused_count and links["n0"].last_error("n1")))
+    await until(lambda: bool(gate.admissions.refused_count and links["n0"].last_error("n1")))
     assert not net.seen["n0"].opened and not net.seen["n1"].opened
-    assert not gate.proven
+    assert not gate.admissions.proven
     assert ("another secret" if theirs else "our challenge") in links["n0"].last_error("n1")
 
 
@@ -102,7 +102,7 @@ async def test_a_stranger_hears_nothing(net: Net, opening: bytes) -> None:
     heard = await said(reader)
     assert heard == b"" or (heard[:5] == b"RMQT\x01" and len(heard) == 37)  # random bytes
     assert not net.seen["n0"].messages
-    assert gate_of(net, "n0").refused_count == 1
+    assert gate_of(net, "n0").admissions.refused_count == 1
     writer.close()
 
 
@@ -133,7 +133,7 @@ async def test_beyond_the_bound_the_oldest_silent_one_gives_way(net: Net) -> Non
     assert await said(silent[0][0]) == b""
     await net.start("n1", config=config("n1"))  # two connections more: each passes
     await both_open(net)
-    assert len(gate_of(net, "n0")._handshaking) <= HANDSHAKING_MAX
+    assert len(gate_of(net, "n0")._handshakes) <= HANDSHAKING_MAX
     for _, writer in silent:
         writer.close()
 
@@ -145,12 +145,12 @@ async def test_on_the_way_an_older_program_is_taken_and_dialled(
     await net.start("n1", config=LinkConfig())
     await both_open(net)
     gate = gate_of(net, "n0")
-    assert not gate.proven
-    assert gate.unproven_count >= 2
+    assert not gate.admissions.proven
+    assert gate.admissions.unproven_count >= 2
     assert "peer_taken_unproven" in caplog.text
     assert "peer_dialled_unproven" in caplog.text
     a = net.seen["n0"]
-    gate.enforce()  # ends what is there, and lets nobody in
+    gate.admissions.enforce()  # ends what is there, and lets nobody in
     await a.until(lambda: len(a.closed) >= 2)
     reader, writer = await raw(net)
     writer.write(encode_hello(Hello("g", "n1", "n0")))
@@ -178,7 +178,7 @@ def test_on_uvloop_it_is_the_same() -> None:
             await net.start("n0", config=config("n0", accept=accept))
             await net.start("n1", config=LinkConfig() if accept else config("n1"))
             await both_open(net)
-            gate_of(net, "n0").enforce()
+            gate_of(net, "n0").admissions.enforce()
             reader, writer = await raw(net)
             writer.write(encode_hello(Hello("g", "n1", "n0")))
             assert await said(reader) == b""
@@ -213,7 +213,7 @@ async def test_stopping_closes_who_has_not_passed(net: Net) -> None:
     await net.start("n0", config=config("n0"))
     reader, writer = await raw(net)
     writer.write(b"RMQS")
-    await until(lambda: bool(gate_of(net, "n0")._handshaking))
+    await until(lambda: bool(gate_of(net, "n0")._handshakes))
     await net.stop("n0")
     assert await said(reader) == b""
     writer.close()

@@ -67,11 +67,13 @@ def test_loopback_certificates_and_keys_that_say_so_need_no_secret(values):
 
 def test_with_a_secret_there_is_a_gate_that_requires_a_proof():
     gates = make_gates(config(**RAFT, peerSecret=SECRET))
-    assert gates.raft is not None and not gates.raft.accepts_unproven and gates.proof_required
+    assert gates.raft is not None and not gates.raft.admissions.accepts_unproven
+    assert gates.proof_required
     gates = make_gates(config(**RAFT, peerSecret=SECRET, peerAuth="accept"))
-    assert gates.raft is not None and gates.raft.accepts_unproven and not gates.proof_required
+    assert gates.raft is not None and gates.raft.admissions.accepts_unproven
+    assert not gates.proof_required
     gates = make_gates(config(peerSecret=SECRET, haAcceptUnprovenSlaves="true"))
-    assert gates.master is not None and gates.master.accepts_unproven
+    assert gates.master is not None and gates.master.admissions.accepts_unproven
     slave = {"brokerRole": "SLAVE", "brokerId": "1", "peerSecret": SECRET}
     assert make_gates(config(**slave)).slave is not None
     assert make_gates(config(**slave, haFollowUnprovenMaster="true")).slave is None
@@ -141,9 +143,9 @@ async def test_a_raft_group_with_a_secret_works_and_says_nothing_to_strangers(tm
         for name in group.names:
             broker = group.brokers[name]
             others = set(group.names) - {name}
-            await until(lambda b=broker, proven=others: b.gates.raft.proven == proven)
+            await until(lambda b=broker, proven=others: b.gates.raft.admissions.proven == proven)
             assert b"" == await heard(group.ports[name], encode_hello(Hello("group-a", "n9", name)))
-            assert broker.gates.raft.refused_count == 1
+            assert broker.gates.raft.admissions.refused_count == 1
             assert broker.engine.failure is None
 
 
@@ -155,8 +157,8 @@ async def test_a_slave_that_proves_itself_is_served(tmp_path, accept):
         await pair.send(pair.master, "Proven")
         await pair.caught_up()
         assert log_bytes(pair.slave) == log_bytes(pair.master)
-        assert pair.master.gates.master.proven == {"1"}
-        assert pair.slave.gates.slave.proven == {"0"}
+        assert pair.master.gates.master.admissions.proven == {"1"}
+        assert pair.slave.gates.slave.admissions.proven == {"0"}
 
 
 async def test_the_log_is_not_for_who_sends_eight_bytes(tmp_path):
@@ -165,7 +167,7 @@ async def test_the_log_is_not_for_who_sends_eight_bytes(tmp_path):
         for said in (bytes(8), bytes(16), b"RMQS" + bytes(60)):
             assert await heard(pair.ports["master"], said) == b""
         assert not pair.master.log.classic.master.links
-        assert pair.master.gates.master.refused_count == 3
+        assert pair.master.gates.master.admissions.refused_count == 3
 
 
 @pytest.mark.parametrize(
@@ -189,6 +191,6 @@ async def test_who_follows_whom_without_a_proof(tmp_path, own, follows):
             return
         gates = [*pair.master.gates.all, *pair.slave.gates.all]
         slave = pair.slave.log.classic.slave
-        await until(lambda: sum(g.refused_count for g in gates) > 0 or slave._unreached)
+        await until(lambda: sum(g.admissions.refused_count for g in gates) > 0 or slave._unreached)
         assert not pair.master.log.classic.master.links
         assert pair.slave.store.commitlog.max_offset == 0

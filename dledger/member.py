@@ -35,6 +35,7 @@ from raftmq.dledger.handover import Succession
 from raftmq.dledger.healer import Healer
 from raftmq.dledger.identity import GroupIdentity, file_of
 from raftmq.dledger.inbox import Inbox
+from raftmq.dledger.index import LogIndex
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import TERM_MAX, HardState, NodeId, Role
 from raftmq.dledger.peers import PeerLinks
@@ -329,6 +330,15 @@ class RaftMember:
             self.healer.abandon(error)  # `start` then raises it
 
     # -- for the broker -----------------------------------------------------------------------
+
+    @property
+    def log_index(self) -> LogIndex:
+        """The index of the log, once that is recovered."""
+        return self.log.index
+
+    @property
+    def durable_index(self) -> int:
+        return self.log.durable_index
 
     @property
     def parts(self) -> Parts:

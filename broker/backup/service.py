@@ -39,9 +39,9 @@ from raftmq.broker.backup.settings import settings_of
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, busy, not_leader
 from raftmq.broker.keeper import finished
-from raftmq.broker.replication.engine import RaftEngine
 from raftmq.broker.service import Service
 from raftmq.broker.tables.snapshotinstall import BrokerCapture, capture
+from raftmq.dledger.member import RaftMember
 from raftmq.dledger.snapshotinstall import (
     GROUP_SNAPSHOT_BYTES_MAX,
     GroupSnapshot,
@@ -221,7 +221,7 @@ class Backups:
 
     # -- what is copied -----------------------------------------------------------------------
 
-    async def _captured(self, engine: RaftEngine, at_least: int) -> BrokerCapture:
+    async def _captured(self, engine: RaftMember, at_least: int) -> BrokerCapture:
         """Return a copy of the tables, once they reflect frame `at_least`. Raises Refused."""
         context = self._context
         deadline_ms = context.clock_ms() + WAIT_MS
@@ -241,7 +241,7 @@ class Backups:
                 )
             await asyncio.sleep(POLL_MS / 1000)
 
-    def _facts(self, engine: RaftEngine, index: int) -> Facts:
+    def _facts(self, engine: RaftMember, index: int) -> Facts:
         config, core = self._context.config, engine.core
         return Facts(
             group=config.group_name,
@@ -260,7 +260,7 @@ class Backups:
             time_ms=self._context.wall_ms(),
         )
 
-    def _engine(self) -> RaftEngine:
+    def _engine(self) -> RaftMember:
         engine = self._context.log.raft
         if engine is None:
             raise Refused(

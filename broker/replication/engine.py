@@ -97,46 +97,33 @@ class Place:
     members: int  # size of the group; 0: this replica does not know which group
 
 
-class RaftEngine(RaftMember):
-    """RaftMember, with the two views of its log that snapshots and recovery need, and the meaning
-    of its configuration for a broker."""
+def all_know_group_ids(member: RaftMember) -> bool:
+    """Return whether every member has told this process that its version has group ids."""
+    peers = member.core.membership.peers if member.has_core else ()
+    return member.has_core and all(member.links.version(peer) >= GROUP_ID_VERSION for peer in peers)
 
-    @property
-    def log_index(self) -> LogIndex:
-        return self.log.index
 
-    @property
-    def durable_index(self) -> int:
-        return self.log.durable_index
+def preferred_of(member: RaftMember) -> str | None:
+    """Return the preferred leader, as this replica knows it; None: nobody, or not known yet."""
+    if not member.has_core:
+        return None
+    return member.core.membership.configurations.current.preferred or None
 
-    @property
-    def all_know_group_ids(self) -> bool:
-        """True if every member has told this process that its version has group ids."""
-        peers = self.core.membership.peers if self.has_core else ()
-        return self.has_core and all(self.links.version(peer) >= GROUP_ID_VERSION for peer in peers)
 
-    @property
-    def preferred(self) -> str | None:
-        """The preferred leader, as this replica knows it; None: nobody, or not known yet."""
-        return (
-            self.core.membership.configurations.current.preferred or None if self.has_core else None
-        )
-
-    @property
-    def place(self) -> Place | None:
-        """This replica's place; None while the log is being recovered. A removal counts once it is
-        committed (until then this replica may be a member again), or when peers tell one that was
-        away."""
-        if not self.has_core:
-            return None
-        if self.core.leader is None and self.links.told_removed:
-            return Place("none", None, len(self.core.membership.configurations.current.members))
-        configurations = self.core.membership.configurations
-        current, node_id = configurations.current, self.config.node_id
-        member = current.get(node_id) or configurations.settled[1].get(node_id)
-        if member is None:
-            return Place("none", None, len(current.members))
-        return Place(member.role.name.lower(), member.broker_id, len(current.members))
+def place_of(member: RaftMember) -> Place | None:
+    """Return this replica's place; None while the log is being recovered. A removal counts once it
+    is committed (until then this replica may be a member again), or when peers tell one that was
+    away."""
+    if not member.has_core:
+        return None
+    configurations, node_id = member.core.membership.configurations, member.config.node_id
+    current = configurations.current
+    if member.core.leader is None and member.links.told_removed:
+        return Place("none", None, len(current.members))
+    found = current.get(node_id) or configurations.settled[1].get(node_id)
+    if found is None:
+        return Place("none", None, len(current.members))
+    return Place(found.role.name.lower(), found.broker_id, len(current.members))
 
 
 def make_engine(
@@ -175,7 +162,7 @@ def make_engine(
         join=config.raft_join,
     )
     if config.engine == "dledger":
-        return RaftEngine(
+        return RaftMember(
             member,
             disk,
             store.commitlog,

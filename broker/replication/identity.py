@@ -13,9 +13,10 @@ import logging
 import secrets
 
 from raftmq.broker.context import Context
-from raftmq.broker.replication.engine import RaftEngine
+from raftmq.broker.replication.engine import all_know_group_ids
 from raftmq.broker.tables.groupid import group_id
 from raftmq.dledger.errors import RaftError
+from raftmq.dledger.member import RaftMember
 from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
 
 log = logging.getLogger("raftmq.broker.members")
@@ -42,10 +43,10 @@ class GroupId:
             log.info("group_id_applied id=%s", applied.hex() or "none")
             before, self._told = self._told, applied
             engine.identity.applied(before, applied)
-        if not applied and self._context.roles.leading and engine.all_know_group_ids:
+        if not applied and self._context.roles.leading and all_know_group_ids(engine):
             self._propose(engine)
 
-    def _propose(self, engine: RaftEngine) -> None:
+    def _propose(self, engine: RaftMember) -> None:
         now_ms = self._context.clock_ms()
         if self._proposed is not None or now_ms < self._due_ms:
             return

@@ -16,9 +16,10 @@ from raftmq.broker.containment import Contained
 from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.registration import Identity
 from raftmq.broker.replication.classic import ClassicEngine
-from raftmq.broker.replication.engine import Engine, FramedEngine, Place, RaftEngine
+from raftmq.broker.replication.engine import Engine, FramedEngine, Place, place_of
 from raftmq.broker.replication.roles import RoleView, most_advanced
 from raftmq.dledger.errors import RaftError
+from raftmq.dledger.member import RaftMember
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
 
@@ -53,9 +54,9 @@ class ReplicatedLog:
         return engine  # type: ignore[return-value]  # make_engine makes no other
 
     @property
-    def raft(self) -> RaftEngine | None:
+    def raft(self) -> RaftMember | None:
         """The Raft engine; None in classic mode and over pysyncobj."""
-        return self._engine if isinstance(self._engine, RaftEngine) else None
+        return self._engine if isinstance(self._engine, RaftMember) else None
 
     @property
     def classic(self) -> ClassicEngine:
@@ -79,7 +80,7 @@ class ReplicatedLog:
     @property
     def place(self) -> Place | None:
         """This replica's place in its Raft group; None where members do not change."""
-        return None if self.raft is None else self.raft.place
+        return None if self.raft is None else place_of(self.raft)
 
     @property
     def identity(self) -> Identity:

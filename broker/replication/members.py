@@ -17,11 +17,12 @@ from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.operating.oldnames import MEMBER_KEYS, with_old
 from raftmq.broker.registration import Registrar
-from raftmq.broker.replication.engine import Place, RaftEngine
+from raftmq.broker.replication.engine import Place, preferred_of
 from raftmq.broker.replication.identity import GroupId
 from raftmq.broker.replication.preferred import PreferredLeader
 from raftmq.broker.service import Service
 from raftmq.dledger.configuration import Change, ChangeKind, Configuration
+from raftmq.dledger.member import RaftMember
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
@@ -142,7 +143,7 @@ class Members:
         detail = {"index": index, "members": members, "removed": sorted(was.ids - now.ids)}
         self._context.events.tell("memberChanged", detail)
 
-    def engine(self) -> RaftEngine:
+    def engine(self) -> RaftMember:
         """Return the Raft engine. Raises Refused where members do not change."""
         if self._log.raft is None:
             raise Refused(
@@ -152,11 +153,11 @@ class Members:
             )
         return self._log.raft
 
-    def _body(self, engine: RaftEngine) -> dict[str, Any]:
+    def _body(self, engine: RaftMember) -> dict[str, Any]:
         return {
             "index": engine.core.membership.configurations.index,
             "members": [with_old(row, MEMBER_KEYS) for row in engine.members],
-            "preferred": engine.preferred,
+            "preferred": preferred_of(engine),
         }
 
 

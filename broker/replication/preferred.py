@@ -13,9 +13,10 @@ import logging
 
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
-from raftmq.broker.replication.engine import RaftEngine
+from raftmq.broker.replication.engine import preferred_of
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.errors import RaftError
+from raftmq.dledger.member import RaftMember
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -37,7 +38,7 @@ class PreferredLeader:
     @property
     def name(self) -> str | None:
         """The preferred leader as this replica knows it; None: nobody is preferred."""
-        return None if self._log.raft is None else self._log.raft.preferred
+        return None if self._log.raft is None else preferred_of(self._log.raft)
 
     @property
     def is_waited_for(self) -> bool:
@@ -45,7 +46,7 @@ class PreferredLeader:
         engine = self._log.raft
         if engine is None or not self._context.roles.leading:
             return False
-        return engine.preferred not in (None, "", engine.core.node_id)
+        return preferred_of(engine) not in (None, "", engine.core.node_id)
 
     def look(self) -> None:
         """Transfer leadership if it is time, or set broker.conf's preference in a group that has
@@ -68,7 +69,7 @@ class PreferredLeader:
         log.info("preferred_leader_takes_over name=%s", target)
         self._context.events.tell("transfer", {"to": target, "by": BY})
 
-    def _found(self, engine: RaftEngine) -> None:
+    def _found(self, engine: RaftMember) -> None:
         """Set broker.conf's preferred leader in a group that was never told one."""
         now_ms = self._context.clock_ms()
         if (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.http.faults import FaultDoor
-from raftmq.broker.replication.engine import RaftEngine
+from raftmq.dledger.member import RaftMember
 from raftmq.dledger.messages import Role
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.client import RemotingClient
@@ -110,7 +110,7 @@ class Group:
     def let_lead(self, name):
         """As if its election time-out were over, when nobody leads."""
         engine = self.brokers[name].engine
-        if isinstance(engine, RaftEngine) and all(
+        if isinstance(engine, RaftMember) and all(
             broker.engine.leader is None for broker in self.brokers.values()
         ):
             engine.core.timer.due_ms = 0.0

@@ -5,6 +5,7 @@ import asyncio
 
 import pytest
 
+from raftmq.broker.replication.engine import preferred_of
 from raftmq.remoting.codes import RequestCode
 from tests.broker.cluster import Group
 from tests.waiting import until
@@ -135,7 +136,7 @@ async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group):
         sent = load.sent
         await until(lambda: load.sent > sent + 20)
     assert back.engine.status()["installing"] is None
-    assert back.engine.preferred == leader, "it came with the group snapshot"
+    assert preferred_of(back.engine) == leader, "it came with the group snapshot"
     await group.ask(first, RequestCode.CHANGE_MEMBERS, {"op": "prefer"})
     await until(
         lambda: back.store.derived.dispatched_offset == first.store.derived.dispatched_offset

@@ -12,10 +12,10 @@ import orjson
 import pytest
 
 from raftmq.broker.broker import Broker, open_broker
-from raftmq.broker.replication.engine import RaftEngine
 from raftmq.broker.replication.pysync.member import FAILURES_MAX, ForeignLog, PySyncMember
 from raftmq.broker.replication.roles import most_advanced
 from raftmq.dledger.errors import Busy, NotLeader, UnknownTarget
+from raftmq.dledger.member import RaftMember
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendResponseHeader
@@ -218,8 +218,8 @@ async def test_messages_larger_than_a_batch_arrive(group, caplog):
     assert any(r.message.startswith("syncobj_raised") for r in caplog.records)
 
 
-def engine_of(broker: Broker) -> PySyncMember | RaftEngine:
-    assert isinstance(broker.engine, PySyncMember | RaftEngine)
+def engine_of(broker: Broker) -> PySyncMember | RaftMember:
+    assert isinstance(broker.engine, PySyncMember | RaftMember)
     return broker.engine
 
 

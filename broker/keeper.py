@@ -74,6 +74,7 @@ class RaftKeeper:
         self._retention = retention
         self._spare = spare
         self._needed_from = needed_from
+        self._encoded: snapshot.Encoded = {}
         self.covered_index = covered_index  # frames up to here are in durable snapshots
         self.fallback_index = 0  # the same of the .bak files, which are read if those are damaged
 
@@ -121,7 +122,7 @@ class RaftKeeper:
         loop = asyncio.get_running_loop()
         before = self.covered_index
         self.covered_index = await finished(
-            loop.run_in_executor(self._pool, snapshot.write, self._disk, copies)
+            loop.run_in_executor(self._pool, snapshot.write, self._disk, copies, self._encoded)
         )
         self.fallback_index = before
 
@@ -155,7 +156,7 @@ class RaftKeeper:
     def close(self) -> None:
         copies = snapshot.capture(self._state)
         self._store.flush()
-        snapshot.write(self._disk, copies)
+        snapshot.write(self._disk, copies, self._encoded)
 
 
 class ClassicKeeper:

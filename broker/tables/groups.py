@@ -119,7 +119,4 @@ class GroupTable(VersionedTable[SubscriptionGroup]):
     and the answer to code 201."""
 
     def __init__(self) -> None:
-        super().__init__("subscriptionGroupTable", group_from_json)
-
-    def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"forbiddenTable": {}}
+        super().__init__("subscriptionGroupTable", group_from_json, {"forbiddenTable": {}})

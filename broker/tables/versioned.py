@@ -7,7 +7,8 @@ every replica that applied the same frames. The version's time is the frame's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 
@@ -21,13 +22,20 @@ class Entry(Protocol):
 E = TypeVar("E", bound=Entry)
 
 CHANGES_MAX = 10_000  # remembered, for those that know an earlier version
+PIECE_ENTRIES = 500  # of a table's JSON: so many take the interpreter's lock for a millisecond
 
 
 class VersionedTable(Generic[E]):
     """Name → entry. `applied_index` is the Raft index of the last frame the table reflects."""
 
-    def __init__(self, json_key: str, entry_from_json: Callable[[Mapping[str, Any]], E]) -> None:
-        """`json_key` is where Apache's JSON shape keeps the entries."""
+    def __init__(
+        self,
+        json_key: str,
+        entry_from_json: Callable[[Mapping[str, Any]], E],
+        also: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`json_key` is where Apache's JSON shape keeps the entries; `also`: what it has besides,
+        always the same."""
         self.entries: dict[str, E] = {}
         self.applied_index = 0
         self.counter = 0
@@ -35,6 +43,7 @@ class VersionedTable(Generic[E]):
         # Names changed, each with the version (counter, time) that the table had before it.
         self._changes: deque[tuple[int, int, str]] = deque(maxlen=CHANGES_MAX)
         self._json_key = json_key
+        self._also = also
         self.entry_from_json = entry_from_json
 
     def get(self, name: str) -> E | None:
@@ -82,7 +91,16 @@ class VersionedTable(Generic[E]):
         return {
             "dataVersion": self.data_version(),
             self._json_key: {name: e.to_json() for name, e in sorted(self.entries.items())},
+            **self._also,
         }
+
+    def json_parts(self) -> tuple[dict[str, Any], str, Iterator[dict[str, Any]]]:
+        """Return `to_json` in parts: everything but the entries, their key, and the entries in
+        order, PIECE_ENTRIES at a time."""
+        names = sorted(self.entries)
+        pieces = (names[at : at + PIECE_ENTRIES] for at in range(0, len(names), PIECE_ENTRIES))
+        entries = ({name: self.entries[name].to_json() for name in piece} for piece in pieces)
+        return {"dataVersion": self.data_version(), **self._also}, self._json_key, entries
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         """Load a snapshot; unchanged when that raises."""

@@ -122,6 +122,49 @@ def test_snapshot_is_a_copy_and_falls_back_to_the_one_before(tmp_path):
         assert loaded.offsets.get("T", "g", 0) == 5
 
 
+@pytest.mark.parametrize("topics", [0, 1, 499, 500, 1_001])
+def test_a_snapshot_in_pieces_is_the_whole(tmp_path, topics):
+    disk, state = OsDisk(str(tmp_path)), BrokerState()
+    for index in range(topics):
+        name = f"t-{index * 7919 % 1009:04d}"
+        state.apply(index + 1, 5, put_topic(TopicConfig(name, 1, 1)))
+    state.apply(topics + 1, 5, put_group(SubscriptionGroup("g")))
+    snapshot.write(disk, snapshot.capture(state))
+    config = tmp_path / "config"
+    told = orjson.loads((config / "topics.json").read_bytes())
+    assert told.pop("raftChecksum") == snapshot._checksum(told)
+    assert told == {**state.topics.to_json(), "raftAppliedIndex": topics + 1}
+    told = orjson.loads((config / "subscriptionGroup.json").read_bytes())
+    assert told.pop("raftChecksum") == snapshot._checksum(told)
+    assert told == {**state.groups.to_json(), "raftAppliedIndex": topics + 1}
+    loaded = BrokerState()
+    assert snapshot.load(disk, loaded) == topics + 1
+    assert picture(loaded) == picture(state) and not loaded.damaged
+
+
+def test_a_table_that_did_not_change_is_turned_into_json_once(tmp_path, monkeypatch):
+    disk, state, encoded, asked = OsDisk(str(tmp_path)), BrokerState(), {}, []
+    for index in range(600):
+        state.apply(index + 1, 5, put_topic(TopicConfig(f"t{index}", 1, 1)))
+    bean = TopicConfig.to_json
+
+    def counted(topic):
+        asked.append(topic.name)
+        return bean(topic)
+
+    monkeypatch.setattr(TopicConfig, "to_json", counted)
+    for index, changes in [(601, True), (602, False), (603, True)]:
+        if changes:
+            state.apply(index, 5, put_topic(TopicConfig("another", index, 1)))
+        state.advance(index)
+        asked.clear()
+        snapshot.write(disk, snapshot.capture(state), encoded)
+        assert len(asked) == (601 if changes else 0)
+        loaded = BrokerState()
+        assert snapshot.load(disk, loaded) == index
+        assert loaded.topics.entries == state.topics.entries and not loaded.damaged
+
+
 @pytest.mark.parametrize(
     "payload",
     [

@@ -74,6 +74,7 @@ class ConsumeQueue:
     last_position: int = field(default=0, init=False)  # CommitLog offset in the last unit, or 0
     min_offset: int = field(default=0, init=False)
     max_offset: int = field(default=0, init=False)
+    _min_position: int = field(default=-1, init=False)  # of the unit at min_offset; -1: not known
     _tail: _Tail = field(default_factory=lambda: _Tail(0, bytearray()), init=False)
 
     def __post_init__(self) -> None:
@@ -214,7 +215,15 @@ class ConsumeQueue:
             files.fill_up(self.path, start)
         self.min_offset = self.file_starts[0]
         self._end_at(self.file_starts[-1] + files.units_per_file)
-        end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
+        plain_end = self._plain_end(confirmed, noted) if suspicious else None
+        if plain_end is None or plain_end - self.min_offset > PROBED_UNITS:
+            end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
+        else:
+            end = plain_end
+        if end == plain_end:
+            self._end_at(end)
+            self._note_last()
+            return
         if suspicious:
             self._check_end(end, confirmed, noted)
         # After a clean stop nothing stands behind an empty unit. After a power cut there may be
@@ -225,6 +234,27 @@ class ConsumeQueue:
             self.cut(end)  # a file without a unit
         self._end_at(end)
         self._note_last()
+
+    def _plain_end(self, confirmed: int, noted: QueueExtent | None) -> int | None:
+        """Return the end if it is near where it was noted, or where the last file begins, with
+        nothing but a hole behind it: so it is mostly, and is found in one read. None: search.
+        Nothing then stands behind it that would have to be dropped."""
+        files, first = self._files, self.file_starts[-1]
+        if noted is not None:
+            first = max(first, noted.end - 1)
+        units = self.units(first, PROBED_UNITS)
+        count = 0
+        for position, size, _ in UNIT.iter_unpack(units):
+            if size <= 0 or position >= confirmed:
+                break
+            count += 1
+        rest = units[count * UNIT_SIZE_BYTES :]
+        behind = first + len(units) // UNIT_SIZE_BYTES
+        if not count or rest.count(0) < len(rest):
+            return None
+        if behind < self.max_offset and files.may_have_units(self.path, behind):
+            return None
+        return first + count
 
     def _check_end(self, end: int, confirmed: int, noted: QueueExtent | None) -> None:
         """Check the end that bisection found, which trusts every unit it reads. Raises
@@ -255,13 +285,19 @@ class ConsumeQueue:
             self._files.cut(self.path, self.file_starts[-1], end)
         self._end_at(end)
         self.min_offset = min(self.min_offset, end)
+        self._min_position = -1
         self._note_last()
 
     def correct_min(self, commitlog_min: int) -> None:
         """Move min_offset to the first unit that the CommitLog still has; remove whole files."""
+        if commitlog_min <= self._min_position:
+            return
         self.min_offset = self.first_at(
             lambda position, size: position >= commitlog_min and size != FILLER_SIZE
         )
+        self._min_position = -1
+        if self.min_offset < self.max_offset:
+            self._min_position = self.unit(self.min_offset)[0]
         per_file = self._files.units_per_file
         while len(self.file_starts) > 1 and self.file_starts[0] + per_file <= self.min_offset:
             self._files.remove(self.path, self.file_starts.pop(0))
@@ -511,6 +547,8 @@ class ConsumeQueueStore:
         assert not self._flushing
         self.write_tails()
         for queue in self._queues.values():
+            if queue.last_position < max_offset:
+                continue
             end = queue.first_at(lambda position, size: position >= max_offset)
             if end < queue.max_offset:
                 queue.cut(end)

@@ -13,6 +13,7 @@ Errors are the operating system's (`OSError`) and are never swallowed here.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +62,11 @@ class File(Protocol):
     def pwritev(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None: ...
 
     def truncate(self, size: int) -> None: ...
+
+    def may_have_data(self, offset: int) -> bool:
+        """Return False if the file is a hole from `offset` on, so that everything there reads as
+        zeros; True if that is not so, or not known."""
+        ...
 
     def sync(self) -> None:
         """Return once everything written before the call is durable (fdatasync)."""
@@ -157,6 +163,13 @@ class OsFile:
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
         self._size = size
+
+    def may_have_data(self, offset: int) -> bool:
+        try:
+            os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            return error.errno != errno.ENXIO  # any other: this file system cannot tell
+        return True
 
     def sync(self) -> None:
         os.fdatasync(self._fd)

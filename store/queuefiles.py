@@ -104,6 +104,12 @@ class QueueFiles:
         assert len(data) == size, (queue, offset, count)
         return data
 
+    def may_have_units(self, queue: str, offset: int) -> bool:
+        """Return False if the file that holds `offset` has no units from there on."""
+        start = self.start_of(offset)
+        file = self._open.get(path_of(queue, start))
+        return file.may_have_data((offset - start) * UNIT_SIZE_BYTES)
+
     def write(self, queue: str, offset: int, units: bytes | memoryview) -> None:
         """Write units that lie within one file, which exists. Raises OSError."""
         start = self.start_of(offset)

@@ -62,6 +62,9 @@ class UnwrittenFile:
     def truncate(self, size: int) -> None:
         """Do nothing."""
 
+    def may_have_data(self, offset: int) -> bool:
+        return self._file.may_have_data(offset)
+
     def sync(self) -> None:
         """Do nothing: nothing was written."""
 

@@ -61,6 +61,9 @@ class TroubledFile:
     def truncate(self, size: int) -> None:
         self._file.truncate(size)
 
+    def may_have_data(self, offset: int) -> bool:
+        return self._file.may_have_data(offset)
+
     def sync(self) -> None:
         """There is no power cut here, and the machine's disk may take seconds: see SteadyDisk."""
         self._disk.before_sync(self._path)

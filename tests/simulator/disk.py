@@ -124,6 +124,9 @@ class SimFile:
     def truncate(self, size: int) -> None:
         self._change(self._operation(), ALLOCATED, size)
 
+    def may_have_data(self, offset: int) -> bool:
+        return any(self._inode.data[offset:])
+
     def sync(self) -> None:
         number = self._operation()
         horizon = self._disk.sync_horizon

@@ -351,6 +351,91 @@ def test_a_failed_flush_stays_dirty(disk: OsDisk) -> None:
     assert third.files.all_dirty().paths == []
 
 
+class Reads(OsDisk):
+    """A disk that counts what is read and changed through its files."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.reads = self.cuts = 0
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> OsFile:
+        return CountedFile(self, path)
+
+
+class CountedFile(OsFile):
+    def __init__(self, disk: Reads, path: str) -> None:
+        super().__init__(f"{disk.root}/{path}", None)
+        self._disk = disk
+
+    def pread(self, offset: int, size: int) -> bytes:
+        self._disk.reads += 1
+        return super().pread(offset, size)
+
+    def truncate(self, size: int) -> None:
+        self._disk.cuts += 1
+        super().truncate(size)
+
+
+def manifested(disk: OsDisk, *, confirmed: int = 1 << 60) -> ConsumeQueueStore:
+    store = ConsumeQueueStore(disk, "consumequeue", 1_000, manifest="consumequeue.manifest")
+    store.open(confirmed)
+    return store
+
+
+@pytest.mark.parametrize("count", [1, 40, 990, 1_000, 2_300])
+def test_a_queue_as_it_was_left_is_loaded_by_few_reads_and_not_changed(
+    disk: OsDisk, count: int
+) -> None:
+    store = manifested(disk)
+    store.append("T", 0, 0, units(0, count))
+    store.flush()
+    store.close()
+    counted = Reads(disk.root)
+    again = manifested(counted)
+    queue = again.queue("T", 0)
+    assert queue is not None
+    assert queue.max_offset == count
+    assert queue.last_position == 1_000 * count
+    # The manifest, two for the end, and for a long queue a search as a check.
+    assert counted.reads <= 3 + (12 if count > 410 else 0)
+    assert counted.cuts == 0
+    again.correct_min_offset(0)
+    again.correct_min_offset(0)
+    before = counted.reads
+    for position in (0, 500, 1_000):  # of the first unit, or below: nothing moves
+        again.correct_min_offset(position)
+    assert counted.reads == before
+    again.correct_min_offset(1_001)
+    assert queue.min_offset == 1
+
+
+@pytest.mark.parametrize("confirmed", [1_000, 1_001, 7_000, 20_001, 1 << 60])
+@pytest.mark.parametrize("written", [5, 19, 600])
+def test_units_that_are_not_confirmed_are_dropped_at_a_start(
+    disk: OsDisk, confirmed: int, written: int
+) -> None:
+    store = manifested(disk)
+    store.append("T", 0, 0, units(0, 1))
+    store.flush()
+    store.append("T", 0, 1, units(1, written))
+    store.write_tails()  # and killed: they are in the page cache
+    store.close()
+    store = manifested(disk, confirmed=confirmed)
+    queue = store.queue("T", 0)
+    kept = min(written + 1, (confirmed - 1) // 1_000)
+    if not kept:
+        assert queue is None
+        return
+    assert queue is not None
+    assert queue.max_offset == kept
+    store.append("T", 0, kept, units(kept, 1))
+    store.flush()
+    store.close()
+    queue = manifested(disk).queue("T", 0)
+    assert queue is not None
+    assert queue.units(0, 2_000) == units(0, kept + 1)
+
+
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
 def test_a_topic_cannot_lead_elsewhere(disk: OsDisk, topic: str) -> None:
     with pytest.raises(ValueError):

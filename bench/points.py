@@ -13,14 +13,18 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
+import orjson
 
 from bench.group import PATIENT, PROMPT, RaftGroup, Usage, floor_server, raft_group
 from bench.wire import LoadResult, run_load
 from raftmq.client import Admin, Message, Producer
 from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
 
 Figures = dict[str, float]
 
@@ -153,6 +157,93 @@ async def connections(value: int, seconds: float) -> Figures:
         "busy_p99_ms": merged[int(len(merged) * 0.99)] / 1e6,
         "busy_leader_us": cost["leader_us"],
     }
+
+
+class Member(asyncio.Protocol):
+    """A consumer as its broker sees it, and nothing else: it joins a group, and asks who is in the
+    group whenever it is told that this changed (once more if it is told while it asks)."""
+
+    def __init__(self, group: str, number: int) -> None:
+        self._group = group
+        self._id = f"bench@{number}"
+        self._asking = self._again = False
+        self.told = self.asked = 0
+        self.known = 0  # members in the last answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def join(self) -> None:
+        entry = {"topic": TOPIC, "subString": "*", "expressionType": "TAG", "subVersion": 1}
+        consumer = {
+            "groupName": self._group,
+            "consumeType": "CONSUME_PASSIVELY",
+            "messageModel": "CLUSTERING",
+            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+            "subscriptionDataSet": [entry],
+        }
+        body = {"clientID": self._id, "consumerDataSet": [consumer], "producerDataSet": []}
+        self._send(RequestCode.HEART_BEAT, None, orjson.dumps(body))
+
+    def leave(self) -> None:
+        self._transport.close()
+
+    def _send(self, code: int, ext: dict[str, str] | None, body: bytes = b"") -> None:
+        self._transport.write(encode_command(RemotingCommand.request(code, ext, body)))
+
+    def data_received(self, data: bytes) -> None:
+        told = data.count(b'"code":40')
+        self.told += told
+        if b"consumerIdList" in data:
+            self._asking = False
+            self.known = data.count(b"bench@")
+        if told or self._again:
+            self._again = self._asking
+            if not self._asking:
+                self._asking = True
+                self.asked += 1
+                ext = {"consumerGroup": self._group}
+                self._send(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+
+
+async def consumers(value: int, seconds: float) -> Figures:
+    """Measure a consumer group whose `value` members join one right after the other, and are then
+    left by one of them."""
+    async with warm_group() as group:
+        host, _, port = group.address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        members: list[Member] = []
+        for number in range(value):
+            member = Member("many", number)
+            members.append(member)
+            await loop.create_connection(lambda: members[-1], host, int(port))
+        before = group.usage()
+        begun = time.perf_counter()
+        for member in members:
+            member.join()
+            await asyncio.sleep(0)
+
+        async def all_know(count: int) -> bool:
+            return all(member.known == count for member in members[-count:])
+
+        await _until(lambda: all_know(value))
+        joined = time.perf_counter() - begun
+        after = group.usage()
+        figures = {
+            "join_ms": joined * 1e3,
+            "told_each": sum(member.told for member in members) / value,
+            "asked_each": sum(member.asked for member in members) / value,
+            "join_leader_us": (after.cpu_us["leader"] - before.cpu_us["leader"]) / value,
+        }
+        if value > 1:
+            begun = time.perf_counter()
+            members[0].leave()
+            await _until(lambda: all_know(value - 1))
+            figures["leave_ms"] = (time.perf_counter() - begun) * 1e3
+        figures |= await Load(seconds).measure(group)
+        for member in members:
+            member.leave()
+        return figures
 
 
 async def create(group: RaftGroup, names: Sequence[str], queues: int) -> float:

@@ -251,7 +251,6 @@ class Broker:
         relay = Relay(context, self.clients, self.access)
 
         # In the order of their periodic work.
-        expiry_ms = max(100, config.client_expiry_ms // 12)
         services = [
             commits := self.commits.service(config.offset_commit_interval_ms),
             sends := self.sends.service(),
@@ -264,9 +263,7 @@ class Broker:
             Service(chores=[Chore("group_rates", GROUP_SAMPLE_MS, group_rates.sample)]),
             full_disk := self.full_disk.service(),
             self.pulls.service(),
-            Service(
-                chores=[Chore("client_expiry", expiry_ms, lambda: self.clients.expire(clock_ms()))]
-            ),
+            self.clients.service(clock_ms),
             locks := self.locks.service(),
             self.access.service(self.pulls.holds.release_all),  # what was admitted is judged anew
             marks := self.marks.service(),
@@ -428,6 +425,7 @@ class Broker:
     # ---- events ---------------------------------------------------------------------------
 
     def _connection_closed(self, connection: Connection) -> None:
+        self._activity.note()
         self.clients.closed(connection)
         self.access.closed(connection)
 

@@ -5,7 +5,9 @@ heartbeat a broker only up to 30 s after they first send there.
 
 A client is known by (group, client id) and reached through its connection. Heartbeats (34) add and
 refresh it; 35, a closed connection and a silence of `clientExpiryMs` remove it. When a consumer
-group's members or subscriptions change, every member is told with 40 and rebalances. Bounds:
+group's members or subscriptions change, every member is told with 40 and rebalances. In a group of
+more than PROMPT_MEMBERS_MAX, changes within TELL_PAUSE_MS are told at once: else a thousand that
+join one after the other would be told half a million times, and each asks who is there. Bounds:
 `clientsMax` memberships, beyond which a new one is refused; REQUESTERS_MAX requesters.
 """
 
@@ -18,6 +20,8 @@ from typing import Any, Protocol
 
 from raftmq.broker.consuming.filters import Subscription, subscription_from_json
 from raftmq.broker.errors import Refused, busy
+from raftmq.broker.housekeeping import IDLE_MS, Chore
+from raftmq.broker.service import Service
 from raftmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -29,6 +33,8 @@ log = logging.getLogger("raftmq.broker.clients")
 GROUPS_PER_HEARTBEAT_MAX = 1_000
 REQUESTERS_MAX = 10_000
 SUBSCRIPTIONS_PER_GROUP_MAX = 10_000
+PROMPT_MEMBERS_MAX = 32  # of a group that is told of each change
+TELL_PAUSE_MS = 50  # between two times that a larger group is told
 MEMBERSHIPS_PER_CONNECTION_MAX = 2 * GROUPS_PER_HEARTBEAT_MAX  # a process has one client id
 
 
@@ -146,6 +152,8 @@ class ClientTable:
         self._on_consumer_group = on_consumer_group
         self._may_replace = may_replace
         self._count = 0  # memberships
+        self._just_told: set[str] = set()  # large groups, since the last `tell`
+        self._untold: dict[str, None] = {}  # those of them that have changed since
         self._requesters: dict[str, ClientConnection] = {}  # client id → connection of its request
         self._requesters_by: dict[ClientConnection, set[str]] = {}
         self._producer_groups: dict[str, set[str]] = {}  # client id → the groups it produces in
@@ -155,6 +163,15 @@ class ClientTable:
     @property
     def count(self) -> int:
         return self._count
+
+    def service(self, clock_ms: Callable[[], int]) -> Service:
+        expiry_ms = max(100, self._expiry_ms // 12)
+        return Service(
+            chores=[
+                Chore("client_expiry", expiry_ms, lambda: self.expire(clock_ms())),
+                Chore("tell", TELL_PAUSE_MS, self.tell, lambda: 0 if self._just_told else IDLE_MS),
+            ]
+        )
 
     def heartbeat(
         self,
@@ -319,6 +336,14 @@ class ClientTable:
         memberships = self._by_connection.get(connection, ())
         return any(consumer and name == group for consumer, name, _ in memberships)
 
+    def tell(self) -> None:
+        """Tell large groups of the changes that came soon after others; call it every
+        TELL_PAUSE_MS."""
+        untold, self._untold = self._untold, {}
+        self._just_told.clear()
+        for name in untold:
+            self._notify(name)
+
     def notify_all(self) -> None:
         """Tell every consumer to rebalance now: this replica has become the leader."""
         for name in list(self.consumers):
@@ -361,6 +386,11 @@ class ClientTable:
         group = self.consumers.get(group_name)
         if group is None or not self._notify_enabled(group_name):
             return
+        if len(group.members) > PROMPT_MEMBERS_MAX:
+            if group_name in self._just_told:
+                self._untold[group_name] = None
+                return
+            self._just_told.add(group_name)
         _tell(group.members.values(), group_name)
 
 

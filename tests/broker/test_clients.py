@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from raftmq.broker.clients import ClientTable
+from raftmq.broker.clients import PROMPT_MEMBERS_MAX, ClientTable
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
@@ -14,9 +14,9 @@ from tests.waiting import until
 CHANGED = int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 
 
-def table(quiet=(), expiry_ms=100):
+def table(quiet=(), expiry_ms=100, clients_max=10):
     return ClientTable(
-        clients_max=10,
+        clients_max=clients_max,
         expiry_ms=expiry_ms,
         notify_enabled=lambda group: group not in quiet,
         on_consumer_group=lambda _: None,
@@ -64,6 +64,39 @@ def test_members_are_told_of_every_change_and_of_nothing_else():
     clients.expire(250)
     assert told(first, second) == [0, 1], "the silent one left"
     clients.closed(second)
+    assert clients.consumers == {}
+
+
+def test_a_large_group_is_told_of_many_changes_at_once():
+    count = 10 * PROMPT_MEMBERS_MAX
+    clients = table(clients_max=count)
+    connections = [FakeConnection() for _ in range(count)]
+    rounds = 0
+    for number, connection in enumerate(connections):
+        beat(clients, connection, f"c{number}")
+        if number % 100 == 99:
+            clients.tell()
+            rounds += 1
+    clients.tell()
+    prompt = PROMPT_MEMBERS_MAX
+    first, *_, last = told(*connections)
+    assert prompt < first <= prompt + 2 * (rounds + 1)
+    assert last >= 1, "the last to join is told, too"
+    clients.tell()
+    assert told(*connections) == [0] * count
+    clients.closed(connections[0])
+    assert told(*connections[1:]) == [1] * (count - 1), "a lone change is told at once"
+    clients.closed(connections[1])
+    beat(clients, connections[2], "c2", "A || B", version=2)
+    assert told(*connections[2:]) == [0] * (count - 2)
+    clients.tell()
+    assert told(*connections[2:]) == [1] * (count - 2)
+    clients.tell()
+    assert told(*connections[2:]) == [0] * (count - 2)
+    clients.closed(connections[2])
+    for connection in connections[3:]:  # the group is gone before it could be told
+        clients.closed(connection)
+    clients.tell()
     assert clients.consumers == {}
 
 

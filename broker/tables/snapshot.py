@@ -124,7 +124,8 @@ def write(disk: Disk, snapshot: Snapshot, encoded: Encoded | None = None) -> int
 def _file_of(name: str, table: Table, encoded: Encoded) -> Iterator[bytes]:
     """Yield a table's file in pieces: JSON with sorted keys, and the checksum of that behind it."""
     if not isinstance(table, VersionedTable):
-        pieces = iter([orjson.dumps({**table.to_json(), INDEX_KEY: table.applied_index}, option=_SORTED)])
+        whole = {**table.to_json(), INDEX_KEY: table.applied_index}
+        pieces = iter([orjson.dumps(whole, option=_SORTED)])
     else:
         pieces = _pieces_of(name, table, encoded)
     checksum, last = 0, b""

@@ -59,20 +59,23 @@ class Application(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Applier:
-    """Applies frames up to the commit index, those behind `applied_index` first.
-
-    `_on_applied` is called after each batch; `_on_failed` if a batch run from the loop raises
-    (`advance` itself raises to its caller)."""
+    """Applies frames up to the commit index, those behind `applied_index` first. `start` before
+    anything else."""
 
     _log: RaftLog
     _application: Application
     _proposals: Proposals
     applied_index: int
-    _on_applied: Callable[[], None]
-    _on_failed: Callable[[Exception], None]
     _batch_bytes_max: int = APPLY_BYTES_MAX
     _commit_index: int = field(default=0, init=False)
     _later: asyncio.Handle | None = field(default=None, init=False)
+    _on_applied: Callable[[], None] | None = field(default=None, init=False)
+    _on_failed: Callable[[Exception], None] | None = field(default=None, init=False)
+
+    def start(self, on_applied: Callable[[], None], on_failed: Callable[[Exception], None]) -> None:
+        """Call `on_applied` after each batch, and `on_failed` if a batch run from the loop raises
+        (`advance` itself raises to its caller)."""
+        self._on_applied, self._on_failed = on_applied, on_failed
 
     def resume(self) -> None:
         """Continue after a damaged frame was mended, if it was the next one to apply."""
@@ -110,6 +113,7 @@ class Applier:
         proposals.applied(frames)
         if self.applied_index < self._commit_index:
             self._later = asyncio.get_running_loop().call_soon(self._continue)
+        assert self._on_applied is not None, "not started"
         self._on_applied()
 
     def _continue(self) -> None:
@@ -117,4 +121,5 @@ class Applier:
         try:
             self._apply_batch()
         except Exception as error:  # handled at the ring's boundary: it ends the member
+            assert self._on_failed is not None, "not started"
             self._on_failed(error)

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from queue import SimpleQueue
 
 from raftmq.dledger.log import LogSyncTicket, RaftLog
@@ -33,13 +34,11 @@ class FlushMode(Enum):
 @dataclass(slots=True, eq=False)
 class LogFlusher:
     """Makes one member's log durable. All methods are called on the loop; only `ticket.run` runs
-    in the thread. `_on_durable(index)` is called in SYNC mode only."""
+    in the thread."""
 
     _log: RaftLog
     mode: FlushMode
     _interval_ms: int
-    _on_durable: Callable[[int], None]
-    _on_failed: Callable[[Exception], None]
     syncs: int = field(default=0, init=False)
     _queue: SimpleQueue[LogSyncTicket | None] = field(default_factory=SimpleQueue, init=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
@@ -49,9 +48,16 @@ class LogFlusher:
     _due_ms: float = field(default=0.0, init=False)  # the next sync by the interval
     _failed: bool = field(default=False, init=False)
 
-    def start(self) -> None:
+    def start(
+        self, on_durable: Callable[[int], None], on_failed: Callable[[Exception], None]
+    ) -> None:
+        """Start the thread. `on_durable(index)` is called after a sync, in SYNC mode only;
+        `on_failed` at most once."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="raft-fdatasync", daemon=True)
+        finished = partial(self._finished, on_durable, on_failed)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._loop, finished), name="raft-fdatasync", daemon=True
+        )
         self._thread.start()
 
     async def stop(self) -> None:
@@ -112,29 +118,38 @@ class LogFlusher:
         self._queue.put(ticket)
         return True
 
-    def _run(self) -> None:
+    def _run(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        finished: Callable[[LogSyncTicket, Exception | None], None],
+    ) -> None:
         """Run tickets: the thread's body."""
-        assert self._loop is not None
         while (ticket := self._queue.get()) is not None:
             error: Exception | None = None
             try:
                 ticket.run()
             except Exception as raised:  # handed over to the loop, where it ends the member
                 error = raised
-            self._loop.call_soon_threadsafe(self._finished, ticket, error)
+            loop.call_soon_threadsafe(finished, ticket, error)
 
-    def _finished(self, ticket: LogSyncTicket, error: Exception | None) -> None:
+    def _finished(
+        self,
+        on_durable: Callable[[int], None],
+        on_failed: Callable[[Exception], None],
+        ticket: LogSyncTicket,
+        error: Exception | None,
+    ) -> None:
         busy, self._busy = self._busy, None
         self._begun_ms = None
         assert busy is not None
         if error is not None:
             self._failed = True
-            self._on_failed(error)
+            on_failed(error)
         else:
             self.syncs += 1
             durable = self._log.finish_sync(ticket)
             if self.mode is FlushMode.SYNC:
                 self._begin()  # first, so that the disk works while the loop does
                 if durable is not None:
-                    self._on_durable(durable)
+                    on_durable(durable)
         busy.set_result(None)

@@ -176,17 +176,25 @@ class RaftMember:
             raise StateTooOld(
                 f"the state ends at frame {applied}, the log begins at {index.first_index}"
             )
-        parts = self._parts = self._build(configurations, hard_state, applied)
+        self._parts = self._build(configurations, hard_state, applied)
+        await self._take_part(self._parts)
+
+    async def _take_part(self, parts: Parts) -> None:
+        """Start the parts that need the core, and let the peers reach it."""
         pump, take = parts.pump, parts.installer.on_message
+        core, applier = pump.core, pump.applier
+        apply_failed = partial(pump.fail, "committed frames could not be applied")
+        sync_failed = partial(pump.fail, "fdatasync of the log failed", disk=True)
+        applier.start(pump.applied, apply_failed)
         self.inbox.open(pump, {InstallOffer: take, InstallRequest: take, InstallChunk: take})
         self.life.running = True
-        self._roster.follow(pump.core, self.links, self.healer)
-        parts.flusher.start()
-        self.healer.start(self._pool, pump.core, pump.applier.resume)
+        self._roster.follow(core, self.links, self.healer)
+        parts.flusher.start(pump.durable, sync_failed)
+        self.healer.start(self._pool, core, applier.resume)
         await self._open_links()
         parts.chores.start()
-        if pump.core.commit_index > applied:
-            pump.applier.advance(pump.core.commit_index)
+        if core.commit_index > applier.applied_index:
+            applier.advance(core.commit_index)
         pump.run()
 
     async def _recover(self) -> HardState:
@@ -210,9 +218,7 @@ class RaftMember:
         self, configurations: Configurations, hard_state: HardState, applied_index: int
     ) -> Parts:
         """Return the parts that need the core, of a log that is recovered."""
-        config, clock_ms, application = self.config, self._clock_ms, self._application
-        pool = self._pool
-        pump: Pump  # made last: it has the others, and some of them call it
+        config, clock_ms = self.config, self._clock_ms
         core_ms = StallAwareClock(clock_ms, config.core.heartbeat_ms)
         core = RaftCore(
             config.node_id,
@@ -226,16 +232,40 @@ class RaftMember:
             incarnation=1 + secrets.randbelow(1 << 62),
             segment_end=self.log.segment_end,
         )
-        saver = HardStateSaver(self._promises.hard_state)
-        flusher = LogFlusher(
+        flusher = LogFlusher(self.log, config.flush, config.flush_interval_ms)
+        pump = self._make_pump(core, core_ms, flusher, applied_index)
+        installer = Installer(
+            config,
+            self._disk,
             self.log,
-            config.flush,
-            config.flush_interval_ms,
-            lambda index: pump.drive(core.durable, index),
-            lambda error: pump.fail("fdatasync of the log failed", error, disk=True),
+            core,
+            self._pool,
+            clock_ms,
+            self._source,
+            send=self._send,
+            silence=pump.silence,
+            # Not `_fail`: this member is silent by then, and the process has to begin again.
+            on_failed=lambda reason, error: self._on_fatal(f"{reason}: {error!r}"),
         )
-        alone = len(config.peers) == 1
-        disk = DiskWatch(core, self.log, flusher, saver, config.sync_stall_ms, alone)
+        chores = Chores(
+            pump,
+            flusher,
+            self.healer,
+            installer,
+            self._roster,
+            self._enforcement,
+            self._pool,
+            clock_ms,
+        )
+        succession = Succession(pump, installer, Preference(config.preference), clock_ms)
+        return Parts(pump, flusher, installer, chores, succession)
+
+    def _make_pump(
+        self, core: RaftCore, core_ms: StallAwareClock, flusher: LogFlusher, applied_index: int
+    ) -> Pump:
+        """Return the pump with the parts through which it performs what the core wants."""
+        config, application = self.config, self._application
+        saver = HardStateSaver(self._promises.hard_state)
         proposals = Proposals(
             config.commands_waiting_max,
             config.commands_waiting_bytes_max,
@@ -246,19 +276,12 @@ class RaftMember:
             self.log,
             application,
             proposals,
-            clock_ms,
+            self._clock_ms,
             self._wall_ms,
             config.frames_in_flight_max,
         )
-        applier = Applier(
-            self.log,
-            application,
-            proposals,
-            applied_index,
-            lambda: pump.applied(),
-            lambda error: pump.fail("committed frames could not be applied", error),
-        )
-        pump = Pump(
+        alone = len(config.peers) == 1
+        return Pump(
             life=self.life,
             core=core,
             core_ms=core_ms,
@@ -266,32 +289,15 @@ class RaftMember:
             writer=FrameWriter(self.log),
             promises=self._promises,
             saver=saver,
-            disk=disk,
+            disk=DiskWatch(core, self.log, flusher, saver, config.sync_stall_ms, alone),
             links=self.links,
-            applier=applier,
+            applier=Applier(self.log, application, proposals, applied_index),
             proposer=proposer,
-            reads=Reads(lambda token: pump.ask(core.read_index, token)),
+            reads=Reads(),
             roles=Roles(config.node_id, application, proposer),
             on_members=self._members_changed,
             on_fatal=self._on_fatal,
         )
-        installer = Installer(
-            config,
-            self._disk,
-            self.log,
-            core,
-            pool,
-            clock_ms,
-            self._source,
-            send=self._send,
-            silence=pump.silence,
-            on_failed=lambda reason, error: self._on_fatal(f"{reason}: {error!r}"),
-        )
-        chores = Chores(
-            pump, flusher, self.healer, installer, self._roster, self._enforcement, pool, clock_ms
-        )
-        succession = Succession(pump, installer, Preference(config.preference), clock_ms)
-        return Parts(pump, flusher, installer, chores, succession)
 
     async def stop(self) -> None:
         """Hand leadership over if a follower can take it, then close everything."""
@@ -381,7 +387,7 @@ class RaftMember:
     async def read_barrier(self) -> int:
         """Return once this node is proven to lead and has applied all that was committed when
         it was asked: a read served now is linearizable. Raises NotLeader, Busy."""
-        return await self._leading().reads.add()
+        return await self._leading().read()
 
     def transfer(self, target: NodeId) -> None:
         """Begin to hand leadership to `target`; a RoleEvent tells how it went.

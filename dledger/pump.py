@@ -131,11 +131,23 @@ class Pump:
         self.roles.applied(applied)
         self.run()
 
+    def durable(self, index: int) -> None:
+        """Note that an fdatasync has made the log durable up to `index`."""
+        self.drive(self.core.durable, index)
+
     def write_held(self) -> None:
         """Write the frames that a full disk had no room for, if there is room by now."""
         if self.writer.retry():
             self.disk.has_room()
             self._commit_due = self.core.commit_index
+
+    def read(self) -> asyncio.Future[int]:
+        """Add a linearizable read; the future gives the index it may be served at, once that is
+        applied. Raises Busy."""
+        return self.reads.add(self._ask_read)
+
+    def _ask_read(self, token: int) -> None:
+        self.ask(self.core.read_index, token)
 
     # -- performing ---------------------------------------------------------------------------
 

@@ -19,9 +19,7 @@ READS_WAITING_MAX = 16_384
 class Reads:
     """Futures of waiting reads; each resolves with the index it may be served at."""
 
-    def __init__(self, ask: Callable[[int], None], waiting_max: int = READS_WAITING_MAX) -> None:
-        """`ask(token)` starts a confirmation; it may raise RaftError."""
-        self._ask = ask
+    def __init__(self, waiting_max: int = READS_WAITING_MAX) -> None:
         self._waiting_max = waiting_max
         self._waiting = 0
         self._token = 0
@@ -29,14 +27,15 @@ class Reads:
         self._asked: dict[int, list[asyncio.Future[int]]] = {}
         self._confirmed: deque[tuple[int, list[asyncio.Future[int]]]] = deque()
 
-    def add(self) -> asyncio.Future[int]:
-        """Add a read. Raises Busy at the limit."""
+    def add(self, ask: Callable[[int], None]) -> asyncio.Future[int]:
+        """Add a read. `ask(token)` starts a confirmation; it may raise RaftError, which fails the
+        reads. Raises Busy at the limit."""
         if self._waiting >= self._waiting_max:
             raise Busy(f"{self._waiting} reads wait already")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()
         if not self._gathering:
-            loop.call_soon(self._start)
+            loop.call_soon(self._start, ask)
         self._gathering.append(future)
         self._waiting += 1
         return future
@@ -69,14 +68,14 @@ class Reads:
         for futures in waiting:
             self._fail(futures, lambda: NotLeader(None))
 
-    def _start(self) -> None:
+    def _start(self, ask: Callable[[int], None]) -> None:
         futures, self._gathering = self._gathering, []
         if not futures:
             return  # closed meanwhile
         self._token += 1
         self._asked[self._token] = futures
         try:
-            self._ask(self._token)
+            ask(self._token)
         except RaftError as error:
             kind, text, leader = type(error), str(error), getattr(error, "leader", None)
             self._asked.pop(self._token)

@@ -102,10 +102,8 @@ class PySyncMember:
             config.commands_waiting_bytes_max,
             config.command_timeout_ms,
         )
-        self._reads = Reads(self._confirm_read)
-        self._applier = Applier(
-            self.log, application, self._proposals, 0, self._on_applied, self._on_apply_failed
-        )
+        self._reads = Reads()
+        self._applier = Applier(self.log, application, self._proposals, 0)
         self._transport = LinkTransport(config, rng, self, listen_socket)
         self._sync: Replica | None = None  # once the log is recovered
         self._running = False
@@ -150,6 +148,7 @@ class PySyncMember:
         meta = MetaFile(self._disk, f"{config.directory}/pysyncobj.meta")
         journal = FrameJournal(self.log, meta, wall_ms=self._wall_ms, on_cut=self._on_cut)
         self._applier.applied_index = self._application.applied_index
+        self._applier.start(self._on_applied, self._on_apply_failed)
         conf = configuration(config, self._on_state)
         self._sync = Replica(config, conf, journal, self._transport)
         log.warning(
@@ -218,7 +217,7 @@ class PySyncMember:
         leadership: a deposed leader may answer so, too. Raises NotLeader, Busy."""
         if not self._told.leader_ready or not self._running:
             raise NotLeader(self.leader)
-        return await self._reads.add()
+        return await self._reads.add(self._confirm_read)
 
     def transfer(self, target: NodeId) -> None:
         """Begin to hand leadership to `target`; a RoleEvent tells if that succeeded.

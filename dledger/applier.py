@@ -83,6 +83,7 @@ class Applier:
             self._later = asyncio.get_running_loop().call_soon(self._continue)
 
     def stop(self) -> None:
+        """Apply nothing more."""
         if self._later is not None:
             self._later.cancel()
             self._later = None

@@ -57,6 +57,7 @@ class Ballot:
         )
 
     def vote_for(self, candidate: NodeId, incarnation: int) -> None:
+        """Give the vote of this term to the candidate, again if it has it already."""
         assert self.voted_for in (None, candidate), (self.voted_for, candidate)
         self._voted_incarnation = incarnation
         if self.voted_for is None:

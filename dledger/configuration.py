@@ -103,10 +103,12 @@ class Configuration:
 
     @property
     def voters(self) -> frozenset[NodeId]:
+        """The members that count for majorities."""
         return frozenset(m.node_id for m in self.members if m.role is MemberRole.VOTER)
 
     @property
     def ids(self) -> frozenset[NodeId]:
+        """All members, learners too."""
         return frozenset(m.node_id for m in self.members)
 
     def get(self, node_id: NodeId) -> GroupMember | None:
@@ -290,6 +292,7 @@ class Configurations:
         self._entries = [(index, configuration)]
 
     def copy(self) -> Configurations:
+        """Return a copy that changes by itself."""
         other = Configurations(*self._entries[0])
         other._entries = self._entries[:]
         return other

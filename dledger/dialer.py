@@ -180,6 +180,7 @@ class Dialer:
         self._ask_again_ms = 0.0  # not before
 
     def start(self) -> None:
+        """Begin to dial."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 

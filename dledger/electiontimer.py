@@ -89,6 +89,7 @@ class ElectionTimer:
         self._given_up_ms = now_ms
 
     def peer_closed(self, peer: NodeId) -> None:
+        """Note that the peer's connection is closed: its silence means nothing more."""
         self.closed.add(peer)
         self.given_up.discard(peer)
 

@@ -67,6 +67,7 @@ class Enforcement:
         self._saving.add_done_callback(self._saved)
 
     async def stop(self) -> None:
+        """Wait for the save in flight, and close the file."""
         if self._saving is not None:
             await asyncio.wait([self._saving])
         self._file.close()

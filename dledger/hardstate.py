@@ -71,6 +71,7 @@ class HardStateFile:
         self._slots.save(content)
 
     def close(self) -> None:
+        """Close the file."""
         self._slots.close()
 
     def _decode(self, content: bytes) -> HardState:

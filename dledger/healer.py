@@ -232,6 +232,7 @@ class Healer:
         self._scrubber.start(pool)
 
     async def stop(self) -> None:
+        """Take no more answers; wait for the work in flight in a thread."""
         self._stopping = True
         await self._scrubber.stop()
         if self._syncing:

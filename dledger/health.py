@@ -45,18 +45,22 @@ class DiskHealth:
 
     @property
     def is_full(self) -> bool:
+        """True while there is no room for the next frame."""
         return self.state is DiskState.FULL
 
     def full(self, reason: str) -> None:
+        """Note that there is no room, and why."""
         if self.state is not DiskState.FAILED:
             self.state, self.reason = DiskState.FULL, reason
 
     def has_room(self) -> None:
+        """Note that there is room again."""
         if self.state is DiskState.FULL:
             self._clear()
 
     @property
     def is_unreadable(self) -> bool:
+        """True from a failed read on, until one succeeds again."""
         return self.state is DiskState.UNREADABLE
 
     def unreadable(self, reason: str) -> bool:
@@ -68,10 +72,12 @@ class DiskHealth:
         return True
 
     def readable(self) -> None:
+        """Note that a read succeeds again."""
         if self.state is DiskState.UNREADABLE:
             self._clear()
 
     def failed(self, reason: str) -> None:
+        """Note for good that the disk failed, and how."""
         self.state, self.reason = DiskState.FAILED, reason
 
     def _clear(self) -> None:

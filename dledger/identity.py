@@ -98,9 +98,11 @@ class GroupIdentity:
         self._listeners.append(listener)
 
     def start(self, pool: Executor) -> None:
+        """Save in this pool from now on."""
         self._pool = pool
 
     async def stop(self) -> None:
+        """Wait for the saves in flight, and close the file."""
         while self._saving is not None:
             await asyncio.wait([self._saving])
         self._pool = None

@@ -48,6 +48,7 @@ class Inbox:
         self._takers = {**self._early, **takers}
 
     def on_messages(self, messages: list[PeerMessage]) -> None:
+        """Hand each message to its taker or to the core, then perform what the core wants."""
         pump = self._pump
         try:
             if pump is not None and self._life.running:

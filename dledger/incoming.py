@@ -50,12 +50,15 @@ class Incoming:
         self._by_peer: dict[NodeId, Accepted] = {}
 
     def lines(self) -> list[Line]:
+        """Return all accepted connections, also those that have not said hello."""
         return [accepted.line for accepted in self._accepted]
 
     def by_peer(self) -> list[tuple[NodeId, Line]]:
+        """Return the connections that bring messages, each with its peer."""
         return [(peer, accepted.line) for peer, accepted in self._by_peer.items()]
 
     def line(self, peer: NodeId) -> Line | None:
+        """Return the connection that brings messages of `peer`; None if there is none."""
         accepted = self._by_peer.get(peer)
         return None if accepted is None else accepted.line
 
@@ -111,6 +114,7 @@ class Incoming:
         return self._make_reader(peer, self._local.node_id)
 
     def lost(self, connection: Accepted) -> None:
+        """Note that a connection is closed; report it if it brought messages."""
         self._accepted.discard(connection)
         peer = connection.peer
         if peer is not None and self._by_peer.get(peer) is connection:

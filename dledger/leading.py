@@ -420,6 +420,7 @@ class Leading:
 
     @property
     def next_deadline_ms(self) -> float:
+        """The time of the next `tick`."""
         # The quorum is checked at each heartbeat.
         return min(self._heartbeat_due_ms, self._throttle.due_ms, self.transfer.due_ms)
 
@@ -518,6 +519,7 @@ class Leading:
             self._abort_transfer("its connection closed")
 
     def peer_opened(self, peer: NodeId) -> None:
+        """Note that messages to `peer` go out again; send it what it lacks."""
         progress = self.progress.get(peer)
         if progress is None:
             return

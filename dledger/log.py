@@ -263,6 +263,7 @@ class RaftLog:
 
     @property
     def has_mender(self) -> bool:
+        """True if somebody is told of damaged frames (`tell_damage`)."""
         return self._on_damage is not None
 
     def check(self, index: int) -> FrameDamaged | None:

@@ -344,6 +344,7 @@ class RaftMember:
 
     @property
     def durable_index(self) -> int:
+        """The last frame proven durable by fdatasync, in ASYNC_FLUSH too."""
         return self.log.durable_index
 
     @property
@@ -359,6 +360,7 @@ class RaftMember:
 
     @property
     def core(self) -> RaftCore:
+        """The core. Not to be asked for before the log is recovered."""
         return self.parts.pump.core
 
     @property

@@ -33,6 +33,7 @@ class Outbox:
     configuration_changed: bool = False
 
     def send(self, message: Outgoing) -> None:
+        """Add a message to the next Ready."""
         self.messages.append(message)
         self.dirty = True
 

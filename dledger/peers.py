@@ -212,6 +212,7 @@ class PeerLinks:
             self._part(message.sender)
 
     def group_status(self) -> dict[str, object]:
+        """Return what is known of the group's id, for the status."""
         return self.local.identity.status(now_ms())
 
     def _group_known(self) -> None:

@@ -69,6 +69,7 @@ class Secret:
         self._value = value
 
     def proof(self, label: bytes, transcript: bytes) -> bytes:
+        """Return the proof that one knows the secret, for a label and the bytes said so far."""
         return hmac.digest(self._value, label + transcript, "sha256")
 
     def proves(self, proof: bytes, label: bytes, transcript: bytes) -> bool:

@@ -30,6 +30,8 @@ COMMAND_SIZE_BYTES_MAX = 4 << 20  # state changes are small; the log takes frame
 
 @dataclass(slots=True)
 class _Command:
+    """A command, its place in the log once it is proposed, and who waits for it."""
+
     payload: bytes
     future: asyncio.Future[int]
     deadline_ms: float

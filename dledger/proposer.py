@@ -93,6 +93,7 @@ class Proposer:
 
     @property
     def change_waits(self) -> bool:
+        """True while a change of members waits to be proposed."""
         return self._change is not None
 
     def propose_change(self) -> bool:

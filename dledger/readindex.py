@@ -19,6 +19,8 @@ from raftmq.dledger.errors import Busy
 
 @dataclass(slots=True)
 class _Batch:
+    """The reads that one round confirms at one commit index."""
+
     round: int
     index: int
     tokens: list[int]
@@ -72,6 +74,7 @@ class ReadIndex:
 
     @property
     def newest_round(self) -> int:
+        """The last round that some reads wait for; 0: none."""
         return self._batches[-1].round if self._batches else 0
 
     def confirm(self, round_: int) -> list[tuple[int, int]]:

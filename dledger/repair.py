@@ -320,6 +320,7 @@ class Asker:
         self._ask(() if self._helper is None else (self._helper,), now_ms)
 
     def end(self) -> None:
+        """Ask nobody any more."""
         self.wanted = None
         self._out.clear()
 
@@ -416,10 +417,12 @@ class StartRepair:
         self._hopeless_since_ms: float | None = None
 
     def begin(self, wanted: Wanted, now_ms: float) -> None:
+        """Ask the peers for this frame from now on."""
         self._hopeless_since_ms = None
         self.asker.begin(wanted, now_ms)
 
     def tick(self, now_ms: float) -> None:
+        """Ask again if it is time to."""
         asker = self.asker
         if now_ms >= asker.due_ms and not asker.unanimous:
             self._hopeless_since_ms = None  # somebody does not answer: it may know more

@@ -48,18 +48,22 @@ class ScrubStep:
 
     @property
     def end(self) -> int:
+        """The offset behind the last frame."""
         return self.frames[-1][1] + self.frames[-1][2]
 
     @property
     def start(self) -> int:
+        """The offset of the first frame."""
         return self.frames[0][1]
 
     @property
     def size_bytes(self) -> int:
+        """The bytes to read."""
         return self.end - self.start
 
     @property
     def cost_bytes(self) -> int:
+        """The bytes that count against the scrubber's rate."""
         return self.size_bytes + len(self.frames) * FRAME_COST_BYTES
 
 
@@ -147,9 +151,11 @@ class Scrubber:
         self.found = 0
 
     def start(self, pool: Executor) -> None:
+        """Read in this pool from now on."""
         self._pool = pool
 
     async def stop(self) -> None:
+        """Begin no more steps; wait for the one in flight."""
         self._pool = None
         if self._under_way is not None:
             await asyncio.wait([self._under_way])

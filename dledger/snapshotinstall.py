@@ -86,6 +86,7 @@ class GroupSnapshot:
     state: bytes
 
     def encode(self) -> bytes:
+        """Return the bytes that `decode_group_snapshot` takes, with a checksum."""
         head = _HEAD.pack(
             _MAGIC,
             _VERSION,

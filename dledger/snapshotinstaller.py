@@ -116,6 +116,7 @@ class Installer:
     # -- by the clock ---------------------------------------------------------------------------
 
     def tick(self, now_ms: float) -> None:
+        """Offer or ask what is due; stop offering when this replica does not lead."""
         core = self._core
         if self._source is None or self._installing:
             return
@@ -152,6 +153,7 @@ class Installer:
     # -- messages -------------------------------------------------------------------------------
 
     def on_message(self, message: InstallMessage) -> None:
+        """Take a message of a snapshot install; one of another term is dropped."""
         core = self._core
         if self._source is None or self._installing or message.term != core.term:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import NodeId
 from raftmq.dledger.peers import PeerLinks
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import members_of, standing_in_group
@@ -24,25 +25,8 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
     - `preferred`: the preferred leader, if any.
     - `election_backoff`: the election back-off, the factor on the configured election time-outs
       (electionbackoff.py)."""
-    core, log, links, health = pump.core, pump.log, pump.links, pump.disk.health
-    now_ms = pump.core_ms()
-    peers: dict[str, dict[str, object]] = {}
-    for peer in core.membership.peers:
-        progress = core.progress.get(peer)
-        peers[peer] = {
-            "connected": links.is_open(peer),
-            "error": links.last_error(peer),
-            "dropped": links.dropped(peer),
-            "match": progress.match_index if progress else None,
-            "next": progress.next_index if progress else None,
-            "state": progress.state.value if progress else None,
-            "recovered": None if progress is None else not progress.recovering,
-            "room": None if progress is None else not progress.no_room,
-            "inflight": len(progress.inflight) if progress else 0,
-            "inflight_bytes": progress.inflight_bytes if progress else 0,
-            "contact_ms": core.silent_ms(peer, now_ms),
-            "behind_bytes": _behind_bytes(log, progress.match_index) if progress else None,
-        }
+    core, log, health = pump.core, pump.log, pump.disk.health
+    configurations = core.membership.configurations
     return {
         "node_id": core.node_id,
         "group": config.group,
@@ -66,11 +50,30 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
         **healing,
         "commands_waiting": pump.proposer.waiting,
         "membership": standing_in_group(core),
-        "configuration_index": core.membership.configurations.index,
-        "configuration_committed": core.membership.configurations.index <= core.commit_index,
+        "configuration_index": configurations.index,
+        "configuration_committed": configurations.index <= core.commit_index,
         "members": members_of(core),
-        "preferred": core.membership.configurations.current.preferred or None,
-        "peers": peers,
+        "preferred": configurations.current.preferred or None,
+        "peers": {peer: _peer_status(pump, peer) for peer in core.membership.peers},
+    }
+
+
+def _peer_status(pump: Pump, peer: NodeId) -> dict[str, object]:
+    core, links = pump.core, pump.links
+    progress = core.progress.get(peer)
+    return {
+        "connected": links.is_open(peer),
+        "error": links.last_error(peer),
+        "dropped": links.dropped(peer),
+        "match": progress.match_index if progress else None,
+        "next": progress.next_index if progress else None,
+        "state": progress.state.value if progress else None,
+        "recovered": None if progress is None else not progress.recovering,
+        "room": None if progress is None else not progress.no_room,
+        "inflight": len(progress.inflight) if progress else 0,
+        "inflight_bytes": progress.inflight_bytes if progress else 0,
+        "contact_ms": core.silent_ms(peer, pump.core_ms()),
+        "behind_bytes": _behind_bytes(pump.log, progress.match_index) if progress else None,
     }
 
 

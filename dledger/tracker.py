@@ -93,6 +93,7 @@ class Tracker:
         return sum(not p.recovering and p.recovered_index >= index for p in self.voting)
 
     def answers(self, progress: Progress, now_ms: float) -> bool:
+        """Return whether the follower was heard within the longest configured time-out."""
         return progress.heard_ms > now_ms - self._config.election_ms_max
 
     def good(self, voters: frozenset[NodeId], now_ms: float) -> int:

@@ -27,6 +27,7 @@ class Transfer:
         self.due_ms = now_ms + self._timeout_ms
 
     def give_up(self) -> None:
+        """Note that there is no transfer any more."""
         self.target, self.due_ms = None, NEVER_DUE_MS
 
     def check_none(self) -> None:

@@ -453,6 +453,7 @@ def spoken(hello: Hello) -> int:
 
 
 def encode_hello(hello: Hello) -> bytes:
+    """Return the bytes of a hello, with their checksum."""
     names = [name.encode() for name in (hello.group, hello.sender, hello.receiver)]
     for name in names:
         assert 0 < len(name) <= 255, name
@@ -488,6 +489,7 @@ def decode_hello(data: bytes) -> tuple[Hello, int] | None:
 
 
 def encode_answer(answer: HelloAnswer) -> bytes:
+    """Return the bytes of the answer to a hello; a long reason is cut."""
     reason = answer.reason.encode()[:REASON_SIZE_BYTES_MAX]
     code = REFUSED if reason else WELCOME
     return _ANSWER.pack(_ANSWER_MAGIC, answer.version, code, len(reason)) + reason

@@ -13,6 +13,7 @@ Errors are the operating system's (`OSError`) and are never swallowed here.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from typing import Protocol
 from raftmq.store.ownership import FILE_MODE, make_directory
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+_SYNCFS = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # Linux only
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,11 @@ class Disk(Protocol):
 
     def sync_directory(self, path: str) -> None:
         """Make creations, removals and renames in this directory durable."""
+        ...
+
+    def sync_tree(self, path: str) -> bool:
+        """Make everything in this directory and below durable, names and contents, by one call for
+        the whole file system; return False, having done nothing, where there is none."""
         ...
 
     def usage(self) -> DiskUsage:
@@ -217,6 +224,18 @@ class OsDisk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def sync_tree(self, path: str) -> bool:
+        if _SYNCFS is None:
+            return False
+        fd = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if _SYNCFS(fd):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
+        finally:
+            os.close(fd)
+        return True
 
     def boot_id(self) -> str:
         """Return Linux's boot id, drawn at every boot of the machine."""

@@ -100,6 +100,10 @@ class UnwrittenDisk:
     def rename(self, source: str, target: str) -> None:
         """Do nothing."""
 
+    def sync_tree(self, path: str) -> bool:
+        """Return True: nothing was written."""
+        return True
+
     def sync_directory(self, path: str) -> None:
         """Do nothing."""
 

@@ -302,6 +302,11 @@ class FaultDisk(OsDisk):
             self._name_record(RecordKind.RENAME, inode, old, names, bury=target if old else "")
             super().rename(source, target)
 
+    def sync_tree(self, path: str) -> bool:
+        """Return False: each file and directory is to be synced by itself, so that its rules count
+        and the journal knows."""
+        return False
+
     def sync_directory(self, path: str) -> None:
         told = self.fail_if_told(SYNC, path + "/")
         journal = self.journal

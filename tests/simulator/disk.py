@@ -287,6 +287,9 @@ class SimDisk:
         inode = self._names[target] = self._names.pop(source)
         self._pending.append(("rename", f"{source}\0{target}", inode))
 
+    def sync_tree(self, path: str) -> bool:
+        return False
+
     def sync_directory(self, path: str) -> None:
         self.operation()
         keep = []

@@ -2,7 +2,7 @@ import pytest
 
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
-from raftmq.store.queuefiles import QueueFiles
+from raftmq.store.queuefiles import SYNCS_MAX, DirtyFiles, QueueFiles
 
 QUEUE = "queues/T/0"
 UNIT_A = b"a" * UNIT_SIZE_BYTES
@@ -61,3 +61,40 @@ def test_a_file_that_was_never_sized_gets_its_size(files: QueueFiles, disk: OsDi
     disk.open(f"{QUEUE}/{400:020d}").close()
     files.fill_up(QUEUE, 20)
     assert files.read(QUEUE, 29, 1) == bytes(UNIT_SIZE_BYTES)
+
+
+class Syncs(OsDisk):
+    """A disk that counts syncs, and may have no call for a whole tree."""
+
+    def __init__(self, root: str, *, has_tree: bool = True) -> None:
+        super().__init__(root)
+        self.has_tree = has_tree
+        self.directories = self.trees = 0
+
+    def sync_directory(self, path: str) -> None:
+        self.directories += 1
+        super().sync_directory(path)
+
+    def sync_tree(self, path: str) -> bool:
+        self.trees += 1
+        return self.has_tree and super().sync_tree(path)
+
+
+@pytest.mark.parametrize("has_tree", [True, False])
+@pytest.mark.parametrize("count", [SYNCS_MAX, SYNCS_MAX + 1])
+def test_many_files_are_synced_by_one_call_if_there_is_one(
+    disk: OsDisk, count: int, has_tree: bool
+) -> None:
+    syncs = Syncs(disk.root, has_tree=has_tree)
+    directories = [f"queues/T{number}" for number in range(count)]
+    for directory in directories:
+        syncs.makedirs(directory)
+    DirtyFiles(syncs, "queues", [], directories).run()
+    many = count > SYNCS_MAX
+    assert syncs.trees == many
+    assert syncs.directories == (0 if many and has_tree else count)
+
+
+def test_a_tree_that_is_not_there_is_not_synced(disk: OsDisk) -> None:
+    with pytest.raises(FileNotFoundError):
+        disk.sync_tree("nowhere")

@@ -13,7 +13,7 @@ from types import FrameType
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """How many functions, Python's and C's, are called while `act` runs."""
+    """Return how many functions, Python's and C's, are called while `act` runs."""
     count = 0
 
     def seen(_frame: FrameType, event: str, _argument: object) -> None:

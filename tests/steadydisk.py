@@ -15,7 +15,7 @@ HALF_FULL = DiskUsage(used_bytes=1 << 39, available_bytes=1 << 39)
 
 
 class SteadyFile(OsFile):
-    """What is written is in the page cache, where the next process finds it, too."""
+    """A file whose writes stay in the page cache, where the next process finds them, too."""
 
     def sync(self) -> None:
         """There is no power cut."""

@@ -1,4 +1,4 @@
-"""What pip makes of this project: one package and its commands, beside anything else."""
+"""An installation by pip: one package and its commands, beside anything else."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def own_late_attributes() -> list[str]:
 def test_objects_have_parts(
     found: Callable[[], list[str]], known_ones: set[str], rule: str
 ) -> None:
-    """Who mends an offender takes it off the list in tests/tidy/known.py, which only shrinks."""
+    """Take an offender that is mended off the list in tests/tidy/known.py, which only shrinks."""
     now = set(found())
     assert not now - known_ones, f"{rule}: {', '.join(sorted(now - known_ones))}"
     assert not known_ones - now, f"mended, so off known.py: {', '.join(sorted(known_ones - now))}"

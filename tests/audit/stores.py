@@ -25,7 +25,7 @@ GARBAGE = b"\xda\xa3\x20\xa7 stale "  # stands behind blank records, where anyth
 
 @dataclass
 class Message:
-    """What is stored; `queue_offset` None: the next of its queue."""
+    """A message to be stored; `queue_offset` None: the next of its queue."""
 
     id: str
     body: bytes

@@ -72,7 +72,7 @@ class Planted:
         return f"{text}~{self.number}"
 
     def messages(self) -> Iterator[Message]:
-        """What was delivered is stored, where and as that says."""
+        """Return the messages that were delivered, as they are stored."""
         seen = set()
         for record in self.records():
             if record["f"] == "deliver":

@@ -1,4 +1,4 @@
-"""What the history says of the cluster by itself, through Spark: what is planted is found, and
+"""The checks that need the history alone, through Spark: what is planted is found, and
 what clients do themselves, or faults explain, is not."""
 
 from typing import Any
@@ -66,7 +66,7 @@ def plant(history: History) -> None:
 
 
 def allow(history: History) -> None:
-    """What is no fault, of other consumer groups, topics, terms and nodes."""
+    """Add events that are no fault, of other consumer groups, topics, terms and nodes."""
     offset(history, 0, 9, group="G1")
     offset(history, 0, 0, group="G1", f="reset")
     offset(history, 0, 0, group="G1", f="fetch")

@@ -1,4 +1,4 @@
-"""Who the voters are: the audit's own reading of configurations, and which of them counts."""
+"""The voters of a group: the audit's own reading of configurations, and which of them counts."""
 
 from pathlib import Path
 

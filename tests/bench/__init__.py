@@ -1,1 +1,1 @@
-"""What the measuring tools measure with."""
+"""Tests of the tools that measure."""

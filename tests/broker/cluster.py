@@ -45,7 +45,7 @@ class Group:
         self.clock = LoopClock()
 
     def asking(self):
-        """What the test asks with."""
+        """Return a client for the test's own requests."""
         return RemotingClient(connect_timeout_ms=60_000)
 
     async def __aenter__(self):

@@ -1,4 +1,4 @@
-"""What a broker takes before it opens its store, and that it gives it back."""
+"""A broker claims its store and ports before it opens anything, and gives them back."""
 
 import asyncio
 import logging

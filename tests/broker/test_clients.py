@@ -1,4 +1,5 @@
-"""Who is told (40) when a consumer group changes, and what a client can ask right then."""
+"""Clients are told (40) when their consumer group changes, and can ask for its members right
+then."""
 
 import orjson
 import pytest
@@ -31,7 +32,7 @@ def beat(clients, connection, client, text="*", version=1, group="g", now_ms=0):
 
 
 def told(*connections):
-    """How often each was told since it was last asked."""
+    """Return how often each was told since the last call."""
     counts = []
     for connection in connections:
         assert all(command.code == CHANGED for command in connection.oneways)

@@ -1,4 +1,4 @@
-"""What is done for clients while frames are applied cannot fail the apply."""
+"""Work done for clients while frames are applied cannot fail the apply."""
 
 import struct
 

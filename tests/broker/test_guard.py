@@ -1,4 +1,4 @@
-"""What is around every handler."""
+"""The guard around every handler."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def fingerprint(broker):
 
 
 async def ask_everything(broker, codes, seed, rounds=ROUNDS):
-    """What was wrong; [] if every request was refused or harmless."""
+    """Send every request; return what was wrong, [] if each was refused or harmless."""
     rng = random.Random(seed)
     before, wrong = fingerprint(broker), []
 

@@ -163,7 +163,7 @@ def on_free_ports(script, held):
 
 
 async def ready(address):
-    """What the broker says of itself, if it can be asked."""
+    """Return what the broker tells about itself, if it can be asked."""
     client = RemotingClient()
     try:
         request = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)

@@ -1,4 +1,5 @@
-"""How long the dashboard takes to show topics: `python -m tests.browser.measure [TOPICS …]`.
+"""Measure how long the dashboard takes to show topics: `python -m tests.browser.measure [TOPICS
+…]`.
 
 From the start of the navigation in an empty browser cache to the frame after the last row is in the
 page: name server, network, page and layout. The list is the name server's own, so the brokers

@@ -41,7 +41,7 @@ async def keep_sending(producer: Producer, sent: dict[bytes, SendResult], lane: 
 
 
 async def shown(admin: Admin) -> dict[int, str]:
-    """What the name server shows: brokerId to address."""
+    """Return what the name server shows: brokerId to address."""
     return dict((await admin.cluster.info()).brokers["broker-a"].addresses)
 
 

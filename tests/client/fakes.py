@@ -31,7 +31,7 @@ Script = str | tuple[int, str]
 
 
 class SharedLog:
-    """What the replicas of a group have in common."""
+    """The log that the fake replicas of a group share."""
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, int], list[bytes]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What a send costs a producer, in function calls (tests/callcount.py).
+"""The function calls that a send costs a producer (tests/callcount.py).
 
 Limits are what was measured, and a tenth. Raise one only with a reason in the commit message; lower
 it when far fewer are enough.

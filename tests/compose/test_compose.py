@@ -59,7 +59,8 @@ def wait_answer(stage: Stage, wanted: str, *words: str) -> None:
 
 
 def said_by(stage: Stage, *words: str) -> str:
-    """What a command says that succeeds; it gives a server few seconds, and is asked again."""
+    """Return the output of a command, run again until it succeeds: it gives a server few
+    seconds."""
 
     def done() -> subprocess.CompletedProcess[str] | None:
         tried = mqadmin(stage, *words)

@@ -1,4 +1,4 @@
-"""How much the shell costs: three members in one process and loop, over loopback and real files.
+"""Measure the shell's cost: three members in one process and loop, over loopback and real files.
 
     python -m tests.dledger.measure [SYNC_FLUSH|ASYNC_FLUSH] [--profile]
 

@@ -129,7 +129,7 @@ class ListApplication:
 
     @property
     def payloads(self) -> list[bytes]:
-        """What was replicated, without no-ops."""
+        """Return the payloads that were replicated, without no-ops."""
         return [bytes(f.payload) for f in self.frames if f.kind != FrameKind.NOOP]
 
     @property

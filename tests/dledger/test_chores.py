@@ -1,4 +1,4 @@
-"""What a member does by the clock, when, and when it looks at the clock next."""
+"""A member's work by the clock: what is done when, and when it looks at the clock next."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class World:
             raise OSError("no space")
 
     def look(self, ms: float) -> list[str]:
-        """What is done this much later."""
+        """Return what is done this much later."""
         self.now_ms += ms
         self.done.clear()
         assert self.alarm.ring is not None

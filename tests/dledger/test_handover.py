@@ -1,4 +1,4 @@
-"""Who can take over from a leader at once."""
+"""The choice of a replica that can take over from a leader at once."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Liar:
 
 
 def decoded(message: PeerMessage) -> list[Any]:
-    """What the other end makes of it: the message, or nothing where its decoder closes the link."""
+    """Return the message as the other end decodes it; nothing where its decoder closes the link."""
     try:
         data = b"".join(encode_message(message))
     except (struct.error, AssertionError):
@@ -214,7 +214,7 @@ def candidate(rng: random.Random) -> Member:
 
 
 def check(core: RaftCore, member: Member) -> None:
-    """What has to be true of a replica after every message."""
+    """Check what has to be true of a replica after every message."""
     log = core._log.index
     assert 0 <= core.term <= TERM_MAX
     assert member.saved.term <= TERM_MAX

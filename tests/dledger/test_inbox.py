@@ -1,4 +1,4 @@
-"""Who gets what comes from the peers, before the core runs and while it does."""
+"""Messages from peers reach the right part, before the core runs and while it does."""
 
 from __future__ import annotations
 

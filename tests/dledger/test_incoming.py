@@ -1,4 +1,4 @@
-"""Who is let in, and which connection brings a peer's messages."""
+"""Peers that are let in, and the connection that brings a peer's messages."""
 
 from __future__ import annotations
 

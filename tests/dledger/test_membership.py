@@ -1,4 +1,4 @@
-"""What a leader's core refuses, and who counts, while members change. No shell, no time."""
+"""Changes that a leader's core refuses, and who counts while members change. No shell, no time."""
 
 from __future__ import annotations
 

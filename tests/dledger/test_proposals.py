@@ -1,4 +1,4 @@
-"""What may be said of a proposal, and when."""
+"""The outcomes of proposals, and when each may be told."""
 
 from __future__ import annotations
 

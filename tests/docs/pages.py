@@ -1,4 +1,4 @@
-"""What the pages of docs/ and the README say in code: blocks of Python, and command lines."""
+"""Code in the pages of docs/ and the README: blocks of Python, and command lines."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def command_lines(block: Block) -> Iterator[str]:
 
 
 def calls(words: list[str]) -> Iterator[tuple[str, str]]:
-    """What a curl asks of our HTTP APIs: (method, path), the path without its query."""
+    """Return what a curl asks of our HTTP APIs: (method, path), the path without its query."""
     if words[0] != "curl":
         return
     posts = any(word in ("-d", "--data") for word in words)

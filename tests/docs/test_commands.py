@@ -31,7 +31,7 @@ PRODUCT = ("mqadmin", "mqaudit", "mqbroker", "mqchaos", "mqcluster", "mqnamesrv"
 
 @cache
 def script(name: str) -> click.Command:
-    """What the installed command of that name calls."""
+    """Return the function that the installed command of that name calls."""
     assert SCRIPTS[name] == f"raftmq.commands:{name}"
     found = importlib.import_module(COMMANDS[name][0]).main
     assert isinstance(found, click.Command)

@@ -23,7 +23,7 @@ FETCHED = {  # element → the attribute by which a browser loads something with
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make docs` makes, or its warnings."""
+    """Build the site as `make docs` does; return its directory, or fail with its warnings."""
     directory = tmp_path_factory.mktemp("site")
     built = build(ROOT, "--site-dir", str(directory))
     assert built.returncode == 0, built.stderr

@@ -49,7 +49,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command printed (both streams), its exit status and its time in seconds."""
+    """The result of a command: what it printed (both streams), its exit status, its time in
+    seconds."""
 
     output: str
     status: int

@@ -71,7 +71,7 @@ class RaftMaker:
         return _sealed(kind, fields, tail, True)
 
     def _frames(self, prev_index: int) -> tuple[int, bytes]:
-        """How many, and they: whole frames of any content behind `prev_index`."""
+        """Return (number, whole frames of any content behind `prev_index`)."""
         rng = self.rng
         count = rng.choice((0, 1, 1, 2, 5))
         frames = []
@@ -121,7 +121,7 @@ def damaged_opening(samples: Sequence[Sample], rng: random.Random) -> bytes:
 
 
 def reports(samples: Sequence[Sample], rng: random.Random) -> bytes:
-    """What a slave tells, and what none would."""
+    """Yield reports that a slave sends, and some that none would."""
     made = b"".join(
         struct.pack(">Q", rng.choice(EDGES) % 2**64)
         if rng.random() < 0.3

@@ -52,7 +52,7 @@ def term() -> None:
 
 
 def unfinished() -> None:
-    """What has been sent of frames is held for as long, and as much, as they like."""
+    """Break it so that unfinished frames are held without a limit."""
     from raftmq.remoting.budgets import Holding
 
     Holding._make_room = lambda self: None  # type: ignore[method-assign]
@@ -103,7 +103,7 @@ def oneway() -> None:
 
 
 def leak() -> None:
-    """What a connection had is kept when it has gone."""
+    """Break it so that what a connection had is kept when it has gone."""
     from raftmq.remoting.server import RemotingServer
 
     kept = []

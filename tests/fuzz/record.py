@@ -212,7 +212,7 @@ def _greet(port: int, ca: str) -> None:
 
 
 def samples_of(talk: Conversation) -> Iterator[Sample]:
-    """What the diallers said, cut into messages."""
+    """Return what the diallers said, cut into messages."""
     said = bytes(talk.said)
     if talk.port in ("broker", "names"):
         yield from _commands(talk.port, said)

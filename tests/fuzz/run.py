@@ -27,7 +27,7 @@ VERIFY_EVERY = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is sent: a seed's steps at some ports, a part of them, or what is `given`, by port."""
+    """The steps to send: a seed's at some ports, a part of them, or what is `given`, by port."""
 
     seed: int
     ports: tuple[str, ...]
@@ -125,7 +125,7 @@ async def _in_world(
     go_on: bool,
     told: Callable[[str], None],
 ) -> None:
-    """What comes before, once, and some seeds in one world."""
+    """Run what comes before, once, and then some seeds in one world."""
     try:
         await wait_until_up(world)
         with Watch(world, go_on) as watch:

@@ -132,7 +132,8 @@ def field_names() -> dict[str, str]:
 
 
 def plausible(name: str, read_as: str, rng: random.Random) -> str:
-    """What a client could say there: what is refused at the first look finds no bugs."""
+    """Return a value that a client could send there: one refused at the first look finds no
+    bugs."""
     lower = name.lower()
     if name in ("e", "queueId"):
         return rng.choice(("0", "1", "2", "3", "-1", "9"))

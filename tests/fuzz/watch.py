@@ -1,4 +1,4 @@
-"""What has to hold of the servers while they are attacked; whatever does not is a `Finding`.
+"""Watches the servers while they are attacked; whatever must hold and does not is a `Finding`.
 
 A thread of its own asks every node an ordinary request many times a second, on a connection that
 stays open, and looks at its process and its log. Nothing here is measured in seconds of the wall:
@@ -103,7 +103,7 @@ class Watch:
             raise self.findings[0]
 
     def check_counters(self) -> None:
-        """What was contained is a finding, too, though its lines may have been held back. Raises
+        """Report contained failures as findings, too: their lines may have been held back. Raises
         Finding."""
         for node in self._nodes:
             where = f"http://{HOST}:{node.ports['http']}/metrics"
@@ -208,7 +208,7 @@ class Watch:
 
 
 def _stack(node: Node) -> str:
-    """What its threads are doing: it writes that down and ends (PYTHONFAULTHANDLER)."""
+    """Return what its threads are doing: it writes that down and ends (PYTHONFAULTHANDLER)."""
     size = node.log.stat().st_size
     os.kill(node.pid, signal.SIGABRT)
     assert node.process is not None
@@ -220,7 +220,7 @@ def _stack(node: Node) -> str:
 
 
 def _signature(text: str) -> str:
-    """What tells events of one cause from others: where it was raised, and what."""
+    """Return what tells events of one cause from others: where it was raised, and what."""
     places = re.findall(r'File "\S*?/(\w+/\w+\.py)", line (\d+)', text)
     last = text.rstrip().rsplit("\n", 1)[-1]
     return f"{places[-1] if places else ''} {re.sub(r'[^A-Za-z ]+', '', last)[:60]}"

@@ -127,12 +127,12 @@ class ApacheBroker:
             raise AssertionError(f"{error}\n{self.log_text()}") from error
 
     def sync_metadata(self) -> None:
-        """What a slave does every 60 s."""
+        """Do what a slave does every 60 s."""
         assert self.controller is not None
         self.controller.getSlaveSynchronize().syncAll()
 
     def save_offsets(self) -> None:
-        """What a master does every 5 s."""
+        """Do what a master does every 5 s."""
         assert self.controller is not None
         self.controller.getConsumerOffsetManager().persist()
 

@@ -67,7 +67,7 @@ async def answered(address: str, codes: Collection[int], known: int) -> set[int]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What Apache's servers have, by version."""
+    """The request codes that Apache's servers have, by version."""
 
     declared: dict[str, dict[int, str]]  # code → name
     broker: dict[str, set[int]]
@@ -146,7 +146,7 @@ def page() -> dict[str, dict[int, tuple[str, ...]]]:
 
 
 def unsaid(seen: Seen) -> dict[str, list[str]]:
-    """What some server answers and no row tells of, by kind of server."""
+    """Return the codes that some server answers and no row tells of, by kind of server."""
     names = seen.declared["4.9"] | seen.declared["5.3"]
     on_page = page()
     lacking = {}

@@ -38,7 +38,7 @@ LOG_TAIL = 4000  # characters of what the client complained of
 
 
 class ClientError(Exception):
-    """What the foreign client raised."""
+    """An error that the foreign client raised."""
 
 
 class Driver:
@@ -149,7 +149,8 @@ class Driver:
             future.set_exception(AssertionError(self._ended()))
 
     def _ended(self) -> str:
-        """What it said last; a crash in Go begins with a line and goes on with all goroutines."""
+        """Return what it said last; a crash in Go begins with a line and goes on with all
+        goroutines."""
         said = self._log.read_text(errors="replace")
         crash = re.search(r"(?m)^(panic|fatal error|FATAL ERROR): ", said)
         text = said[crash.start() :][:LOG_TAIL] if crash else said[-LOG_TAIL:]

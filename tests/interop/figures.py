@@ -84,7 +84,7 @@ def apache(directory: Path, version: str, *names: str) -> Iterator[Target]:
 
 @contextmanager
 def target_of(directory: Path, apaches: str | None, in_rooms: bool) -> Iterator[Target]:
-    """What rows of the table are run against."""
+    """Return the target that rows of the table are run against."""
     directory.mkdir()
     if apaches is not None:
         made = apache(directory, apaches, *(REPLICAS if in_rooms else ("apache-a",)))

@@ -145,8 +145,8 @@ def patient(client: JavaObject, namesrv: str) -> JavaObject:
 
 
 def sent(producer: JavaObject, *arguments: object) -> JavaObject:
-    """What `producer.send` returns; again while it found no route, and so sent nothing: it waits
-    3 s, whatever it is set to, for another thread of its own that looks one up."""
+    """Return what `producer.send` returns; again while it found no route, and so sent nothing:
+    it waits 3 s, whatever it is set to, for another thread of its own that looks one up."""
     deadline = time.monotonic() + PATIENCE_MS / 1000
     while True:
         try:
@@ -164,6 +164,7 @@ def patient_producer(producer: JavaObject, namesrv: str) -> JavaObject:
 
 
 def patient_consumer(consumer: JavaObject, namesrv: str) -> JavaObject:
-    """What its listener took is committed when it shuts down, however long that takes."""
+    """Return a consumer that commits what its listener took when it shuts down, however long
+    that takes."""
     patient(consumer, namesrv).setAwaitTerminationMillisWhenShutdown(PATIENCE_MS)
     return consumer

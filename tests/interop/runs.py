@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a scenario. Counts are of messages, over the whole of it, kill included."""
+    """The outcome of a scenario. Counts are of messages, over the whole of it, kill included."""
 
     client: str
     scenario: str
@@ -157,7 +157,7 @@ def patiently(call: Callable[[], T]) -> T:
 
 @dataclass(slots=True)
 class Run:
-    """What a scenario is given. Names are its own: of topic, groups and clients."""
+    """The run that a scenario is given. Names are its own: of topic, groups and clients."""
 
     driver: Driver
     target: Target

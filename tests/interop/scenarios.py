@@ -1,4 +1,4 @@
-"""What the foreign clients do, and which of them can: the table. Every scenario has a leader killed
+"""The table of scenarios, and which foreign clients can do each. Every scenario has a leader killed
 in the middle (`Run.strike`, `Run.traffic`).
 """
 
@@ -269,7 +269,7 @@ def begins_at(where: str) -> Callable[[Run], None]:
 
 
 def resumes(run: Run) -> None:
-    """What a group had before the kill does not come again: not one message."""
+    """Messages that a group had before the kill do not come again: not one."""
     run.make_topic()
     producer, first = run.producer(), run.consumer()
     run.several(lambda number: run.send(producer, "sync", {"body": f"first{number}"}))

@@ -1,4 +1,4 @@
-"""What the foreign clients are run against: a Raft group of ours, in three processes, whose leader
+"""The targets of foreign clients: a Raft group of ours, in three processes, whose leader
 is killed while they work; or Apache's broker, unharmed, which shows that a driver is right.
 """
 

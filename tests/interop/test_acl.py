@@ -277,7 +277,7 @@ def test_go(tmp_path: Path, secured: Secured) -> None:
 
 
 def send_by_go(driver: Driver, name: str, topic: str, message: dict[str, str], wanted: str) -> str:
-    """What became of a send: "True", or what it says was wrong; again until that has `wanted` in
+    """Return what became of a send: "True", or what was wrong; again until that has `wanted` in
     it, since Go gives a busy broker 3 s and no more."""
     deadline = time.monotonic() + PATIENCE_S
     while True:

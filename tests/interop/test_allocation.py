@@ -1,4 +1,4 @@
-"""Who has which queue: Apache's strategies, and groups of foreign consumers in two machine rooms.
+"""Allocation of queues: Apache's strategies, and groups of foreign consumers in two machine rooms.
 
 Java's classes are asked themselves, in both versions, and must say what client.allocation says.
 Then live groups, one wave with one kill: three consumers in Java or Node, and groups in which one

@@ -69,7 +69,7 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_summary(outcomes: dict[tuple[str, str], Outcome]) -> None:
-    """What the figures are made of; what Java and Node were given twice is shown, not judged."""
+    """The figures add up; what Java and Node were given twice is shown, not judged."""
     figures = summary(list(outcomes.values()), kills=1)
     print(figures)
     assert figures["offsets_lost"] == 0

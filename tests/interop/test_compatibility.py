@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """What Apache's servers, four of them, answer."""
+    """Ask four servers of Apache's; return what they answer."""
     return look(tmp_path_factory.mktemp("codes"))
 
 

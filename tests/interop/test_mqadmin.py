@@ -325,7 +325,7 @@ def looks(address: str, traffic: Traffic) -> dict[str, Any]:
 
 
 def deeds(address: str) -> list[str]:
-    """What must succeed, in this order."""
+    """The commands that must succeed, in this order."""
     return [
         "skipAccumulatedMessage -g guests -t theirs",
         f"resetOffsetByTime -g guests -t theirs -s 0 -b {address} -q 1 -o 6",

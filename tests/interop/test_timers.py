@@ -89,8 +89,8 @@ class Client:
         return self.send(body, "setDeliverTimeMs", self.times[body])
 
     def recalled(self) -> str:
-        """What was recalled before its time. A busy machine may be too late for the first: those
-        come, or do not."""
+        """Return what was recalled before its time. A busy machine may be too late for the
+        first: those come, or do not."""
         for ahead_ms in (4_000, 15_000, 60_000):
             body = f"recalled-{ahead_ms}"
             result = self.at(body, ahead_ms)

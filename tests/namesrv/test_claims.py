@@ -1,4 +1,5 @@
-"""What strangers may register, how long it lasts, and that signed names are not theirs. The table
+"""Strangers' registrations: what they may register, how long it lasts, and that signed names
+are not theirs. The table
 alone first, then a real name server with real brokers' registrars, over loopback."""
 
 import asyncio

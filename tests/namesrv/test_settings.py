@@ -1,4 +1,4 @@
-"""What tools may change of a running name server, and what not."""
+"""Settings of a running name server: those that tools may change, and the others."""
 
 import logging
 

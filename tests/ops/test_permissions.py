@@ -1,4 +1,5 @@
-"""What processes write is theirs and their group's; what others can read is said."""
+"""Files that processes write are readable by owner and group only; what others can read is
+logged."""
 
 import os
 

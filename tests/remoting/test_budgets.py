@@ -1,4 +1,4 @@
-"""What connections may make a process hold together: the bounds, and who has to go at them."""
+"""The bounds on what connections make a process hold together, and which are closed at them."""
 
 import asyncio
 import random

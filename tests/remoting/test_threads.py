@@ -1,4 +1,4 @@
-"""Who waits for a thread stays until it has ended, whatever is asked of him."""
+"""A task that waits for a thread stays until the thread has ended, even when it is cancelled."""
 
 from __future__ import annotations
 

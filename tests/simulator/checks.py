@@ -1,4 +1,4 @@
-"""What must hold after every event, checked incrementally (Raft figure 3, and our promises).
+"""Checks after every event, incrementally: Raft's figure 3, and our promises.
 
 - election safety: at most one leader a term;
 - leader append-only: a leader never cuts its log;
@@ -88,7 +88,7 @@ class Checker:
                 self.fail(f"{node.name} had {frame} durable, is without it, and is recovered")
 
     def _same_frames(self, node: SimNode) -> None:
-        """What it recovered was written once, behind the same frame; and it is durable."""
+        """Check that what it recovered was written once, behind the same frame, and is durable."""
         index = node.log.index
         for at in range(index.first_index, index.last_index + 1):
             term, previous_term = index.term_at(at), index.term_at(at - 1)

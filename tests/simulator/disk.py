@@ -233,7 +233,7 @@ class SimDisk:
         return True
 
     def durable(self, path: str) -> bytes:
-        """What a power cut leaves of a file for sure."""
+        """Return what a power cut leaves of a file for sure."""
         inode = self._durable_names.get(path)
         return b"" if inode is None else bytes(inode.durable)
 

@@ -1,5 +1,5 @@
-"""What healer.py and scrub.py do, without asyncio: the same state machines of dledger.repair over
-a simulated disk and network.
+"""Does the work of healer.py and scrub.py without asyncio: the state machines of dledger.repair
+over a simulated disk and network.
 
 While `repairing` is set its node is not up: it neither votes nor acknowledges, but it asks and
 answers about damage.

@@ -151,12 +151,12 @@ class SimNode:
 
     @property
     def known_members(self) -> frozenset[str]:
-        """Whom it asks about damage meanwhile."""
+        """Return the members that it asks about damage meanwhile."""
         saved = self.saved[1].ids if self.saved else frozenset()
         return self.known_voters | saved | self.founding.ids
 
     def before_open(self) -> None:
-        """What a start does first. Raises SimCrash."""
+        """Do what a start does first. Raises SimCrash."""
 
     def make_log(self, cache_bytes_max: int) -> RaftLog:
         return RaftLog(self.commitlog, cache_bytes_max=cache_bytes_max)
@@ -357,7 +357,7 @@ class SimNode:
             self.propose(payload)
 
     def change(self, change: Change) -> None:
-        """What an operator asks of it."""
+        """Do what an operator asks of it."""
         try:
             configuration = self.core.configuration_after(change)
             payload = encode_configuration(configuration)

@@ -51,7 +51,7 @@ AWAY_BEATS = (10, 45)
 
 
 class Machine:
-    """What a replica applied. Tables and queues may be of different ages."""
+    """The state that a replica applied. Tables and queues may be of different ages."""
 
     def __init__(self) -> None:
         self.tables_index = 0
@@ -130,7 +130,7 @@ def read_machine(disk: SimDisk) -> Machine:
 
 
 class Refiller:
-    """What installer.py does, without asyncio."""
+    """Does the work of snapshotinstaller.py, without asyncio."""
 
     def __init__(self, node: RefilledNode) -> None:
         self.node = node
@@ -309,7 +309,7 @@ class RefilledNode(SimNode):
         world.plan.restart_later(self)
 
     def snapshot(self) -> None:
-        """What is applied, once the log has it durably. Raises SimCrash."""
+        """Save what is applied, once the log has it durably. Raises SimCrash."""
         ticket = self.log.begin_sync()
         if ticket is not None:
             ticket.run()
@@ -339,7 +339,7 @@ class RefilledNode(SimNode):
 
 
 class RefillChecker(Checker):
-    """What must hold besides: the state is that of the frames, whoever installed it, and nothing
+    """Checks besides that the state is that of the frames, whoever installed it, and nothing
     is thrown away that counts.
 
     - whoever applied the same frames has the same tables, and gives a message the same number;

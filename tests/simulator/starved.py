@@ -31,7 +31,7 @@ ROUNDS_MAX = 3  # of configured time-outs, for a failover: the votes may be spli
 
 
 class Slow(Enum):
-    """What is."""
+    """The part of a starved world that is slow."""
 
     PROCESSES = "processes"
     MESSAGES = "messages"
@@ -65,7 +65,7 @@ class StarvedNode(SimNode):
         self._rested_ms = self.world.now_ms
 
     def _attend(self) -> None:
-        """What stallclock.py does: however long it rested, one step is counted."""
+        """Count one step however long it rested, as stallclock.py does."""
         rested_ms = self.world.now_ms - self._rested_ms
         if self.attends:
             self._missed_ms += max(0.0, rested_ms - self.world.config.heartbeat_ms)
@@ -150,7 +150,7 @@ class StarvedWorld(World):
         }
 
     def _longest_kept_ms(self, end_ms: float) -> float:
-        """How long the one who led longest until then did."""
+        """Return how long the longest leadership until then lasted, in ms."""
         leader, since_ms, longest_ms = self.leader(), self.now_ms, 0.0
         while self.now_ms < end_ms:
             self._run_until(self.now_ms + SAMPLE_MS)
@@ -161,7 +161,7 @@ class StarvedWorld(World):
         return longest_ms
 
     def leader(self) -> tuple[str, int] | None:
-        """Who leads, by the newest term of which there is a leader."""
+        """Return the leader by the newest term that has one."""
         leading = [
             (node.core.term, name)
             for name, node in self.nodes.items()
@@ -193,7 +193,7 @@ class StarvedWorld(World):
         self.cut = {(found[0], o) for o in others} | {(o, found[0]) for o in others}
 
     def _fail_over(self) -> float:
-        """How long the others are without a leader when it is cut off."""
+        """Return how long the others are without a leader when it is cut off."""
         before = self.leader()
         began_ms = self.now_ms
         self._cut_off_leader()

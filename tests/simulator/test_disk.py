@@ -12,7 +12,7 @@ WRITTEN = b"0123456789abcdef" * 2  # longer than what never tears
 
 
 def fates(write_sync: bool, tries: int = 200) -> set[bytes]:
-    """What 200 power cuts leave of 32 bytes written over zeros."""
+    """Return what 200 power cuts leave of 32 bytes written over zeros."""
     found = set()
     for seed in range(tries):
         disk = SimDisk(Random(seed))

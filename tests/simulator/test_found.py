@@ -1,4 +1,4 @@
-"""What the simulator found in the code below it, each as a test of its own.
+"""Faults that the simulator found in the code below it, each as a test of its own.
 
 (The heartbeat answer that seemed to forget is tests/dledger/test_core.py's.)
 """

@@ -40,7 +40,7 @@ EVENTS_MAX = 60_000  # a world that does not end is a failure, not a hang
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How rough this seed's world is."""
+    """The roughness of a seed's world."""
 
     nodes: int
     durable: bool  # SYNC_FLUSH: acknowledged means synced; power cuts happen only here

@@ -1,4 +1,4 @@
-"""Whose a directory is: written once, compared from then on."""
+"""The owner of a directory: written once, compared from then on."""
 
 from dataclasses import replace
 

@@ -276,7 +276,7 @@ def test_it_goes_on_where_it_ended(
 
 
 def made_anew(disk: OsDisk, root: Path, mode: StoreMode) -> list[bytes]:
-    """What an index of this log looks like that was made in one go."""
+    """Return the index of this log as it looks when made in one go."""
     for name in disk.listdir("index"):
         disk.remove(f"index/{name}")
     store = open_store(disk, mode)

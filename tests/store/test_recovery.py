@@ -425,7 +425,7 @@ def test_a_patch_that_proves_nothing_damages_what_follows(disk: OsDisk) -> None:
 
 
 def test_another_frame_than_the_damaged_one_may_fit_before_the_blank_record(disk: OsDisk) -> None:
-    """What stood at the segment's start was another leader's; the group's is smaller."""
+    """Another leader's frame stood at the segment's start; the group's is smaller."""
     mended = Mended(disk)
     first = next(i for i, f in enumerate(mended.frames) if f.position == SIZE)
     before = mended.frames[first - 1]

@@ -1,4 +1,4 @@
-"""What the tidy test looks for, planted in small rooms: found, and nothing else with it."""
+"""The tidy test finds what is planted in small rooms, and nothing else with it."""
 
 from pathlib import Path
 from textwrap import dedent

@@ -43,7 +43,7 @@ SMALL = {
 
 
 async def fill(group, count, size=40_000, topic="T"):
-    """What was acknowledged: (queue, offset) → body."""
+    """Send, and return what was acknowledged: (queue, offset) → body."""
     acknowledged = {}
     for number in range(count):
         body = f"{topic} {number} {time.monotonic_ns()}".encode().ljust(size, b".")

@@ -73,7 +73,7 @@ async def test_the_world_finds_what_would_let_two_in(monkeypatch, seed, settings
 
 
 def no_word_of_a_fresh_start(service):
-    """Whoever comes after believes that the table says when renewals were."""
+    """Break it so that a new leader trusts the table's times of renewals."""
     real = service._propose
 
     async def propose(payload):

@@ -1,4 +1,4 @@
-"""What a broker shows at /metrics: a group whose leader dies, and the limits."""
+"""A broker's /metrics: in a group whose leader dies, and at the limits."""
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.operating import metrics

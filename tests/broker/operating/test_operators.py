@@ -1,4 +1,4 @@
-"""What tools ask for: bodies, and the limits of what is kept and answered."""
+"""Requests of tools: bodies, and the limits of what is kept and answered."""
 
 from types import SimpleNamespace
 

@@ -30,7 +30,7 @@ async def group(tmp_path):
 
 
 async def start_again(group, name):
-    """What `mqbroker` does: a broker that is refilled begins anew in the same process."""
+    """Start the broker anew in the same process, as `mqbroker` does after a snapshot install."""
     broker = await group.start(name)
     times = 0
     while not broker.begins_anew:

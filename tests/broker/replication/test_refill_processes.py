@@ -85,7 +85,7 @@ class Processes:
         return await self.client.invoke(f"127.0.0.1:{self.ports[name]}", request, 60_000)
 
     async def info(self, name):
-        """What it says of itself; nothing while it cannot be asked."""
+        """Return what the broker tells about itself; nothing while it cannot be asked."""
         with contextlib.suppress(RemotingError):
             answer = await self.ask(name, RequestCode.GET_BROKER_RUNTIME_INFO)
             return orjson.loads(answer.body)["table"]
@@ -224,7 +224,7 @@ async def test_a_replica_without_its_store_comes_back_under_load(tmp_path):
 
 
 async def same_messages(group, topic, queue, leader, follower):
-    """What both have of a queue, to which something is sent until they have something."""
+    """Return what both have of a queue; sends to it until they have something."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             await group.send(leader, topic, BODY, queue=queue)

@@ -1,4 +1,4 @@
-"""What a message costs a leader and a follower, in function calls (tests/callcount.py).
+"""The function calls that a message costs a leader and a follower (tests/callcount.py).
 
 Limits are what was measured, and a tenth. Raise one only with a reason in the commit message; lower
 it when far fewer are enough.
@@ -28,7 +28,7 @@ HEADER = (
 
 
 def arrival(code=b"310"):
-    """What a producer's window looks like when it arrives at once."""
+    """Return the bytes of a producer's whole window, arriving at once."""
     data = b""
     for number in range(COUNT):
         header = HEADER.replace(b"310", code) % (number % 4, number, number)

@@ -1,4 +1,4 @@
-"""How what a broker stores itself ended: stored, not stored, not known."""
+"""The outcomes of what a broker stores itself: stored, not stored, not known."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a broker stores itself: messages and the command that belongs to them, in one frame."""
+"""A broker's own messages are stored in one frame with the command that belongs to them."""
 
 import pytest
 

@@ -212,7 +212,7 @@ NUMBERS: list[Any] = [
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_type_or_range_of_a_header_gets_past_either_way(seed, monkeypatch):
-    """What one way takes the other takes; what is no request at all is admitted by neither."""
+    """Both ways take the same headers, and neither admits what is no request at all."""
     random_ = random.Random(seed)
     monkeypatch.setattr("raftmq.broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)

@@ -224,7 +224,8 @@ async def test_what_cannot_be_given_back(tmp_path):
 
 
 async def test_every_retry_once_though_the_leader_dies(tmp_path):
-    """What was answered is tried again once, by whoever leads then; followers take nothing."""
+    """A message given back and answered comes again once, under any leader; followers take
+    nothing."""
     async with Group(tmp_path, 3, messageDelayLevel="1s 1s 300ms", **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]

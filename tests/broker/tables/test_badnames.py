@@ -1,4 +1,5 @@
-"""What would end a replica that applies it is refused before it is in the log."""
+"""Names and commands that would end a replica that applies them are refused before they are
+logged."""
 
 import orjson
 import pytest

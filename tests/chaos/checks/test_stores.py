@@ -37,7 +37,7 @@ def written(root: Path, logs: dict[str, Log], commits: dict[str, int] | None = N
 
 
 def verdict(root: Path, stores: dict, commit_index: int | None = None) -> tuple[Verdict, str]:
-    """What the check says of the record that is written for these stores."""
+    """Return the check's verdict on the record that is written for these stores."""
     path = root / "history.jsonl"
     with HistoryWriter(path) as history:
         write_replicas(history, "broker-a", stores, commit_index)

@@ -31,8 +31,8 @@ FLIPPED = re.compile(r"^(\S+) byte (\d+) bit (\d) flipped$")
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """What a replica leaves when it is killed: three segments, of which the last frames are not
-    durable, a queue, a vote, a table, an index."""
+    """Return a store as a killed replica leaves it: three segments, of which the last frames
+    are not durable, a queue, a vote, a table, an index."""
     disk = OsDisk(str(tmp_path))
     checkpoint = Checkpoint(disk, "checkpoint")
     checkpoint.open()

@@ -212,8 +212,8 @@ def test_truncations_come_back_with_their_bytes(node: Node) -> None:
 
 
 class Model:
-    """What the disk may hold after a cut: an inode is the list of its contents since its last
-    sync; names are what is durable and the changes since."""
+    """A model of what the disk may hold after a cut: an inode is the list of its contents since
+    its last sync; names are what is durable and the changes since."""
 
     def __init__(self) -> None:
         self.inodes: list[list[bytes]] = []

@@ -14,7 +14,7 @@ from raftmq.store.disk import OsDisk
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_synced_survives_and_the_rest_does_not(tmp_path: Path, kind: str) -> None:
-    """What the fault layer imitates, done by the kernel. Where it cannot, the reason is said."""
+    """The kernel itself does what the fault layer imitates. Where it cannot, the reason is said."""
     loop = LoopDisk(tmp_path / "store", kind)
     reason = unavailable(kind)
     if reason is not None:

@@ -70,7 +70,7 @@ class Scene:
         return {s.node.name: s.view for s in found if s.view is not None}
 
     async def view(self, node: str) -> ReplicaView:
-        """What it says, once it says something."""
+        """Return the view of the links, once there is one."""
         async with asyncio.timeout(PATIENCE_S):
             while (found := (await self.views()).get(node)) is None:  # noqa: ASYNC110 (no event)
                 await asyncio.sleep(0.02)

@@ -1,1 +1,1 @@
-"""What a run says for itself."""
+"""Tests of a run's report."""

@@ -1,4 +1,4 @@
-"""What consumers do, each with a leader killed in the middle (where there are several)."""
+"""Scenarios of consumers, each with a leader killed in the middle (where there are several)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def retries(cluster: Cluster) -> None:
 
 
 async def consume_time_outs(cluster: Cluster) -> None:
-    """What a listener does not return goes back to the broker and comes again; its late answer is
+    """A message whose listener does not return goes back and comes again; its late answer is
     ignored, and the group is past the message at once."""
     topic = await topic_of(cluster, 1)
     hangs = asyncio.Event()
@@ -118,7 +118,7 @@ async def consume_time_outs(cluster: Cluster) -> None:
 
 
 async def dead_letters(cluster: Cluster) -> None:
-    """What fails too often, or is given up, is found in the group's dead letters."""
+    """A message that fails too often, or is given up, is found in the group's dead letters."""
     topic = await topic_of(cluster)
     tried: defaultdict[bytes, int] = defaultdict(int)
 

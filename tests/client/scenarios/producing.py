@@ -1,4 +1,4 @@
-"""What producers do, each with a leader killed in the middle (where there are several)."""
+"""Scenarios of producers, each with a leader killed in the middle (where there are several)."""
 
 from __future__ import annotations
 

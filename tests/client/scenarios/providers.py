@@ -19,7 +19,7 @@ LEVELS = "1s 2s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s"
 
 
 class Cluster(Protocol):
-    """What a scenario needs."""
+    """The cluster that a scenario runs against."""
 
     @property
     def namesrv(self) -> str: ...

@@ -129,7 +129,7 @@ async def recording_broker(root: Path) -> AsyncIterator[tuple[Proxy, int, str]]:
 
 
 async def record(client: str, root: Path) -> tuple[Session, list[Noted]]:
-    """What the client did, without steps yet; and what the proxy saw."""
+    """Return what the client did, without steps yet, and what the proxy saw."""
     async with recording_broker(root / "recorded") as (proxy, port, namesrv):
         wall_ms = time.time_ns() // 1_000_000 - proxy.now_ms()
         driver = Driver(client, root)

@@ -1,4 +1,4 @@
-"""What a foreign client does while it is recorded: a bit of everything that it can do, and short.
+"""The story of a recording: a foreign client does a bit of everything that it can do.
 
 As the scenarios of tests/interop/scenarios.py, but with one broker that nobody kills, and with few
 messages; nothing is judged here but that the client is given what it waits for.

@@ -1,4 +1,4 @@
-"""What the tests of the cluster API share."""
+"""Fixtures of the tests of the cluster API."""
 
 import pytest
 

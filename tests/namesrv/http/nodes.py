@@ -37,7 +37,7 @@ class FakeNode:
 
     @property
     def last(self) -> tuple[str, str, Any, dict[str, str]]:
-        """What it was asked last, but for its events: the name server wants those when it will."""
+        """Return the last request except for events, which the name server asks for at any time."""
         return next(asked for asked in reversed(self.asked) if asked[1] != EVENTS)
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What replicas believe differently, in words."""
+"""Differences between replicas' views, told in words."""
 
 from dataclasses import asdict
 from typing import Any

@@ -134,7 +134,7 @@ async def test_why_a_broker_is_not_shown_the_token_is_told(tmp_path: Path) -> No
 
 
 async def operate(call: Api) -> None:
-    """What an operator does at the dashboard with a broker that is none."""
+    """Do what an operator does at the dashboard, with a broker that is an impostor."""
     await call.until("/cluster", lambda v: any(g["name"] == "broker-x" for g in v["groups"]))
     for method, path, body in (
         ("POST", "/groups/broker-x/transfer", {}),

@@ -1,4 +1,4 @@
-"""Who may pass: the order of the questions, and what each request code needs."""
+"""Access: the order of the questions, and what each request code needs."""
 
 import orjson
 import pytest

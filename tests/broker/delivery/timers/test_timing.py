@@ -1,4 +1,4 @@
-"""What a send's properties ask for, where it waits, and what names it."""
+"""Timer messages: what a send's properties ask for, where it waits, and what names it."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""What waits and in which order it comes, against a list that is sorted anew each time."""
+"""The wheel against a list that is sorted anew each time: what waits, and in which order it
+comes."""
 
 import random
 

@@ -21,7 +21,7 @@ from tests.waiting import until
 
 
 class Seen:
-    """What a listener was given, by body."""
+    """The messages that a listener was given, by body."""
 
     def __init__(self):
         self.bodies = []
@@ -48,7 +48,7 @@ def committed(broker):
 
 
 def producer_of(namesrv):
-    """Whose sends are done once, however slow the machine is: nothing here fails under them."""
+    """Return a producer that sends each message once, however slow the machine is."""
     config = SendConfig(attempt_timeout_ms=60_000, scout_timeout_ms=60_000, silence_ms=60_000)
     return Producer("pg", namesrv, config=config)
 

@@ -241,7 +241,7 @@ async def test_slaves_are_bounded_and_silence_ends_a_link(tmp_path):
 
 
 async def test_a_reader_that_does_not_read_costs_no_memory(tmp_path):
-    """What a slow slave has not taken stays in the log."""
+    """The part of the log that a slow slave has not taken stays in the log, not in memory."""
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"], limit=1)
         writer.write(bytes(8))

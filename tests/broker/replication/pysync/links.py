@@ -12,7 +12,7 @@ CHUNK_BYTES = 4096
 
 
 class SlowLink:
-    """Who dials this port reaches `target_port`, behind `delay_s` and at `rate` bytes a second (0:
+    """A port that leads to `target_port`, behind `delay_s` and at `rate` bytes a second (0:
     as fast as can be). Only the dialler's way is slow: nothing but a hello's answer comes back."""
 
     def __init__(self, target_port: int) -> None:

@@ -87,7 +87,7 @@ def bytes_of(broker: Broker) -> bytes:
 
 
 async def bodies(group: Any, broker: Broker) -> set[bytes]:
-    """What a consumer finds."""
+    """Return the bodies that a consumer finds."""
     found = set()
     for queue in range(QUEUES):
         offset = 0
@@ -224,7 +224,7 @@ def engine_of(broker: Broker) -> PySyncMember | RaftMember:
 
 
 def old_heartbeat(leader: Broker, prev_index: int) -> list[tuple[str, dict[str, Any]]]:
-    """What the leader said when its log ended at `prev_index`, without entries."""
+    """Return the heartbeat that the leader sent when its log ended at `prev_index`."""
     log = engine_of(leader).log_index
     message = {
         "type": "append_entries",

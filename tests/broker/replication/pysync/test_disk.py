@@ -333,7 +333,7 @@ def run(what: str) -> str:
 
 
 class Stranger:
-    """What a pickle may ask its reader to do."""
+    """A pickle that makes its reader run code."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return run, ("anything",)

@@ -63,7 +63,7 @@ class World(ABC):
         return [link.popleft() for _ in range(len(link) if count is None else count) if link]
 
     def drop(self, source: str, *targets: str) -> None:
-        """What is queued on these links is gone, as with a connection."""
+        """Drop what is queued on these links, as a closed connection does."""
         for target in targets:
             self.links[source, target].clear()
 
@@ -176,12 +176,12 @@ class World(ABC):
     # -- questions ----------------------------------------------------------------------------
 
     def lost(self, name: str) -> list[str]:
-        """What was acknowledged and is not in this node's log."""
+        """Return what was acknowledged and is not in this node's log."""
         held = set(self.values(name))
         return [value for value in self.acked if value not in held]
 
     def leaders(self) -> list[str]:
-        """Who takes itself for the leader, whatever the term."""
+        """Return the nodes that take themselves for the leader, whatever the term."""
         return [name for name in self.names if name in self.up and self.leads(name)]
 
     def goes_on(self, leader: str) -> bool:
@@ -218,7 +218,7 @@ class World(ABC):
 
     @abstractmethod
     def leader_of(self, name: str) -> str | None:
-        """Who leads, as far as this node knows."""
+        """Return the leader, as far as this node knows."""
 
     @abstractmethod
     def term(self, name: str) -> int: ...

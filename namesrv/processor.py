@@ -87,6 +87,7 @@ class NameServerProcessor:
         self._topic_list_version = -1
 
     def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
         return {
             RequestCode.REGISTRATION_NONCE: self.registration_nonce,
             RequestCode.REGISTER_BROKER: self.register_broker,
@@ -124,6 +125,7 @@ class NameServerProcessor:
         return _answer(request, ext={NONCE: nonce} if nonce else {})
 
     def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """103: register a broker with its topics; RegistrationRefused becomes the answer's code."""
         header = RegisterBrokerHeader.parse(request.ext)
         if header.body_crc and header.body_crc != body_crc(request.body):
             return _answer(request, ResponseCode.SYSTEM_ERROR, "crc32 not match")
@@ -160,6 +162,7 @@ class NameServerProcessor:
         request: RemotingCommand,
         signed: bool,
     ) -> Registration:
+        """Return what the request claims. The topics are decoded only if the table wants them."""
         body = request.body
         version = peek_data_version(body, header.compressed) if body else None
         topics = None
@@ -193,6 +196,7 @@ class NameServerProcessor:
     def unregister_broker(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
+        """104: forget a broker that is closing."""
         header = BrokerHeader.parse(request.ext)
         signed = self.proofs.is_proven(connection, request)
         if self.table.unregister(header.broker_address, header.broker_name, self._now_ms(), signed):
@@ -205,6 +209,7 @@ class NameServerProcessor:
     def query_data_version(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
+        """322: tell whether the broker's topics differ from those known, and keep it alive."""
         header = BrokerHeader.parse(request.ext)
         asked = DataVersion.decode(request.body)
         known = self.table.version_known(
@@ -221,6 +226,7 @@ class NameServerProcessor:
         return _answer(request, ext=ext, body=known.encode() if known is not None else b"")
 
     def broker_heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """904: keep a broker alive; `needFull` asks it to register with all of its topics."""
         header = BrokerHeader.parse(request.ext)
         known = self.table.refresh(
             header.broker_address,
@@ -233,6 +239,7 @@ class NameServerProcessor:
         return _answer(request, ext={} if known else {"needFull": "true"})
 
     def channel_closed(self, connection: Connection, reason: str) -> None:
+        """Forget the brokers that registered over this connection."""
         self._watchers.closed(connection)
         self.proofs.closed(connection)
         log_gone(self.table.channel_closed(connection, self._now_ms()), f"channel {reason}")
@@ -240,6 +247,7 @@ class NameServerProcessor:
     # --- routes
 
     def route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """105: answer a topic's route; with `watchRoutes` the client is told when it changes."""
         topic = text(request.ext, "topic")
         body = views.route_body(self.table, topic, self.kv.get(ORDER_TOPIC_CONFIG, topic))
         if boolean_or(request.ext, "watchRoutes", False):
@@ -250,32 +258,40 @@ class NameServerProcessor:
         return _answer(request, body=body)
 
     def cluster_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """106: answer all brokers by cluster and name."""
         return _answer(request, body=views.cluster_body(self.table))
 
     def member_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """901: answer the members of one broker group."""
         cluster, name = text(request.ext, "clusterName"), text(request.ext, "brokerName")
         return _answer(request, body=views.member_body(self.table, cluster, name))
 
     def topic_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """206: answer the names of all topics; encoded once for each version of the table."""
         if self._topic_list_version != self.table.topics_version:
             self._topic_list = views.topic_list_body(self.table.topics())
             self._topic_list_version = self.table.topics_version
         return _answer(request, body=self._topic_list)
 
     def topics_by_cluster(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """224: answer the names of a cluster's topics."""
         cluster = text(request.ext, "cluster")
         return _answer(request, body=views.cluster_topics_body(self.table, cluster))
 
     def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """304: answer the names of clusters and brokers, which are topics to Apache's tools."""
         return _answer(request, body=views.system_topics_body(self.table))
 
     def unit_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """311: answer the topics of a unit."""
         return _answer(request, body=views.unit_topics_body(self.table, UNIT))
 
     def unit_sub_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """312: answer the topics with subscriptions of a unit."""
         return _answer(request, body=views.unit_topics_body(self.table, UNIT_SUB))
 
     def unit_sub_only_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """313: answer the topics with subscriptions of a unit that are of none themselves."""
         return _answer(request, body=views.unit_topics_body(self.table, UNIT_SUB, UNIT))
 
     def register_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -304,9 +320,11 @@ class NameServerProcessor:
         return _answer(request)
 
     def wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """205: let clients write to none of a broker's topics."""
         return self._set_writable(connection, request, False, "wipeTopicCount")
 
     def add_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """327: let clients write to a broker's topics again."""
         return self._set_writable(connection, request, True, "addTopicCount")
 
     def _may_change(self, connection: Connection, request: RemotingCommand) -> bool:
@@ -317,6 +335,7 @@ class NameServerProcessor:
     def _set_writable(
         self, connection: Connection, request: RemotingCommand, writable: bool, count_name: str
     ) -> RemotingCommand:
+        """Set the write permission of a broker's topics; answer their number."""
         name = text(request.ext, "brokerName")
         count = self.table.set_writable(name, writable, self._may_change(connection, request))
         LOG.info("write_perm_set broker=%s writable=%s topics=%d", name, writable, count)
@@ -325,6 +344,7 @@ class NameServerProcessor:
     # --- key-value configuration
 
     async def put_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """100: set a key; answered when the file is written."""
         namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
         self.kv.put(namespace, key, text(request.ext, "value"))
         self._order_changed(namespace, key)
@@ -332,6 +352,7 @@ class NameServerProcessor:
         return _answer(request)
 
     async def delete_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """102: delete a key; answered when the file is written."""
         namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
         self.kv.delete(namespace, key)
         self._order_changed(namespace, key)
@@ -344,6 +365,7 @@ class NameServerProcessor:
             self.table.topic_changed(topic)
 
     def get_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """101: answer a key's value; QUERY_NOT_FOUND without one."""
         namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
         value = self.kv.get(namespace, key)
         if value is None:
@@ -352,6 +374,7 @@ class NameServerProcessor:
         return _answer(request, ext={"value": value})
 
     def kv_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """219: answer all keys of a namespace."""
         namespace = text(request.ext, "namespace")
         keys = self.kv.namespace(namespace)
         if keys is None:
@@ -360,9 +383,11 @@ class NameServerProcessor:
         return _answer(request, body=orjson.dumps({"table": dict(keys)}))
 
     def show_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """319: answer the configuration as properties, without secrets."""
         return _answer(request, body=self._settings.text().encode())
 
     def update_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """318: change keys that may change while the server runs."""
         try:
             self._settings.change(request.body.decode())
         except (ConfigError, UnicodeDecodeError) as error:
@@ -379,6 +404,7 @@ def route_changed(changes: Changes) -> RemotingCommand:
 
 
 def log_gone(brokers: list[LiveBroker], reason: str) -> None:
+    """Log the brokers that were dropped."""
     for broker in brokers:
         LOG.warning(
             "broker_gone address=%s broker=%s id=%d reason=%s",
@@ -387,4 +413,5 @@ def log_gone(brokers: list[LiveBroker], reason: str) -> None:
 
 
 def _timeout(asked_ms: int | None) -> int | None:
+    """Return a heartbeat's time-out within our bounds; None if none was asked for."""
     return min(max(asked_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) if asked_ms else None

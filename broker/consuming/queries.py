@@ -40,6 +40,7 @@ class Queries:
     access: Access
 
     def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
         code = RequestCode
         return {
             int(code.QUERY_CONSUMER_OFFSET): self.query_offset,
@@ -58,6 +59,7 @@ class Queries:
     # ---- consumer offsets -----------------------------------------------------------------
 
     async def query_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """14: answer a group's offset of a queue, with all commits answered before."""
         header = ConsumerOffsetHeader.parse(request.ext)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         await self.commits.settle(topic, group, queue_id)
@@ -88,6 +90,7 @@ class Queries:
         )
 
     def update_offset(self, connection: Connection, request: RemotingCommand) -> Answer:
+        """15: commit an offset; a one-way request is gathered with others."""
         header = ConsumerOffsetHeader.parse(request.ext)
         offset = integer(request.ext, "commitOffset")
         if offset < 0 or header.queue_id < 0:
@@ -138,6 +141,7 @@ class Queries:
     # ---- queue offsets --------------------------------------------------------------------
 
     def _queue_header(self, request: RemotingCommand) -> QueueOffsetHeader:
+        """Return the checked header of a request about one queue. Raises Refused."""
         header = QueueOffsetHeader.parse(request.ext)
         self.context.state.topics.existing(header.topic)
         if header.queue_id < 0:
@@ -145,17 +149,20 @@ class Queries:
         return header
 
     async def max_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """30: answer the offset that the queue's next message gets."""
         header = self._queue_header(request)
         await self.context.log.barrier()
         queue = self.context.store.queues.queue(header.topic, header.queue_id)
         return _offset_answer(request, 0 if queue is None else queue.max_offset)
 
     def min_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """31: answer the offset of the queue's oldest message."""
         header = self._queue_header(request)
         queue = self.context.store.queues.queue(header.topic, header.queue_id)
         return _offset_answer(request, 0 if queue is None else queue.min_offset)
 
     def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """29: answer the offset of the first message stored at `timestamp` or later."""
         header = self._queue_header(request)
         timestamp_ms = integer(request.ext, "timestamp")
         offset = self.context.store.reads.offset_by_time(
@@ -164,6 +171,7 @@ class Queries:
         return _offset_answer(request, offset)
 
     def earliest_time(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """32: answer the store time of the queue's oldest message; -1 if it has none."""
         header = self._queue_header(request)
         timestamp_ms = self.context.store.reads.earliest_store_time(header.topic, header.queue_id)
         return RemotingCommand.response_to(request, ext={"timestamp": str(timestamp_ms)})
@@ -180,6 +188,7 @@ class Queries:
     # ---- clients --------------------------------------------------------------------------
 
     def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """34: note a client with its producer and consumer groups."""
         changed = self.clients.heartbeat(
             connection,
             loads_object(request.body),
@@ -195,6 +204,7 @@ class Queries:
         return RemotingCommand.response_to(request, ext=ext)
 
     def unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """35: forget a client's groups."""
         header = UnregisterClientHeader.parse(request.ext)
         self.clients.unregister(
             connection, header.client_id, header.producer_group, header.consumer_group
@@ -202,6 +212,7 @@ class Queries:
         return RemotingCommand.response_to(request, ext={})
 
     def consumer_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """38: answer the client ids of a consumer group."""
         group = text(request.ext, "consumerGroup")
         ids = self.clients.client_ids(group)
         if not ids:
@@ -210,6 +221,7 @@ class Queries:
         return RemotingCommand.response_to(request, ext={}, body=body)
 
     def check_client_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """46: check that a subscription's filter expression is understood."""
         fields = loads_object(request.body)
         subscription = fields.get("subscriptionData")
         if isinstance(subscription, dict):
@@ -222,4 +234,5 @@ class Queries:
 
 
 def _offset_answer(request: RemotingCommand, offset: int) -> RemotingCommand:
+    """Return an answer with this offset."""
     return RemotingCommand.response_to(request, ext={"offset": str(offset)})

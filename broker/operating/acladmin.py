@@ -59,6 +59,7 @@ class AclAdmin:
         self._peers = RemotingClient(tls=context.tls.client)
 
     def service(self) -> Service:
+        """Return the handlers of 50 to 54."""
         if not self._enabled:
             return Service(handlers=dict.fromkeys(CODES, switched_off))
         handlers = (
@@ -98,6 +99,7 @@ class AclAdmin:
         return at_leader
 
     async def _put(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """50: create or change an account."""
         key = text(request.ext, "accessKey")
         value: dict[str, Any] = dict(request.ext or {})
         for name in ("topicPerms", "groupPerms"):
@@ -116,6 +118,7 @@ class AclAdmin:
         return RemotingCommand.response_to(request)
 
     async def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """51: delete an account."""
         key = text(request.ext, "accessKey")
         now_ms = self._context.wall_ms()
         try:
@@ -135,6 +138,7 @@ class AclAdmin:
     async def _white_addresses(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
+        """53: replace the global white list."""
         addresses = split(text_or(request.ext, "globalWhiteAddrs"))
         now_ms = self._context.wall_ms()
         try:
@@ -146,6 +150,7 @@ class AclAdmin:
         return RemotingCommand.response_to(request)
 
     def _version(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """52: answer the accounts' version."""
         version = self._book.current().data_version()
         config = self._context.config
         ext = {
@@ -158,6 +163,7 @@ class AclAdmin:
         return RemotingCommand.response_to(request, ext=ext)
 
     def _config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """54: answer all accounts, secrets masked."""
         accounts = self._book.current()
         masked = [one.to_config(masked=True) for _, one in sorted(accounts.by_key.items())]
         body = {"globalWhiteAddrs": list(accounts.white_addresses), "plainAccessConfigs": masked}

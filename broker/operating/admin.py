@@ -38,6 +38,7 @@ class Admin:
     runtime_info: Callable[[], dict[str, str]]
 
     def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
         code = RequestCode
         return {
             int(code.UPDATE_AND_CREATE_TOPIC): self.put_topic,
@@ -60,6 +61,7 @@ class Admin:
     # ---- topics ---------------------------------------------------------------------------
 
     async def put_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """17: create or change a topic; answered when it is committed."""
         header = TopicHeader.parse(request.ext)
         topic = TopicConfig(
             header.topic,
@@ -74,10 +76,12 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     async def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """215: delete a topic; answered when it is committed."""
         await self.catalog.remove_topic(text(request.ext, "topic"))
         return RemotingCommand.response_to(request)
 
     def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """21: answer all topics, the broker's own and the template included."""
         value = self.context.state.topics.to_json()
         for internal in self.context.state.topics.internal.values():
             value["topicConfigTable"][internal.name] = internal.to_json()
@@ -86,6 +90,7 @@ class Admin:
         return RemotingCommand.response_to(request, body=orjson.dumps(value))
 
     def topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """351: answer one topic's configuration."""
         name = text(request.ext, "topic")
         found = self.context.state.topics.get(name)
         if found is None and self.template is not None and name == DEFAULT_TOPIC:
@@ -97,6 +102,7 @@ class Admin:
     # ---- groups ---------------------------------------------------------------------------
 
     async def put_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """200: create or change a subscription group; answered when it is committed."""
         try:
             group = group_from_json(loads_object(request.body))
         except StateError as error:
@@ -105,6 +111,7 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     async def delete_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """207: delete a subscription group, with `cleanOffset` its offsets, too."""
         name = text(request.ext, "groupName")
         offsets = boolean_or(request.ext, "removeOffset", False) or boolean_or(
             request.ext, "cleanOffset", False
@@ -113,14 +120,17 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     def all_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """201: answer all subscription groups."""
         body = orjson.dumps(self.context.state.groups.to_json())
         return RemotingCommand.response_to(request, body=body)
 
     def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """43: answer the consumer offsets of all groups."""
         body = orjson.dumps(self.context.state.offsets.to_json())
         return RemotingCommand.response_to(request, body=body)
 
     def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """45: answer how far each delay level is delivered."""
         body = orjson.dumps(self.context.state.delays.to_json())
         return RemotingCommand.response_to(request, body=body)
 
@@ -137,6 +147,7 @@ class Admin:
     # ---- clients and the broker itself -----------------------------------------------------
 
     def consumer_connections(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """203: answer the connected members of a consumer group."""
         name = text(request.ext, "consumerGroup")
         group = self.clients.consumers.get(name)
         if group is None:
@@ -146,6 +157,7 @@ class Admin:
         return RemotingCommand.response_to(request, body=dumps(group.connection_json()))
 
     def producer_connections(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """204: answer the connected members of a producer group."""
         name = text(request.ext, "producerGroup")
         members = self.clients.producers.get(name)
         if not members:
@@ -154,6 +166,7 @@ class Admin:
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def broker_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """26: answer the configuration as properties, without secrets."""
         version = orjson.dumps({"counter": 0, "stateVersion": 0, "timestamp": 0}).decode()
         body = self.context.config.properties_text().encode()
         return RemotingCommand.response_to(request, ext={"version": version}, body=body)
@@ -166,4 +179,5 @@ class Admin:
         return RemotingCommand.response_to(request, ext={"target": target})
 
     def runtime(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """28: answer the figures of broker.operating.runtime."""
         return RemotingCommand.response_to(request, body=dumps({"table": self.runtime_info()}))

@@ -36,6 +36,7 @@ class Relay:
     access: Access
 
     def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
         code = RequestCode
         return {
             int(code.GET_CONSUMER_RUNNING_INFO): self.running_info,
@@ -88,6 +89,7 @@ class Relay:
         return RemotingCommand.response_to(request, body=dumps({"consumerTable": table}))
 
     def _member(self, group: str, client_id: str) -> Member:
+        """Return a connected member of a group. Raises Refused."""
         found = self.clients.consumers.get(group)
         member = None if found is None else found.members.get(client_id)
         if member is None:
@@ -99,6 +101,7 @@ class Relay:
     async def _relay(
         self, member: Member, request: RemotingCommand, body: bytes
     ) -> RemotingCommand:
+        """Pass the request on to a member, and its answer back."""
         # The client must not see the signature: it could send the request again.
         ext = {k: v for k, v in (request.ext or {}).items() if k not in SIGNED_FIELDS}
         ask = RemotingCommand.request(request.code, ext, body)
@@ -108,6 +111,7 @@ class Relay:
         )
 
     async def _invoke(self, member: Member, ask: RemotingCommand) -> RemotingCommand:
+        """Ask a member. Raises Refused if it does not answer in time."""
         try:
             return await member.connection.invoke(ask, TIMEOUT_MS)
         except RemotingError as error:

@@ -94,9 +94,11 @@ class StatsQueries:
     rates: GroupRates
 
     def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
         return {int(RequestCode.VIEW_BROKER_STATS_DATA): self.view}
 
     def view(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """315: answer the rates of one statistics item over minute, hour and day."""
         name, key = text(request.ext, "statsName"), text(request.ext, "statsKey")
         value: dict[str, Any] | None = None
         if name == "TOPIC_PUT_NUMS" and key in self.context.state.topics.entries:

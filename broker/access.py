@@ -50,7 +50,7 @@ class Access:
 
         if not self.enabled:
             return Service()
-        changes = Chore("accounts", 0, look, lambda: IDLE_MS)  # frames or the file bring them
+        changes = Chore("accounts", 0, look, lambda: 0 if self.book.has_new else IDLE_MS)
         return Service(chores=[*self.book.chores(), changes])
 
     def check(self, connection: Connection, request: RemotingCommand) -> None:

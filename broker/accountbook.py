@@ -75,8 +75,13 @@ class AccountBook:
             return self._file.accounts
         return self._table.accounts
 
+    @property
+    def has_new(self) -> bool:
+        """True if other accounts came into force since `changed` was called last."""
+        return self.current() is not self._seen
+
     def changed(self) -> bool:
-        """Return whether other accounts came into force since this was asked last."""
+        """Return whether other accounts came into force since this was called last."""
         before, self._seen = self._seen, self.current()
         return self._seen is not before
 

@@ -28,7 +28,7 @@ OVERDUE_MS = 10  # between looks at a core whose deadline has passed and which c
 LOOKS_PER_STEP = 1.25  # of the stall-aware clock, so that a look that is a little late is no stall
 SLOW_SYNC_MS = 20  # an fdatasync that takes longer holds the scrubber back
 HOUSEKEEPING_MS = 500
-HEALING_MS = 50  # between ticks of healer (repair and scrubber) and installer
+HEALING_MS = 50  # between ticks of healer (repair and scrubber) and installer that have work
 
 
 @dataclass(slots=True, eq=False)
@@ -76,9 +76,9 @@ class Chores:
             core_rest_ms = OVERDUE_MS
         elif core_rest_ms > step_ms:
             core_rest_ms = step_ms / LOOKS_PER_STEP
-        due_ms = min(self.flusher.due_ms, self._housekeeping_due_ms)
-        if self.healer.is_asking or self.installer.is_busy:
-            due_ms = min(due_ms, self._healing_due_ms)
+        if self.healer.has_work(now_ms) or self.installer.is_busy:
+            self._healing_due_ms = min(self._healing_due_ms, now_ms + HEALING_MS)
+        due_ms = min(self.flusher.due_ms, self._healing_due_ms, self._housekeeping_due_ms)
         return min(core_rest_ms, due_ms - now_ms)
 
     def _do_what_is_due(self) -> None:
@@ -94,7 +94,7 @@ class Chores:
             # The event's old name, until version 0.2.
             log.warning("patience_changed node=%s factor=%d", core.node_id, self._back_off)
         if now_ms >= self._healing_due_ms:
-            self._healing_due_ms = now_ms + HEALING_MS
+            self._healing_due_ms = now_ms + HOUSEKEEPING_MS  # earlier if there is work
             self.healer.tick(now_ms, busy=self.flusher.stalled_ms(core_ms) > SLOW_SYNC_MS)
             self.installer.tick(now_ms)
         if now_ms >= self._housekeeping_due_ms:

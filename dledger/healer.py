@@ -251,10 +251,9 @@ class Healer:
                 return
         self._scrubber.tick(now_ms, busy)
 
-    @property
-    def is_asking(self) -> bool:
-        """True while a frame is known to be damaged."""
-        return len(self._frames) > 0
+    def has_work(self, now_ms: float) -> bool:
+        """Return whether a frame is known to be damaged, or the scrubber does not pause."""
+        return bool(self._frames) or self._scrubber.has_work(now_ms)
 
     def on_message(self, message: RepairRequest | RepairResponse) -> None:
         """Take a repair message, before the core runs or while it does."""

@@ -173,7 +173,7 @@ class Scrubber:
         self._owed_bytes = min(self._owed_bytes + elapsed_ms * rate / 1000, rate)
         if self._pool is None or self._under_way is not None or self._owed_bytes <= 0:
             return
-        if now_ms < self._resume_ms:
+        if not self.has_work(now_ms):
             return
         if busy and self._passed < BUSY_STEPS - 1:
             self._passed += 1
@@ -182,13 +182,17 @@ class Scrubber:
         self._passed = 0
         self._begin(self._pool, now_ms)
 
+    def has_work(self, now_ms: float) -> bool:
+        """Return whether a round is under way or may begin."""
+        return self._bytes_per_s > 0 and now_ms >= self._resume_ms
+
     def _begin(self, pool: Executor, now_ms: float) -> None:
         log = self._log
         first = max(self._next, log.index.first_index)
         if first > log.durable_index:
             if first > log.index.first_index:
                 self.rounds += 1
-                self._resume_ms = now_ms + self._pause_ms
+            self._resume_ms = now_ms + self._pause_ms
             self._next = log.index.first_index
             self._owed_bytes = 0.0
             return

@@ -172,7 +172,8 @@ class DelayService:
         now_ms, wall_ms = self._clock_ms(), self._wall_ms()
         for level in self._levels:
             queue = self._queue(SCHEDULE_TOPIC, level.number - 1)
-            if queue is None or level.under_way is not None:
+            busy = level.under_way is not None and self._table.get(level.number) < level.under_way
+            if queue is None or busy:
                 continue
             for _, _, due_ms in UNIT.iter_unpack(queue.units(self._next(level, queue), 1)):
                 rest_ms = min(rest_ms, max(due_ms - wall_ms, level.pause_until_ms - now_ms))

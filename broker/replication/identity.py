@@ -33,6 +33,12 @@ class GroupId:
         self._proposed: asyncio.Future[int] | None = None
         self._due_ms = 0
 
+    @property
+    def is_open(self) -> bool:
+        """True while the group has no id yet, or the links do not know it."""
+        applied = self._context.state.group.value
+        return not applied or applied != self._told
+
     def look(self) -> None:
         """Pass a new id on to the links, propose one if needed; some times a second."""
         engine = self._context.log.raft

@@ -109,8 +109,12 @@ class Members:
         self._settled = settled
 
     def _rest_ms(self) -> float:
-        known = bool(self._context.state.group.value)
-        return IDLE_MS if known and not self.preferred.is_waited_for else 0
+        engine, place = self._log.raft, self._log.place
+        if engine is None or place is None:
+            return IDLE_MS
+        settled = engine.core.membership.configurations.settled
+        changed = place != self._told or self._settled is None or settled[0] != self._settled[0]
+        return 0 if changed or self.group_id.is_open or self.preferred.is_waited_for else IDLE_MS
 
     @property
     def watches(self) -> bool:

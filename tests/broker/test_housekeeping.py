@@ -22,15 +22,20 @@ def nothing_is_done_for_safety(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Work:
-    """A chore that notes its runs, and has work again in `rest_ms`."""
+    """A chore that notes its runs, and has no work any more then; `always`: in `rest_ms` again."""
 
-    def __init__(self, rest_ms: float = IDLE_MS, period_ms: int = 0) -> None:
+    def __init__(
+        self, rest_ms: float = IDLE_MS, period_ms: int = 0, *, always: bool = False
+    ) -> None:
         self.runs = 0
+        self.always = always
         self.rest_ms = rest_ms
         self.chore = Chore("work", period_ms, self._run, lambda: self.rest_ms)
 
     def _run(self) -> None:
         self.runs += 1
+        if not self.always:
+            self.rest_ms = IDLE_MS
 
 
 class Keeper:
@@ -62,26 +67,44 @@ async def keeping(*quick: Chore, slow: tuple[Chore, ...] = ()) -> AsyncIterator[
         await made.keeper.stop()
 
 
-async def test_it_rests_until_something_happens() -> None:
-    work = Work()
-    async with keeping(work.chore) as made:
+async def test_it_rests_until_something_happens_and_runs_what_has_work_then() -> None:
+    first, second = Work(), Work()
+    async with keeping(first.chore, second.chore) as made:
         for runs in (1, 2, 3):
             await made.rests()
-            assert work.runs == runs, "once for each time that something happened"
+            first.rest_ms = 0
             made.activity.note()
             made.activity.note()
+            await until(lambda: first.rest_ms == IDLE_MS)
+            assert first.runs == runs
         await made.rests()
+        assert not second.runs, "it never had anything to do"
 
 
-@pytest.mark.parametrize("rest_ms", [0, 60])
-async def test_a_chore_with_work_is_run_though_nothing_happens(rest_ms: int) -> None:
-    work = Work(rest_ms)
+async def test_a_chore_with_work_is_run_though_nothing_happens() -> None:
+    work = Work(0, always=True)
     async with keeping(work.chore):
         await until(lambda: work.runs >= 4)
 
 
+async def test_a_chore_is_run_when_its_rest_is_over_though_nothing_happens() -> None:
+    until_s = time.monotonic() + 0.15
+    runs: list[float] = []
+    chore = Chore(
+        "later",
+        0,
+        lambda: runs.append(time.monotonic()),
+        lambda: max(0.0, until_s - time.monotonic()) * 1000 if not runs else IDLE_MS,
+    )
+    async with keeping(chore) as made:
+        await until(lambda: runs)
+        assert runs[0] >= until_s
+        await made.rests()
+        assert len(runs) == 1
+
+
 async def test_a_chore_is_not_run_before_its_period_is_over() -> None:
-    often, seldom = Work(0), Work(0, period_ms=NEVER_MS // 2)
+    often, seldom = Work(0, always=True), Work(0, period_ms=NEVER_MS // 2)
     async with keeping(often.chore, seldom.chore):
         await until(lambda: often.runs >= 4)
     assert not seldom.runs
@@ -105,8 +128,10 @@ async def test_an_estimate_that_fails_ends_nothing(error: Exception) -> None:
     failing = Chore("failing", 0, lambda: None, fails)
     async with keeping(failing, work.chore) as made:
         await made.rests()
+        work.rest_ms = 0
         made.activity.note()
-        await until(lambda: work.runs == 2)
+        await until(lambda: work.runs)
+        await made.rests()
         assert not made.fatal
 
 
@@ -117,7 +142,7 @@ async def test_a_chore_that_fails_is_run_again_and_a_broken_invariant_is_told() 
 
         return run
 
-    work = Work(0)
+    work = Work(0, always=True)
     full, broken = failing(OSError("full")), failing(AssertionError("broken"))
     async with keeping(Chore("full", 0, full), Chore("broken", 0, broken), work.chore) as made:
         await until(lambda: work.runs >= 2)

@@ -61,14 +61,14 @@ class World:
         self.done: list[str] = []
         self.now_ms = 1_000.0
         self.life = Life(running=True)
-        self.fails = False
+        self.fails = self.damaged = False
         self.alarm = HandAlarm()
         note = self.note
         self.core = SimpleNamespace(
             node_id="n0",
             membership=SimpleNamespace(voters=()),
             timer=SimpleNamespace(back_off=SimpleNamespace(factor=1)),
-            next_deadline_ms=2_000.0,
+            next_deadline_ms=3_000.0,
             tick=note("core"),
         )
         self.log = SimpleNamespace(
@@ -91,7 +91,7 @@ class World:
         self.flusher = SimpleNamespace(
             tick=note("flush"), stalled_ms=lambda now_ms: 0.0, due_ms=math.inf
         )
-        self.healer = SimpleNamespace(tick=note("heal"), is_asking=False)
+        self.healer = SimpleNamespace(tick=note("heal"), has_work=lambda now_ms: self.damaged)
         self.installer = SimpleNamespace(tick=note("install"), is_busy=False)
         roster = SimpleNamespace(save=note("roster"))
         enforcement = SimpleNamespace(look=note("enforce"))
@@ -129,8 +129,14 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
     always, healing = ["flush", "disk"], ["heal", "install"]
     keeping = ["expire", "roster", "enforce", "trial"]
     assert world.look(0) == always + healing + keeping
-    assert world.look(HEALING_MS) == always + healing
+    assert world.look(HOUSEKEEPING_MS - 1) == always
+    assert world.look(1) == always + healing + keeping
+    world.damaged = True
+    assert world.look(0) == always
     assert world.look(HEALING_MS - 1) == always
+    assert world.look(1) == always + healing
+    assert world.look(HEALING_MS - 1) == always
+    world.damaged = False
     assert world.look(HOUSEKEEPING_MS) == always + healing + keeping
     assert world.look(1_000) == [*always, "core", *healing, *keeping]
 
@@ -167,12 +173,13 @@ def test_the_next_look_is_early_enough_for_everything_else(world: World) -> None
     assert rest_ms(0) == 7
     world.flusher.due_ms = math.inf  # a sync is in flight
     assert rest_ms(0) == at_rest_ms
-    for part, name in ((world.healer, "is_asking"), (world.installer, "is_busy")):
-        setattr(part, name, True)
-        rest_ms(HEALING_MS)
+    world.core.next_deadline_ms = math.inf
+    for damaged, busy in ((True, False), (False, True)):
+        world.damaged, world.installer.is_busy = damaged, busy
+        assert rest_ms(HEALING_MS) == HEALING_MS
         assert rest_ms(30) == HEALING_MS - 30
-        setattr(part, name, False)
-        assert rest_ms(0) == at_rest_ms
+    world.damaged = world.installer.is_busy = False
+    assert rest_ms(HEALING_MS - 30) == at_rest_ms
 
 
 async def test_a_segment_that_cannot_be_prepared_is_asked_for_again(world: World) -> None:

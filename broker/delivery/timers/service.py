@@ -144,7 +144,7 @@ class TimerService:
         if queue is None:
             return IDLE_MS
         pause_ms = self._pause_until_ms - self._clock_ms()
-        if self.wheel.next_offset < queue.max_offset:
+        if self.wheel.next_offset < queue.max_offset or self.wheel.progress != self._table.timer:
             return pause_ms
         due_ms = self.wheel.next_due_ms
         if due_ms is None or not self._is_free(queue):

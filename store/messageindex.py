@@ -225,11 +225,14 @@ class MessageIndex:
 
     def step(self, limit: int, budget_bytes: int = STEP_BYTES) -> int:
         """Index about `budget_bytes` more of the log, never beyond `limit`, which is the end of a
-        record or frame. Return how many bytes are left. Raises OSError; then call again."""
+        record or frame; or, after a start, load some of the last file. Return how many bytes are
+        left. Raises OSError; then call again."""
         if self.position < self._commitlog.min_offset:
             self.position, self._skip = self._commitlog.min_offset, 0
         if self.position >= limit:
             return 0
+        if self.files and not self.files[-1].full and not self.files[-1].load():
+            return limit - self.position
         start, skip = self.position, self._skip
         end, units = self.notes.take(start, min(limit, start + budget_bytes))
         if end == start:

@@ -290,3 +290,45 @@ def test_a_slot_that_changes_during_a_flush_is_written_by_the_next(
     add_keys(twin, [(1, 10, 1000), (1, 20, 2000), (1, 30, 3000)])
     flush(twin)
     assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()
+
+
+def test_slots_are_loaded_a_piece_at_a_time_and_the_file_goes_on_as_its_twin(
+    disk: OsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftmq.store.indexfile._PAGES_AT_A_TIME", 1)  # 1,024 slots
+    limits = IndexLimits(slots=4000, entries=1000)
+    file, twin = IndexFile(disk, "f", limits), IndexFile(disk, "twin", limits)
+    keys: list[Row] = [(n * 97, n, 1000 * n) for n in range(400)]
+    add_keys(file, keys[:300])
+    flush(file)
+    file.close()
+    again = IndexFile(disk, "f", limits)
+    loads = []
+    for _ in range(3):
+        loads.append(again.load())
+        assert again.slots is None, "never a part of them"
+        assert found(again, 97) == [1]
+    assert [*loads, again.load(), again.load()] == [False, False, False, True, True]
+    add_keys(again, keys[300:])
+    flush(again)
+    add_keys(twin, keys)
+    flush(twin)
+    assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()
+
+
+def test_a_new_file_has_nothing_to_load_and_a_rebuilt_one_forgets_what_was_loaded(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftmq.store.indexfile._PAGES_AT_A_TIME", 1)
+    limits = IndexLimits(slots=4000, entries=1000)
+    file = IndexFile(disk, "f", limits)
+    assert file.load()
+    add_keys(file, [(n * 97, n, 1000 * n) for n in range(300)])
+    flush(file)
+    file.close()
+    again = IndexFile(disk, "f", limits)
+    assert not again.load()
+    again.cut(100)
+    assert again.load()
+    assert found(again, 97) == [1]
+    assert found(again, 97 * 200) == []

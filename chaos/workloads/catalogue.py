@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.workloads import delayed, retries, transactions
 from raftmq.chaos.workloads.base import Workload
-from raftmq.chaos.workloads.delayed import DelayedWorkload
+from raftmq.chaos.workloads.delayed import delayed_workload
 from raftmq.chaos.workloads.locks import locks_workload
 from raftmq.chaos.workloads.messages import (
     GROUP,
@@ -19,8 +19,8 @@ from raftmq.chaos.workloads.messages import (
     MessagesWorkload,
 )
 from raftmq.chaos.workloads.metadata import MetadataWorkload
-from raftmq.chaos.workloads.retries import RetriesWorkload
-from raftmq.chaos.workloads.transactions import TransactionsWorkload
+from raftmq.chaos.workloads.retries import retries_workload
+from raftmq.chaos.workloads.transactions import transactions_workload
 
 WORKLOADS: dict[str, tuple[str, Callable[[], Workload]]] = {
     "log": ("ordered sends at a constant rate, one group consumes", MessagesWorkload),
@@ -34,9 +34,12 @@ WORKLOADS: dict[str, tuple[str, Callable[[], Workload]]] = {
     ),
     "metadata": ("topics and groups created, changed and read back", MetadataWorkload),
     "idempotent": ("idempotent sends: stored once, over retries", lambda: MessagesWorkload(ONCE)),
-    "transactions": ("committed, rolled back, or decided when a broker asks", TransactionsWorkload),
-    "delayed": ("messages that come after their delay, never before", DelayedWorkload),
-    "retries": ("consumers that fail: comes again, in the end a dead letter", RetriesWorkload),
+    "transactions": (
+        "committed, rolled back, or decided when a broker asks",
+        transactions_workload,
+    ),
+    "delayed": ("messages that come after their delay, never before", delayed_workload),
+    "retries": ("consumers that fail: comes again, in the end a dead letter", retries_workload),
     "locks": ("orderly consumers that take their time, leave and come back", locks_workload),
 }
 # Settings for clusters that are started for a workload, so that nobody waits for hours.

@@ -16,10 +16,9 @@ from datetime import timedelta
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
+from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload, Posting, Scanner
 from raftmq.client import (
     Admin,
-    Message,
     MessageExt,
     MessageQueue,
     PullConsumer,
@@ -34,15 +33,22 @@ TIMER_MS_MAX = 3_000
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class DelayedWorkload(PostedWorkload):
-    """The workload of delayed messages."""
+def delayed_workload(config: PostedConfig = DELAYED) -> PostedWorkload:
+    """Return the workload of delayed messages."""
+    posting = Posting(config)
+    return PostedWorkload(posting, Delayed(posting))
 
-    def __init__(self, config: PostedConfig = DELAYED) -> None:
-        super().__init__(config)
+
+class Delayed:
+    """Sends messages with a delay level, or for a time."""
+
+    def __init__(self, posting: Posting) -> None:
+        self._posting = posting
+        self.consumers = posting.consumers
         self.levels: dict[int, int] = {}  # level → ms, of those that are used
         self._known: dict[str, int] = {}  # key → delay in ms
 
-    async def _prepare(self, admin: Admin) -> None:
+    async def prepare(self, admin: Admin) -> None:
         """Find out which levels the brokers have."""
         for broker in (await admin.cluster.info()).brokers.values():
             for address in broker.addresses.values():
@@ -53,33 +59,38 @@ class DelayedWorkload(PostedWorkload):
         if not self.levels:
             raise ClusterError(f"no broker has delay levels of at most {DELAY_MS_MAX} ms")
 
-    async def _producer(
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """Start nothing more."""
+
+    async def producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
-        producer = await self._start_producer(stack)
+        posting = self._posting
+        producer = await posting.start_producer(stack)
         levels = sorted(self.levels)
 
         async def one(number: int) -> None:
             level = rng.choice((0, rng.choice(levels)))  # 0: at any time
             delay_ms = self.levels[level] if level else rng.randint(1, TIMER_MS_MAX)
-            op, key = self._post_begins(name, delay_ms)
+            op, key = posting.begins(name, delay_ms)
             self._known[key] = delay_ms
-            body = self._body(key, rng)
-            message = Message(self.config.topic, body, keys=key, delay_level=level, unique_key=key)
-            if not level:
+            message = posting.message(key, rng)
+            if level:
+                message.delay_level = level
+            else:
                 message.delay_time = timedelta(milliseconds=delay_ms)
-            await self._send_awaited(producer, name, op, key, message, delay_ms)
+            await posting.send_awaited(producer, name, op, key, message, delay_ms)
 
         return one
 
-    async def _evidence(self, deadline_s: float) -> None:
+    async def evidence(self, deadline_s: float) -> None:
         """Record when each message began to wait; unknown for those that retention has deleted."""
-        records = 0
-        brokers = sorted({queue.broker_name for queue in self.queues})
+        posting, records = self._posting, 0
+        brokers = sorted({queue.broker_name for queue in posting.queues})
         async with PullConsumer(
-            f"{self.config.group}-scanner", self.env.namesrv, instance_config=signing()
+            f"{posting.config.group}-scanner", posting.env.namesrv, instance_config=signing()
         ) as consumer:
-            await consumer.queues(self.config.topic)
+            await consumer.queues(posting.config.topic)
             scanner = Scanner(consumer)
             for broker in brokers:
                 waiting = [MessageQueue(SCHEDULE_TOPIC, broker, level - 1) for level in self.levels]
@@ -89,8 +100,8 @@ class DelayedWorkload(PostedWorkload):
                         delay_ms = self._known.get(message.msg_id)
                         if delay_ms is not None:
                             message.store_timestamp_ms = began_to_wait_ms(message, delay_ms)
-                            self._write_stored(message)
-        self._write_scanned(records)
+                            posting.write_stored(message)
+        posting.write_scanned(records)
 
 
 def began_to_wait_ms(message: MessageExt, delay_ms: int) -> int:

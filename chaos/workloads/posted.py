@@ -1,4 +1,4 @@
-"""The base of the workloads of messages that arrive later: transactions, delays, retries.
+"""The workloads of messages that arrive later: transactions, delays, retries. What they share.
 
 It is an open loop of operations: each is due at its time, at most `window` run at once, and one
 that could not begin within LATE_S is shed. It has one topic, and one group whose deliveries are all
@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from raftmq.chaos.cluster.credentials import signing
 from raftmq.chaos.history.events import Outcome
@@ -178,34 +178,20 @@ def real_queue(message: MessageExt, group: str) -> MessageQueue:
     return MessageQueue(topic, message.broker_name, message.queue_id)
 
 
-class PostedWorkload(ABC):
-    """The base class; chaos.workloads.base says in which order it is called."""
+class Posting:
+    """The operations of one workload: each begins and ends in the history, and may await a message.
+
+    `awaited`: ids that have to arrive yet. `env` and `queues` are there once it is prepared."""
 
     def __init__(self, config: PostedConfig) -> None:
         self.config = config
         self.name = config.name
         self.queues: tuple[MessageQueue, ...] = ()
-        self.awaited: set[str] = set()  # ids that have to arrive yet
+        self.awaited: set[str] = set()
+        self.tally = Tally()
         self._last_news_s = 0.0
-        self._tally = Tally()
         self._env: Environment | None = None
-        self._admin: Admin | None = None
-        self._consumers: ConsumerGroup | None = None
-        self._loops: list[Paced] = []
-        self._tasks = Tasks()
         self._ids = process_unique_keys(local_address())
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        return (self.config.topic,)
-
-    @property
-    def groups(self) -> tuple[tuple[str, str], ...]:
-        return ((self.config.topic, self.config.group),)
-
-    @property
-    def tally(self) -> Tally:
-        return self._tally
 
     @property
     def env(self) -> Environment:
@@ -216,106 +202,59 @@ class PostedWorkload(ABC):
     def history(self) -> HistoryWriter:
         return self.env.history
 
-    async def prepare(self, env: Environment) -> None:
+    async def prepare(self, env: Environment, admin: Admin) -> None:
         """Create the topic in every broker group."""
         self._env = env
         config = self.config
-        async with Admin(env.namesrv, instance_config=signing()) as admin:
-            await admin.topic.create(config.topic, config.queues)
-            self.queues = await all_queues(admin, config.topic, config.queues, env.join_timeout_s)
-            await self._prepare(admin)
+        await admin.topic.create(config.topic, config.queues)
+        self.queues = await all_queues(admin, config.topic, config.queues, env.join_timeout_s)
 
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Let consumers join, then begin the load."""
+    def consumers(self) -> ConsumerGroup:
+        """Make consumers that accept everything at once."""
         config, env = self.config, self.env
-        self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
-        self._consumers = await stack.enter_async_context(self._group())
-        for number in range(config.consumers):
-            await self._consumers.join(f"{config.name}-consumer-{number}")
-        await self._consumers.wait_shared_out(self.queues, env.join_timeout_s)
-        stack.push_async_callback(self._tasks.cancel)
-        for number in range(config.producers):
-            name = f"{config.name}-producer-{number}"
-            work = await self._producer(stack, name, random.Random(env.rng.random()))
-            loop = Paced(config.rate_per_s / config.producers, config.window, self._tally, work)
-            self._loops.append(loop)
-            self._tasks.spawn(loop.run(), name)
-
-    def stop(self) -> None:
-        for loop in self._loops:
-            loop.stop()
-
-    async def drain(self) -> bool:
-        await self._tasks.finish()
-        env = self.env
-        deadline_s = time.monotonic() + env.drain_timeout_s
-        self._last_news_s = time.monotonic()
-        arrived = await self._wait_arrived(deadline_s)
-        if not arrived:
-            env.say(f"{self.name}: {len(self.awaited)} messages have not come")
-        await self._evidence(deadline_s)
-        assert self._admin is not None
-        assert self._consumers is not None
-        drained = await drain_group(
-            self._admin, env.history, self._consumers, self.queues, env.drain_timeout_s
-        )
-        return arrived and drained
-
-    def failure(self) -> BaseException | None:
-        return self._tasks.failure()
-
-    # ---- for subclasses to override
-
-    @abstractmethod
-    async def _producer(
-        self, stack: AsyncExitStack, name: str, rng: random.Random
-    ) -> Callable[[int], Awaitable[None]]:
-        """Start a producer; return the operation it repeats."""
-
-    async def _prepare(self, admin: Admin) -> None:
-        """Find out or create anything more."""
-        return None  # most workloads need nothing
-
-    def _group(self) -> ConsumerGroup:
-        """Make the consumers."""
-        config, env = self.config, self.env
-        seen = Deliveries(env.history, self.name, config.group, self._news)
+        seen = Deliveries(env.history, self.name, config.group, self.arrived)
         return ConsumerGroup(
             env.namesrv, env.history, config.topic, config.group, listener=seen.listener
         )
 
-    async def _evidence(self, deadline_s: float) -> None:
-        """Record what the broker's own topics say."""
-        return None  # not all workloads keep something there
-
-    # ---- for workloads
-
-    def _news(self, name: str) -> None:
-        self._last_news_s = time.monotonic()
-        self.awaited.discard(name)
-
-    async def _wait_arrived(self, deadline_s: float) -> bool:
-        """Wait until nothing is awaited (True) or it has become quiet (False)."""
-        while self.awaited:
-            if self._quiet(deadline_s):
-                return False
-            await asyncio.sleep(POLL_S)
-        return True
-
-    def _quiet(self, deadline_s: float) -> bool:
-        now_s = time.monotonic()
-        return now_s > deadline_s or now_s - self._last_news_s > self.config.quiet_s
-
-    def _body(self, name: str, rng: random.Random) -> bytes:
-        head = name.encode()
-        return head + rng.randbytes(max(0, self.config.body_bytes - len(head)))
-
-    async def _start_producer(self, stack: AsyncExitStack) -> Producer:
+    async def start_producer(self, stack: AsyncExitStack) -> Producer:
         group = f"{self.config.group}-producers"
         producer = Producer(group, self.env.namesrv, instance_config=signing())
         return await stack.enter_async_context(producer)
 
-    async def _send_awaited(
+    def message(self, name: str, rng: random.Random) -> Message:
+        """Make the message of an operation; its id and its key are `name`."""
+        head = name.encode()
+        body = head + rng.randbytes(max(0, self.config.body_bytes - len(head)))
+        return Message(self.config.topic, body, keys=name, unique_key=name)
+
+    # ---- what is awaited
+
+    def news(self) -> None:
+        """Note that something has happened: it is not quiet yet."""
+        self._last_news_s = time.monotonic()
+
+    def arrived(self, name: str) -> None:
+        self.news()
+        self.awaited.discard(name)
+
+    async def wait_arrived(self, deadline_s: float) -> bool:
+        """Wait until nothing is awaited (True) or it has become quiet (False)."""
+        self.news()
+        while self.awaited:
+            if self.is_quiet(deadline_s):
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    def is_quiet(self, deadline_s: float) -> bool:
+        """Return whether nothing has happened for QUIET_S, or the deadline is over."""
+        now_s = time.monotonic()
+        return now_s > deadline_s or now_s - self._last_news_s > self.config.quiet_s
+
+    # ---- operations
+
+    async def send_awaited(
         self,
         producer: Producer,
         process: str,
@@ -331,17 +270,17 @@ class PostedWorkload(ABC):
             answer = await producer.send(message)
         except ClientError as error:
             answer = error
-        if self._post_ends(process, op, name, answer, delay_ms) is not Outcome.OK:
+        if self.ends(process, op, name, answer, delay_ms) is not Outcome.OK:
             self.awaited.discard(name)
 
-    def _post_begins(self, process: str, delay_ms: int = 0) -> tuple[int, str]:
+    def begins(self, process: str, delay_ms: int = 0) -> tuple[int, str]:
         """Record that an operation begins; return its number and message id."""
         op, name = self.history.next_op(), self._ids.next()
-        self._tally.invoked += 1
+        self.tally.invoked += 1
         self._post("invoke", process, op, name, delay_ms)
         return op, name
 
-    def _post_ends(
+    def ends(
         self,
         process: str,
         op: int,
@@ -357,11 +296,11 @@ class PostedWorkload(ABC):
             outcome = Outcome.OK if answer.status is SendStatus.OK else Outcome.UNKNOWN
             attempts, error = answer.attempts, "" if outcome is Outcome.OK else str(answer.status)
         if outcome is Outcome.OK:
-            self._tally.ok += 1
+            self.tally.ok += 1
         elif outcome is Outcome.UNKNOWN:
-            self._tally.unknown += 1
+            self.tally.unknown += 1
         else:
-            self._tally.fail += 1
+            self.tally.fail += 1
         self._post(outcome.value, process, op, name, delay_ms, attempts, error)
         return outcome
 
@@ -389,7 +328,8 @@ class PostedWorkload(ABC):
             **more,
         )
 
-    def _write_stored(self, message: MessageExt) -> None:
+    def write_stored(self, message: MessageExt) -> None:
+        """Record a message that was found in one of the broker's own topics."""
         self.history.event(
             "ok",
             "stored",
@@ -403,9 +343,110 @@ class PostedWorkload(ABC):
             store_ms=message.store_timestamp_ms,
         )
 
-    def _write_scanned(self, records: int) -> None:
+    def write_scanned(self, records: int) -> None:
+        """Record that such topics were read to their end."""
         history = self.history
         history.event("ok", "scan", "scanner", history.next_op(), work=self.name, records=records)
+
+
+class Work(Protocol):
+    """That in which one workload differs from another."""
+
+    async def prepare(self, admin: Admin) -> None:
+        """Find out or create more than the topic."""
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """Start more than the consumers, before they join."""
+
+    def consumers(self) -> ConsumerGroup:
+        """Make the consumers."""
+        ...
+
+    async def producer(
+        self, stack: AsyncExitStack, name: str, rng: random.Random
+    ) -> Callable[[int], Awaitable[None]]:
+        """Start a producer; return the operation it repeats."""
+        ...
+
+    async def evidence(self, deadline_s: float) -> None:
+        """Record what the broker's own topics say."""
+
+
+class PostedWorkload:
+    """One of these workloads; chaos.workloads.base says in which order it is called."""
+
+    def __init__(self, posting: Posting, work: Work) -> None:
+        self.posting = posting
+        self.config = posting.config
+        self.name = posting.name
+        self._work = work
+        self._admin: Admin | None = None
+        self._consumers: ConsumerGroup | None = None
+        self._loops: list[Paced] = []
+        self._tasks = Tasks()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return (self.config.topic,)
+
+    @property
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        return ((self.config.topic, self.config.group),)
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        return self.posting.queues
+
+    @property
+    def tally(self) -> Tally:
+        return self.posting.tally
+
+    async def prepare(self, env: Environment) -> None:
+        """Create the topic, and what else there has to be."""
+        async with Admin(env.namesrv, instance_config=signing()) as admin:
+            await self.posting.prepare(env, admin)
+            await self._work.prepare(admin)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Let consumers join, then begin the load."""
+        config, posting = self.config, self.posting
+        env = posting.env
+        await self._work.begin(stack)
+        self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
+        self._consumers = await stack.enter_async_context(self._work.consumers())
+        for number in range(config.consumers):
+            await self._consumers.join(f"{config.name}-consumer-{number}")
+        await self._consumers.wait_shared_out(posting.queues, env.join_timeout_s)
+        stack.push_async_callback(self._tasks.cancel)
+        for number in range(config.producers):
+            name = f"{config.name}-producer-{number}"
+            work = await self._work.producer(stack, name, random.Random(env.rng.random()))
+            loop = Paced(config.rate_per_s / config.producers, config.window, self.tally, work)
+            self._loops.append(loop)
+            self._tasks.spawn(loop.run(), name)
+
+    def stop(self) -> None:
+        for loop in self._loops:
+            loop.stop()
+
+    async def drain(self) -> bool:
+        await self._tasks.finish()
+        posting = self.posting
+        env = posting.env
+        deadline_s = time.monotonic() + env.drain_timeout_s
+        arrived = await posting.wait_arrived(deadline_s)
+        if not arrived:
+            env.say(f"{self.name}: {len(posting.awaited)} messages have not come")
+        await self._work.evidence(deadline_s)
+        assert self._admin is not None
+        assert self._consumers is not None
+        drained = await drain_group(
+            self._admin, env.history, self._consumers, posting.queues, env.drain_timeout_s
+        )
+        return arrived and drained
+
+    def failure(self) -> BaseException | None:
+        return self._tasks.failure()
 
 
 class Scanner:

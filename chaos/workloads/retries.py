@@ -15,8 +15,14 @@ from typing import Any
 
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.consumers import ConsumerGroup, consumer_config
-from raftmq.chaos.workloads.posted import DLQ_PREFIX, Deliveries, PostedConfig, PostedWorkload
-from raftmq.client import ClientError, ConsumerConfig, FailurePolicy, Message, MessageExt
+from raftmq.chaos.workloads.posted import (
+    DLQ_PREFIX,
+    Deliveries,
+    PostedConfig,
+    PostedWorkload,
+    Posting,
+)
+from raftmq.client import Admin, ClientError, ConsumerConfig, FailurePolicy, MessageExt
 from raftmq.client.consumer import PushConsumer
 from raftmq.client.listen import ConcurrentDeliverer, Deliverer
 from raftmq.client.sendback import PATIENCE, SendBack
@@ -73,27 +79,38 @@ class RecordedSendBack(SendBack):
             return None
 
 
-class RetriesWorkload(PostedWorkload):
-    """The workload of retries and dead letters."""
+def retries_workload(config: PostedConfig = RETRIES) -> PostedWorkload:
+    """Return the workload of retries and dead letters."""
+    posting = Posting(config)
+    return PostedWorkload(posting, Retries(posting))
 
-    def __init__(self, config: PostedConfig = RETRIES) -> None:
-        super().__init__(config)
+
+class Retries:
+    """Sends messages that their consumers fail."""
+
+    def __init__(self, posting: Posting) -> None:
+        self._posting = posting
         self._failures: dict[str, int] = {}
 
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Start a consumer of dead letters before there are any, then the rest."""
-        config, env = self.config, self.env
+    async def prepare(self, admin: Admin) -> None:
+        """Create nothing more."""
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """Start a consumer of dead letters before there are any."""
+        posting = self._posting
+        config, env = posting.config, posting.env
         group = f"{config.group}-dead"
         topic = DLQ_PREFIX + config.group
-        seen = Deliveries(env.history, self.name, group, self._news)
+        seen = Deliveries(env.history, posting.name, group, posting.arrived)
         dead = ConsumerGroup(env.namesrv, env.history, topic, group, listener=seen.listener)
         await stack.enter_async_context(dead)
         await dead.join(f"{config.name}-undertaker")
-        await super().start(stack)
 
-    def _group(self) -> ConsumerGroup:
-        config, env = self.config, self.env
-        seen = Deliveries(env.history, self.name, config.group, self._news, self._fails)
+    def consumers(self) -> ConsumerGroup:
+        """Make consumers that give messages back as drawn."""
+        posting = self._posting
+        config, env = posting.config, posting.env
+        seen = Deliveries(env.history, posting.name, config.group, posting.arrived, self._fails)
 
         class Recorded(PushConsumer):
             def _new_deliverer(self) -> Deliverer:
@@ -107,20 +124,24 @@ class RetriesWorkload(PostedWorkload):
             listener=seen.listener, config=retries_config(), kind=Recorded,
         )  # fmt: skip
 
+    async def evidence(self, deadline_s: float) -> None:
+        """Record nothing: no topic of the broker's own has more to say."""
+
     def _fails(self, name: str, times: int) -> bool:
         return times < self._failures.get(name, 0)
 
-    async def _producer(
+    async def producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
-        producer = await self._start_producer(stack)
+        posting = self._posting
+        producer = await posting.start_producer(stack)
         weights, counts = zip(*FAILURES, strict=True)
 
         async def one(number: int) -> None:
-            op, key = self._post_begins(name)
+            op, key = posting.begins(name)
             (self._failures[key],) = rng.choices(counts, weights)
-            message = Message(self.config.topic, self._body(key, rng), keys=key, unique_key=key)
-            await self._send_awaited(producer, name, op, key, message)
+            message = posting.message(key, rng)
+            await posting.send_awaited(producer, name, op, key, message)
 
         return one
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from dataclasses import dataclass
 from raftmq.chaos.cluster.credentials import signing
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.later import COMMIT, ROLLBACK, UNDECIDED
-from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload, Scanner
+from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload, Posting, Scanner
 from raftmq.client import (
+    Admin,
     ClientError,
     Message,
     MessageExt,
@@ -69,11 +69,18 @@ PLANS = (
 )
 
 
-class TransactionsWorkload(PostedWorkload):
-    """The workload of transactions."""
+def transactions_workload(config: PostedConfig = TRANSACTIONS) -> PostedWorkload:
+    """Return the workload of transactions."""
+    posting = Posting(config)
+    return PostedWorkload(posting, Transacted(posting))
 
-    def __init__(self, config: PostedConfig = TRANSACTIONS) -> None:
-        super().__init__(config)
+
+class Transacted:
+    """Sends messages in transactions, and answers what brokers ask about them."""
+
+    def __init__(self, posting: Posting) -> None:
+        self._posting = posting
+        self.consumers = posting.consumers
         self._plans: dict[str, Plan] = {}
         self.checked = 0  # check-backs answered
 
@@ -84,7 +91,7 @@ class TransactionsWorkload(PostedWorkload):
         if plan.first != UNDECIDED:
             self._decide("invoke", process, name, plan.first)
         if plan.final == COMMIT:
-            self.awaited.add(name)
+            self._posting.awaited.add(name)
         return STATES[plan.first]
 
     async def check(self, message: MessageExt) -> TransactionState:
@@ -98,28 +105,35 @@ class TransactionsWorkload(PostedWorkload):
         decision = plan.final if plan.asks <= 0 else UNDECIDED
         self._decide("invoke", "check", name, decision, check=True)
         if decision == COMMIT:
-            self._last_news_s = time.monotonic()
+            self._posting.news()
         return STATES[decision]
 
-    async def _producer(
+    async def prepare(self, admin: Admin) -> None:
+        """Create nothing more."""
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """Start nothing more."""
+
+    async def producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
-        group = f"{self.config.group}-producers"
-        producer = TransactionProducer(group, self.env.namesrv, self, instance_config=signing())
+        posting = self._posting
+        group = f"{posting.config.group}-producers"
+        producer = TransactionProducer(group, posting.env.namesrv, self, instance_config=signing())
         await stack.enter_async_context(producer)
         weights = [weight for weight, _ in PLANS]
 
         async def one(number: int) -> None:
             (drawn,) = rng.choices([plan for _, plan in PLANS], weights)
-            op, key = self._post_begins(name)
+            op, key = posting.begins(name)
             self._plans[key] = plan = Plan(drawn.first, drawn.final, drawn.asks)
-            message = Message(self.config.topic, self._body(key, rng), keys=key, unique_key=key)
+            message = posting.message(key, rng)
             try:
                 result = await producer.send_in_transaction(message, name)
             except ClientError as error:
-                self._post_ends(name, op, key, error)
+                posting.ends(name, op, key, error)
                 return
-            outcome = self._post_ends(name, op, key, result.half)
+            outcome = posting.ends(name, op, key, result.half)
             if outcome is Outcome.OK and plan.first != UNDECIDED:
                 self._decide("ok" if result.confirmed else "unknown", name, key, plan.first)
 
@@ -129,39 +143,42 @@ class TransactionsWorkload(PostedWorkload):
         self, kind: str, process: str, name: str, decision: str, *, check: bool = False
     ) -> None:
         more = {"check": True} if check else {}
-        self.history.event(
-            kind, "decide", process, self.history.next_op(), id=name, decision=decision, **more
+        history = self._posting.history
+        history.event(
+            kind, "decide", process, history.next_op(), id=name, decision=decision, **more
         )
 
-    async def _evidence(self, deadline_s: float) -> None:
+    async def evidence(self, deadline_s: float) -> None:
         """Record open half messages, once none of them is decided (or nothing changes)."""
-        env = self.env
+        posting = self._posting
+        env = posting.env
         halves = Halves()
-        name = f"{self.config.group}-scanner"
+        name = f"{posting.config.group}-scanner"
         async with PullConsumer(name, env.namesrv, instance_config=signing()) as consumer:
-            await consumer.queues(self.config.topic)
+            await consumer.queues(posting.config.topic)
             scanner = Scanner(consumer)
-            self._last_news_s = time.monotonic()
+            posting.news()
             before = -1
             while True:
                 try:
-                    await halves.read(scanner, {queue.broker_name for queue in self.queues})
+                    await halves.read(scanner, {queue.broker_name for queue in posting.queues})
                 except ClientError as error:
-                    env.say(f"{self.name}: half messages could not be read: {error}")
-                    if self._quiet(deadline_s):
+                    env.say(f"{posting.name}: half messages could not be read: {error}")
+                    if posting.is_quiet(deadline_s):
                         return
                     await asyncio.sleep(RESCAN_S)
                     continue
                 mine = [m for m in halves.open() if m.msg_id in self._plans]
                 waiting = sum(self._plans[m.msg_id].final != UNDECIDED for m in mine)
                 if waiting != before:
-                    before, self._last_news_s = waiting, time.monotonic()
-                if not waiting or self._quiet(deadline_s):
+                    before = waiting
+                    posting.news()
+                if not waiting or posting.is_quiet(deadline_s):
                     break
                 await asyncio.sleep(RESCAN_S)
         for message in {message.msg_id: message for message in mine}.values():
-            self._write_stored(message)
-        self._write_scanned(halves.records)
+            posting.write_stored(message)
+        posting.write_scanned(halves.records)
 
 
 class Halves:

@@ -20,11 +20,11 @@ from raftmq.chaos.history.events import Kind, Outcome
 from raftmq.chaos.history.files import HistoryWriter, read_history
 from raftmq.chaos.workloads.base import Environment, Tally
 from raftmq.chaos.workloads.catalogue import settings_for
-from raftmq.chaos.workloads.delayed import DELAYED, DelayedWorkload, delay_levels
+from raftmq.chaos.workloads.delayed import DELAYED, delay_levels, delayed_workload
 from raftmq.chaos.workloads.locks import LOCKS, locks_workload
-from raftmq.chaos.workloads.posted import LATE_S, Deliveries, Paced, PostedWorkload
-from raftmq.chaos.workloads.retries import FAILURES, RETRIES, RetriesWorkload
-from raftmq.chaos.workloads.transactions import PLANS, TRANSACTIONS, TransactionsWorkload
+from raftmq.chaos.workloads.posted import LATE_S, Deliveries, Paced, PostedWorkload, Posting
+from raftmq.chaos.workloads.retries import FAILURES, RETRIES, retries_workload
+from raftmq.chaos.workloads.transactions import PLANS, TRANSACTIONS, Transacted
 from raftmq.client import Later, MessageExt
 from raftmq.client.message import properties_text
 from tests.waiting import until
@@ -55,11 +55,12 @@ CHECKS = {
 
 
 async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
-    transactions = TransactionsWorkload(replace(TRANSACTIONS, rate_per_s=80, window=32))
+    halves = Posting(replace(TRANSACTIONS, rate_per_s=80, window=32))
+    transactions = Transacted(halves)
     workloads = (
-        transactions,
-        DelayedWorkload(replace(DELAYED, rate_per_s=60, window=32)),
-        RetriesWorkload(replace(RETRIES, rate_per_s=40, window=32)),
+        PostedWorkload(halves, transactions),
+        delayed_workload(replace(DELAYED, rate_per_s=60, window=32)),
+        retries_workload(replace(RETRIES, rate_per_s=40, window=32)),
         locks_workload(replace(LOCKS, rate_per_s=60, queues=4), restart_every_s=0.8),
     )
     posting = workloads[:3]
@@ -191,9 +192,9 @@ def test_a_delivery_is_where_the_message_lies(tmp_path: Path) -> None:
 
 
 async def test_nothing_new_for_long_ends_the_waiting(tmp_path: Path) -> None:
-    workload: PostedWorkload = DelayedWorkload(replace(DELAYED, quiet_s=0.05))
-    workload.awaited.add("lost")
+    posting = Posting(replace(DELAYED, quiet_s=0.05))
+    posting.awaited.add("lost")
     async with asyncio.timeout(60):
-        assert not await workload._wait_arrived(time.monotonic() + 3600)
-    workload._news("lost")
-    assert await workload._wait_arrived(time.monotonic() + 3600)
+        assert not await posting.wait_arrived(time.monotonic() + 3600)
+    posting.arrived("lost")
+    assert await posting.wait_arrived(time.monotonic() + 3600)

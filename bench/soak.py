@@ -1,8 +1,9 @@
 """`python -m bench.soak`: whether memory stays flat while clients, topics and groups come and go.
 
 A Raft group carries a steady load. Beside it, over and over: connections are opened, join a
-consumer group of their own as a member, and close; topics are created, sent to and deleted; groups
-are created and deleted. The resident memory of leader, follower and name server is sampled all the
+consumer group as members, and close; topics are created, sent to and deleted; groups are created
+and deleted. All have new names every time, unless `--names` says after how many rounds names come
+again. The resident memory of leader, follower and name server is sampled all the
 time. Growth is the median of the last quarter of the samples minus that of the second quarter (the
 first one fills caches and buffers), given in MiB an hour. Exit status 1 if a process grew by more
 than `--growth`.

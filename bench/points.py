@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ TOPIC = "Curve"
 QUEUES = 4
 IN_FLIGHT = 256
 BODY = b"x" * 128
+LARGE_BYTES, LARGE_IN_FLIGHT = 64 << 10, 64  # to fill a log
 MANY = 1 << 40  # requests: more than any load sends in its time
 CREATIONS = 64  # topics that are created at one time
 LIST_LIMIT = 1_000  # topics in a page of the HTTP API
@@ -259,6 +261,50 @@ async def create(group: RaftGroup, names: Sequence[str], queues: int) -> float:
     async with Admin(group.namesrv) as admin:
         await asyncio.gather(*(lane(admin) for _ in range(min(CREATIONS, len(names)))))
     return time.perf_counter() - begun
+
+
+async def log_size(value: int, seconds: float) -> Figures:
+    """Measure one replica with `value` MiB of log, in bodies of 64 KiB: how long it takes to be
+    filled, to come back after SIGKILL and after SIGTERM, and to find its first and last message."""
+    settings = PROMPT | {"defaultTopicQueueNums": str(QUEUES), "diskMaxUsedSpaceRatio": "90"}
+    async with warm_group(settings, replicas=1) as group:
+        await _mark(group, "first")
+        begun = time.perf_counter()
+        load = Load(1.0, bytes(LARGE_BYTES), LARGE_IN_FLIGHT)
+        filled, lives = 0, {}
+        while filled < value << 20:
+            filled += (await load.run(group.address, TOPIC, QUEUES)).messages * LARGE_BYTES
+        figures = {"fill_mib_s": (filled >> 20) / (time.perf_counter() - begun)}
+        await _mark(group, "last")
+        progress(f"filled at {figures['fill_mib_s']:,.0f} MiB/s")
+        figures |= await _found(group)
+        for name, number in (("kill", signal.SIGKILL), ("stop", signal.SIGTERM)):
+            process = group.cluster.signal(group.leader.name, number)
+            await group.cluster.wait_dead(process, READY_TIMEOUT_S)
+            group.cluster.start(group.leader.name)
+            lives[f"restart_after_{name}_s"] = await _elapsed(group.whole)
+        figures |= lives | {f"cold_{name}": ms for name, ms in (await _found(group)).items()}
+        return figures | memory(group.usage())
+
+
+async def _mark(group: RaftGroup, key: str) -> None:
+    async with Producer("bench", group.namesrv) as producer:
+        await producer.send(Message(TOPIC, BODY, keys=key), timeout_ms=60_000)
+
+
+async def _found(group: RaftGroup) -> Figures:
+    """Return the times of lookups by key, of the log's first message and of its last."""
+    figures = {}
+    async with Admin(group.namesrv) as admin:
+        await admin.cluster.route(TOPIC)
+        for key in ("first", "last"):
+            begun = time.perf_counter()
+            (message,) = await admin.message.query(TOPIC, key)
+            figures[f"find_{key}_ms"] = (time.perf_counter() - begun) * 1e3
+            begun = time.perf_counter()
+            await admin.offset.search(message.queue, message.store_timestamp_ms)
+            figures[f"find_{key}_time_ms"] = (time.perf_counter() - begun) * 1e3
+    return figures
 
 
 async def topics(value: int, seconds: float) -> Figures:

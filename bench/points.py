@@ -293,13 +293,16 @@ async def _mark(group: RaftGroup, key: str) -> None:
 
 
 async def _found(group: RaftGroup) -> Figures:
-    """Return the times of lookups by key, of the log's first message and of its last."""
+    """Return the times of lookups by key, of the log's first message and of its last, until the
+    index goes so far that it is found."""
     figures = {}
     async with Admin(group.namesrv) as admin:
         await admin.cluster.route(TOPIC)
         for key in ("first", "last"):
             begun = time.perf_counter()
-            (message,) = await admin.message.query(TOPIC, key)
+            while not (found := await admin.message.query(TOPIC, key)):  # noqa: ASYNC110
+                await asyncio.sleep(RETRY_S)
+            (message,) = found
             figures[f"find_{key}_ms"] = (time.perf_counter() - begun) * 1e3
             begun = time.perf_counter()
             await admin.offset.search(message.queue, message.store_timestamp_ms)

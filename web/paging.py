@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import binascii
 import heapq
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
@@ -54,6 +56,20 @@ def page(
     shown = chosen[: query.limit]
     following = encode_cursor(key(shown[-1])) if more else None
     return {"items": [view(item) for item in shown], "next": following}
+
+
+def page_of_sorted(
+    names: Sequence[str],
+    fits: Callable[[str], bool],
+    view: Callable[[str], Any],
+    query: PageQuery,
+) -> dict[str, Any]:
+    """Return the page of those sorted `names` that fit; it looks at no name before the page.
+
+    Raises ApiProblem for an invalid cursor."""
+    start = bisect_right(names, decode_cursor(query.cursor)) if query.cursor else 0
+    behind = (names[at] for at in range(start, len(names)))
+    return page(islice(filter(fits, behind), query.limit + 1), str, view, query)
 
 
 def encode_cursor(key: str) -> str:

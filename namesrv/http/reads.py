@@ -27,6 +27,7 @@ from raftmq.web.paging import (
     decode_cursor,
     encode_cursor,
     page,
+    page_of_sorted,
 )
 from raftmq.web.problem import ApiProblem, invalid, not_found, unavailable
 from raftmq.web.schema import Count, Input, TimeMs
@@ -117,6 +118,8 @@ class Reads:
     def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
         self._cluster = cluster
         self._leaders = leaders
+        self._topics: list[str] = []  # sorted, of version:
+        self._topics_version = -1
 
     def operations(self) -> list[Operation]:
         def get(path: str, name: str, summary: str, handler: Any, **more: Any) -> Operation:
@@ -207,7 +210,9 @@ class Reads:
                 return False
             return not query.group or query.group in (table.queues(topic) or ())
 
-        return page(filter(fits, table.topics()), str, self._topic_item, query)
+        if self._topics_version != table.topics_version:
+            self._topics, self._topics_version = sorted(table.topics()), table.topics_version
+        return page_of_sorted(self._topics, fits, self._topic_item, query)
 
     def _topic_item(self, topic: str) -> Item:
         by_group = self._cluster.table.queues(topic) or {}

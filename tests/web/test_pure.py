@@ -8,7 +8,13 @@ from msgspec import Meta
 from raftmq.ops.versions import ANY, Condition
 from raftmq.web.openapi import document
 from raftmq.web.operation import Operation
-from raftmq.web.paging import PageQuery, decode_cursor, encode_cursor, page
+from raftmq.web.paging import (
+    PageQuery,
+    decode_cursor,
+    encode_cursor,
+    page,
+    page_of_sorted,
+)
 from raftmq.web.problem import ApiProblem, invalid, not_leader
 from raftmq.web.schema import Count, Input, View, from_json, from_texts, to_json
 from raftmq.web.versions import condition_of, etag, unmet
@@ -139,3 +145,40 @@ def test_the_document_is_made_of_the_declarations():
     )
     names = {(p["name"], p["in"], p["required"]) for p in told["parameters"]}
     assert ("howMany", "path", True) in names and ("If-Match", "header", False) in names
+
+
+def test_pages_of_sorted_names_look_at_no_more_than_they_show() -> None:
+    names = [f"t{number:04d}" for number in range(1_000)]
+    looked: list[str] = []
+
+    def fits(name: str) -> bool:
+        looked.append(name)
+        return not name.endswith("7")
+
+    wanted = [name for name in names if not name.endswith("7")]
+    got: list[str] = []
+    cursor = ""
+    while True:
+        looked.clear()
+        found = page_of_sorted(names, fits, str, PageQuery(limit=50, cursor=cursor))
+        assert found == page(filter(fits, names), str, str, PageQuery(limit=50, cursor=cursor))
+        assert looked.index(found["items"][0]) <= 1, "nothing before the page"
+        got += found["items"]
+        if found["next"] is None:
+            break
+        cursor = found["next"]
+    assert got == wanted
+
+
+def test_a_page_of_sorted_names_ends_its_search_behind_it() -> None:
+    names = [f"t{number:04d}" for number in range(1_000)]
+    looked: list[str] = []
+
+    def fits(name: str) -> bool:
+        looked.append(name)
+        return True
+
+    cursor = encode_cursor("t0500")
+    found = page_of_sorted(names, fits, str, PageQuery(limit=10, cursor=cursor))
+    assert found["items"] == names[501:511]
+    assert looked == names[501:512]

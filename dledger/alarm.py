@@ -16,7 +16,7 @@ class Alarm:
 
     def __init__(self) -> None:
         self._ring: Callable[[], None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._due_s = math.inf
 
     def start(self, ring: Callable[[], None]) -> None:
@@ -37,6 +37,13 @@ class Alarm:
             loop = asyncio.get_running_loop()
             self._due_s = loop.time() + max(SOON_MS, math.ceil(in_ms)) / 1000
             self._timer = loop.call_at(self._due_s, self._rings)
+
+    def now(self) -> None:
+        """Ring when what the loop has read by now is handled, whenever it was to ring."""
+        if self._ring is not None and self._due_s > 0:
+            self._cancel()
+            self._due_s = 0.0
+            self._timer = asyncio.get_running_loop().call_soon(self._rings)
 
     def soon(self) -> None:
         """Ring in SOON_MS, if it was to ring later or not at all."""

@@ -3,8 +3,12 @@
 There is no tick of a fixed period: each look at the clock sets the alarm to the next one, which is
 when the first of all this is due. The alarm is moved forward when a role changes or a connection
 closes (pump.py, inbox.py), since the core's deadline may then come earlier; nothing else makes it
-come earlier by more than a moment that does not matter. The stall-aware clock counts a heartbeat's
-period at most between two looks, so there is a look at least that often.
+come earlier by more than a moment that does not matter.
+
+The stall-aware clock counts a heartbeat's period at most between two looks, so there is a look at
+least that often. While heartbeats arrive, the inbox has one made for each of them, and the alarm
+does not ring at all: to be woken is what costs a replica at rest most. A leader that falls silent
+gains the little by which the alarm is late then, once.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from raftmq.dledger.snapshotinstaller import Installer
 log = logging.getLogger("raftmq.dledger.member")
 
 OVERDUE_MS = 10  # between looks at a core whose deadline has passed and which can do nothing yet
-LOOKS_PER_STEP = 1.25  # of the stall-aware clock, so that a look that is a little late is no stall
+LATE = 1.2  # times a heartbeat's period: only then a heartbeat is late
+LOOKS = 0.8  # of a step of the clock, between two looks once it is: a late look loses no time then
 SLOW_SYNC_MS = 20  # an fdatasync that takes longer holds the scrubber back
 HOUSEKEEPING_MS = 500
 HEALING_MS = 50  # between ticks of healer (repair and scrubber) and installer that have work
@@ -75,11 +80,14 @@ class Chores:
         if core_rest_ms <= 0:
             core_rest_ms = OVERDUE_MS
         elif core_rest_ms > step_ms:
-            core_rest_ms = step_ms / LOOKS_PER_STEP
+            silent_ms = core_ms() - self.pump.core.timer.contact_ms
+            late_ms = step_ms * LATE - silent_ms
+            core_rest_ms = late_ms if late_ms > 0 else step_ms * LOOKS
+        due_ms = self.flusher.due_ms
         if self.healer.has_work(now_ms) or self.installer.is_busy:
             self._healing_due_ms = min(self._healing_due_ms, now_ms + HEALING_MS)
-        due_ms = min(self.flusher.due_ms, self._healing_due_ms, self._housekeeping_due_ms)
-        return min(core_rest_ms, due_ms - now_ms)
+            due_ms = min(due_ms, self._healing_due_ms)
+        return min(core_rest_ms, due_ms - now_ms)  # the rest has time until some look is made
 
     def _do_what_is_due(self) -> None:
         now_ms, core_ms = self.clock_ms(), self.pump.core_ms.turn()

@@ -53,6 +53,8 @@ class Inbox:
         try:
             if pump is not None and self._life.running:
                 takers, step, now_ms = self._takers, pump.core.step, pump.core_ms()
+                if now_ms >= pump.core_ms.turn_wanted_ms:
+                    pump.alarm.now()  # so that the process need not be woken for it
                 for message in messages:
                     take = takers.get(type(message))
                     if take is None:

@@ -14,18 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+TURN_AFTER = 0.5  # of a step: a turn costs little, and one that is late loses no time then
+
 
 class StallAwareClock:
-    """The stall-aware clock: call it for the time, and call `turn` once in every turn of the
-    loop."""
+    """The stall-aware clock: call it for the time, and call `turn` at most once in every turn of
+    the loop, some times in every `step_ms_max`. `turn_wanted_ms`: from this time of it on a turn is
+    due before it loses time."""
 
-    __slots__ = ("_at_turn_ms", "_clock_ms", "_turned_ms", "step_ms_max")
+    __slots__ = ("_at_turn_ms", "_clock_ms", "_turned_ms", "step_ms_max", "turn_wanted_ms")
 
     def __init__(self, clock_ms: Callable[[], float], step_ms_max: float) -> None:
         assert step_ms_max > 0
         self._clock_ms = clock_ms
         self.step_ms_max = step_ms_max
         self._turned_ms = self._at_turn_ms = clock_ms()
+        self.turn_wanted_ms = self._at_turn_ms + step_ms_max * TURN_AFTER
 
     def __call__(self) -> float:
         passed_ms = self._clock_ms() - self._turned_ms
@@ -36,4 +40,5 @@ class StallAwareClock:
         now_ms = self._clock_ms()
         self._at_turn_ms += min(now_ms - self._turned_ms, self.step_ms_max)
         self._turned_ms = now_ms
+        self.turn_wanted_ms = self._at_turn_ms + self.step_ms_max * TURN_AFTER
         return self._at_turn_ms

@@ -59,6 +59,25 @@ async def test_it_does_not_ring_before_its_start_or_after_its_stop() -> None:
     assert not rings and alarm._timer is None
 
 
+async def test_now_is_behind_what_was_read_and_before_anything_else_is() -> None:
+    told: list[str] = []
+    alarm = Alarm()
+    alarm.start(lambda: told.append("ring"))
+    alarm.set(LONG_MS)
+    loop = asyncio.get_running_loop()
+    loop.call_soon(told.append, "read before")
+    alarm.now()
+    alarm.now()
+    alarm.soon()
+    loop.call_soon(told.append, "read afterwards")
+    await asyncio.sleep(0)
+    assert told == ["read before", "ring", "read afterwards"]
+    alarm.now()
+    alarm.stop()
+    await asyncio.sleep(0)
+    assert len(told) == 3
+
+
 async def test_it_may_be_set_while_it_rings() -> None:
     rings: list[int] = []
     alarm = Alarm()

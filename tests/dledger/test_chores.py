@@ -14,7 +14,8 @@ import pytest
 from raftmq.dledger.chores import (
     HEALING_MS,
     HOUSEKEEPING_MS,
-    LOOKS_PER_STEP,
+    LATE,
+    LOOKS,
     OVERDUE_MS,
     Chores,
 )
@@ -67,7 +68,7 @@ class World:
         self.core = SimpleNamespace(
             node_id="n0",
             membership=SimpleNamespace(voters=()),
-            timer=SimpleNamespace(back_off=SimpleNamespace(factor=1)),
+            timer=SimpleNamespace(back_off=SimpleNamespace(factor=1), contact_ms=-math.inf),
             next_deadline_ms=3_000.0,
             tick=note("core"),
         )
@@ -144,8 +145,8 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
 @pytest.mark.parametrize(
     ("core_ms", "expected_ms"),
     [
-        (math.inf, STEP_MS / LOOKS_PER_STEP),
-        (STEP_MS + 1, STEP_MS / LOOKS_PER_STEP),  # the stall-aware clock would lose the rest
+        (math.inf, STEP_MS * LOOKS),
+        (STEP_MS + 1, STEP_MS * LOOKS),  # the stall-aware clock would lose the rest
         (STEP_MS, STEP_MS),
         (3.5, 3.5),
         (0, OVERDUE_MS),  # it can do nothing yet
@@ -160,15 +161,29 @@ def test_the_next_look_is_at_the_cores_deadline_and_once_in_a_step_of_its_clock(
     assert world.alarm.set_ms == expected_ms
 
 
+def test_a_follower_waits_for_the_next_heartbeat_and_looks_often_once_it_is_late(
+    world: World,
+) -> None:
+    world.core.timer.contact_ms = world.now_ms
+    world.look(0)
+    assert world.alarm.set_ms == STEP_MS * LATE
+    world.look(50)
+    assert world.alarm.set_ms == STEP_MS * LATE - 50
+    world.look(STEP_MS * LATE - 50)
+    assert world.alarm.set_ms == STEP_MS * LOOKS
+    world.core.next_deadline_ms = world.now_ms + 9
+    world.look(0)
+    assert world.alarm.set_ms == 9
+
+
 def test_the_next_look_is_early_enough_for_everything_else(world: World) -> None:
     def rest_ms(later_ms: float) -> float:
         world.look(later_ms)
         return world.alarm.set_ms
 
-    at_rest_ms = STEP_MS / LOOKS_PER_STEP
+    at_rest_ms = STEP_MS * LOOKS
     assert rest_ms(0) == at_rest_ms
-    assert rest_ms(HOUSEKEEPING_MS - 20) == 20
-    assert rest_ms(20) == at_rest_ms
+    assert rest_ms(HOUSEKEEPING_MS - 20) == at_rest_ms, "housekeeping has time"
     world.flusher.due_ms = world.now_ms + 7
     assert rest_ms(0) == 7
     world.flusher.due_ms = math.inf  # a sync is in flight

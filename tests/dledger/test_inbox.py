@@ -8,6 +8,7 @@ from typing import Any, cast
 from raftmq.dledger.errors import MessageRefused
 from raftmq.dledger.inbox import Inbox
 from raftmq.dledger.pump import Life
+from raftmq.dledger.stallclock import StallAwareClock
 
 
 class Repair:
@@ -29,6 +30,7 @@ class World:
         self.seen: list[object] = []
         self.life = Life()
         note = self.seen.append
+        self.clock = StallAwareClock(lambda: 5.0, 75.0)
         self.inbox = Inbox(
             "n0",
             self.life,
@@ -41,10 +43,13 @@ class World:
         core = SimpleNamespace(step=step, peer_opened="opened", peer_closed="closed")
         pump = SimpleNamespace(
             core=core,
-            core_ms=lambda: 5.0,
+            core_ms=self.clock,
             run=lambda: self.seen.append("run") if self.life.running else None,
             drive=lambda *call: self.seen.append(call),
-            alarm=SimpleNamespace(soon=lambda: self.seen.append("look at the clock")),
+            alarm=SimpleNamespace(
+                soon=lambda: self.seen.append("look at the clock"),
+                now=lambda: self.seen.append("look at the clock now"),
+            ),
         )
         self.inbox.open(cast(Any, pump), {Install: lambda _: self.seen.append("install")})
         self.life.running = True
@@ -90,6 +95,14 @@ def test_a_broken_invariant_ends_the_member() -> None:
     world = World()
     world.open(lambda message, now_ms: 1 // 0)
     assert world.receive(Vote()) == [("fail", "a message broke an invariant")]
+
+
+def test_the_clock_is_looked_at_with_a_message_when_it_is_time_to() -> None:
+    world = World()
+    world.open(lambda message, now_ms: world.seen.append("step"))
+    assert world.receive(Vote()) == ["step", "run"]
+    world.clock.turn_wanted_ms = 5.0
+    assert world.receive(Vote(), Vote()) == ["look at the clock now", "step", "step", "run"]
 
 
 def test_the_core_hears_of_links_once_it_runs() -> None:

@@ -30,6 +30,15 @@ def test_it_goes_like_the_clock_while_turns_are_short() -> None:
     assert clock.turn() == clock() == hands.now_ms
 
 
+def test_it_says_when_it_needs_a_turn_to_lose_no_time() -> None:
+    hands = Hands()
+    clock = StallAwareClock(hands, STEP_MS)
+    for passed_ms in (10, 60, 10_000):
+        hands.now_ms += passed_ms
+        turned_ms = clock.turn()
+        assert turned_ms < clock.turn_wanted_ms < turned_ms + STEP_MS
+
+
 def test_a_long_turn_counts_as_one_step_whoever_asks_how_often() -> None:
     hands = Hands()
     clock = StallAwareClock(hands, STEP_MS)

@@ -52,6 +52,7 @@ EVENT_SCHEMA = StructType(
         StructField("kind", StringType()),
         StructField("nodes", ArrayType(StringType())),
         StructField("line", StringType()),
+        StructField("logged_ns", LongType()),
         StructField("once", BooleanType()),
         StructField("work", StringType()),
         StructField("delay_ms", LongType()),

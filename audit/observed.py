@@ -14,9 +14,10 @@ from raftmq.audit.checks import Check
 from raftmq.audit.history import of_group
 from raftmq.audit.tables import Tables
 
-# Lines that a node hit by a fault of these kinds may log: a broken disk stops it on purpose.
+# Lines that a node may log from a fault of these kinds on: a broken disk stops it on purpose.
 EXPECTED_KINDS = "^(disk|eio|short|flip|torn|lost|lying)-|power-cut"
 EXPECTED_LINES = "OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
+CLOCKS_APART_NS = 100_000_000  # logs have milliseconds of a clock that may be set during a run
 
 
 def observed_checks(tables: Tables, kinds: Mapping[str, Row]) -> Iterator[Check]:
@@ -210,16 +211,21 @@ def leader_check(tables: Tables) -> Check:
 
 def log_check(tables: Tables) -> Check:
     """Check for failures and tracebacks in the nodes' logs that no injected fault explains."""
+    injects = (F.col("f") == "inject") & F.col("kind").rlike(EXPECTED_KINDS)
+    done = F.max(F.when(F.col("type") == "ok", F.col("t_ns")))
     hit = (
-        tables.events.where(
-            (F.col("f") == "inject") & (F.col("type") == "ok") & F.col("kind").rlike(EXPECTED_KINDS)
-        )
-        .select(F.explode("nodes").alias("node"))
-        .distinct()
-        .withColumn("hit", F.lit(True))
+        tables.events.where(injects)
+        .groupBy("op")
+        .agg(F.max("nodes").alias("nodes"), F.min("t_ns").alias("began_ns"), done.alias("done_ns"))
+        .where(F.col("done_ns").isNotNull())
+        .select(F.explode("nodes").alias("node"), "began_ns")
+        .groupBy("node")
+        .agg(F.min("began_ns").alias("hit_ns"))
     )
-    lines = tables.events.where(F.col("f") == "log_line").select("op", "node", "line")
-    excused = F.coalesce("hit", F.lit(False)) & F.col("line").rlike(EXPECTED_LINES)
+    lines = tables.events.where(F.col("f") == "log_line").select("op", "node", "line", "logged_ns")
+    logged_ns = F.coalesce("logged_ns", F.lit(0))
+    after = (logged_ns == 0) | (logged_ns + CLOCKS_APART_NS >= F.col("hit_ns"))
+    excused = F.coalesce(after, F.lit(False)) & F.col("line").rlike(EXPECTED_LINES)
     return Check(
         "log_lines",
         "failures in the nodes' logs that no injected fault explains",

@@ -1,14 +1,18 @@
 """Searches the nodes' logs for lines that must not be there. Blocking.
 
-A finding is one line; for a traceback it is the line before it and the exception at its end.
-chaos.checks.replicas decides whether an injected fault explains it.
+A finding is one line; for a traceback it is the line before it and the exception at its end. Its
+time is the one that the line begins with. A traceback has the time of the line that it belongs to,
+which is one of level WARNING or above: after another line, a process that started again may have
+ended with it. chaos.checks.replicas decides whether an injected fault explains a finding.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 from raftmq.chaos.history.files import HistoryWriter
@@ -19,6 +23,8 @@ BAD = re.compile(
 )
 TRACEBACK = "Traceback (most recent call last)"
 LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+HEADS = frozenset({"WARNING", "ERROR", "CRITICAL"})  # levels of lines that a traceback belongs to
+TIME = re.compile(r'(?:\{"time":")?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d+(?:Z|[+-]\d\d:\d\d)?)')
 LINE_LENGTH_MAX = 500
 TRACEBACK_LINES_MAX = 500
 FINDINGS_MAX = 1_000  # of one node: a log full of one failure is one failure
@@ -26,20 +32,26 @@ FINDINGS_MAX = 1_000  # of one node: a log full of one failure is one failure
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line that should not be there; `number` counts from 1."""
+    """A line that should not be there; `number` counts from 1. `time`: as in the log, "" for a line
+    that has none."""
 
     number: int
     line: str
     level: str
+    time: str = ""
 
 
-def write_findings(history: HistoryWriter, logs: Mapping[str, Path]) -> int:
+def write_findings(
+    history: HistoryWriter, logs: Mapping[str, Path], zone: tzinfo | None = None
+) -> int:
     """Search each node's log; write a record for every finding and one for the search.
 
-    A missing log has no lines. Returns the number of findings.
+    A missing log has no lines. `zone`: of times that do not say theirs (None: this machine's).
+    Returns the number of findings.
     """
     lines: dict[str, int] = {}
     found = 0
+    zero_ns = time.time_ns() - time.monotonic_ns()  # the wall clock when the history's was 0
     for node, path in logs.items():
         lines[node] = 0
         if not path.exists():
@@ -55,6 +67,7 @@ def write_findings(history: HistoryWriter, logs: Mapping[str, Path]) -> int:
                 node=node,
                 line=finding.line,
                 level=finding.level,
+                logged_ns=_logged_ns(finding.time, zone, zero_ns),
             )
         lines[node] = counted.count
     history.event("ok", "logs", "observer", history.next_op(), lines=lines)
@@ -70,11 +83,14 @@ def search(lines: Iterable[str]) -> Iterator[Finding]:
         text = line.rstrip("\n")
         if BAD.search(text) and count < FINDINGS_MAX:
             count += 1
-            words = text.strip()
-            if TRACEBACK in text:
-                words = f"{before} | {_exception(numbered)}".removeprefix(" | ")
-            level = LEVEL.search(before if TRACEBACK in text else text)
-            yield Finding(number, words[:LINE_LENGTH_MAX], level.group(1) if level else "")
+            words = head = text.strip()
+            is_traceback = TRACEBACK in text
+            if is_traceback:
+                words, head = f"{before} | {_exception(numbered)}".removeprefix(" | "), before
+            found = LEVEL.search(head)
+            level = found.group(1) if found else ""
+            at = TIME.match(head) if level in HEADS or not is_traceback else None
+            yield Finding(number, words[:LINE_LENGTH_MAX], level, at.group(1) if at else "")
         before = text.strip()[: LINE_LENGTH_MAX // 2]
 
 
@@ -86,6 +102,18 @@ def _exception(lines: Iterator[tuple[int, str]]) -> str:
         if skipped >= TRACEBACK_LINES_MAX:
             break
     return "a traceback without an end"
+
+
+def _logged_ns(text: str, zone: tzinfo | None, zero_ns: int) -> int:
+    """Return a log line's time on the history's clock, which was 0 at `zero_ns` since 1970; 0 for a
+    text that is no time."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return 0
+    if at.tzinfo is None and zone is not None:
+        at = at.replace(tzinfo=zone)
+    return round(at.timestamp() * 1_000) * 1_000_000 - zero_ns
 
 
 class _Counted:

@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import tzinfo
 from pathlib import Path
 
 from raftmq.chaos.cluster import launch, namespaces
@@ -100,6 +101,7 @@ class Cluster:
         self._probe = probe or RemotingProbe(STATUS_TIMEOUT_MS)
         self._command_of = command_of
         self.ports = HeldPorts(HOST)
+        self.log_zone: tzinfo | None = None  # of the times in logs: this machine's
         self._former_network: int | None = None  # where we were before the cluster's own network
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class ComposeCluster(Cluster):
     ) -> None:
         """`project`: of docker compose; empty: the only one there is."""
         super().__init__(directory, probe)
+        self.log_zone = UTC
         self.docker = docker or Docker(os.environ.get("DOCKER_HOST", ""))
         self._project = project
         self._mode = mode

@@ -72,7 +72,7 @@ TAKERS: Mapping[str, Callable[[Record], Event]] = {
     "leave": _taker(Kind.LEFT, Membership),
     "leader": _taker(Kind.LED, Leader, group=""),
     "drain": _taker(Kind.DRAINED, Drain),
-    "log_line": _taker(Kind.LOG_LINE, LogLine, level=""),
+    "log_line": _taker(Kind.LOG_LINE, LogLine, level="", logged_ns=0),
     "logs": _taker(Kind.LOGS, Logs),
     "post": _taker(Kind.POSTED, Post, delay_ms=0, attempts=0, error=""),
     "decide": _taker(Kind.DECIDED, Decision, check=False),

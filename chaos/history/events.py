@@ -215,12 +215,14 @@ class MetaRead:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of a node's log that should not be there."""
+    """A line of a node's log that should not be there. `t_ns` is when the log was searched,
+    `logged_ns` when the line was written (0: nobody knows)."""
 
     t_ns: int
     node: str
     line: str
     level: str
+    logged_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

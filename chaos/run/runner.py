@@ -199,7 +199,7 @@ async def _committed(cluster: Cluster) -> dict[str, int]:
 def _write_evidence(cluster: Cluster, history: HistoryWriter, committed: dict[str, int]) -> None:
     """Record what the nodes left behind: search logs, compare each group's stores. Blocking."""
     state = cluster.state()
-    write_findings(history, cluster.collect_logs())
+    write_findings(history, cluster.collect_logs(), cluster.log_zone)
     for group in state.groups:
         members = state.members(group)
         if len(members) > 1:

@@ -63,6 +63,17 @@ def plant(history: History) -> None:
     for node in ("n0", "n1"):
         history.event("ok", "leader", node=node, term=4, group="broker-a")
     history.event("ok", "log_line", node="n1", line="AssertionError: x", level="ERROR")
+    fault = {"fault": 7, "kind": "flip-header", "nodes": ["n4"]}
+    number = history.event("invoke", "inject", **fault)
+    began_ns = history.events[-1]["t_ns"]
+    history.event("ok", "inject", number, **fault)
+    for line, logged_ns in (
+        ("before", began_ns - 10**9),
+        ("after", began_ns + 1),
+        ("some time", 0),
+    ):
+        words = f"StoreDamaged {line}"
+        history.event("ok", "log_line", node="n4", line=words, level="ERROR", logged_ns=logged_ns)
 
 
 def allow(history: History) -> None:
@@ -152,5 +163,7 @@ def test_metadata_that_went_back_is_named(report: AuditReport) -> None:
 def test_two_leaders_and_a_bad_line_are_named(report: AuditReport) -> None:
     (row,) = report.check("two_leaders").offenders
     assert (row["group"], row["term"], row["leaders"]) == ("broker-a", 4, ["n0", "n1"])
-    (line,) = report.check("log_lines").offenders
-    assert dict(line) == {"node": "n1", "line": "AssertionError: x"}
+    assert [dict(line) for line in report.check("log_lines").offenders] == [
+        {"node": "n1", "line": "AssertionError: x"},
+        {"node": "n4", "line": "StoreDamaged before"},
+    ]

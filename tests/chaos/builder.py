@@ -112,10 +112,10 @@ class HistoryBuilder:
             op = self.add("invoke", function, "nemesis", **fields)
             self.add("ok", function, "nemesis", op, **fields)
 
-    def logs(self, lines: int, *bad: tuple[str, str]) -> None:
+    def logs(self, lines: int, *bad: tuple[str, str], **more: Any) -> None:
         """Logs of `lines` lines were searched; `bad` are (node, line)."""
         for node, line in bad:
-            self.add("ok", "log_line", "observer", node=node, line=line, level="ERROR")
+            self.add("ok", "log_line", "observer", node=node, line=line, level="ERROR", **more)
         self.add("ok", "logs", "observer", lines={"n0": lines})
 
     def replicas(self, group: str = "broker-a", errors: Any = None, **digests: str) -> None:

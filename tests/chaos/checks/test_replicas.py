@@ -96,6 +96,18 @@ def test_what_an_injected_fault_explains(kind: str, node: str, line: str, excuse
     assert ("1 excused" in check(builder, LOGS).detail) is excused
 
 
+@pytest.mark.parametrize(("seconds", "excused"), [(-9.0, False), (0.0, True), (9.0, True)])
+def test_a_line_from_before_a_fault_is_not_explained_by_it(seconds: float, excused: bool) -> None:
+    builder = clean()
+    builder.wait(10)
+    builder.fault("flip-header", "n1")
+    (fault,) = builder.build().faults
+    logged_ns = fault.invoked_ns + int(seconds * 1e9)
+    builder.wait(10)
+    builder.logs(100, ("n1", "StoreDamaged: frame 7"), logged_ns=logged_ns)
+    assert failed(builder) == (set() if excused else {LOGS})
+
+
 def test_own_list_of_expected_lines() -> None:
     builder = clean()
     builder.fault("pause", "n1")

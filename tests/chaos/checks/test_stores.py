@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,46 @@ def test_what_is_found_in_a_log(text: str, found: list[str]) -> None:
 def test_findings_have_line_number_and_level() -> None:
     (finding,) = search(TRACEBACK.splitlines(keepends=True))
     assert (finding.number, finding.level) == (2, "ERROR")
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        (TRACEBACK, "2026-01-01 00:00:00,000"),
+        (TRACEBACK.replace("ERROR", "INFO"), ""),  # perhaps of a process that started again
+        ("2026-01-01 00:00:00,123 CRITICAL member_failed\n", "2026-01-01 00:00:00,123"),
+        ('{"time":"2026-01-01T00:00:00.123Z","event":"member_failed"}', "2026-01-01T00:00:00.123Z"),
+        ("AssertionError: at 2026-01-01 00:00:00,123\n", ""),
+    ],
+)
+def test_a_finding_has_the_time_of_its_own_line(text: str, time: str) -> None:
+    (finding,) = search(text.splitlines(keepends=True))
+    assert finding.time == time
+
+
+def test_a_damage_that_was_found_before_a_fault_is_no_work_of_it(tmp_path: Path) -> None:
+    """From the log to the verdict: the same line before and after the injection."""
+    for late_s, verdict in ((-60.0, Verdict.FAIL), (60.0, Verdict.PASS)):
+        path = tmp_path / f"{verdict.value}.jsonl"
+        with HistoryWriter(path) as writer:
+            fault = {"fault": 1, "kind": "flip-body", "nodes": ["n1"], "whom": "follower"}
+            fault |= {"role": "follower", "pid": 7, "detail": ""}
+            op = writer.next_op()
+            for kind in ("invoke", "ok"):
+                writer.event(kind, "inject", "nemesis", op, **fault)
+            at = datetime.now(UTC) + timedelta(seconds=late_s)
+            log = tmp_path / "n1.log"
+            log.write_text(f"{at:%Y-%m-%d %H:%M:%S},000 ERROR store | StoreDamaged: frame 7\n")
+            assert write_findings(writer, {"n1": log}, UTC) == 1
+        found = {check.name: check for check in suite_of(read_history(path)).results()}
+        assert found["failures in server logs"].verdict is verdict
+
+
+def test_a_time_that_is_none_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "n0.log").write_text("2026-99-99 00:00:00,000 CRITICAL member_failed\n")
+    with HistoryWriter(tmp_path / "h.jsonl") as writer:
+        write_findings(writer, {"n0": tmp_path / "n0.log"})
+    assert [line.logged_ns for line in read_history(tmp_path / "h.jsonl").log_lines] == [0]
 
 
 def test_findings_and_lines_are_bounded() -> None:

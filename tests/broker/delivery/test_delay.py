@@ -10,6 +10,7 @@ from raftmq.broker.delivery.delay import (
     DelayService,
     Sightings,
 )
+from raftmq.broker.housekeeping import IDLE_MS
 from raftmq.broker.tables.delayoffsets import DelayOffsets
 from raftmq.broker.tables.state import delay_progress
 from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
@@ -347,3 +348,36 @@ def test_a_frame_that_is_applied_again_changes_nothing():
     state.apply(4, 0, delay_progress(1, 11))
     state.apply(3, 0, delay_progress(1, 9))
     assert state.delays.get(1) == 11
+
+
+def rest_ms(stage):
+    (chore,) = stage.service.service().chores
+    return chore.rest_ms()
+
+
+def test_it_says_when_the_first_message_is_due():
+    stage = Stage()
+    assert rest_ms(stage) == IDLE_MS
+    stage.send(2)
+    stage.bench.now_ms += 500
+    stage.bench.clock_ms += 500
+    assert rest_ms(stage) == 1_500
+    stage.send(1)
+    assert rest_ms(stage) == 1_000
+    stage.passes(1_000)
+    assert rest_ms(stage) == 500, "the first is on its way: of the other level"
+    stage.commit()
+    stage.passes(600)
+    stage.commit()
+    assert rest_ms(stage) == IDLE_MS
+    stage.send(1)
+    stage.leading = False
+    assert rest_ms(stage) == IDLE_MS
+
+
+def test_it_rests_after_a_refusal():
+    stage = Stage()
+    stage.send(1)
+    stage.bench.sends.disk_full = "no room"
+    stage.passes(1_000)
+    assert rest_ms(stage) == RETRY_MS

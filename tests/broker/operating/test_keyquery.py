@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from raftmq.broker.config import BrokerConfig
+from raftmq.broker.housekeeping import IDLE_MS
 from raftmq.broker.operating import keyquery
 from raftmq.broker.operating.keyquery import KeyQueries
 from raftmq.client import Admin, Message, MessageQueue, Producer
@@ -242,3 +243,22 @@ async def test_the_client_asks_every_group_of_the_topic(tmp_path):
             (last,) = await admin.message.query("T", sent[-1].msg_id, unique_key=True)
             assert last.body == b"m5"
             assert await admin.message.query("T", "orde") == []
+
+
+async def test_it_says_when_there_is_something_to_index():
+    store = Store(behind=0)
+    keeper = queries(store)
+    (chore,) = keeper.service().chores
+    assert chore.rest_ms() == IDLE_MS
+    store.dispatched_offset = STEP_BYTES
+    assert chore.rest_ms() == 0
+    await keeper.tick()
+    assert chore.rest_ms() == IDLE_MS
+    store.dispatched_offset += 1
+    assert chore.rest_ms() == keyquery.STEP_INTERVAL_NS / MS, "little waits for more"
+    store.now_ns += keyquery.STEP_INTERVAL_NS - MS
+    assert chore.rest_ms() == 1
+    store.now_ns += MS
+    store.error = OSError("full")
+    await keeper.tick()
+    assert chore.rest_ms() == keyquery.RETRY_NS / MS

@@ -2,6 +2,7 @@
 
 import pytest
 
+from raftmq.broker.housekeeping import IDLE_MS
 from raftmq.broker.sending.send import REFUSED_AT_ONCE
 from raftmq.broker.sending.waiting import AttendedTime, Backlog, Group
 from raftmq.remoting.codes import ResponseCode
@@ -167,3 +168,24 @@ def test_a_long_queue_is_not_refused_in_one_go():
     assert sum(counts) == 1_500
     assert max(counts) < 2 * REFUSED_AT_ONCE
     assert bench.sends.held_bytes == 0
+
+
+def test_the_send_path_has_work_for_its_chores_while_something_waits_or_is_in_flight():
+    bench = Bench()
+    outcomes, held = bench.sends.service().chores
+    assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, IDLE_MS)
+    bench.send()
+    assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, 0)
+    frame = bench.log.cut(bench.sends)
+    assert (outcomes.rest_ms(), held.rest_ms()) == (0, IDLE_MS)
+    bench.sends.answer([bench.sends.applied(frame)])
+    assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, IDLE_MS)
+
+
+def test_a_send_after_a_rest_has_not_waited_for_the_rest():
+    bench = Bench()
+    bench.clock_ms += 10_000  # nobody looked
+    bench.send()
+    bench.clock_ms += WAIT_MS // 4 - 1
+    bench.sends.release_overdue()
+    assert bench.sends.held_bytes_max == bench.config.waiting_bytes_max, "not scarce"

@@ -7,6 +7,7 @@ import pytest
 from raftmq.broker.delivery.timers.service import COUNT_MAX, RETRY_MS, TimerService
 from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
 from raftmq.broker.delivery.timers.wheel import NOTHING, TimerWheel
+from raftmq.broker.housekeeping import IDLE_MS
 from raftmq.remoting.recallhandle import RecallHandle
 from raftmq.store.dispatch import TIMER_TOPIC, UNIT
 from raftmq.store.errors import StoreDamaged
@@ -298,3 +299,30 @@ def test_a_queue_that_lost_its_end_is_read_anew():
     queue.packed = queue.packed[: UNIT.size]
     stage.passes(1)
     assert stage.service.look()[:1] == (1,)
+
+
+def rest_ms(stage):
+    (chore,) = stage.service.service().chores
+    return chore.rest_ms()
+
+
+def test_it_says_when_the_first_message_is_due():
+    stage = Stage()
+    assert rest_ms(stage) == IDLE_MS
+    stage.send("K", 1_000)
+    assert rest_ms(stage) <= 0, "it is to be taken in"
+    stage.passes(0)
+    left = rest_ms(stage)
+    assert 900 <= left <= 1_000
+    stage.passes(left - 1)
+    assert stage.commit() is None
+    assert rest_ms(stage) == 1
+    stage.passes(1)
+    assert rest_ms(stage) == IDLE_MS, "it is on its way"
+    assert stage.commit() == ["K"]
+    stage.passes(0)
+    assert rest_ms(stage) == IDLE_MS
+    stage.send("L", 10)
+    stage.passes(0)
+    stage.leading = False
+    assert rest_ms(stage) == IDLE_MS

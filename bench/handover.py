@@ -1,10 +1,15 @@
-"""`python -m bench.handover`: what planned changes of leader cost the clients.
+"""`python -m bench.handover`: what changes of leader cost the clients.
 
 A Raft group of three processes runs under an open-loop load, with a consumer reading along.
 Leadership is transferred a number of times, and the leader is stopped in order (SIGTERM) and
 started again a number of times. Counted: sends that failed or whose outcome stayed unknown,
 messages stored twice, messages acknowledged and never consumed; and around each event the longest
 time without an acknowledgement. Exit status 1 if a send failed or a message was lost.
+
+With `--freezes` the leader is also kept from running (SIGSTOP) for a while, which closes none of
+its connections. What it was sent then has no certain outcome, so the producer repeats it, and
+messages may be stored twice. Between two freezes the group rests until no election back-off is left
+from the one before: a leader that goes on after it was given up looks like one on a slow machine.
 """
 
 from __future__ import annotations
@@ -39,6 +44,10 @@ PACE_S = 0.002  # between two bursts of due sends
 CALM_S = 0.3  # of load before an event, and after it
 DRAIN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
+FROZEN_S = 2.0  # longer than an election takes without back-off
+BACK_OFF_ENDS_S = (
+    8.0  # more than CALM_TIMEOUTS (dledger/electionbackoff.py) of the longest time-out
+)
 SETTLE_S = 3.5  # a send's own time-out is 3 s: by then each is decided
 
 
@@ -83,23 +92,40 @@ async def load(producer: Producer, seen: Seen, rate: float) -> None:
         await asyncio.sleep(PACE_S)
 
 
-async def stop_leader(cluster: Cluster) -> None:
-    """Stop the leader with SIGTERM, wait until it is gone, and start it again."""
+async def leader_name(cluster: Cluster) -> str:
     leader = await cluster.leader()
     if leader is None:
         raise click.ClickException("nobody leads")
-    process = cluster.signal(leader.name, signal.SIGTERM)
+    return leader.name
+
+
+async def stop_leader(cluster: Cluster) -> None:
+    """Stop the leader with SIGTERM, wait until it is gone, and start it again."""
+    name = await leader_name(cluster)
+    process = cluster.signal(name, signal.SIGTERM)
     await cluster.wait_dead(process, STOP_TIMEOUT_S)
-    cluster.start(leader.name)
+    cluster.start(name)
+
+
+async def freeze_leader(cluster: Cluster) -> None:
+    """Keep the leader's process from running for a while."""
+    name = await leader_name(cluster)
+    cluster.signal(name, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(FROZEN_S)
+    finally:
+        cluster.signal(name, signal.SIGCONT)
 
 
 async def change(cluster: Cluster, seen: Seen, kind: str) -> float:
     """Make one event; return the longest gap around it in ms."""
     await wait_whole(cluster)
-    await asyncio.sleep(CALM_S)
+    await asyncio.sleep(BACK_OFF_ENDS_S if kind == "freeze" else CALM_S)
     begin_ns = time.monotonic_ns()
     if kind == "transfer":
         await transfer(cluster)
+    elif kind == "freeze":
+        await freeze_leader(cluster)
     else:
         await stop_leader(cluster)
     await cluster.wait_serving()
@@ -130,8 +156,9 @@ async def measure(rate: float, flush: str, events: dict[str, int]) -> dict[str, 
         def listener(messages: list[Any]) -> None:
             seen.consumed.update(message.msg_id for message in messages)
 
-        strict = SendConfig(retry_unknown=False)  # an outcome that stays open counts as failed
-        async with Producer("bench", state.namesrv, config=strict) as producer:
+        # An outcome that stays open counts as failed, except where it cannot be helped.
+        retries = SendConfig(retry_unknown=events["freeze"] > 0)
+        async with Producer("bench", state.namesrv, config=retries) as producer:
             await producer.send(Message(TOPIC, BODY), timeout_ms=10_000)
             config = ConsumerConfig(consume_from=ConsumeFrom.FIRST_OFFSET)
             consumer = PushConsumer("bench-handover", state.namesrv, listener, config=config)
@@ -180,12 +207,16 @@ def show(result: dict[str, Any]) -> None:
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--transfers", default=50, type=click.IntRange(0))
 @click.option("--stops", default=50, type=click.IntRange(0), help="Orderly ends of the leader.")
+@click.option("--freezes", default=0, type=click.IntRange(0), help="The leader stands still.")
 @click.option("--rate", default=500.0, type=click.FloatRange(1), help="Sends a second, open loop.")
 @click.option("--flush", default="SYNC_FLUSH", type=click.Choice(["ASYNC_FLUSH", "SYNC_FLUSH"]))
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write all figures.")
-def main(transfers: int, stops: int, rate: float, flush: str, json_path: str | None) -> None:
-    """Measure what planned changes of leader cost."""
-    result = uvloop.run(measure(rate, flush, {"transfer": transfers, "planned stop": stops}))
+def main(
+    transfers: int, stops: int, freezes: int, rate: float, flush: str, json_path: str | None
+) -> None:
+    """Measure what changes of leader cost."""
+    events = {"transfer": transfers, "planned stop": stops, "freeze": freezes}
+    result = uvloop.run(measure(rate, flush, events))
     show(result)
     if json_path:
         Path(json_path).write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))

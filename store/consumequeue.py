@@ -38,7 +38,7 @@ UNITS_PER_FILE = 300_000
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 TAIL_UNITS_MAX = 2048  # 40 KiB of one queue; then it is written
-TAILS_BYTES_MAX = 8 << 20  # of all queues; then all are written
+TAILS_BYTES_MAX = 8 << 20  # of all queues; then the oldest are written
 PROBED_UNITS = 410  # two pages behind the end: where one page is gone, units follow
 MANIFEST_QUEUES_MAX = 10_000  # more are listed with every MANIFEST_FLUSHES-th flush only
 MANIFEST_FLUSHES = 12
@@ -428,8 +428,8 @@ class ConsumeQueueStore:
             self._write_tail(key, queue)
         elif after:
             self._with_tail[key] = queue
-            if self.tails_bytes >= self._tails_bytes_max:
-                self.write_tails()
+            while self.tails_bytes >= self._tails_bytes_max:  # the oldest: not thousands at once
+                self._write_tail(*next(iter(self._with_tail.items())))
 
     def begin_at(self, topic: str, queue_id: int, first: int) -> None:
         """Create a queue whose next queue offset is `first` > 0: its older messages are deleted.

@@ -153,13 +153,17 @@ def test_bounds_of_the_tails(disk: OsDisk) -> None:
     for queue_id in range(1, 4):
         store.append("T", queue_id, 0, units(0, 3))
         assert store.tails_bytes == 60 * queue_id
-    store.append("T", 4, 0, units(0, 1))  # all together reach 200: all written
-    assert store.tails_bytes == 0
+    store.append("T", 4, 0, units(0, 1))  # all together reach 200: the oldest is written
+    assert store.tails_bytes == 140
     for queue_id in range(1, 4):
         queue = store.queue("T", queue_id)
         assert queue is not None
-        assert queue.tail_bytes == 0
+        assert queue.tail_bytes == (0 if queue_id == 1 else 60)
         assert queue.units(0, 10) == units(0, 3)
+    store.append("T", 1, 3, units(3, 3))  # it is the youngest now
+    assert store.tails_bytes == 140
+    assert [queue.tail_bytes for queue in store.queues()] == [0, 60, 0, 60, 20]
+    store.write_tails()
     store.append("T", 5, 0, units(0, 100))  # larger than any bound at once
     assert store.tails_bytes == 0
 

@@ -5,20 +5,23 @@ Every loop is bounded: pauses by `pause_ms_max`, the whole by `time_ms_max` or t
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from operator import not_
 
 from tenacity import (
     AsyncRetrying,
+    RetryCallState,
     retry_if_exception,
     retry_if_result,
     stop_after_delay,
     stop_never,
-    wait_exponential_jitter,
 )
 from tenacity.retry import retry_base
 
 from raftmq.client.errors import ClientError
+
+GROWTHS_MAX = 64  # after so many a pause is at its most; the power of a larger number overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +47,16 @@ class RetryPolicy:
         return self._repeating(retry_if_result(not_))
 
     def _repeating(self, retry: retry_base) -> AsyncRetrying:
-        wait = wait_exponential_jitter(
-            multiplier=self.pause_ms_first / 1000,
-            max=self.pause_ms_max / 1000,
-            exp_base=self.growth,
-            jitter=self.jitter_ms / 1000,
-        )
         time_ms = self.time_ms_max
         stop = stop_never if time_ms is None else stop_after_delay(time_ms / 1000)
-        return AsyncRetrying(wait=wait, stop=stop, retry=retry, reraise=True)
+        return AsyncRetrying(wait=self._pause_s, stop=stop, retry=retry, reraise=True)
+
+    def _pause_s(self, state: RetryCallState) -> float:
+        """Return the pause after an attempt. tenacity's own has no arguments that all the versions
+        that we allow understand."""
+        growth = self.growth ** min(state.attempt_number - 1, GROWTHS_MAX)
+        pause_ms = self.pause_ms_first * growth + random.uniform(0, self.jitter_ms)
+        return min(pause_ms, self.pause_ms_max) / 1000
 
 
 def _is_retriable(error: BaseException) -> bool:

@@ -34,7 +34,7 @@ REGISTRATION_KEY_FILE = "RAFTMQ_REGISTRATION_KEY_FILE"  # environment
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class Time(click.ParamType[int]):
+class Time(click.ParamType):  # type: ignore[type-arg]  # it has one from click 8.4 on
     """A time: `now`, milliseconds, or a local time."""
 
     name = "time"

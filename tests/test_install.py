@@ -47,6 +47,31 @@ async def main():
 
 asyncio.run(main())
 """
+ROUND = """
+import asyncio, sys
+from raftmq import Admin, ConsumeResult, Message, Producer, PushConsumer
+
+async def main():
+    came = asyncio.Event()
+
+    def listen(messages):
+        print(messages[0].body)
+        came.set()
+        return ConsumeResult.SUCCESS
+
+    async with Admin(sys.argv[1]) as admin:
+        await admin.topic.create("Orders", 1)
+    consumer = PushConsumer("bills", sys.argv[1], listen)
+    consumer.subscribe("Orders")
+    async with Producer("orders", sys.argv[1]) as producer, consumer:
+        while not consumer.queues:
+            await asyncio.sleep(0.05)
+        await producer.send(Message("Orders", b"one"))
+        async with asyncio.timeout(60):
+            await came.wait()
+
+asyncio.run(main())
+"""
 
 
 def run(*line: object, cwd: object = "/") -> str:
@@ -161,3 +186,28 @@ def test_a_client_beside_an_application_with_such_modules(everything, wheel, tmp
         assert "Orders" in run(bin_ / "mqadmin", "topicList", "-n", status["namesrv"])
     finally:
         run(everything / "mqcluster", "down", "--dir", cluster)
+
+
+def lowest(project: Path) -> list[str]:
+    """The lowest version that pyproject.toml allows of each package of the client and the server,
+    as pip wants to be told."""
+    table = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    ranges = [*table["dependencies"], *table["optional-dependencies"]["server"]]
+    versions = dict(one.split(",")[0].split(">=") for one in ranges)  # the server's, of two
+    return [f"{name}=={version}" for name, version in versions.items()]
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lowest versions are of its time")
+def test_the_lowest_versions_that_are_allowed_serve_and_send(project, wheel, tmp_path):
+    bin_ = environment(tmp_path / "env")
+    named = lowest(project)
+    run(bin_ / "python", "-m", "pip", "install", "-q", *named, wheel)
+    (tmp_path / "main.py").write_text(ROUND)
+    cluster = tmp_path / "cluster"
+    run(bin_ / "mqcluster", "up", "--dir", cluster)
+    try:
+        status = json.loads(run(bin_ / "mqcluster", "status", "--json", "--dir", cluster))
+        assert run(bin_ / "python", tmp_path / "main.py", status["namesrv"]).split() == ["b'one'"]
+        assert "Orders" in run(bin_ / "mqadmin", "topicList", "-n", status["namesrv"])
+    finally:
+        run(bin_ / "mqcluster", "down", "--dir", cluster)

@@ -14,7 +14,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -23,21 +22,13 @@ from raftmq.chaos.cluster.cluster import GONE_TIMEOUT_S, POLL_S, TAIL_LINES, UP_
 from raftmq.chaos.cluster.clusterfile import COMPOSE, NAMESRV, ClusterError, ClusterState, Node
 from raftmq.chaos.cluster.docker import Docker
 from raftmq.chaos.cluster.probe import Probe
-from raftmq.chaos.cluster.process import ProcessId
+from raftmq.chaos.cluster.process import ContainerRun, ProcessId
 from raftmq.chaos.cluster.topology import RAFT, Shape
 
 LABEL = "raftmq.kind"
 PROJECT_LABEL = "com.docker.compose.project"
 DATA = "/var/lib/raftmq"  # where a broker's volume is, in its container
 STATES = {"running": "running", "paused": "stopped"}  # all others: dead
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerRun(ProcessId):
-    """One run of a container: its pid as the engine sees it, and when it began."""
-
-    container: str = ""
-    started_at: str = ""
 
 
 class ComposeCluster(Cluster):
@@ -176,21 +167,22 @@ class ComposeCluster(Cluster):
         found = self.state().node(name)
         return self._ids[found.name]
 
-    def _run(self, container: str) -> ContainerRun:
+    def _run(self, container: str) -> ProcessId:
         found = self.docker.inspect(container)["State"]
-        return ContainerRun(found["Pid"], 0, container, found["StartedAt"])
+        return ProcessId(found["Pid"], 0, ContainerRun(container, found["StartedAt"]))
 
     async def _wait(self, process: ProcessId, wanted: str, timeout_s: float) -> None:
-        assert isinstance(process, ContainerRun), process
+        run = process.run
+        assert run is not None, process
         deadline = time.monotonic() + timeout_s
-        while self._state_of_run(process) != wanted:
+        while self._state_of_run(process.pid, run) != wanted:
             if time.monotonic() > deadline:
-                raise ClusterError(f"container {process.container[:12]} is not {wanted} in time")
+                raise ClusterError(f"container {run.container[:12]} is not {wanted} in time")
             await asyncio.sleep(POLL_S)
 
-    def _state_of_run(self, run: ContainerRun) -> str:
+    def _state_of_run(self, pid: int, run: ContainerRun) -> str:
         found = self.docker.inspect(run.container)["State"]
-        same = (found["Pid"], found["StartedAt"]) == (run.pid, run.started_at)
+        same = (found["Pid"], found["StartedAt"]) == (pid, run.started_at)
         return STATES.get(found["Status"], "dead") if same else "dead"
 
 
@@ -202,7 +194,7 @@ def _nodes(entries: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
         host, _, port = labels["raftmq.address"].rpartition(":")
         group = labels.get("raftmq.group", "")
         ordinal = sum(1 for node in nodes if group and node.group == group)
-        run = ContainerRun(0, 0, entry["Id"])
+        run = ProcessId(0, 0, ContainerRun(entry["Id"]))
         kind = labels[LABEL]
         nodes.append(Node(labels["raftmq.node"], kind, host, int(port), 0, group, ordinal, run))
     return tuple(nodes)

@@ -18,11 +18,21 @@ LOG_TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerRun:
+    """One run of a container, and when the engine says that it began."""
+
+    container: str
+    started_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process, not to be confused with a later one of the same pid."""
+    """One process, not to be confused with a later one of the same pid. `run`: of a container; its
+    pid is then as the engine sees it, and its start is that of the run."""
 
     pid: int
     start_ticks: int
+    run: ContainerRun | None = None
 
 
 def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> ProcessId:

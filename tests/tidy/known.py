@@ -15,7 +15,6 @@ ALLOWED_BASES = {
     "Producer": "RocketMQ's transaction producer is a producer: whoever takes one takes it, too",
     "BlockingProducer": "the same",
     "Cluster": "a cluster of containers is one: faults and workloads take either",
-    "ProcessId": "so is the run of a container a process",
     "OsDisk": "the harness's disk is a real one, and stands where a broker wants that",
     "OsFile": "the same, for its files",
 }

@@ -118,9 +118,10 @@ class Row:
         if everything:
             self._all_due_ms = now_ms + REST_MS_MAX
         for chore in self._chores:
-            if chore.due_ms <= now_ms and (everything or self._rest_of(chore) <= 0):
+            if chore.due_ms <= now_ms:
                 chore.due_ms = now_ms + chore.period_ms
-                await self._do(chore)
+                if everything or self._rest_of(chore) <= 0:
+                    await self._do(chore)
 
     def _rest_of(self, chore: Chore) -> float:
         try:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from raftmq.broker import housekeeping
-from raftmq.broker.housekeeping import IDLE_MS, Activity, Chore, Housekeeper
+from raftmq.broker.housekeeping import IDLE_MS, Activity, Chore, Housekeeper, Row
 from tests.waiting import until
 
 NEVER_MS = 10_000_000
@@ -159,3 +159,15 @@ async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
     activity.note()
     assert activity.recent
     await activity.wait(0.001)
+
+
+async def test_a_period_goes_on_while_there_is_no_work() -> None:
+    """Offsets that are gathered share a frame with those that come in the same period."""
+    work, now_ms, fatal = Work(period_ms=100), [0], list[str]()
+    row = Row(lambda: now_ms[-1], [work.chore], fatal.append)
+    row.start()
+    for later_ms, runs in ((100, 0), (120, 0), (199, 0), (200, 1)):
+        now_ms.append(later_ms)
+        await row.run_due()
+        assert work.runs == runs
+        work.rest_ms = 0  # there is work from 100 on

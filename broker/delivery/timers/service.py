@@ -193,7 +193,7 @@ class TimerService:
         if queue.max_offset < wheel.next_offset or table < wheel.progress:
             log.info("timers_anew end=%d taken=%d", queue.max_offset, wheel.next_offset)
             self._end_move()
-            wheel = self.wheel = TimerWheel(table)
+            wheel.clear(table)  # the send path goes on counting by this wheel
             self._recalls.clear()
         if table != wheel.progress:
             self._end_move()  # its outcome was unknown, and is known now

@@ -81,6 +81,18 @@ class TimerWheel:
         self._late: list[tuple[int, int]] = []  # heap of (offset, due_ms)
         self._blocks: dict[int, int] = {}  # number of a block → waiting messages in it, ascending
 
+    def clear(self, progress: Progress) -> None:
+        """Forget all messages, and begin anew as of `progress`."""
+        self.progress = progress
+        self.next_offset = progress.floor
+        self.count = 0
+        self._far.clear()
+        self._buckets.clear()
+        self._near_below = 0
+        self._near.clear()
+        self._late.clear()
+        self._blocks.clear()
+
     @property
     def first_offset(self) -> int:
         """The offset before which no message waits, as far as the queue was taken."""

@@ -26,12 +26,12 @@ class Stage(test_delay.Stage):
     def __init__(self, **config):
         super().__init__(file_reserved_time=KEPT_MS // 3_600_000, **config)
         self.bench.now_ms = NOW
-        self.bench.timers_waiting = lambda: self.service.wheel.count
         self.at = {}  # position → record
 
     def leader(self):
-        sends = self.bench.sends
-        return TimerService(self.context(self), sends, TimerWheel(), self.turns.append)
+        wheel = TimerWheel()
+        self.bench.timers_waiting = lambda: wheel.count
+        return TimerService(self.context(self), self.bench.sends, wheel, self.turns.append)
 
     def read_failed(self, error, again):
         self.failed_reads.append((error, again))
@@ -299,6 +299,7 @@ def test_a_queue_that_lost_its_end_is_read_anew():
     queue.packed = queue.packed[: UNIT.size]
     stage.passes(1)
     assert stage.service.look()[:1] == (1,)
+    assert stage.bench.timers_waiting() == 1  # the send path counts by the same wheel
 
 
 def rest_ms(stage):

@@ -1,4 +1,4 @@
-# make venv | check | test | test-long | demo | docs | bench | simulate | lint | report; see CONTRIBUTING.md
+# make venv | check | test | test-long | demo | docs | bench | bench-peers | simulate | lint | report; see CONTRIBUTING.md
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
-.PHONY: venv check demo test test-long interop docs docs-serve screenshots lint report bench simulate clean
+.PHONY: venv check demo test test-long interop docs docs-serve screenshots lint report bench bench-peers simulate clean
 
 venv: $(VENV)/.ready
 
@@ -75,6 +75,14 @@ check: lint
 
 bench: $(VENV)/.ready
 	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+# Ours beside others, in turns; docs/performance.md says which and how.
+$(VENV)/.peers-ready: $(VENV)/.audit-ready bench/peers/requirements.txt
+	@tools/install.sh $(BIN)/python bench/peers/requirements.txt
+	@touch $@
+
+bench-peers: $(VENV)/.peers-ready
+	@exec $(BIN)/python -m bench.peers $(PEERS_ARGS)
 
 simulate: $(VENV)/.ready
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) --start $(START) --jobs 2

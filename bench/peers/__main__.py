@@ -1,0 +1,77 @@
+"""`make bench-peers`: our broker and others in turns, as one table, one page and one file of
+figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import click
+import orjson
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from bench.peers.jetstream import JetStream
+from bench.peers.ours import OURS, Floor
+from bench.peers.report import HEAD, lines, markdown, reasons, write_page
+from bench.peers.rounds import as_json, measure
+from bench.peers.system import System
+
+SYSTEMS: tuple[System, ...] = (Floor(), *OURS, JetStream())
+ROUNDS_MAX = 100
+
+
+def chosen(words: str) -> list[System]:
+    """Return the systems whose name has one of the words. Raises BadParameter for an idle word."""
+    wanted = [word.strip().lower() for word in words.split(",") if word.strip()]
+    for word in wanted:
+        if not any(word in system.name.lower() for system in SYSTEMS):
+            names = "; ".join(system.name for system in SYSTEMS)
+            raise click.BadParameter(f"{word!r} is in none of: {names}")
+    return [s for s in SYSTEMS if not wanted or any(word in s.name.lower() for word in wanted)]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--rounds", default=3, type=click.IntRange(1, ROUNDS_MAX))
+@click.option("--scale", default=1.0, type=click.FloatRange(0.001, 100), help="More messages.")
+@click.option("--only", default="", help="Words of names, separated by commas.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Every figure.")
+@click.option("--page", type=click.Path(path_type=Path), help="An HTML page with charts.")
+@click.option("--table", "as_markdown", is_flag=True, help="Print the table as Markdown.")
+def main(
+    rounds: int,
+    scale: float,
+    only: str,
+    json_path: Path | None,
+    page: Path | None,
+    as_markdown: bool,
+) -> None:
+    """Measure our broker beside others: medians of ROUNDS, in turns, on this machine."""
+    about = (
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.machine()}, "
+        f"Python {platform.python_version()}; {rounds} rounds in turns, scale {scale:g}"
+    )
+    systems = chosen(only)
+    found = uvloop.run(measure(systems, rounds, scale, lambda text: click.echo(text, err=True)))
+    click.echo(about)
+    if as_markdown:
+        click.echo(markdown(found))
+    else:
+        table = Table(*HEAD)
+        for line in lines(found):
+            table.add_row(*line)
+        Console().print(table)
+        for reason in reasons(found):
+            click.echo(reason)
+    if json_path is not None:
+        kept = {"about": about, "systems": as_json(found)}
+        json_path.write_bytes(orjson.dumps(kept, option=orjson.OPT_INDENT_2))
+    if page is not None:
+        write_page(page, found, about)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""NATS JetStream: three nats-servers, built from their Go module, a stream of three replicas in
+files, and their Python client.
+
+A stream acknowledges when a quorum has a message, before it is flushed, as ASYNC_FLUSH does. The
+client has no batches that are acknowledged as one. Its push consumer is measured without
+acknowledgements, which is the fastest that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+import time
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.peers.gomodule import build
+from bench.peers.system import (
+    BODY,
+    KILL,
+    MANY,
+    ONE,
+    PUSH,
+    WARM_UP,
+    WINDOWS,
+    Failed,
+    Load,
+    Missing,
+    Running,
+    sends_of,
+)
+from bench.wire import LoadResult
+from raftmq.chaos.cluster.ports import choose_ports
+
+HOST = "127.0.0.1"
+PACKAGE = "github.com/nats-io/nats-server/v2"
+STREAM, SUBJECT = "Bench", "bench"
+REPLICAS = 3
+START_TIMEOUT_S = 60.0
+CONSUME_TIMEOUT_S = 120.0
+KILL_TIMEOUT_S = 60.0
+PACE_S = 0.2  # between two tries to make the stream
+RETRY_S = 0.25  # a publish that nobody answers is tried again after that
+
+
+class JetStream:
+    """JetStream with the Python client."""
+
+    name = "JetStream R3, Python client"
+
+    @asynccontextmanager
+    async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
+        if importlib.util.find_spec("nats") is None:
+            raise Missing("nats-py is not installed: bench/peers/requirements.txt has it")
+        import nats  # of requirements that only this needs
+
+        command = await asyncio.to_thread(build, "nats-server", PACKAGE)
+        async with AsyncExitStack() as stack:
+            ports = choose_ports(2 * REPLICAS, HOST, random.Random())
+            clients, routes = ports[:REPLICAS], ports[REPLICAS:]
+            servers = [
+                await stack.enter_async_context(_server(command, directory, n, clients[n], routes))
+                for n in range(REPLICAS)
+            ]
+            client = await _connected(nats, clients)
+            stack.push_async_callback(client.close)
+            stream = _Stream(client, servers, scale)
+            await stream.make()
+            yield Running(stream.loads(), lambda: [server.pid for server in servers])
+
+
+@asynccontextmanager
+async def _server(
+    command: Path, directory: Path, number: int, port: int, routes: Sequence[int]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run one replica while the block runs."""
+    others = ",".join(f"nats://{HOST}:{route}" for route in routes)
+    arguments = (
+        *("-a", HOST, "-p", str(port), "-n", f"n{number}"),
+        *("-js", "-sd", str(directory / f"n{number}"), "-l", str(directory / f"n{number}.log")),
+        *("--cluster_name", "bench", "--cluster", f"nats://{HOST}:{routes[number]}"),
+        *("--routes", others),
+    )
+    server = await asyncio.create_subprocess_exec(
+        str(command),
+        *arguments,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield server
+    finally:
+        if server.returncode is None:
+            server.kill()
+        await server.wait()
+
+
+async def _connected(nats: Any, ports: Sequence[int]) -> Any:
+    """Return a client that knows all replicas. Raises Failed."""
+    try:
+        return await nats.connect(
+            [f"nats://{HOST}:{port}" for port in ports],
+            connect_timeout=START_TIMEOUT_S,
+            reconnect_time_wait=0.05,
+            max_reconnect_attempts=int(START_TIMEOUT_S / 0.05),
+            error_cb=_ignore,  # what matters fails the call that it belongs to
+        )
+    except (OSError, nats.errors.Error) as error:
+        raise Failed(f"no connection: {error}") from error
+
+
+async def _ignore(_: Exception) -> None:
+    pass
+
+
+class _Stream:
+    """A stream and the loads on it."""
+
+    def __init__(
+        self, client: Any, servers: Sequence[asyncio.subprocess.Process], scale: float
+    ) -> None:
+        from nats.errors import Error
+
+        self._errors = Error
+        self._servers = servers
+        self._scale = scale
+        self._context = client.jetstream(timeout=5.0, publish_async_max_pending=WINDOWS[MANY])
+
+    async def make(self) -> None:
+        """Make the stream as soon as the replicas have a leader. Raises Failed."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                await self._context.add_stream(
+                    name=STREAM, subjects=[SUBJECT], num_replicas=REPLICAS
+                )
+                return
+            except self._errors as error:
+                if time.monotonic() > deadline:
+                    raise Failed(f"no stream: {error}") from error
+            await asyncio.sleep(PACE_S)
+
+    def loads(self) -> dict[str, Load]:
+        return {
+            WARM_UP: lambda: self._many(sends_of(WARM_UP, self._scale)),
+            ONE: lambda: self._one(sends_of(ONE, self._scale)),
+            MANY: lambda: self._many(sends_of(MANY, self._scale)),
+            PUSH: lambda: self._consume(sends_of(MANY, self._scale)),
+            KILL: self._kill,
+        }
+
+    async def _one(self, count: int) -> LoadResult:
+        latencies: array[int] = array("q")
+        begun = time.perf_counter()
+        for _ in range(count):
+            started_ns = time.perf_counter_ns()
+            try:
+                await self._context.publish(SUBJECT, BODY)
+            except self._errors as error:
+                raise Failed(f"a publish failed: {error}") from error
+            latencies.append(time.perf_counter_ns() - started_ns)
+        return LoadResult(count, time.perf_counter() - begun, latencies, 0)
+
+    async def _many(self, count: int) -> LoadResult:
+        """Publish as the client pipelines: it lets so many wait for their acknowledgement."""
+        latencies: array[int] = array("q")
+        failed: list[BaseException] = []
+        begun = time.perf_counter()
+
+        def watch(future: asyncio.Future[Any], started_ns: int) -> None:
+            def settled(done: asyncio.Future[Any]) -> None:
+                latencies.append(time.perf_counter_ns() - started_ns)
+                if (error := done.exception()) is not None:
+                    failed.append(error)
+
+            future.add_done_callback(settled)
+
+        try:
+            for _ in range(count):
+                started_ns = time.perf_counter_ns()
+                watch(await self._context.publish_async(SUBJECT, BODY), started_ns)
+            await self._context.publish_async_completed()
+        except self._errors as error:
+            raise Failed(f"a publish failed: {error}") from error
+        took = time.perf_counter() - begun
+        if failed:
+            raise Failed(f"{len(failed)} publishes failed, the first: {failed[0]!r}")
+        return LoadResult(count, took, latencies, 0)
+
+    async def _consume(self, count: int) -> LoadResult:
+        from nats.js.api import AckPolicy, ConsumerConfig
+
+        seen = 0
+        first = 0.0
+        done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+        async def taken(_: Any) -> None:
+            nonlocal seen, first
+            if not seen:
+                first = time.perf_counter()
+            seen += 1
+            if seen == count:
+                done.set_result(time.perf_counter() - first)
+
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE)
+        try:
+            subscription = await self._context.subscribe(
+                SUBJECT, cb=taken, manual_ack=True, config=config
+            )
+            took = await asyncio.wait_for(done, CONSUME_TIMEOUT_S)
+            await subscription.unsubscribe()
+        except self._errors as error:
+            raise Failed(f"consumption failed: {error}") from error
+        return LoadResult(count, took, array("q"), 0)
+
+    async def _kill(self) -> LoadResult:
+        """Kill the stream's leader; return the time until a publish is acknowledged."""
+        cluster = (await self._context.stream_info(STREAM)).cluster
+        if cluster is None or not cluster.leader:
+            raise Failed("the stream has no leader")
+        begun_ns = time.perf_counter_ns()
+        self._servers[int(cluster.leader.removeprefix("n"))].kill()
+        async with asyncio.timeout(KILL_TIMEOUT_S):
+            while True:
+                try:
+                    await self._context.publish(SUBJECT, BODY, timeout=RETRY_S)
+                    break
+                except self._errors:
+                    await asyncio.sleep(0.01)  # nobody leads yet
+        took_ns = time.perf_counter_ns() - begun_ns
+        return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)

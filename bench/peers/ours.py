@@ -1,0 +1,134 @@
+"""Our own broker in its three shapes, and the floor: the same sends to a server that only answers.
+
+One bare client is used for all of them. Elections are patient, as in the other benchmarks. The row
+that kills the leader has a group of its own, which elects as a real one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from array import array
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench.__main__ import consume
+from bench.group import PATIENT, PROMPT, floor_server
+from bench.peers.remoting import QUEUES, TOPIC, pull_all, send_loads
+from bench.peers.system import (
+    BATCH,
+    BATCHES,
+    BODY,
+    KILL,
+    MANY,
+    PULLS,
+    PUSH,
+    Failed,
+    Load,
+    Running,
+    sends_of,
+)
+from bench.wire import LoadResult
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.client import ClientError, Message, Producer
+
+SERVED = {"defaultTopicQueueNums": str(QUEUES)}
+KILL_TIMEOUT_S = 60.0
+
+
+class Ours:
+    """A cluster of this checkout in one mode and with one way of flushing."""
+
+    def __init__(self, name: str, mode: str, flush: str) -> None:
+        self.name = name
+        self._mode = mode
+        self._flush = {"flushDiskType": flush}
+
+    @asynccontextmanager
+    async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
+        patience = PATIENT if self._mode == "raft" else {}
+        async with _up(directory / "cluster", self._mode, {**patience, **self._flush}) as cluster:
+            address = (await cluster.find("leader")).address
+            namesrv = cluster.state().namesrv
+            loads = send_loads(address, scale)
+            loads[PULLS] = lambda: pull_all(address)
+            loads[PUSH] = lambda: _push(namesrv, scale)
+            if self._mode == "raft":
+                loads[KILL] = self._kill(directory / "killed")
+            state = cluster.state()
+            yield Running(loads, lambda: _processes(state))
+
+    def _kill(self, directory: Path) -> Load:
+        async def run() -> LoadResult:
+            async with _up(directory, self._mode, {**PROMPT, **self._flush}) as cluster:
+                return await _next_ack(cluster)
+
+        return run
+
+
+class Floor:
+    """A server that only answers. What it takes itself is not measured."""
+
+    name = "floor"
+
+    @asynccontextmanager
+    async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
+        async with floor_server() as address:
+            yield Running(send_loads(address, scale, batches=False), list)
+
+
+@asynccontextmanager
+async def _up(directory: Path, mode: str, settings: Mapping[str, str]) -> AsyncIterator[Cluster]:
+    """Run a cluster while the block runs. Raises Failed if it does not come up."""
+    cluster = Cluster(directory)
+    try:
+        try:
+            await cluster.up(Shape(mode=mode), {**SERVED, **settings})
+        except ClusterError as error:
+            raise Failed(str(error)) from error
+        yield cluster
+    finally:
+        try:
+            await cluster.down()
+        finally:
+            await cluster.close()
+
+
+def _processes(state: ClusterState) -> list[int]:
+    return [node.process.pid for node in state.nodes if node.process is not None]
+
+
+async def _push(namesrv: str, scale: float) -> LoadResult:
+    """Consume what the rows of sends have stored."""
+    expected = sends_of(MANY, scale) + sends_of(BATCHES, scale) * BATCH
+    rate = await consume(namesrv, expected)
+    return LoadResult(expected, expected / rate, array("q"), 0)
+
+
+async def _next_ack(cluster: Cluster) -> LoadResult:
+    """Kill the leader; return the time from then to the next acknowledged send of our Producer."""
+    async with Producer("bench-peers", cluster.state().namesrv) as producer:
+        await producer.send(Message(TOPIC, BODY))
+        leader = await cluster.find("leader")
+        begun_ns = time.perf_counter_ns()
+        cluster.signal(leader.name, signal.SIGKILL)
+        async with asyncio.timeout(KILL_TIMEOUT_S):
+            while True:
+                try:
+                    await producer.send(Message(TOPIC, BODY))
+                    break
+                except ClientError:
+                    await asyncio.sleep(0.01)  # it has tried for seconds already
+    took_ns = time.perf_counter_ns() - begun_ns
+    return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)
+
+
+OURS = (
+    Ours("ours, R3, ASYNC_FLUSH", "raft", "ASYNC_FLUSH"),
+    Ours("ours, R3, SYNC_FLUSH", "raft", "SYNC_FLUSH"),
+    Ours("ours, ASYNC_MASTER", "async", "ASYNC_FLUSH"),
+)

@@ -1,0 +1,105 @@
+"""Loads over RocketMQ's protocol: sends by bench.wire, and raw pulls of whole queues."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+
+from bench.peers.system import (
+    BATCH,
+    BATCHES,
+    BODY,
+    MANY,
+    ONE,
+    WARM_UP,
+    WINDOWS,
+    Failed,
+    Load,
+    sends_of,
+)
+from bench.wire import LoadResult, run_load
+from raftmq.remoting.codec import FrameReader, decode_command, encode_command
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.headers import PullHeader
+
+TOPIC = "Bench"
+QUEUES = 4
+PULL_MESSAGES_MAX = 1024  # a broker may have a lower limit of its own
+READ_BYTES = 1 << 18
+SUBSCRIBED = 4  # sysFlag: the request says what it subscribes to
+
+
+def send_loads(address: str, scale: float, *, batches: bool = True) -> dict[str, Load]:
+    """Return the rows of sends to one broker."""
+
+    def load(row: str) -> Load:
+        async def run() -> LoadResult:
+            return await run_load(
+                *(address, TOPIC),
+                queues=QUEUES,
+                body=BODY,
+                count=sends_of(row, scale),
+                in_flight=WINDOWS[row],
+                batch=BATCH if row == BATCHES else 0,
+            )
+
+        return run
+
+    rows = (WARM_UP, ONE, MANY, BATCHES) if batches else (WARM_UP, ONE, MANY)
+    return {row: load(row) for row in rows}
+
+
+async def pull_all(address: str) -> LoadResult:
+    """Pull every queue of the topic from its beginning to its end, each over a connection of its
+    own, and walk over every record."""
+    latencies: array[int] = array("q")
+    begun = time.perf_counter()
+    counts = await asyncio.gather(*(_pull(address, n, latencies) for n in range(QUEUES)))
+    return LoadResult(sum(counts), time.perf_counter() - begun, latencies, 0)
+
+
+async def _pull(address: str, queue: int, latencies: array[int]) -> int:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    frames = FrameReader()
+    count = offset = 0
+    try:
+        while True:
+            started_ns = time.perf_counter_ns()
+            header = PullHeader(
+                *("bench-peers", TOPIC, queue, offset, PULL_MESSAGES_MAX, SUBSCRIBED, 0, 0, "*", 0)
+            )
+            request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
+            writer.write(encode_command(request))
+            while (raw := frames.next_frame()) is None:
+                data = await reader.read(READ_BYTES)
+                if not data:
+                    raise Failed("the broker closed the connection of a pull")
+                frames.receive_data(data)
+            answer = decode_command(raw)
+            if answer.code == ResponseCode.PULL_NOT_FOUND:
+                return count
+            if answer.code != ResponseCode.SUCCESS or not answer.ext:
+                raise Failed(f"a pull was answered with {answer.code}: {answer.remark}")
+            latencies.append(time.perf_counter_ns() - started_ns)
+            count += records_in(answer.body)
+            later = int(answer.ext["nextBeginOffset"])
+            if later <= offset:
+                raise Failed(f"a pull at offset {offset} was told to go on at {later}")
+            offset = later
+    finally:
+        writer.close()
+
+
+def records_in(body: bytes) -> int:
+    """Return how many records stand in a pull's answer. Raises Failed for a damaged one."""
+    at = count = 0
+    while at < len(body):
+        size = int.from_bytes(body[at : at + 4], "big")
+        if size < 4 or at + size > len(body):
+            raise Failed(f"a record of {size} bytes at {at} of {len(body)}")
+        at += size
+        count += 1
+    return count

@@ -1,0 +1,128 @@
+"""Measures the systems in turns: each round starts every system afresh, in the other order than the
+round before, so that a machine that drifts drifts for all of them.
+
+A system that cannot be had, or that failed in a round, is no error: the reason is kept and stands
+in the table. One that cannot be had is not asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bench.group import cpu_us, resident_mib
+from bench.peers.system import KILL, ROWS, WARM_UP, Failed, Load, Missing, Running, System
+from bench.wire import LoadResult
+
+ROW_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One row of one system. `cpu_us`: CPU of all its processes for a message until the last
+    answer; `memory_mib`: resident memory of all of them then; None where that is not known."""
+
+    rate: float
+    p50_ms: float | None
+    p99_ms: float | None
+    cpu_us: float | None
+    memory_mib: float | None
+
+
+@dataclass(slots=True)
+class Measured:
+    """All rounds of one system: its rows, and why something is not there."""
+
+    rows: dict[str, list[Figures]] = field(default_factory=dict)
+    missing: str = ""
+    failures: list[str] = field(default_factory=list)
+
+    def medians(self, row: str) -> Figures | None:
+        """Return the median of each figure of a row; None if it was never measured."""
+        found = self.rows.get(row)
+        if not found:
+            return None
+        return Figures(
+            statistics.median(each.rate for each in found),
+            _median(each.p50_ms for each in found),
+            _median(each.p99_ms for each in found),
+            _median(each.cpu_us for each in found),
+            _median(each.memory_mib for each in found),
+        )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+async def measure(
+    systems: Sequence[System], rounds: int, scale: float, tell: Callable[[str], None]
+) -> dict[str, Measured]:
+    """Measure every system `rounds` times."""
+    found = {system.name: Measured() for system in systems}
+    for number in range(rounds):
+        for system in systems if number % 2 == 0 else reversed(systems):
+            measured = found[system.name]
+            if measured.missing:
+                continue
+            tell(f"round {number + 1} of {rounds}: {system.name}")
+            try:
+                await _one_round(system, scale, measured)
+            except Missing as error:
+                measured.missing = str(error)
+                tell(f"{system.name} cannot be had: {error}")
+            except (Failed, OSError, RuntimeError, TimeoutError) as error:
+                measured.failures.append(f"round {number + 1}: {type(error).__name__}: {error}")
+                tell(f"{system.name} failed: {error}")
+    return found
+
+
+async def _one_round(system: System, scale: float, measured: Measured) -> None:
+    directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="bench-peers-"))
+    try:
+        async with system.running(directory, scale) as running:
+            for row in (WARM_UP, *ROWS):
+                load = running.loads.get(row)
+                if load is None:
+                    continue
+                figures = await _row(running, row, load)
+                if row != WARM_UP:
+                    measured.rows.setdefault(row, []).append(figures)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+
+async def _row(running: Running, row: str, load: Load) -> Figures:
+    processes = running.processes() if row != KILL else []
+    before = sum(map(cpu_us, processes))
+    result = await asyncio.wait_for(load(), ROW_TIMEOUT_S)
+    return figures_of(
+        result,
+        sum(map(cpu_us, processes)) - before if processes else None,
+        sum(map(resident_mib, processes)) if processes else None,
+    )
+
+
+def figures_of(result: LoadResult, spent_us: float | None, memory_mib: float | None) -> Figures:
+    """Return a load's figures, `spent_us` shared by its messages. Raises Failed if it had none."""
+    if not result.messages:
+        raise Failed("a load ended without a message")
+    timed = bool(result.latencies_ns)
+    return Figures(
+        result.rate,
+        result.percentile_ms(0.5) if timed else None,
+        result.percentile_ms(0.99) if timed else None,
+        None if spent_us is None else spent_us / result.messages,
+        memory_mib,
+    )
+
+
+def as_json(found: Mapping[str, Measured]) -> dict[str, object]:
+    """Return every round's figures and every reason."""
+    return {name: asdict(measured) for name, measured in found.items()}

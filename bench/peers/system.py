@@ -1,0 +1,63 @@
+"""What bench.peers measures: systems that can be started, and the loads that each can take.
+
+A *system* runs while its block runs, in a directory of its own, and leaves nothing behind. Its
+loads are rows of the table; a row that it has no load for stays empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bench.wire import LoadResult
+
+BODY = b"x" * 128
+WARM_UP = "warm-up"  # measured, but not shown
+ONE = "1 in flight"
+MANY = "256 in flight"
+BATCHES = "batches of 100"
+PULLS = "raw pulls"
+PUSH = "push consumer"
+KILL = "kill -9 to next ack"
+ROWS = (ONE, MANY, BATCHES, PULLS, PUSH, KILL)  # the kill last: it leaves a system damaged
+SENDS = {WARM_UP: 20_000, ONE: 5_000, MANY: 100_000, BATCHES: 2_000}  # requests at scale 1
+SENDS_MIN = 100
+WINDOWS = {WARM_UP: 256, ONE: 1, MANY: 256, BATCHES: 4}
+BATCH = 100
+
+Load = Callable[[], Awaitable[LoadResult]]
+
+
+class Missing(Exception):
+    """A system cannot be had on this machine; the message says why."""
+
+
+class Failed(Exception):
+    """A system or its client did not do what was asked; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A system that takes load: its loads by row, and the processes that are its servers now."""
+
+    loads: Mapping[str, Load]
+    processes: Callable[[], list[int]]
+
+
+class System(Protocol):
+    """Something to be measured."""
+
+    @property
+    def name(self) -> str: ...
+
+    def running(self, directory: Path, scale: float) -> AbstractAsyncContextManager[Running]:
+        """Run it while the block runs. Raises Missing or Failed."""
+        ...
+
+
+def sends_of(row: str, scale: float) -> int:
+    """Return how many requests a row of sends has."""
+    return max(SENDS_MIN, int(SENDS[row] * scale))

@@ -1,0 +1,104 @@
+"""bench.peers.report and the command line: medians, dashes, reasons, one page."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+import bench.peers.__main__ as command
+from bench.peers.remoting import records_in
+from bench.peers.report import lines, markdown, reasons, render
+from bench.peers.rounds import Figures, Measured
+from bench.peers.system import KILL, MANY, ONE, Failed, Missing, Running
+
+FOUND = {
+    "A": Measured(
+        {
+            ONE: [Figures(1000, 1.0, 2.0, 10.0, 100.0), Figures(3000, 3.0, 4.0, 30.0, 300.0)],
+            KILL: [Figures(20, 50.0, 50.0, None, None)],
+        },
+        failures=["round 3: Failed: x < y"],
+    ),
+    "<B>": Measured({MANY: [Figures(5, None, None, None, None)]}),
+    "C": Measured(missing="no package"),
+}
+
+
+def test_lines_are_medians_row_by_row() -> None:
+    assert lines(FOUND) == [
+        (ONE, "A", "2,000", "2.00", "3.00", "20.0", "200"),
+        (MANY, "<B>", "5", "-", "-", "-", "-"),
+        (KILL, "A", "-", "50.00", "-", "-", "-"),
+    ]
+
+
+def test_what_is_not_there_is_named() -> None:
+    assert reasons(FOUND) == ["C is not measured: no package", "A, round 3: Failed: x < y"]
+    assert "\n- C is not measured: no package" in markdown(FOUND)
+
+
+def test_the_page_is_whole_and_escapes_what_it_is_told() -> None:
+    page = render(FOUND, "a <machine>")
+    assert "a &lt;machine&gt;" in page
+    assert "x &lt; y" in page
+    assert "<td>&lt;B&gt;</td>" in page
+    assert "<script src" not in page
+    assert page.count("<section>") == 2 + 3  # table, reasons, a chart for each row
+
+
+class NotThere:
+    """A system that cannot be had."""
+
+    name = "Other"
+
+    def running(self, directory: Path, scale: float) -> AbstractAsyncContextManager[Running]:
+        raise Missing("no package has it")
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command.main, arguments)
+    return result.exit_code, result.output
+
+
+def test_the_command_writes_figures_and_page_also_when_nothing_is_to_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "SYSTEMS", (NotThere(),))
+    figures, page = tmp_path / "figures.json", tmp_path / "page.html"
+    code, said = run("--rounds", "1", "--json", str(figures), "--page", str(page))
+    assert code == 0
+    assert "Other is not measured: no package has it" in said
+    assert orjson.loads(figures.read_bytes())["systems"]["Other"]["rows"] == {}
+    assert "Other is not measured: " in page.read_text()
+
+
+def test_systems_are_chosen_by_words_of_their_names() -> None:
+    assert [system.name for system in command.chosen("sync_flush, FLOOR")] == [
+        "floor",
+        "ours, R3, ASYNC_FLUSH",
+        "ours, R3, SYNC_FLUSH",
+    ]
+    assert command.chosen("") == list(command.SYSTEMS)
+
+
+def test_a_word_that_names_nothing_is_refused() -> None:
+    code, said = run("--only", "kafka")
+    assert code == 2
+    assert "kafka" in said
+
+
+def test_records_are_walked_over() -> None:
+    body = b"".join(struct.pack(">i", 4 + n) + bytes(n) for n in (0, 1, 300))
+    assert records_in(body) == 3
+    assert records_in(b"") == 0
+
+
+@pytest.mark.parametrize("body", [b"\0\0\0\x03", b"\0\0\0\x05", b"\0\0\0\x04\0"])
+def test_a_damaged_record_is_a_failure(body: bytes) -> None:
+    with pytest.raises(Failed):
+        records_in(body)

@@ -1,0 +1,128 @@
+"""bench.peers.rounds: systems take turns, are removed again, and what cannot be had is named."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.peers import rounds
+from bench.peers.ours import OURS, Floor
+from bench.peers.rounds import Figures, Measured, figures_of, measure
+from bench.peers.system import (
+    BATCHES,
+    MANY,
+    ONE,
+    PULLS,
+    PUSH,
+    WARM_UP,
+    Failed,
+    Load,
+    Missing,
+    Running,
+)
+from bench.wire import LoadResult
+
+
+class Fake:
+    """A system whose n-th load has rate n; `broken` is raised when it is started."""
+
+    def __init__(self, name: str, broken: Exception | None = None) -> None:
+        self.name = name
+        self.started = 0
+        self.directories: list[Path] = []
+        self._broken = broken
+        self._loads = 0
+
+    @asynccontextmanager
+    async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
+        self.started += 1
+        self.directories.append(directory)
+        if self._broken is not None:
+            raise self._broken
+        loads: dict[str, Load] = {WARM_UP: self._load, ONE: self._load}
+        yield Running(loads, list)
+
+    async def _load(self) -> LoadResult:
+        self._loads += 1
+        return LoadResult(self._loads, 1.0, array("q", [1_000_000]), 0)
+
+
+async def run(*systems: Fake, rounds: int = 3) -> tuple[dict[str, Measured], list[str]]:
+    told: list[str] = []
+    return await measure(systems, rounds, 1.0, told.append), told
+
+
+async def test_each_round_has_the_other_order_and_warm_ups_are_not_kept() -> None:
+    found, told = await run(Fake("A"), Fake("B"))
+    assert [line[-1] for line in told] == list("ABBAAB")
+    assert [figures.rate for figures in found["A"].rows[ONE]] == [2, 4, 6]
+    median = found["A"].medians(ONE)
+    assert median == Figures(4, 1.0, 1.0, None, None)
+    assert found["A"].rows.keys() == {ONE}
+    assert found["A"].medians(MANY) is None
+
+
+async def test_what_cannot_be_had_is_asked_once_and_others_are_measured() -> None:
+    absent, there = Fake("A", Missing("no package")), Fake("B")
+    found, _ = await run(absent, there)
+    assert (absent.started, found["A"].missing, found["A"].rows) == (1, "no package", {})
+    assert len(found["B"].rows[ONE]) == 3
+
+
+@pytest.mark.parametrize("error", [Failed("no leader"), OSError("x"), TimeoutError("x")])
+async def test_a_failed_round_is_named_and_the_next_one_tried(error: Exception) -> None:
+    broken = Fake("A", error)
+    found, _ = await run(broken)
+    assert broken.started == 3
+    assert found["A"].missing == ""
+    expected = [f"round {n}: {type(error).__name__}: {error}" for n in (1, 2, 3)]
+    assert found["A"].failures == expected
+
+
+async def test_directories_are_removed_also_after_an_error() -> None:
+    systems = Fake("A"), Fake("B", Failed("x")), Fake("C", ValueError("a defect of ours"))
+    with pytest.raises(ValueError):
+        await run(*systems)
+    directories = [directory for system in systems for directory in system.directories]
+    assert len(directories) == 3
+    assert not any(directory.exists() for directory in directories)
+
+
+async def test_a_load_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Fake):
+        async def _load(self) -> LoadResult:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    monkeypatch.setattr(rounds, "ROW_TIMEOUT_S", 0.01)
+    found, _ = await run(Hanging("A"), rounds=1)
+    assert found["A"].failures == ["round 1: TimeoutError: "]
+
+
+def test_cpu_is_shared_by_the_messages() -> None:
+    result = LoadResult(4, 2.0, array("q"), 0)
+    assert figures_of(result, 10.0, 5.0) == Figures(2.0, None, None, 2.5, 5.0)
+
+
+def test_a_load_without_messages_is_a_failure() -> None:
+    with pytest.raises(Failed):
+        figures_of(LoadResult(0, 1.0, array("q"), 0), None, None)
+
+
+@pytest.mark.long
+async def test_ours_and_the_floor_fill_their_rows() -> None:
+    found = await measure([Floor(), OURS[0]], 1, 0.01, lambda _: None)
+    assert not [measured.failures for measured in found.values() if measured.failures]
+    assert found["floor"].rows.keys() == {ONE, MANY}
+    assert found[OURS[0].name].rows.keys() >= {ONE, MANY, BATCHES, PULLS, PUSH}
+    for row in (ONE, MANY, BATCHES, PULLS, PUSH):
+        figures = found[OURS[0].name].medians(row)
+        assert figures is not None
+        assert figures.rate > 0
+        assert figures.cpu_us is not None
+        assert figures.cpu_us > 0

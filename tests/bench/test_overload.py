@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from bench.flood import DEAF, NOTHING, ONE_WAY, SENDS, SLOW, Link, Plan, outcome_of
+from bench.group import floor_server
 from bench.overload import ROWS, Latencies, NormalClient, Spans, flooded, measure, outcomes_text
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import ResponseCode
@@ -50,28 +47,11 @@ def test_answers_are_counted_however_they_are_cut(size: int) -> None:
     assert counts == {"stored": 10, "BUSY": 5}
 
 
-@asynccontextmanager
-async def answering() -> AsyncIterator[str]:
-    """The address of a server that stores nothing and says it did."""
-    server = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.floor"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-    )
-    assert server.stdout is not None
-    try:
-        yield f"127.0.0.1:{int(await server.stdout.readline())}"
-    finally:
-        server.kill()
-        await server.wait()
-
-
 @pytest.mark.parametrize(
     ("kind", "rate"), [(NOTHING, 0), (SENDS, 500), (DEAF, 500), (SLOW, 0), (ONE_WAY, 0)]
 )
 async def test_every_kind_of_load_is_offered(kind: str, rate: float) -> None:
-    async with answering() as address:
+    async with floor_server() as address:
         _, report = await flooded(Plan(kind, address, "T", 0.2, 3, rate, 1_000, 0.2))
     assert (report["connected"], report["refused"]) == (3, 0)
     assert report["sent"] + report["held_back"] >= report["due"]

@@ -134,21 +134,25 @@ def without_newer(source: str) -> str:
     return re.sub(r"(?m)^.*// since 4\.6\n", "", source)
 
 
+def build_go(built: Path, package: str, module: Path) -> None:
+    """Build a command of a package, as the Go module in directory `module` pins it."""
+    command = toolchains() / "go" / "bin" / "go"
+    environment = {
+        "GOROOT": str(command.parents[1]),
+        "GOPATH": str(CACHES / "go"),
+        "GOMODCACHE": str(CACHES / "go" / "pkg" / "mod"),
+        "GOCACHE": str(CACHES / "go-build"),
+        "GOTOOLCHAIN": "local",
+        "GOTELEMETRY": "off",
+        "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false -trimpath",
+        "CGO_ENABLED": "0",  # no C compiler is asked for
+    }
+    run([str(command), "build", "-o", str(built), package], environment, module)
+
+
 def go() -> Launch:
     def make(directory: Path) -> None:
-        command = toolchains() / "go" / "bin" / "go"
-        environment = {
-            "GOROOT": str(command.parents[1]),
-            "GOPATH": str(CACHES / "go"),
-            "GOMODCACHE": str(CACHES / "go" / "pkg" / "mod"),
-            "GOCACHE": str(CACHES / "go-build"),
-            "GOTOOLCHAIN": "local",
-            "GOTELEMETRY": "off",
-            "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false -trimpath",
-            "CGO_ENABLED": "0",  # no C compiler is asked for
-        }
-        built = str(directory / "driver")
-        run([str(command), "build", "-o", built, "."], environment, HERE / "go")
+        build_go(directory / "driver", ".", HERE / "go")
 
     return Launch([str(made("go", [*GO_FILES, TOOLCHAINS], make) / "driver")])
 

@@ -59,7 +59,7 @@ def raise_file_limit() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What processes cost at one moment: by role, CPU microseconds so far and resident MiB."""
+    """The CPU time so far, in microseconds, and the resident MiB of processes, by their role."""
 
     cpu_us: Mapping[str, float]
     memory_mib: Mapping[str, float]

@@ -108,7 +108,7 @@ class Gate:
 
 
 class Admissions:
-    """Whom a gate let pass and refused, and whether it takes peers without a proof."""
+    """Notes the peers that a gate let pass or refused, and whether a proof is demanded of them."""
 
     def __init__(self, accepts_unproven: bool) -> None:
         self.accepts_unproven = accepts_unproven

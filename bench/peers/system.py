@@ -1,4 +1,4 @@
-"""What bench.peers measures: systems that can be started, and the loads that each can take.
+"""The systems that bench.peers measures: how each is started, and the loads that it can take.
 
 A *system* runs while its block runs, in a directory of its own, and leaves nothing behind. Its
 loads are rows of the table; a row that it has no load for stays empty.

@@ -2,26 +2,39 @@
 
 A pull never returns a record of another queue, another offset or, for cold data, one with a damaged
 body. For hot data the topic is compared in the first record, the last, and one in TOPIC_EVERY:
-units of another topic come by the page, which holds more units than that. (A pull of 32 small
-messages takes 32 us; it took 29 when only size and magic were checked, and 76 with all topics.)
+units of another topic come by the page, which holds more units than that. (A read of 32 small
+messages takes 22 us, of 700 100 us, where the topics of all would take 1 us each.)
 
 Units that do not fit their record are noted for repair (store.queuerepair).
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+import numpy as np
 
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
 from raftmq.store.errors import OffsetOutOfRange, UnitDamaged
 from raftmq.store.pointing import HEAD, body_is_whole, queue_offset_at
 from raftmq.store.queuerepair import QueueRepairs
-from raftmq.store.record import MAGIC_V1
-from raftmq.store.selection import cut_records, spans
+from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V1
+from raftmq.store.selection import Longs, Selected, spans
 
 TOPIC_EVERY = 64  # < 204, the units on a page
+VECTOR_MIN = 64  # records, from which on arrays are faster than a loop
+_HEAD = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">i4"),
+        ("crc", ">i4"),
+        ("queue", ">i4"),
+        ("flag", ">i4"),
+        ("offset", ">i8"),
+        ("position", ">i8"),
+    ]
+)
+
+assert _HEAD.itemsize == HEAD.size
 
 
 class CheckedReads:
@@ -36,56 +49,46 @@ class CheckedReads:
         self._queues = queues
         self._repairs = repairs
 
-    def read(
-        self,
-        chosen: list[tuple[int, int]],
-        queue: ConsumeQueue,
-        offsets: Sequence[int],
-        cold: bool,
-    ) -> list[bytes]:
-        """Return the records `chosen` as (position, size); adjacent ones come in one piece. Each
-        must be of that queue and have the queue offset that `offsets` gives for it.
+    def read(self, chosen: Selected, queue: ConsumeQueue, cold: bool) -> bytes:
+        """Return the chosen records, one behind the other. They must be of that queue and have the
+        queue offsets that `chosen` gives.
 
         Raises UnitDamaged, OSError."""
-        buffers: list[bytes] = []
-        log, queue_id, head = self._commitlog, queue.queue_id, HEAD.unpack_from
-        number = 0
-        try:
-            for start, length, records in spans(chosen, log.segment_size_bytes, log.min_offset):
+        if chosen.sizes.min() < HEAD_SIZE_BYTES:  # no unit of a record
+            raise self._damaged_at(queue, chosen, int(chosen.sizes.argmin()))
+        log = self._commitlog
+        pieces: list[bytes] = []
+        for start, length, first, parts in spans(chosen, log.segment_size_bytes, log.min_offset):
+            try:
                 data = log.read(start, length)
-                for position, size in records:
-                    wanted = offsets[number]
-                    told = head(data, position - start)
-                    if (
-                        cold
-                        or not number % TOPIC_EVERY
-                        or told != (size, MAGIC_V1, queue_id, wanted, position)
-                    ):
-                        self._check(queue, wanted, data, position - start, position, size, cold)
-                    number += 1
-                buffers += cut_records(data, start, records)
-            self._check(queue, wanted, data, position - start, position, size, cold)
-        except OffsetOutOfRange as error:
-            raise self.damaged(queue, offsets[number], error.offset) from error
-        except struct.error as error:
-            raise self.damaged(queue, offsets[number], chosen[number][0]) from error
-        return buffers
+            except OffsetOutOfRange as error:
+                raise self.damaged(queue, int(chosen.offsets[first]), error.offset) from error
+            if len(data) < length:
+                behind = chosen.positions[first:] + chosen.sizes[first:] > start + len(data)
+                raise self._damaged_at(queue, chosen, first + int(behind.argmax()))
+            pieces += [data[begin - start : end - start] for begin, end in parts]
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._check(chosen, queue, data, cold)
+        return data
 
-    def _check(
-        self,
-        queue: ConsumeQueue,
-        wanted: int,
-        data: bytes,
-        at: int,
-        position: int,
-        size: int,
-        cold: bool,
-    ) -> None:
-        """Check one record completely. Raises UnitDamaged."""
+    def _check(self, chosen: Selected, queue: ConsumeQueue, data: bytes, cold: bool) -> None:
+        """Check that `data` is the chosen records. Raises UnitDamaged."""
+        count, every = len(chosen.sizes), 1 if cold else TOPIC_EVERY
+        starts = chosen.sizes.cumsum() - chosen.sizes
         topic = queue.topic.encode()
-        told = queue_offset_at(data, at, position, size, topic, queue.queue_id)
-        if told != wanted or (cold and not body_is_whole(data, at, position)):
-            raise self.damaged(queue, wanted, position)
+        unlike = _unlike_of_many if count >= VECTOR_MIN else _unlike
+        suspects = unlike(data, starts, chosen, queue.queue_id)
+        for number in (*suspects, *range(0, count - 1, every), count - 1):
+            offset, position, at, size = (
+                part.item(number)
+                for part in (chosen.offsets, chosen.positions, starts, chosen.sizes)
+            )
+            told = queue_offset_at(data, at, position, size, topic, queue.queue_id)
+            if told != offset or (cold and not body_is_whole(data, at, position)):
+                raise self._damaged_at(queue, chosen, number)
+
+    def _damaged_at(self, queue: ConsumeQueue, chosen: Selected, number: int) -> UnitDamaged:
+        return self.damaged(queue, chosen.offsets.item(number), chosen.positions.item(number))
 
     def check_removed(self, queue: ConsumeQueue, offset: int) -> None:
         """Check that a unit points below the log's beginning because retention deleted its record
@@ -100,3 +103,31 @@ class CheckedReads:
         if self._repairs is not None:
             self._repairs.note(queue.topic, queue.queue_id, offset, position)
         return UnitDamaged(queue.topic, queue.queue_id, offset, position)
+
+
+def _unlike(data: bytes, starts: Longs, chosen: Selected, queue_id: int) -> list[int]:
+    """Return the numbers of the records that are not, by their heads, V1 records of that queue, of
+    their size and place."""
+    head = HEAD.unpack_from
+    positions, sizes, offsets = (part.tolist() for part in chosen[:3])
+    found = []
+    for number, at in enumerate(starts.tolist()):
+        size, magic, of_queue, offset, position = head(data, at)
+        if (
+            offset != offsets[number]
+            or position != positions[number]
+            or size != sizes[number]
+            or of_queue != queue_id
+            or magic != MAGIC_V1
+        ):
+            found.append(number)
+    return found
+
+
+def _unlike_of_many(data: bytes, starts: Longs, chosen: Selected, queue_id: int) -> list[int]:
+    """Do as `_unlike`, which is faster for few."""
+    heads = np.ndarray((len(data) - HEAD.size + 1,), _HEAD, data, strides=(1,))[starts]
+    wrong = (heads["offset"] != chosen.offsets) | (heads["position"] != chosen.positions)
+    wrong |= (heads["size"] != chosen.sizes) | (heads["queue"] != queue_id)
+    wrong |= heads["magic"] != MAGIC_V1
+    return np.flatnonzero(wrong).tolist()

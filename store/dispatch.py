@@ -104,7 +104,9 @@ class Dispatcher:
         # Records of one producer mostly end alike from TAGS on: compare before searching.
         ending, ending_code = b"\x02never", 0
         groups: dict[tuple[bytes, int], tuple[int, list[bytes]]] = {}
-        lookup = groups.get
+        # Records of one queue mostly stand together: what the run's next one has to be.
+        run_topic, run_queue, run_next = b"", -1, 0
+        units: list[bytes] = []
         offset = start
         while offset < end:
             if offset + 88 > end:
@@ -140,17 +142,17 @@ class Dispatcher:
                     ending, ending_code = data[mark - 1 : next_offset], code
             else:  # "TAGS" ends another property's name or stands in a value
                 code = _tags_code_of(data[at + 2 : next_offset])
-            group = lookup((topic, queue_id))
-            if group is None:
-                groups[(topic, queue_id)] = (queue_offset, [pack(offset + shift, size, code)])
-            else:
-                first, units = group
-                if queue_offset != first + len(units):
-                    raise DispatchError(
-                        f"queue offset {queue_offset} at {offset + shift} after "
-                        f"{first + len(units) - 1} of {topic!r}/{queue_id}"
-                    )
-                units.append(pack(offset + shift, size, code))
+            if topic != run_topic or queue_id != run_queue:
+                run_topic, run_queue = topic, queue_id
+                first, units = groups.setdefault((topic, queue_id), (queue_offset, []))
+                run_next = first + len(units)
+            if queue_offset != run_next:
+                raise DispatchError(
+                    f"queue offset {queue_offset} at {offset + shift} after {run_next - 1} of "
+                    f"{topic!r}/{queue_id}"
+                )
+            units.append(pack(offset + shift, size, code))
+            run_next += 1
             offset = next_offset
         return [
             QueueUnits(str(topic, "utf-8"), queue_id, first, b"".join(units))

@@ -6,15 +6,13 @@ that the queue's unit belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass
-from itertools import compress
 
 from raftmq.store.checkedreads import CheckedReads
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.config import StoreConfig
 from raftmq.store.derived import DerivedFiles
-from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
 from raftmq.store.record import HEAD_WITH_HOSTS_BYTES, store_timestamp_at
 from raftmq.store.selection import GetStatus, Limits, offset_status, scan_count, select
 
@@ -74,30 +72,25 @@ class MessageReads:
         count = max_count if tag_codes is None else scan_count(max_count)
         units = queue.units(offset, max(1, count))
         limits = self._limits(max_count, max_bytes)
-        chosen, looked_at = select(units, limits, tag_codes)
-        next_offset = offset + looked_at
-        if not chosen:
+        chosen = select(units, offset, limits, tag_codes)
+        next_offset = offset + chosen.looked_at
+        if not len(chosen.positions):
             return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], next_offset, minimum, maximum)
-        offsets: Sequence[int] = range(offset, next_offset)
-        if tag_codes is not None:
-            read = UNIT.iter_unpack(units[: looked_at * UNIT_SIZE_BYTES])
-            offsets = [n for n, unit in zip(offsets, read, strict=True) if unit[2] in tag_codes]
         first = self._commitlog.min_offset
-        if chosen[0][0] < first:
+        if chosen.positions[0] < first:
             self._checked.check_removed(queue, offset)
-            kept = [at >= first for at, _ in chosen]
-            chosen, offsets = list(compress(chosen, kept)), list(compress(offsets, kept))
-            if not chosen:
+            chosen = chosen.from_position(first)
+            if not len(chosen.positions):
                 return GetResult(GetStatus.MESSAGE_WAS_REMOVING, [], next_offset, minimum, maximum)
-        cold = chosen[0][0] < limits.hot_from
+        cold = bool(chosen.positions[0] < limits.hot_from)
         return GetResult(
             GetStatus.FOUND,
-            self._checked.read(chosen, queue, offsets, cold),
+            [self._checked.read(chosen, queue, cold)],
             next_offset,
             minimum,
             maximum,
-            len(chosen),
-            sum([size for _, size in chosen]),
+            len(chosen.positions),
+            int(chosen.sizes.sum()),
             cold,
         )
 

@@ -1,7 +1,7 @@
 """Decides which messages a pull gets, and how the CommitLog is read for them. Pure.
 
-A batch ends at the count or the bytes asked for, at the smaller limits for cold data, or when a
-filter has read enough units. The first message always fits.
+A batch ends at the count or the bytes asked for, at the smaller limits if its first message is
+cold, or when a filter has read enough units. The first message always fits.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
-from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
+import numpy as np
+from numpy.typing import NDArray
+
+from raftmq.store.dispatch import UNIT_SIZE_BYTES
 
 SCAN_BYTES_MIN = 16_000  # of the ConsumeQueue, read while filtering
 GAP_BYTES_MAX = 4096  # reading over a gap this long costs less than another read
 SPAN_BYTES_MAX = 1 << 20
+Longs = NDArray[np.int64]
+_UNITS = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
 class GetStatus(Enum):
@@ -61,70 +67,92 @@ def scan_count(count_max: int) -> int:
     return max(SCAN_BYTES_MIN // UNIT_SIZE_BYTES, count_max)
 
 
-def select(
-    units: bytes, limits: Limits, tag_codes: Set[int] | None
-) -> tuple[list[tuple[int, int]], int]:
-    """Return (CommitLog offset and size of each chosen message, number of units read). With
-    `tag_codes` None every message is chosen."""
-    chosen: list[tuple[int, int]] = []
-    total = looked_at = 0
-    for position, size, code in UNIT.iter_unpack(units):
-        if tag_codes is None or code in tag_codes:
-            if chosen:
-                hot = position >= limits.hot_from
-                count_max = (
-                    limits.count_max if hot else min(limits.count_max, limits.cold_count_max)
-                )
-                bytes_max = (
-                    limits.bytes_max if hot else min(limits.bytes_max, limits.cold_bytes_max)
-                )
-                if len(chosen) >= count_max or total + size > bytes_max:
-                    break
-            chosen.append((position, size))
-            total += size
-        looked_at += 1
-    return chosen, looked_at
+class Selected(NamedTuple):
+    """The chosen messages, in parallel arrays: CommitLog offsets, sizes in bytes, queue offsets.
+    `looked_at`: how many units were read for them."""
+
+    positions: Longs
+    sizes: Longs
+    offsets: Longs
+    looked_at: int
+
+    def from_position(self, first: int) -> Selected:
+        """Return those that stand at or behind CommitLog offset `first`."""
+        kept = self.positions >= first
+        return Selected(self.positions[kept], self.sizes[kept], self.offsets[kept], self.looked_at)
 
 
-def spans(
-    chosen: list[tuple[int, int]], segment_size_bytes: int, first_segment: int
-) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """Return the reads that fetch the chosen records: (offset, size, records), each within one
-    segment.
+def select(units: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None) -> Selected:
+    """Choose among units, the first of which has queue offset `offset`. With `tag_codes` None every
+    message is chosen."""
+    table = np.frombuffer(units, _UNITS)
+    looked_at = len(table)
+    offsets = np.arange(offset, offset + looked_at)
+    if tag_codes is not None:
+        matching = np.isin(table["code"], list(tag_codes))
+        table, offsets = table[matching], offsets[matching]
+    positions, sizes = table["position"].astype(np.int64), table["size"].astype(np.int64)
+    if len(table):
+        count_max, bytes_max = limits.count_max, limits.bytes_max
+        if positions.item(0) < limits.hot_from:
+            count_max = min(count_max, limits.cold_count_max)
+            bytes_max = min(bytes_max, limits.cold_bytes_max)
+        taken, ends = len(table), sizes.cumsum()
+        if ends.item(-1) > bytes_max:
+            taken = int(ends.searchsorted(bytes_max, "right"))
+        taken = max(1, min(count_max, taken))
+        if taken < len(table):
+            looked_at = offsets.item(taken) - offset
+            positions, sizes, offsets = positions[:taken], sizes[:taken], offsets[:taken]
+    return Selected(positions, sizes, offsets, looked_at)
 
-    Neighbours are read together if little else lies between them: the other queues' records of
-    the same frame, the next frame's header.
+
+class Span(NamedTuple):
+    """One read of the CommitLog: `length` bytes at `start`, for the chosen messages from number
+    `first` on. `pieces`: begin and end of the messages in it; adjacent ones are one piece."""
+
+    start: int
+    length: int
+    first: int
+    pieces: list[tuple[int, int]]
+
+
+def spans(chosen: Selected, segment_size_bytes: int, first_segment: int) -> list[Span]:
+    """Return the reads that fetch the chosen records, each within one segment.
+
+    Neighbours are read together if little else lies between them: another queue's records, the next
+    frame's header.
     """
-    found: list[tuple[int, int, list[tuple[int, int]]]] = []
-    start, end, records = chosen[0][0], sum(chosen[0]), [chosen[0]]
-    segment = (start - first_segment) // segment_size_bytes
-    for record in chosen[1:]:
-        position, size = record
+    positions, sizes = chosen.positions, chosen.sizes
+    begin, last_end = positions.item(0), positions.item(-1) + sizes.item(-1)
+    segment = (begin - first_segment) // segment_size_bytes
+    is_one = segment == (last_end - 1 - first_segment) // segment_size_bytes
+    ends = positions + sizes
+    apart = positions[1:] != ends[:-1]
+    if is_one and not apart.any():
+        return [Span(begin, last_end - begin, 0, [(begin, last_end)])]
+    if not is_one:
+        segments = (positions - first_segment) // segment_size_bytes
+        apart |= segments[1:] != segments[:-1]
+    breaks = np.flatnonzero(apart)
+    firsts = [0, *(breaks + 1).tolist()]
+    found: list[Span] = []
+    reached = segment_end = -1
+    for first, begin, end in zip(
+        firsts, positions[firsts].tolist(), [*ends[breaks].tolist(), last_end], strict=True
+    ):
+        before = found[-1] if found else None
         if (
-            0 <= position - end <= GAP_BYTES_MAX
-            and position + size - start <= SPAN_BYTES_MAX
-            and (position - first_segment) // segment_size_bytes == segment
+            before is not None
+            and 0 <= begin - reached <= GAP_BYTES_MAX
+            and end - before.start <= SPAN_BYTES_MAX
+            and begin < segment_end
         ):
-            records.append(record)
+            before.pieces.append((begin, end))
+            found[-1] = before._replace(length=end - before.start)
         else:
-            found.append((start, end - start, records))
-            start, records = position, [record]
-            segment = (start - first_segment) // segment_size_bytes
-        end = position + size
-    found.append((start, end - start, records))
+            found.append(Span(begin, end - begin, first, [(begin, end)]))
+            number = (begin - first_segment) // segment_size_bytes
+            segment_end = first_segment + (number + 1) * segment_size_bytes
+        reached = end
     return found
-
-
-def cut_records(data: bytes, start: int, records: list[tuple[int, int]]) -> list[bytes]:
-    """Cut the records out of one read; adjacent ones stay in one piece."""
-    pieces: list[bytes] = []
-    run_start = run_end = records[0][0] - start
-    for position, size in records:
-        if position - start != run_end:
-            pieces.append(data[run_start:run_end])
-            run_start = position - start
-        run_end = position - start + size
-    if run_start == 0 and run_end == len(data):
-        return [data]
-    pieces.append(data[run_start:run_end])
-    return pieces

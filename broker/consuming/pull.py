@@ -335,8 +335,7 @@ class PullService:
 
     def _write_found(self, pull: Pull, response: RemotingCommand, result: GetResult) -> None:
         head = encode_command(response)
-        size = sum(len(buffer) for buffer in result.buffers)
-        frames = [_LENGTH.pack(len(head) - 4 + size) + head[4:]]
+        frames = [_LENGTH.pack(len(head) - 4 + result.size_bytes) + head[4:]]
         frames += result.buffers
         self.get_count += result.message_count
         pull.connection.write_many(frames)

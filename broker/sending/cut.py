@@ -24,7 +24,6 @@ from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 _PREFIX = struct.Struct(">ii")
 _SIZES = 1024  # headers up to this size have a ready-made prefix
 _PREFIXES = [_PREFIX.pack(size + 4, size) for size in range(_SIZES)]
-_LONG = struct.Struct(">q")
 
 
 def cut_frame(
@@ -59,85 +58,86 @@ def cut_frame(
     return frame, positions, offsets, groups
 
 
+def by_queue(records: Sequence[Record]) -> dict[SendQueue, list[int]]:
+    """Return the places of each queue's records, in order; the queues as they first appear. In this
+    order records are stored, so that a pull of one queue reads whole stretches of the log."""
+    places: dict[SendQueue, list[int]] = {}
+    known = places.get
+    for at, record in enumerate(records):
+        found = known(record[0])
+        if found is None:
+            places[record[0]] = [at]
+        else:
+            found.append(at)
+    return places
+
+
 def cut_records(
     records: Sequence[Record], position: int, now_ms: int, store_host: bytes
 ) -> tuple[bytes, list[int], list[int], list[Units]]:
-    """Build the stored form of records, the first of them at `position`.
+    """Build the stored form of records, `by_queue`, the first of them at `position`.
 
     Every `tail` begins with the topic length: one byte, not 0, in a V1 record; two bytes, the first
     of them 0, in a V2 record. Returns the bytes, each record's physical offset, each record's queue
-    offset, and the consume-queue units by queue. The queues' `next_offset` advance.
+    offset, and the consume-queue units by queue. The queues' `next_offset` advance. Raises
+    struct.error, and changes nothing then.
     """
     parts: list[bytes] = []
     add = parts.append
-    positions: list[int] = []
-    add_position = positions.append
-    offsets: list[int] = []
-    add_offset = offsets.append
-    touched: list[SendQueue] = []
+    positions = [0] * len(records)
+    offsets = [0] * len(records)
+    groups: list[Units] = []
     unit = UNIT.pack
-    for (
-        queue,
-        size,
-        head,
-        crc,
-        flag,
-        sys_flag,
-        born_ms,
-        born_host,
-        reconsume,
-        body,
-        tail,
-        tags_code,
-    ) in records:
-        offset = queue.next_offset
-        add(
-            head(
+    places = by_queue(records)
+    for queue, run in places.items():
+        queue_id, offset = queue.queue_id, queue.next_offset
+        due_ms = now_ms + queue.delay_ms if queue.delay_ms >= 0 else None
+        units: list[bytes] = []
+        for at in run:
+            (
+                _,
                 size,
-                MAGIC_V1 if tail[0] else MAGIC_V2,
+                head,
                 crc,
-                queue.queue_id,
                 flag,
-                offset,
-                position,
                 sys_flag,
                 born_ms,
                 born_host,
-                now_ms,
-                store_host,
                 reconsume,
-                0,
-                len(body),
+                body,
+                tail,
+                tags_code,
+            ) = records[at]
+            add(
+                head(
+                    size,
+                    MAGIC_V1 if tail[0] else MAGIC_V2,
+                    crc,
+                    queue_id,
+                    flag,
+                    offset,
+                    position,
+                    sys_flag,
+                    born_ms,
+                    born_host,
+                    now_ms,
+                    store_host,
+                    reconsume,
+                    0,
+                    len(body),
+                )
             )
-        )
-        queue.next_offset = offset + 1
-        add(body)
-        add(tail)
-        units = queue.units
-        if not units:
-            touched.append(queue)
-            queue.units_first = offset
-        units.append(unit(position, size, tags_code))
-        add_position(position)
-        add_offset(offset)
-        position += size
-    groups: list[Units] = []
-    for queue in touched:
-        if queue.delay_ms >= 0:
-            due_ms = now_ms + queue.delay_ms
-            queue.units = [packed[:12] + _LONG.pack(due_ms) for packed in queue.units]
-        groups.append((queue.topic, queue.queue_id, queue.units_first, b"".join(queue.units)))
-        queue.units = []
+            add(body)
+            add(tail)
+            units.append(unit(position, size, tags_code if due_ms is None else due_ms))
+            positions[at] = position
+            offsets[at] = offset
+            position += size
+            offset += 1
+        groups.append((queue.topic, queue_id, queue.next_offset, b"".join(units)))
+    for queue, run in places.items():
+        queue.next_offset += len(run)
     return b"".join(parts), positions, offsets, groups
-
-
-def undo_cut(records: Sequence[Record]) -> None:
-    """Restore the queues to the state before a `cut_records` that raised."""
-    for record in records:
-        queue = record[0]
-        if queue.units:
-            queue.next_offset = queue.units_first
-            queue.units = []
 
 
 class AnswerFormat:

@@ -10,6 +10,7 @@ import orjson
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.errors import busy
+from raftmq.broker.sending.cut import by_queue
 from raftmq.broker.sending.waiting import Group, Sender
 from raftmq.broker.tables.sentonce import Key, Once
 
@@ -67,17 +68,14 @@ def sent_once(group: Group, host: bytes, limits: BrokerConfig) -> bytes:
     frame, and its queues have not advanced yet. `host`: the STOREHOST that its records get."""
     assert group.once is not None
     wanted = {once.at: once for once in group.once}
-    following: dict[object, int] = {}  # by queue, its next offset
     sends: list[tuple[str, str, int, int, int]] = []
     position = 0
-    for at, record in enumerate(group.records):
-        queue = record[0]
-        offset = following.get(queue, queue.next_offset)
-        following[queue] = offset + 1
-        once = wanted.get(at)
-        if once is not None:
-            sends.append((*once.key, once.queue_id, offset, position))
-        position += record[1]
+    for queue, run in by_queue(group.records).items():
+        for offset, at in enumerate(run, queue.next_offset):
+            once = wanted.get(at)
+            if once is not None:
+                sends.append((*once.key, once.queue_id, offset, position))
+            position += group.records[at][1]
     return orjson.dumps(
         {
             "op": "sent_once",

@@ -33,7 +33,7 @@ from raftmq.broker.errors import OutcomeUnknown, Refused, busy, not_leader
 from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.sending.answers import Answers, Writes
 from raftmq.broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
-from raftmq.broker.sending.cut import cut_frame, cut_records, undo_cut
+from raftmq.broker.sending.cut import cut_frame, cut_records
 from raftmq.broker.sending.heldsends import HeldSend, HeldSends
 from raftmq.broker.sending.outcome import Done
 from raftmq.broker.sending.parking import Parking, internal_topics, park, unit_code
@@ -516,7 +516,6 @@ class SendPath:
     def _uncuttable(self, group: Group, error: struct.error) -> None:
         """Refuse a group with a number that does not fit its record; the checks of sends should
         have found that. Nothing of the group has touched the log, and nothing will."""
-        undo_cut(group.records)
         self._contained.failed("cut", error)
         words = f"a number does not fit into its record ({error}); the message was not stored"
         self._fail(group, Refused(ResponseCode.MESSAGE_ILLEGAL, words))

@@ -148,20 +148,17 @@ def packed_address(address: str) -> bytes:
 class SendQueue:
     """One (topic, queue) as the leader's append side sees it, for one leadership.
 
-    `next_offset` is the queue offset the next record gets. `units` collects the consume-queue units
-    of the frame being built; `units_first` is the queue offset of the first of them. `delay_ms`:
-    added to the store time it gives the units' value instead of a tags code; -1: none.
+    `next_offset` is the queue offset the next record gets. `delay_ms`: added to the store time it
+    gives the units' value instead of a tags code; -1: none.
     """
 
-    __slots__ = ("delay_ms", "next_offset", "queue_id", "topic", "units", "units_first")
+    __slots__ = ("delay_ms", "next_offset", "queue_id", "topic")
 
     def __init__(self, topic: str, queue_id: int, next_offset: int, delay_ms: int = -1) -> None:
         self.delay_ms = delay_ms
         self.topic = topic
         self.queue_id = queue_id
         self.next_offset = next_offset
-        self.units: list[bytes] = []
-        self.units_first = 0
 
 
 class SendTopic:

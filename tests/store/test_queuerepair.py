@@ -17,7 +17,7 @@ from raftmq.store.messagestore import MessageStore
 from raftmq.store.pointing import body_is_whole, queue_offset_at
 from raftmq.store.queuemanifest import QueueExtent, read_manifest, write_manifest
 from raftmq.store.queuerepair import WANTED_MAX, QueueStep
-from raftmq.store.record import encode_record
+from raftmq.store.record import decode_record, encode_record, walk_records
 from raftmq.store.recovery import FrameRecovery
 from raftmq.store.selection import GetStatus
 from tests.store.make import FrameWriter, record, recover, recover_frames
@@ -303,6 +303,41 @@ def test_a_bad_unit_is_never_served_and_mended(filled: Filled, kind: str, offset
     assert store.repairs.rewritten == 1
     result = store.reads.get_messages("T", 0, offset, 10, 1 << 20)
     assert result.status is GetStatus.FOUND
+    store.close()
+
+
+def wrong_units(right: tuple[int, int, int]) -> dict[str, bytes]:
+    position, size, code = right
+    found = {
+        "nothing": (0, 0, 0),
+        "moved": (position + 8, size, code),
+        "longer": (position, size + 1, code),
+        "shorter": (position, size - 1, code),
+        "no record": (position, 5, code),
+        "negative": (position, -size, code),
+        "endless": (position, (1 << 31) - 1, code),
+        "behind the log": (1 << 50, size, code),
+        "before the log": (-position, size, code),
+        "its neighbour": (position + size, size, code),
+    }
+    return {name: UNIT.pack(*unit) for name, unit in found.items()}
+
+
+@pytest.mark.parametrize("kind", wrong_units((1, 1, 1)))
+@pytest.mark.parametrize("count", [10, 150])  # looked at one by one, and in arrays
+def test_no_pull_returns_what_a_wrong_unit_points_at(filled: Filled, count: int, kind: str) -> None:
+    store = filled.open()
+    for place in (0, count // 2, count - 1):
+        wrong = 301 + place
+        filled.write(wrong, wrong_units(filled.unit(wrong))[kind])
+        with pytest.raises(UnitDamaged) as found:
+            store.reads.get_messages("T", 0, 301, count, 1 << 40)
+        assert found.value.offset == wrong
+        filled.write(wrong, UNIT.pack(*filled.unit(wrong)))
+    result = store.reads.get_messages("T", 0, 301, count, 1 << 40)
+    data = b"".join(result.buffers)
+    walked = [decode_record(data, at).queue_offset for at, _ in walk_records(data)]
+    assert walked == list(range(301, 301 + count))
     store.close()
 
 

@@ -6,7 +6,7 @@ from raftmq.store.selection import (
     SPAN_BYTES_MAX,
     GetStatus,
     Limits,
-    cut_records,
+    Span,
     offset_status,
     scan_count,
     select,
@@ -41,49 +41,75 @@ def test_offsets(
     assert offset_status(offset, minimum, maximum) == expected
 
 
+def count(units: bytes, within: Limits) -> int:
+    return len(select(units, 0, within, None).positions)
+
+
 def test_stop_rules() -> None:
     many = packed(*((1000 * n, 100, n) for n in range(40)))
-    assert len(select(many, limits(), None)[0]) == 10  # 1000 bytes
-    assert len(select(many, limits(size=1099), None)[0]) == 10
-    assert len(select(many, limits(count=3), None)[0]) == 3
-    assert len(select(many, limits(count=0), None)[0]) == 1  # the first always fits
-    assert len(select(many, limits(size=1), None)[0]) == 1
-    assert len(select(many, limits(hot_from=10**6), None)[0]) == 2  # cold: 200 bytes
+    assert count(many, limits()) == 10  # 1000 bytes
+    assert count(many, limits(size=1099)) == 10
+    assert count(many, limits(count=3)) == 3
+    assert count(many, limits(count=0)) == 1  # the first always fits
+    assert count(many, limits(size=1)) == 1
+    assert count(many, limits(hot_from=10**6)) == 2  # cold: 200 bytes
     small = packed(*((1000 * n, 10, n) for n in range(40)))
-    assert len(select(small, limits(hot_from=10**6), None)[0]) == 8  # cold: 8 messages
-    assert len(select(small, limits(count=5, hot_from=10**6), None)[0]) == 5
-    assert len(select(small, limits(), None)[0]) == 32
-    assert select(b"", limits(), None) == ([], 0)
+    assert count(small, limits(hot_from=10**6)) == 8  # cold: 8 messages
+    assert count(small, limits(count=5, hot_from=10**6)) == 5
+    assert count(small, limits()) == 32
+    assert count(small, limits(hot_from=1)) == 8  # by the first message
+    nothing = select(b"", 7, limits(), None)
+    assert (len(nothing.positions), nothing.looked_at) == (0, 0)
+
+
+def test_selected_in_parallel() -> None:
+    chosen = select(packed((50, 10, 1), (60, 20, 2), (90, 30, 3)), 7, limits(count=2), None)
+    assert (chosen.positions.tolist(), chosen.sizes.tolist()) == ([50, 60], [10, 20])
+    assert (chosen.offsets.tolist(), chosen.looked_at) == ([7, 8], 2)
+    later = chosen.from_position(60)
+    assert (later.positions.tolist(), later.sizes.tolist()) == ([60], [20])
+    assert (later.offsets.tolist(), later.looked_at) == ([8], 2)
 
 
 def test_filtering_counts_what_it_looked_at() -> None:
     many = packed(*((1000 * n, 100, n % 4) for n in range(40)))
-    chosen, looked_at = select(many, limits(count=3), {1, -5})
-    assert chosen == [(1000, 100), (5000, 100), (9000, 100)]
-    assert looked_at == 13  # up to the fourth match, which did not fit
-    assert select(many, limits(), {9}) == ([], 40)
+    chosen = select(many, 500, limits(count=3), {1, -5})
+    assert chosen.positions.tolist() == [1000, 5000, 9000]
+    assert chosen.sizes.tolist() == [100, 100, 100]
+    assert chosen.offsets.tolist() == [501, 505, 509]
+    assert chosen.looked_at == 13  # up to the fourth match, which did not fit
+    none = select(many, 500, limits(), {9})
+    assert (len(none.positions), none.looked_at) == (0, 40)
     assert scan_count(32) == 800
     assert scan_count(2000) == 2000
 
 
+def found_spans(
+    records: list[tuple[int, int]], segment_size_bytes: int = 1 << 40, first_segment: int = 0
+) -> list[Span]:
+    units = packed(*((position, size, 0) for position, size in records))
+    chosen = select(units, 0, limits(count=99, size=1 << 40), None)
+    return spans(chosen, segment_size_bytes, first_segment)
+
+
 def test_neighbours_are_read_together() -> None:
     gap = GAP_BYTES_MAX
-    chosen = [(0, 10), (10, 10), (20 + gap, 5), (26 + 2 * gap, 5)]
-    assert spans(chosen, 1 << 30, 0) == [
-        (0, 25 + gap, chosen[:3]),
-        (26 + 2 * gap, 5, chosen[3:]),
+    records = [(0, 10), (10, 10), (20 + gap, 5), (26 + 2 * gap, 5)]
+    behind = 26 + 2 * gap
+    assert found_spans(records) == [
+        Span(0, 25 + gap, 0, [(0, 20), (20 + gap, 25 + gap)]),
+        Span(behind, 5, 3, [(behind, behind + 5)]),
     ]
-    assert spans([(90, 10), (100, 10)], 100, 0) == [(90, 10, [(90, 10)]), (100, 10, [(100, 10)])]
-    assert len(spans([(190, 10), (200, 10)], 100, 50)) == 1  # segments begin at 50
-    assert len(spans([(500, 10), (100, 10)], 1 << 30, 0)) == 2  # never backwards
+    assert found_spans([(7, 3), (10, 90)]) == [Span(7, 93, 0, [(7, 100)])]
+    assert found_spans([(3, 4)]) == [Span(3, 4, 0, [(3, 7)])]
     big = SPAN_BYTES_MAX // 2
-    assert [s[1] for s in spans([(n * big, big) for n in range(3)], 1 << 40, 0)] == [2 * big, big]
+    far = [(n * big, big - 1) for n in range(3)]
+    assert [span.length for span in found_spans(far)] == [2 * big - 1, big - 1]
+    assert len(found_spans([(500, 10), (100, 10)])) == 2  # never backwards
 
 
-def test_records_that_touch_stay_in_one_piece() -> None:
-    data = bytes(range(100))
-    whole = [(7, 40), (47, 60)]
-    assert cut_records(data, 7, whole) == [data]
-    pieces = cut_records(data, 0, [(0, 10), (10, 10), (30, 5), (36, 64)])
-    assert pieces == [data[:20], data[30:35], data[36:]]
-    assert cut_records(data, 0, [(3, 4)]) == [data[3:7]]
+def test_no_read_spans_two_segments() -> None:
+    apart = [Span(90, 10, 0, [(90, 100)]), Span(100, 10, 1, [(100, 110)])]
+    assert found_spans([(90, 10), (100, 10)], 100) == apart
+    assert found_spans([(80, 5), (90, 10), (100, 10)], 100)[1] == Span(100, 10, 2, [(100, 110)])
+    assert len(found_spans([(190, 10), (200, 10)], 100, 50)) == 1  # segments begin at 50

@@ -10,7 +10,7 @@ Units that do not fit their record are noted for repair (store.queuerepair).
 
 from __future__ import annotations
 
-import numpy as np
+from operator import add
 
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
@@ -18,23 +18,9 @@ from raftmq.store.errors import OffsetOutOfRange, UnitDamaged
 from raftmq.store.pointing import HEAD, body_is_whole, queue_offset_at
 from raftmq.store.queuerepair import QueueRepairs
 from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V1
-from raftmq.store.selection import Longs, Selected, spans
+from raftmq.store.selection import Selected, spans
 
 TOPIC_EVERY = 64  # < 204, the units on a page
-VECTOR_MIN = 64  # records, from which on arrays are faster than a loop
-_HEAD = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">i4"),
-        ("crc", ">i4"),
-        ("queue", ">i4"),
-        ("flag", ">i4"),
-        ("offset", ">i8"),
-        ("position", ">i8"),
-    ]
-)
-
-assert _HEAD.itemsize == HEAD.size
 
 
 class CheckedReads:
@@ -54,18 +40,20 @@ class CheckedReads:
         queue offsets that `chosen` gives.
 
         Raises UnitDamaged, OSError."""
-        if chosen.sizes.min() < HEAD_SIZE_BYTES:  # no unit of a record
-            raise self._damaged_at(queue, chosen, int(chosen.sizes.argmin()))
+        sizes, offsets = chosen.sizes, chosen.offsets
+        if min(sizes) < HEAD_SIZE_BYTES:  # no unit of a record
+            raise self._damaged_at(queue, chosen, sizes.index(min(sizes)))
         log = self._commitlog
         pieces: list[bytes] = []
         for start, length, first, parts in spans(chosen, log.segment_size_bytes, log.min_offset):
             try:
                 data = log.read(start, length)
             except OffsetOutOfRange as error:
-                raise self.damaged(queue, int(chosen.offsets[first]), error.offset) from error
+                raise self.damaged(queue, offsets[first], error.offset) from error
             if len(data) < length:
-                behind = chosen.positions[first:] + chosen.sizes[first:] > start + len(data)
-                raise self._damaged_at(queue, chosen, first + int(behind.argmax()))
+                ends = map(add, chosen.positions[first:], sizes[first:])
+                behind = [end > start + len(data) for end in ends]
+                raise self._damaged_at(queue, chosen, first + behind.index(True))
             pieces += [data[begin - start : end - start] for begin, end in parts]
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._check(chosen, queue, data, cold)
@@ -73,22 +61,29 @@ class CheckedReads:
 
     def _check(self, chosen: Selected, queue: ConsumeQueue, data: bytes, cold: bool) -> None:
         """Check that `data` is the chosen records. Raises UnitDamaged."""
-        count, every = len(chosen.sizes), 1 if cold else TOPIC_EVERY
-        starts = chosen.sizes.cumsum() - chosen.sizes
-        topic = queue.topic.encode()
-        unlike = _unlike_of_many if count >= VECTOR_MIN else _unlike
-        suspects = unlike(data, starts, chosen, queue.queue_id)
-        for number in (*suspects, *range(0, count - 1, every), count - 1):
-            offset, position, at, size = (
-                part.item(number)
-                for part in (chosen.offsets, chosen.positions, starts, chosen.sizes)
-            )
-            told = queue_offset_at(data, at, position, size, topic, queue.queue_id)
-            if told != offset or (cold and not body_is_whole(data, at, position)):
-                raise self._damaged_at(queue, chosen, number)
+        head, queue_id, topic = HEAD.unpack_from, queue.queue_id, queue.topic.encode()
+        at = number = 0
+        last = len(chosen.sizes) - 1
+        for position, size, offset in zip(*chosen[:3], strict=True):
+            told, magic, of_queue, queue_offset, stands_at = head(data, at)
+            if (
+                queue_offset != offset
+                or stands_at != position
+                or told != size
+                or of_queue != queue_id
+                or magic != MAGIC_V1
+                or cold
+                or not number % TOPIC_EVERY
+                or number == last
+            ):
+                found = queue_offset_at(data, at, position, size, topic, queue_id)
+                if found != offset or (cold and not body_is_whole(data, at, position)):
+                    raise self.damaged(queue, offset, position)
+            at += size
+            number += 1
 
     def _damaged_at(self, queue: ConsumeQueue, chosen: Selected, number: int) -> UnitDamaged:
-        return self.damaged(queue, chosen.offsets.item(number), chosen.positions.item(number))
+        return self.damaged(queue, chosen.offsets[number], chosen.positions[number])
 
     def check_removed(self, queue: ConsumeQueue, offset: int) -> None:
         """Check that a unit points below the log's beginning because retention deleted its record
@@ -103,31 +98,3 @@ class CheckedReads:
         if self._repairs is not None:
             self._repairs.note(queue.topic, queue.queue_id, offset, position)
         return UnitDamaged(queue.topic, queue.queue_id, offset, position)
-
-
-def _unlike(data: bytes, starts: Longs, chosen: Selected, queue_id: int) -> list[int]:
-    """Return the numbers of the records that are not, by their heads, V1 records of that queue, of
-    their size and place."""
-    head = HEAD.unpack_from
-    positions, sizes, offsets = (part.tolist() for part in chosen[:3])
-    found = []
-    for number, at in enumerate(starts.tolist()):
-        size, magic, of_queue, offset, position = head(data, at)
-        if (
-            offset != offsets[number]
-            or position != positions[number]
-            or size != sizes[number]
-            or of_queue != queue_id
-            or magic != MAGIC_V1
-        ):
-            found.append(number)
-    return found
-
-
-def _unlike_of_many(data: bytes, starts: Longs, chosen: Selected, queue_id: int) -> list[int]:
-    """Do as `_unlike`, which is faster for few."""
-    heads = np.ndarray((len(data) - HEAD.size + 1,), _HEAD, data, strides=(1,))[starts]
-    wrong = (heads["offset"] != chosen.offsets) | (heads["position"] != chosen.positions)
-    wrong |= (heads["size"] != chosen.sizes) | (heads["queue"] != queue_id)
-    wrong |= heads["magic"] != MAGIC_V1
-    return np.flatnonzero(wrong).tolist()

@@ -74,15 +74,15 @@ class MessageReads:
         limits = self._limits(max_count, max_bytes)
         chosen = select(units, offset, limits, tag_codes)
         next_offset = offset + chosen.looked_at
-        if not len(chosen.positions):
+        if not chosen.positions:
             return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], next_offset, minimum, maximum)
         first = self._commitlog.min_offset
         if chosen.positions[0] < first:
             self._checked.check_removed(queue, offset)
             chosen = chosen.from_position(first)
-            if not len(chosen.positions):
+            if not chosen.positions:
                 return GetResult(GetStatus.MESSAGE_WAS_REMOVING, [], next_offset, minimum, maximum)
-        cold = bool(chosen.positions[0] < limits.hot_from)
+        cold = chosen.positions[0] < limits.hot_from
         return GetResult(
             GetStatus.FOUND,
             [self._checked.read(chosen, queue, cold)],
@@ -90,7 +90,7 @@ class MessageReads:
             minimum,
             maximum,
             len(chosen.positions),
-            int(chosen.sizes.sum()),
+            sum(chosen.sizes),
             cold,
         )
 

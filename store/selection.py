@@ -6,20 +6,21 @@ cold, or when a filter has read enough units. The first message always fits.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from bisect import bisect_right
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate, compress, pairwise
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
 
 SCAN_BYTES_MIN = 16_000  # of the ConsumeQueue, read while filtering
 GAP_BYTES_MAX = 4096  # reading over a gap this long costs less than another read
 SPAN_BYTES_MAX = 1 << 20
-Longs = NDArray[np.int64]
 _UNITS = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
@@ -68,18 +69,23 @@ def scan_count(count_max: int) -> int:
 
 
 class Selected(NamedTuple):
-    """The chosen messages, in parallel arrays: CommitLog offsets, sizes in bytes, queue offsets.
+    """The chosen messages, in parallel: CommitLog offsets, sizes in bytes, queue offsets.
     `looked_at`: how many units were read for them."""
 
-    positions: Longs
-    sizes: Longs
-    offsets: Longs
+    positions: list[int]
+    sizes: list[int]
+    offsets: Sequence[int]
     looked_at: int
 
     def from_position(self, first: int) -> Selected:
         """Return those that stand at or behind CommitLog offset `first`."""
-        kept = self.positions >= first
-        return Selected(self.positions[kept], self.sizes[kept], self.offsets[kept], self.looked_at)
+        kept = [at >= first for at in self.positions]
+        return Selected(
+            list(compress(self.positions, kept)),
+            list(compress(self.sizes, kept)),
+            list(compress(self.offsets, kept)),
+            self.looked_at,
+        )
 
 
 def select(units: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None) -> Selected:
@@ -87,22 +93,19 @@ def select(units: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None
     message is chosen."""
     table = np.frombuffer(units, _UNITS)
     looked_at = len(table)
-    offsets = np.arange(offset, offset + looked_at)
+    offsets: Sequence[int] = range(offset, offset + looked_at)
     if tag_codes is not None:
-        matching = np.isin(table["code"], list(tag_codes))
-        table, offsets = table[matching], offsets[matching]
-    positions, sizes = table["position"].astype(np.int64), table["size"].astype(np.int64)
-    if len(table):
+        matching = np.flatnonzero(np.isin(table["code"], list(tag_codes)))
+        table, offsets = table[matching], (matching + offset).tolist()
+    positions, sizes = table["position"].tolist(), table["size"].tolist()
+    if positions:
         count_max, bytes_max = limits.count_max, limits.bytes_max
-        if positions.item(0) < limits.hot_from:
+        if positions[0] < limits.hot_from:
             count_max = min(count_max, limits.cold_count_max)
             bytes_max = min(bytes_max, limits.cold_bytes_max)
-        taken, ends = len(table), sizes.cumsum()
-        if ends.item(-1) > bytes_max:
-            taken = int(ends.searchsorted(bytes_max, "right"))
-        taken = max(1, min(count_max, taken))
-        if taken < len(table):
-            looked_at = offsets.item(taken) - offset
+        taken = max(1, min(count_max, bisect_right(list(accumulate(sizes)), bytes_max)))
+        if taken < len(positions):
+            looked_at = offsets[taken] - offset
             positions, sizes, offsets = positions[:taken], sizes[:taken], offsets[:taken]
     return Selected(positions, sizes, offsets, looked_at)
 
@@ -123,24 +126,23 @@ def spans(chosen: Selected, segment_size_bytes: int, first_segment: int) -> list
     Neighbours are read together if little else lies between them: another queue's records, the next
     frame's header.
     """
-    positions, sizes = chosen.positions, chosen.sizes
-    begin, last_end = positions.item(0), positions.item(-1) + sizes.item(-1)
+    positions = chosen.positions
+    ends = list(map(add, positions, chosen.sizes))
+    begin, last_end = positions[0], ends[-1]
     segment = (begin - first_segment) // segment_size_bytes
     is_one = segment == (last_end - 1 - first_segment) // segment_size_bytes
-    ends = positions + sizes
-    apart = positions[1:] != ends[:-1]
-    if is_one and not apart.any():
+    following = positions[1:]
+    if is_one and following == ends[:-1]:
         return [Span(begin, last_end - begin, 0, [(begin, last_end)])]
-    if not is_one:
-        segments = (positions - first_segment) // segment_size_bytes
-        apart |= segments[1:] != segments[:-1]
-    breaks = np.flatnonzero(apart)
-    firsts = [0, *(breaks + 1).tolist()]
+    breaks = [
+        number
+        for number, (position, end) in enumerate(zip(following, ends, strict=False), 1)
+        if position != end or (not is_one and not (position - first_segment) % segment_size_bytes)
+    ]
     found: list[Span] = []
     reached = segment_end = -1
-    for first, begin, end in zip(
-        firsts, positions[firsts].tolist(), [*ends[breaks].tolist(), last_end], strict=True
-    ):
+    for first, stop in pairwise([0, *breaks, len(positions)]):
+        begin, end = positions[first], ends[stop - 1]
         before = found[-1] if found else None
         if (
             before is not None

@@ -113,8 +113,10 @@ def _is_true(value: str, _: str) -> bool:
 
 def parse_integer(value: str, name: str) -> int:
     """Parse a decimal integer that fits into a Java long; `name` is the field's, for the error."""
-    digits = value[1:] if value[:1] == "-" else value
     # int() alone would accept "1_000", " 1 " and digits of other scripts, which no Java peer does.
+    if len(value) < 19 and value.isdigit() and value.isascii():
+        return int(value)
+    digits = value[1:] if value[:1] == "-" else value
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
         raise HeaderError(f"the custom field <{name}> is not an integer: {value[:40]!r}")
     number = int(value)

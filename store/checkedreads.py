@@ -10,6 +10,8 @@ Units that do not fit their record are noted for repair (store.queuerepair).
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from operator import add
 
 from raftmq.store.commitlog import CommitLog
@@ -62,9 +64,10 @@ class CheckedReads:
     def _check(self, chosen: Selected, queue: ConsumeQueue, data: bytes, cold: bool) -> None:
         """Check that `data` is the chosen records. Raises UnitDamaged."""
         head, queue_id, topic = HEAD.unpack_from, queue.queue_id, queue.topic.encode()
-        at = number = 0
-        last = len(chosen.sizes) - 1
-        for position, size, offset in zip(*chosen[:3], strict=True):
+        starts = [0, *accumulate(chosen.sizes)]
+        count = len(chosen.sizes)
+        suspects = [*range(0, count, 1 if cold else TOPIC_EVERY), count - 1]
+        for at, position, size, offset in zip(starts, *chosen[:3], strict=False):
             told, magic, of_queue, queue_offset, stands_at = head(data, at)
             if (
                 queue_offset != offset
@@ -72,15 +75,14 @@ class CheckedReads:
                 or told != size
                 or of_queue != queue_id
                 or magic != MAGIC_V1
-                or cold
-                or not number % TOPIC_EVERY
-                or number == last
             ):
-                found = queue_offset_at(data, at, position, size, topic, queue_id)
-                if found != offset or (cold and not body_is_whole(data, at, position)):
-                    raise self.damaged(queue, offset, position)
-            at += size
-            number += 1
+                suspects.append(bisect_left(starts, at))
+        for number in suspects:
+            at, position, size = starts[number], chosen.positions[number], chosen.sizes[number]
+            found = queue_offset_at(data, at, position, size, topic, queue_id)
+            whole = not cold or body_is_whole(data, at, position)
+            if found != chosen.offsets[number] or not whole:
+                raise self._damaged_at(queue, chosen, number)
 
     def _damaged_at(self, queue: ConsumeQueue, chosen: Selected, number: int) -> UnitDamaged:
         return self.damaged(queue, chosen.offsets[number], chosen.positions[number])

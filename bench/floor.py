@@ -1,5 +1,9 @@
 """The floor: a server that only splits frames and answers each with a canned success.
 
+A pull it answers with a stream: as many messages as the pull's queueOffset says, in answers of
+maxMsgNums, and then one that says that there is nothing more. So it is a socket that sends what a
+broker sends.
+
 It measures the cost of the load generator, loopback and the event loop alone, in the same run as
 the cluster, so that the cluster's figure can be given as a ratio.
 """
@@ -12,16 +16,44 @@ import struct
 import sys
 from typing import cast
 
+import orjson
 import uvloop
+
+from raftmq.store.record import MessageRecord, encode_record
 
 _LENGTHS = struct.Struct(">ii")
 _OPAQUE = re.compile(rb'"opaque":(\d+)')
+_PULL = b'"code":11,'
+_FOUND, _NOTHING = 0, 19
+_PROPERTIES = (
+    b"UNIQ_KEY\x01%032X\x02WAIT\x01true\x02MSG_REGION\x01R\x02TRACE_ON\x01true\x02CLUSTER\x01C"
+)
 
 
 class _Canned(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._buffer = b""
+        self._answer, self._answers = b"", 0  # what is streamed, and how often it is still sent
+        self._paused = False
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._stream()
+
+    def _stream(self) -> None:
+        while self._answers and not self._paused:
+            self._answers -= 1
+            self._transport.write(self._answer if self._answers else _answer(_NOTHING, b""))
+
+    def _pulled(self, header: bytes) -> None:
+        wanted = orjson.loads(header)["extFields"]
+        each, count = int(wanted["maxMsgNums"]), int(wanted["queueOffset"])
+        self._answer, self._answers = _answer(_FOUND, _record() * each), count // each + 1
+        self._stream()
 
     def data_received(self, data: bytes) -> None:
         if self._buffer:
@@ -31,6 +63,10 @@ class _Canned(asyncio.Protocol):
             length, header_length = _LENGTHS.unpack_from(data, at)
             if end - at < length + 4:
                 break
+            if _PULL in data[at + 8 : at + 8 + header_length]:
+                self._pulled(data[at + 8 : at + 8 + header_length])
+                at += length + 4
+                continue
             found = _OPAQUE.search(data, at + 8, at + 8 + header_length)
             assert found is not None
             header = b'{"code":0,"extFields":{"queueId":"0"},"flag":1,"opaque":%b}' % found[1]
@@ -39,6 +75,24 @@ class _Canned(asyncio.Protocol):
             at += length + 4
         self._buffer = data[at:]
         self._transport.write(b"".join(out))
+
+
+def _answer(code: int, body: bytes) -> bytes:
+    """Return a pull's answer, with the fields that a broker's has."""
+    header = (
+        b'{"code":%d,"extFields":{"maxOffset":"99999999","minOffset":"0",'
+        b'"nextBeginOffset":"99999999","suggestWhichBrokerId":"0"},"flag":1,"opaque":1}' % code
+    )
+    return _LENGTHS.pack(4 + len(header) + len(body), len(header)) + header + body
+
+
+def _record() -> bytes:
+    """Return a record of 128 bytes as a broker of ours stores it."""
+    here = ("127.0.0.1", 1)
+    properties = _PROPERTIES % 1
+    return encode_record(
+        MessageRecord("Bench", b"x" * 128, properties, 0, 0, 0, 0, 0, 0, here, 0, here, 0, 0)
+    )
 
 
 async def _serve() -> None:

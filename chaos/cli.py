@@ -48,8 +48,6 @@ LOST_SHOWN_MAX = 20
 PIPE_COLUMNS = 160  # a file or pipe has no width of its own
 DEFAULT_SETTINGS = {
     "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
-    # Apache's default of 32 messages an answer makes consumers wait for round trips under load.
-    "maxTransferCountOnMessageInMemory": "512",
     "maxTransferBytesOnMessageInMemory": str(1024 * 1024),
 }
 

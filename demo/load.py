@@ -39,8 +39,6 @@ DRAIN_TIMEOUT_S = 180.0
 SEND_TIMEOUT_MS = 60_000  # far above any failover: a send that fails after it may fail the demo
 SETTINGS = {
     "mappedFileSizeCommitLog": str(64 * 1024 * 1024),  # several segments, not one
-    # Apache's default of 32 messages an answer makes consumers wait for round trips under load.
-    "maxTransferCountOnMessageInMemory": "512",
     "maxTransferBytesOnMessageInMemory": str(1024 * 1024),
 }
 

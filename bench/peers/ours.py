@@ -1,4 +1,4 @@
-"""Our own broker in its three shapes, and the floor: the same sends to a server that only answers.
+"""Our own broker in its three shapes, and the floor: a server that only answers, or only sends.
 
 One bare client is used for all of them. Elections are patient, as in the other benchmarks. The row
 that kills the leader has a group of its own, which elects as a real one does.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.__main__ import consume
 from bench.group import PATIENT, PROMPT, floor_server
-from bench.peers.remoting import QUEUES, TOPIC, pull_all, send_loads
+from bench.peers.remoting import QUEUES, TOPIC, pull_all, send_loads, stream_all
 from bench.peers.system import (
     BATCH,
     BATCHES,
@@ -78,7 +78,9 @@ class Floor:
     @asynccontextmanager
     async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
         async with floor_server() as address:
-            yield Running(send_loads(address, scale, batches=False), list)
+            loads = send_loads(address, scale, batches=False)
+            loads[PULLS] = lambda: stream_all(address, sends_of(MANY, scale))
+            yield Running(loads, list)
 
 
 @asynccontextmanager

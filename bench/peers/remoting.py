@@ -54,25 +54,35 @@ def send_loads(address: str, scale: float, *, batches: bool = True) -> dict[str,
 async def pull_all(address: str) -> LoadResult:
     """Pull every queue of the topic from its beginning to its end, each over a connection of its
     own, and walk over every record."""
+    return await _pulled(address, [0] * QUEUES, streamed=False)
+
+
+async def stream_all(address: str, count: int) -> LoadResult:
+    """Have the floor send `count` messages as they are pulled, and walk over every record."""
+    return await _pulled(address, [count // QUEUES] * QUEUES, streamed=True)
+
+
+async def _pulled(address: str, offsets: list[int], *, streamed: bool) -> LoadResult:
     latencies: array[int] = array("q")
     begun = time.perf_counter()
-    counts = await asyncio.gather(*(_pull(address, n, latencies) for n in range(QUEUES)))
+    counts = await asyncio.gather(
+        *(_pull(address, n, offset, latencies, streamed) for n, offset in enumerate(offsets))
+    )
     return LoadResult(sum(counts), time.perf_counter() - begun, latencies, 0)
 
 
-async def _pull(address: str, queue: int, latencies: array[int]) -> int:
+async def _pull(
+    address: str, queue: int, offset: int, latencies: array[int], streamed: bool
+) -> int:
+    """Pull until nothing is left, or (`streamed`) once, which is answered until nothing is left."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     frames = FrameReader()
-    count = offset = 0
+    count = 0
     try:
+        writer.write(_request(queue, offset))
         while True:
             started_ns = time.perf_counter_ns()
-            header = PullHeader(
-                *("bench-peers", TOPIC, queue, offset, PULL_MESSAGES_MAX, SUBSCRIBED, 0, 0, "*", 0)
-            )
-            request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
-            writer.write(encode_command(request))
             while (raw := frames.next_frame()) is None:
                 data = await reader.read(READ_BYTES)
                 if not data:
@@ -86,11 +96,20 @@ async def _pull(address: str, queue: int, latencies: array[int]) -> int:
             latencies.append(time.perf_counter_ns() - started_ns)
             count += records_in(answer.body)
             later = int(answer.ext["nextBeginOffset"])
-            if later <= offset:
-                raise Failed(f"a pull at offset {offset} was told to go on at {later}")
-            offset = later
+            if not streamed:
+                if later <= offset:
+                    raise Failed(f"a pull at offset {offset} was told to go on at {later}")
+                offset = later
+                writer.write(_request(queue, offset))
     finally:
         writer.close()
+
+
+def _request(queue: int, offset: int) -> bytes:
+    header = PullHeader(
+        *("bench-peers", TOPIC, queue, offset, PULL_MESSAGES_MAX, SUBSCRIBED, 0, 0, "*", 0)
+    )
+    return encode_command(RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext()))
 
 
 def records_in(body: bytes) -> int:

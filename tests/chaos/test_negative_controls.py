@@ -26,7 +26,6 @@ pytestmark = pytest.mark.timeout(900)
 
 SETTINGS = {
     "mappedFileSizeCommitLog": str(16 * 1024 * 1024),
-    "maxTransferCountOnMessageInMemory": "512",
     "flushDiskType": "SYNC_FLUSH",
 }
 # A slave that has the topics at once, so that only messages can be missing.

@@ -118,7 +118,7 @@ def test_a_load_without_messages_is_a_failure() -> None:
 async def test_ours_and_the_floor_fill_their_rows() -> None:
     found = await measure([Floor(), OURS[0]], 1, 0.01, lambda _: None)
     assert not [measured.failures for measured in found.values() if measured.failures]
-    assert found["floor"].rows.keys() == {ONE, MANY}
+    assert found["floor"].rows.keys() == {ONE, MANY, PULLS}
     assert found[OURS[0].name].rows.keys() >= {ONE, MANY, BATCHES, PULLS, PUSH}
     for row in (ONE, MANY, BATCHES, PULLS, PUSH):
         figures = found[OURS[0].name].medians(row)

@@ -13,12 +13,6 @@ from collections.abc import Mapping
 
 import click
 
-from raftmq.remoting.acl.signature import credentials_of_environment
-from raftmq.remoting.ask import complaint
-from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.fastjson import loads_object
-from raftmq.remoting.tlsfile import context_of
-
 PORT = "10911"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
 
@@ -32,6 +26,12 @@ def health(address: str | None, timeout_s: float) -> None:
     For a broker that takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the client's TLS
     configuration file.
     """
+    from raftmq.remoting.acl.signature import credentials_of_environment
+    from raftmq.remoting.ask import complaint
+    from raftmq.remoting.codes import RequestCode
+    from raftmq.remoting.fastjson import loads_object
+    from raftmq.remoting.tlsfile import context_of
+
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
     reason = complaint(
         address,

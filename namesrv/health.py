@@ -10,11 +10,6 @@ import sys
 
 import click
 
-from raftmq.remoting.acl.signature import credentials_of_environment
-from raftmq.remoting.ask import complaint
-from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.tlsfile import context_of
-
 PORT = "9876"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
 
@@ -27,6 +22,11 @@ def health(address: str | None, timeout_s: float) -> None:
 
     Where it takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the file that says how.
     """
+    from raftmq.remoting.acl.signature import credentials_of_environment
+    from raftmq.remoting.ask import complaint
+    from raftmq.remoting.codes import RequestCode
+    from raftmq.remoting.tlsfile import context_of
+
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
     reason = complaint(
         address,

@@ -1,30 +1,38 @@
-"""The commands `config show` and `config check` of a server process. Shell."""
+"""The commands `config show` and `config check` of a server process. Shell.
+
+The options are imported when a command runs: `--help` imports little.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from raftmq.ops.options import ConfigError, Loaded, Option
-from raftmq.ops.show import effective
+if TYPE_CHECKING:
+    from raftmq.ops.options import Loaded
 
-Load = Callable[[str | None, Sequence[str], Mapping[str, str] | None], Loaded[Any]]
+    Load = Callable[[str | None, Sequence[str], Mapping[str, str] | None], Loaded[Any]]
 
 WRONG = 2  # exit status of a wrong configuration
 
 
-def config_commands(program: str, options: Mapping[str, Option], load: Load) -> click.Group:
-    """Make the group `config` of `program`, whose own options `path` and `settings` apply, too."""
+def config_commands(program: str, options: str) -> click.Group:
+    """Make the group `config` of `program`, whose own options `path` and `settings` apply, too.
+    `options`: the name of the module with `OPTIONS` and `load`."""
 
     @click.group(help="Look at configurations: what is in effect, and whether a file is right.")
     def config() -> None:
         pass
 
     def loaded(path: str | None, settings: Sequence[str]) -> Loaded[Any]:
+        from raftmq.ops.options import ConfigError
+
+        load: Load = importlib.import_module(options).load
         try:
             return load(path, settings, os.environ)
         except ConfigError as error:
@@ -39,15 +47,19 @@ def config_commands(program: str, options: Mapping[str, Option], load: Load) -> 
     def show(
         context: click.Context, path: str | None, settings: tuple[str, ...], changed: bool
     ) -> None:
+        from raftmq.ops.show import effective
+
         above = context.find_root().params
         path = path or above.get("path")
+        known = importlib.import_module(options).OPTIONS
         found = loaded(path, (*above.get("settings", ()), *settings))
-        click.echo(effective(options, found.config, found.places, changed=changed), nl=False)
+        click.echo(effective(known, found.config, found.places, changed=changed), nl=False)
 
     @config.command(help=f"Check FILE, with the environment over it; exit status {WRONG} if wrong.")
     @click.argument("file", type=click.Path(dir_okay=False))
     def check(file: str) -> None:
         found = loaded(file, ())
-        click.echo(f"{file}: right; {len(found.places)} of {len(options)} keys are set")
+        known = len(importlib.import_module(options).OPTIONS)
+        click.echo(f"{file}: right; {len(found.places)} of {known} keys are set")
 
     return config

@@ -1,49 +1,13 @@
-"""`mqbroker backup`, `verify` and `restore` (docs/backup.md).
+"""The command lines of `mqbroker backup`, `verify` and `restore` (docs/backup.md).
 
-Exit status: 0 done, or intact; 1 it failed, or damage was found; 2 the request makes no sense: no
-backup there, a store that is not empty, a wrong option or configuration; 75 (EX_TEMPFAIL) another
-process owns the store.
+What they do is in broker.backup.work, imported when one of them runs.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
-from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import click
-import orjson
-
-from raftmq.broker.backup.directory import BackupDirectory
-from raftmq.broker.backup.manifest import BackupError, Manifest
-from raftmq.broker.backup.restore import Restored, check_empty, point_of
-from raftmq.broker.backup.restore import restore as restore_stores
-from raftmq.broker.backup.settings import notable
-from raftmq.broker.backup.source import RemoteSource, choose, replicas_of
-from raftmq.broker.backup.stopped import StoppedSource
-from raftmq.broker.backup.take import Taken, take
-from raftmq.broker.backup.verify import complaints
-from raftmq.broker.config import BrokerConfig, load, parse_peers
-from raftmq.broker.construction import store_config
-from raftmq.broker.errors import ConfigError, StateError
-from raftmq.dledger.errors import RaftError
-from raftmq.ops.logs import set_level
-from raftmq.ops.options import BYTES, Option
-from raftmq.remoting.acl.signature import credentials_of_environment
-from raftmq.remoting.address import format_address, parse_address_list
-from raftmq.remoting.client import RemotingClient
-from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.tlsfile import tls_of
-from raftmq.store.config import StoreConfig
-from raftmq.store.errors import StoreError
-from raftmq.store.ownership import StoreInUse
-
-FAILED = 1
-WRONG = 2
-FAILURES = (BackupError, ConfigError, OSError, RaftError, RemotingError, StateError, StoreError)
-RATE = Option("", "--bytes-per-s", 64 << 20, "", BYTES, low=0)
 
 
 @click.command("backup")
@@ -77,18 +41,7 @@ RATE = Option("", "--bytes-per-s", 64 << 20, "", BYTES, low=0)
     help="Ask no leader: take what the replica knows to be committed. For a group without one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def backup(
-    directory: str,
-    addresses: str | None,
-    name_servers: str | None,
-    broker_name: str | None,
-    path: str | None,
-    settings: tuple[str, ...],
-    whole_log: bool,
-    rate: str,
-    unconfirmed: bool,
-    as_json: bool,
-) -> None:
+def backup(**given: Any) -> None:
     """Back a running Raft group up into DIRECTORY, or bring the backup there up to date.
 
     \b
@@ -98,92 +51,23 @@ def backup(
     It is read from a healthy follower if there is one. Sends go on meanwhile. Data that DIRECTORY
     already has is not copied again, even after an interruption.
     """
-    ways = (addresses, name_servers and broker_name, path or settings)
-    if sum(map(bool, ways)) != 1:
-        _end(WRONG, "backup: give one of --from, -n with --brokerName, and --config")
-    if whole_log and not (path or settings):
-        _end(WRONG, "backup: --whole-log is of a stopped replica, given by --config")
-    place = BackupDirectory(directory)
-    try:
-        if path or settings:
-            running = _of_stopped(place, _raft_config(path, settings), whole_log)
-        else:
-            bytes_per_s = RATE.parse(rate, f"--bytes-per-s={rate}")
-            running = _of_running(
-                place,
-                parse_address_list(addresses or ""),
-                parse_address_list(name_servers or ""),
-                broker_name or "",
-                bytes_per_s,
-                confirm=not unconfirmed,
-            )
-    except ConfigError as error:
-        _end(WRONG, f"backup: {error}")
-    try:
-        taken = asyncio.run(running)
-    except StoreInUse as error:
-        _end(os.EX_TEMPFAIL, f"backup: {error}")
-    except FAILURES as error:
-        _end(FAILED, f"backup: {error}")
-    if as_json:
-        figures = {"copiedBytes": taken.copied_bytes, "keptBytes": taken.kept_bytes}
-        _print_json(_facts(taken.manifest) | figures)
-    else:
-        _print(taken.manifest)
-        click.echo(f"copied      {taken.copied_bytes} bytes; {taken.kept_bytes} were there already")
+    from raftmq.broker.backup import work
 
-
-async def _of_running(
-    place: BackupDirectory,
-    replicas: list[str],
-    name_servers: list[str],
-    broker_name: str,
-    bytes_per_s: int,
-    *,
-    confirm: bool,
-) -> Taken:
-    client = RemotingClient(
-        tls=await asyncio.to_thread(tls_of, os.environ),
-        credentials=credentials_of_environment(os.environ),
-    )
-    try:
-        if name_servers:
-            replicas = await replicas_of(client, name_servers, broker_name)
-        address = await choose(client, replicas)
-        _say(f"reads from {address}")
-        source = RemoteSource(client, address, bytes_per_s=bytes_per_s, confirm=confirm)
-        return await take(source, place, say=_say)
-    finally:
-        await client.close()
-
-
-async def _of_stopped(place: BackupDirectory, config: BrokerConfig, whole_log: bool) -> Taken:
-    return await take(StoppedSource(config, whole_log=whole_log, say=_say), place, say=_say)
+    work.backup(**given)
 
 
 @click.command("verify")
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def verify(directory: str, as_json: bool) -> None:
+def verify(**given: Any) -> None:
     """Read all of a backup, and name what is damaged: exit status 0 intact, 1 damaged, 2 no backup.
 
     Every checksum is compared: of files, of every frame, and of the manifest; frames must follow
     each other without a gap.
     """
-    place = BackupDirectory(directory)
-    manifest = _manifest(place)
-    try:
-        found = list(complaints(place, manifest))
-    except OSError as error:
-        _end(FAILED, f"verify: {error}")
-    if as_json:
-        _print_json(_facts(manifest) | {"damaged": found})
-    else:
-        _print(manifest)
-        for complaint in found:
-            click.echo(f"damaged     {complaint}")
-        click.echo(f"verdict     {'damaged' if found else 'whole'}")
-    sys.exit(FAILED if found else 0)
+    from raftmq.broker.backup import work
+
+    work.verify(**given)
 
 
 @click.command("restore")
@@ -208,15 +92,7 @@ def verify(directory: str, as_json: bool) -> None:
 @click.option(
     "--to-time", help="Only what was stored until then: ISO 8601 (UTC), or ms since 1970."
 )
-def restore(
-    directory: str,
-    stores: tuple[str, ...],
-    peers: str | None,
-    path: str | None,
-    settings: tuple[str, ...],
-    to_index: int | None,
-    to_time: str | None,
-) -> None:
+def restore(**given: Any) -> None:
     """Make the stores of a new group from the backup in DIRECTORY.
 
     \b
@@ -227,129 +103,6 @@ def restore(
     All replicas of the new group are restored from the same backup with the same options, here or
     each on its own host. The members are those of --peers, whatever the old group's were.
     """
-    config: StoreConfig | None = None
-    if bool(path or settings) == bool(stores or peers) or bool(stores) != bool(peers):
-        _end(WRONG, "restore: give either --into and --peers, or --config")
-    if to_index is not None and to_time is not None:
-        _end(WRONG, "restore: give either --to-index or --to-time")
-    try:
-        if peers is not None:
-            members = parse_peers(peers)
-        else:
-            found = _raft_config(path, settings)
-            members, stores = found.peers, (found.store_path_root_dir,)
-            config = store_config(found)
-        to_time_ms = None if to_time is None else _time_ms(to_time)
-    except (ConfigError, ValueError) as error:
-        _end(WRONG, f"restore: {error}")
-    if not members:
-        _end(WRONG, "restore: the new group has no members")
-    place = BackupDirectory(directory)
-    manifest = _manifest(place)
-    try:
-        for store in stores:
-            check_empty(store)
-        point = point_of(place, manifest, to_index=to_index, to_time_ms=to_time_ms)
-    except BackupError as error:
-        _end(FAILED if error.damaged else WRONG, f"restore: {error}")
-    addresses = [(p.node_id, format_address(p.host, p.port)) for p in members]
-    try:
-        set_level("raftmq.broker.installation", "ERROR")  # it logs replicas that are refilled
-        made = restore_stores(place, manifest, point, stores, addresses, config=config, say=_say)
-    except StoreInUse as error:
-        _end(os.EX_TEMPFAIL, f"restore: {error}")
-    except FAILURES as error:
-        _end(FAILED, f"restore: {error}")
-    finally:
-        set_level("raftmq.broker.installation", "")
-    _print_restored(manifest, made, addresses)
+    from raftmq.broker.backup import work
 
-
-# ---- what is printed ------------------------------------------------------------------------
-
-
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "group": manifest.group,
-        "broker": manifest.broker,
-        "node": manifest.node,
-        "role": manifest.role,
-        "taken": manifest.taken,
-        "confirmed": manifest.confirmed,
-        "commitIndex": manifest.commit_index,
-        "term": manifest.term,
-        "firstIndex": manifest.first_index,
-        "begin": manifest.begin,
-        "end": manifest.end,
-        "messages": manifest.messages,
-        "segments": len(manifest.segments),
-        "states": [state.index for state in manifest.states],
-    }
-
-
-def _print(manifest: Manifest) -> None:
-    confirmed = "" if manifest.confirmed else ", which no leader confirmed"
-    click.echo(f"group       {manifest.group}, broker {manifest.broker}")
-    click.echo(f"taken       {manifest.taken} from {manifest.node} ({manifest.role})")
-    click.echo(
-        f"frames      {manifest.first_index} to {manifest.commit_index}"
-        f" (term {manifest.term}){confirmed}"
-    )
-    click.echo(
-        f"log         bytes {manifest.begin} to {manifest.end}, {manifest.messages} messages"
-    )
-    states = ", ".join(str(state.index) for state in manifest.states)
-    click.echo(f"tables      of frame {states}")
-
-
-def _print_restored(manifest: Manifest, made: Restored, addresses: list[tuple[str, str]]) -> None:
-    peers = ";".join(f"{node}-{address}" for node, address in addresses)
-    until = datetime.fromtimestamp(made.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    click.echo(f"frames      {manifest.first_index} to {made.index}, the last of {until}")
-    click.echo(f"members     {peers}: frame {made.configuration_index}, term {made.term}")
-    click.echo(f"group id    {made.group_id.hex()}: a new one")
-    click.echo(f"log         ends at byte {made.end}, in every store alike")
-    for key, value in notable(manifest.settings).items():
-        click.echo(f"brokers     need {key}={value}")
-    click.echo(
-        f"            and a dLegerGroup other than {manifest.group}, if a replica of the old group"
-        " may ever come back"
-    )
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
-
-
-def _manifest(place: BackupDirectory) -> Manifest:
-    try:
-        return place.required()
-    except BackupError as error:
-        _end(FAILED if error.damaged else WRONG, str(error))
-    except OSError as error:
-        _end(WRONG, str(error))
-
-
-def _raft_config(path: str | None, settings: tuple[str, ...]) -> BrokerConfig:
-    """Load the configuration of a Raft replica. Raises ConfigError."""
-    config = load(path, settings, os.environ).config
-    if config.is_classic:
-        raise ConfigError("enableDLegerCommitLog is not set: backups are of Raft groups")
-    return config
-
-
-def _time_ms(text: str) -> int:
-    """Parse a time into ms since 1970. Raises ValueError."""
-    if text.isdecimal():
-        return int(text)
-    moment = datetime.fromisoformat(text)
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
-
-
-def _end(status: int, text: str) -> NoReturn:
-    click.echo(f"mqbroker: {text}", err=True)
-    sys.exit(status)
+    work.restore(**given)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raftmq.broker.cli import Machine, main
+from raftmq.broker.cli import main
+from raftmq.broker.process import Machine
 from raftmq.chaos.faults.door import HttpDoor
 from raftmq.chaos.faults.faultdisk import FaultDisk
 from raftmq.chaos.faults.power import FAULTS

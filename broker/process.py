@@ -1,0 +1,250 @@
+"""One broker process, from its configuration to its exit status.
+
+Exit status: 0 stopped as asked; 1 the broker failed, or could not start (a port is taken, the log
+is damaged); 2 the command line or configuration is wrong, or the store is another node's: starting
+again would not help; 75 (EX_TEMPFAIL) another process owns the store: try again later.
+Logs are events on standard error; the one line on standard output says that it listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import click
+import uvloop
+
+from raftmq.broker.broker import Broker, open_broker
+from raftmq.broker.claim import described
+from raftmq.broker.config import OPTIONS, BrokerConfig, Loaded, load
+from raftmq.broker.errors import ConfigError, EngineError, StateError
+from raftmq.broker.http.faults import FaultDoor
+from raftmq.dledger.errors import RaftError
+from raftmq.ops.logs import set_up
+from raftmq.ops.memory import return_large_blocks
+from raftmq.ops.permissions import warn_if_others_read
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.keyfile import KeyFileError
+from raftmq.remoting.tls import TlsError
+from raftmq.store.disk import OsDisk
+from raftmq.store.errors import StoreError
+from raftmq.store.identity import WrongIdentity
+from raftmq.store.ownership import StoreInUse, StoreLock, lock_store
+from raftmq.web.auth import WebConfigError
+
+log = logging.getLogger("raftmq.broker.process")
+
+T = TypeVar("T")
+
+# The hot path makes tuples, not cycles: collecting young objects every 700 of them, the default,
+# costs a leader several percent and frees nothing that reference counts would not.
+GC_THRESHOLDS = (50_000, 20, 50)
+
+
+START_ERRORS = (
+    EngineError,
+    OSError,
+    RaftError,
+    RemotingError,
+    StateError,
+    StoreError,
+    WebConfigError,
+)
+WRONG = EngineError | KeyFileError | TlsError | WebConfigError | WrongIdentity  # need a correction
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine of a broker: its disk, rooted at storePathRootDir, and the time of day in ms.
+    Through `faults` both can be made to fail."""
+
+    disk: OsDisk
+    wall_ms: Callable[[], int]
+    faults: FaultDoor | None = None
+
+
+def this_machine(root: str) -> Machine:
+    return Machine(OsDisk(root), lambda: time.time_ns() // 1_000_000)
+
+
+def serve(
+    path: str | None,
+    name_servers: str | None,
+    settings: tuple[str, ...],
+    print_config: bool,
+    log_level: str | None,
+    machine_of: Callable[[str], Machine] | None = None,
+) -> int:
+    """Run the broker that the options of `mqbroker` describe; return the exit status."""
+    overrides = list(settings)
+    if name_servers:
+        overrides.append(f"namesrvAddr={name_servers}")
+    if log_level:
+        overrides.append(f"logLevel={log_level.upper()}")
+    try:
+        loaded = load(path, overrides, os.environ)
+    except ConfigError as error:
+        click.echo(f"mqbroker: {error}", err=True)
+        return 2
+    config = loaded.config
+    if print_config:
+        click.echo(config.properties_text(), nl=False)
+        return 0
+    where: dict[str, object] = {
+        "service": "broker",
+        "node": config.node_name,
+        "group": config.group_name,
+    }
+    set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
+    return_large_blocks()
+    for key in config.without_effect():
+        log.warning("config_without_effect key=%s: accepted, but not acted on in this mode", key)
+    say_what_is_open(loaded, path)
+    return owned(config, machine_of or this_machine, where)
+
+
+def say_what_is_open(loaded: Loaded[BrokerConfig], path: str | None) -> None:
+    """Log which addresses this broker serves by default, and which files others can read."""
+    config = loaded.config
+    if "bind_address" not in loaded.places:
+        log.warning(
+            "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"
+            " bindAddress",
+            config.bind_address,
+        )
+    secret = [o.name for o in OPTIONS.values() if o.secret and getattr(config, o.name)]
+    if path and any(loaded.places[name].startswith(path) for name in secret):
+        warn_if_others_read(path, "it holds secrets")
+    if config.acl_enable:
+        warn_if_others_read(config.acl_file, "it holds the accounts' secrets")
+    warn_if_others_read(config.store_path_root_dir, "it holds messages")
+
+
+def owned(
+    config: BrokerConfig, machine_of: Callable[[str], Machine], where: dict[str, object]
+) -> int:
+    """Run a broker that owns its store, from before anything there is opened until all of it is
+    closed; return the exit status."""
+    try:
+        lock = lock_store(config.store_path_root_dir, described(config))
+    except StoreInUse as error:
+        log.critical("store_in_use %s", error)
+        click.echo(f"mqbroker: {error}", err=True)
+        return os.EX_TEMPFAIL
+    except OSError as error:
+        log.critical("start_failed %s: %s", type(error).__name__, error)
+        click.echo(f"mqbroker: cannot start: {error}", err=True)
+        return 1
+    try:
+        return uvloop.run(run(config, machine_of(config.store_path_root_dir), lock, where))
+    finally:
+        lock.release()
+
+
+async def run(
+    config: BrokerConfig, machine: Machine, lock: StoreLock, where: dict[str, object]
+) -> int:
+    """Run a broker until a signal or a failure; return the exit status. `lock` is its store's.
+    `where` holds the fields of each log line; the current term is added to it."""
+    loop = asyncio.get_running_loop()
+    wanted = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, wanted.set)
+    stopping = asyncio.ensure_future(wanted.wait())
+    try:
+        status = None
+        while status is None:
+            status = await _run_one(config, machine, lock, stopping, where)
+    finally:
+        stopping.cancel()
+    return status
+
+
+async def _run_one(
+    config: BrokerConfig,
+    machine: Machine,
+    lock: StoreLock,
+    stopping: asyncio.Future[Any],
+    where: dict[str, object],
+) -> int | None:
+    """Run until the broker ends. Returns the exit status; None if a new broker is to start in its
+    place."""
+    loop = asyncio.get_running_loop()
+    opening = open_broker(
+        config, machine.disk, lock=lock, wall_ms=machine.wall_ms, faults=machine.faults
+    )
+    broker = None
+    try:
+        broker = await _unless(stopping, opening)
+        if broker is not None:
+            where["term"] = lambda roles=broker.roles: roles.term
+            loop.set_exception_handler(partial(_on_exception, broker))
+            started = await _unless(stopping, _started(broker))
+        if broker is None or started is None:
+            log.info("stopping reason=signal, before the start was through")
+            if broker is not None:
+                await broker.stop()
+            return 0
+    except START_ERRORS as error:
+        log.critical("start_failed %s: %s", type(error).__name__, error)
+        click.echo(f"mqbroker: cannot start: {error}", err=True)
+        if broker is not None:
+            await broker.stop()
+        return 2 if isinstance(error, WRONG) else 1
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    click.echo(f"mqbroker {config.broker_name}/{config.node_name} listens on {broker.address}")
+    sys.stdout.flush()
+    wanted = broker.life.stop_wanted
+    asked = asyncio.ensure_future(wanted.wait())
+    ends: list[asyncio.Future[Any]] = [stopping, broker.failed, asked]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    reason = broker.failed.result() if broker.failed.done() else ""
+    log.info("stopping reason=%s", reason or ("asked" if asked.done() else "signal"))
+    asked.cancel()
+    await broker.stop()
+    if broker.begins_anew and not stopping.done() and not wanted.is_set():
+        return None
+    if reason:
+        click.echo(f"mqbroker: failed: {reason}", err=True)
+    return 1 if reason else 0
+
+
+async def _started(broker: Broker) -> bool:
+    await broker.start()
+    return True
+
+
+async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of `work`; None if a signal came first, and `work` was given up. A start
+    with a damaged log may wait long for its peers."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+    return None if task.cancelled() else task.result()
+
+
+def _on_exception(broker: Broker, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """Handle a callback's exception: a broken invariant ends the broker, others are logged."""
+    error = context.get("exception")
+    if isinstance(error, socket.gaierror):
+        # From a dial that was given up before its host name was resolved: uvloop does not cancel
+        # the look-up. The dialler has logged that already, and dials again.
+        log.info("late_lookup_failed error=%s", error)
+        return
+    log.error("loop_exception %s", context.get("message"), exc_info=error)  # type: ignore[arg-type]
+    if isinstance(error, AssertionError):
+        broker.fail(f"broken invariant: {error!r}")

@@ -1,0 +1,97 @@
+"""One name server, from its configuration to its exit status: until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+import click
+import uvloop
+
+from raftmq.namesrv.config import ConfigError, NameServerConfig, load
+from raftmq.namesrv.server import NameServer
+from raftmq.ops.configcli import WRONG
+from raftmq.ops.logs import set_up
+from raftmq.ops.memory import return_large_blocks
+from raftmq.ops.permissions import warn_if_others_read
+from raftmq.remoting.errors import RemotingError
+from raftmq.web.auth import WebConfigError
+
+LOG = logging.getLogger("raftmq.namesrv")
+
+
+def serve(
+    path: str | None,
+    listen_port: int | None,
+    bind: str | None,
+    store: str | None,
+    frame_size_max: str | None,
+    log_level: str | None,
+    settings: tuple[str, ...],
+) -> int:
+    """Run the name server that the options of `mqnamesrv` describe; return the exit status."""
+    own = {
+        "listenPort": listen_port,
+        "bindAddress": bind,
+        "storePath": store,
+        "frameSizeMax": frame_size_max,
+        "logLevel": log_level and log_level.upper(),
+    }
+    overrides = [f"{key}={value}" for key, value in own.items() if value is not None]
+    try:
+        loaded = load(path, [*overrides, *settings], os.environ)
+    except ConfigError as error:
+        click.echo(f"mqnamesrv: {error}", err=True)
+        return WRONG
+    config = loaded.config
+    where = {"service": "namesrv", "node": f"{config.bind}:{config.port}"}
+    set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
+    return_large_blocks()
+    if "bind" not in loaded.places:
+        LOG.warning(
+            "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"
+            " bindAddress",
+            config.bind,
+        )
+    if config.acl_enable:
+        warn_if_others_read(config.acl_file, "it holds the accounts' secrets")
+    return uvloop.run(run(config))
+
+
+async def run(config: NameServerConfig) -> int:
+    """Run the name server until it is told to stop; return the process's exit status."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[int] = loop.create_future()
+
+    def end(status: int) -> None:
+        if not stop.done():
+            stop.set_result(status)
+
+    def broken(running: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        running.default_exception_handler(context)
+        if isinstance(context.get("exception"), AssertionError):
+            end(70)  # a broken invariant: wrong is worse than down
+
+    loop.set_exception_handler(broken)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, 0)
+    server = NameServer(config)
+    try:
+        await server.start()
+    except (OSError, RemotingError, WebConfigError) as error:
+        where = f"{config.bind}:{config.port}"
+        click.echo(f"mqnamesrv: cannot start on {where}: {error}", err=True)
+        await server.stop()
+        return 1
+    click.echo(f"The Name Server boot success. serializeType=JSON, address {server.address}")
+    if server.http is not None:
+        click.echo(f"Dashboard and HTTP API: {server.http.url}")
+    sys.stdout.flush()
+    status = await stop
+    LOG.info("name_server_stops")
+    await server.stop()
+    return status

@@ -35,11 +35,11 @@ from raftmq.audit.files import StoreError
 from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.java import JavaNotFound
 from raftmq.chaos.checks.suite import check_all
-from raftmq.chaos.cli import operating_words
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.history.files import read_history
 from raftmq.chaos.report.recovery import recoveries
-from raftmq.chaos.workloads.log import WINDOW_MAX
+from raftmq.chaos.work import operating_words
+from raftmq.chaos.workloads.load import WINDOW_MAX
 
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2

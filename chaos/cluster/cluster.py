@@ -42,6 +42,12 @@ from raftmq.chaos.cluster.probe import (
     replicas,
 )
 from raftmq.chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
+from raftmq.chaos.cluster.timeouts import (
+    DOWN_TIMEOUT_S,
+    FIND_TIMEOUT_S,
+    GONE_TIMEOUT_S,
+    UP_TIMEOUT_S,
+)
 from raftmq.chaos.cluster.topology import (
     CLASSIC,
     MODES,
@@ -56,10 +62,6 @@ from raftmq.chaos.cluster.topology import (
 LOG = logging.getLogger("raftmq.chaos")
 
 HOST = "127.0.0.1"
-UP_TIMEOUT_S = 120.0  # 2 s on an idle machine; a process that has ended is not waited for
-DOWN_TIMEOUT_S = 60.0  # for an orderly end, before SIGKILL
-GONE_TIMEOUT_S = 60.0  # for the system to bury a killed process
-FIND_TIMEOUT_S = 30.0  # for somebody to lead: many elections long
 STATUS_TIMEOUT_MS = 2_000.0  # busy brokers answer late
 POLL_S = 0.02
 TAIL_LINES = 15

@@ -18,11 +18,12 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-from raftmq.chaos.cluster.cluster import GONE_TIMEOUT_S, POLL_S, TAIL_LINES, UP_TIMEOUT_S, Cluster
+from raftmq.chaos.cluster.cluster import POLL_S, TAIL_LINES, Cluster
 from raftmq.chaos.cluster.clusterfile import COMPOSE, NAMESRV, ClusterError, ClusterState, Node
 from raftmq.chaos.cluster.docker import Docker
 from raftmq.chaos.cluster.probe import Probe
 from raftmq.chaos.cluster.process import ContainerRun, ProcessId
+from raftmq.chaos.cluster.timeouts import GONE_TIMEOUT_S, UP_TIMEOUT_S
 from raftmq.chaos.cluster.topology import RAFT, Shape
 
 LABEL = "raftmq.kind"

@@ -15,16 +15,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from raftmq.chaos.cluster import launch
-from raftmq.chaos.cluster.cluster import DOWN_TIMEOUT_S, HOST, Cluster, end_now
+from raftmq.chaos.cluster.cluster import HOST, Cluster, end_now
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node, locked, save_state
 from raftmq.chaos.cluster.credentials import own_credentials
+from raftmq.chaos.cluster.timeouts import CHANGE_TIMEOUT_S, DOWN_TIMEOUT_S
 from raftmq.chaos.cluster.topology import MODES, RAFT, REPLICAS_MAX
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 
-CHANGE_TIMEOUT_S = 180.0  # for a learner's catching up, above all
 ASK_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 POLL_S = 0.1
 UNKNOWN = "[OUTCOME_UNKNOWN]"

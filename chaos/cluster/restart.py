@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from raftmq.chaos.cluster.cluster import UP_TIMEOUT_S, Cluster
+from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import Node
 from raftmq.chaos.cluster.probe import leader_of
+from raftmq.chaos.cluster.timeouts import UP_TIMEOUT_S
 from raftmq.chaos.cluster.whole import wait_whole
 
 ORDERLY_S = 60.0  # within which a process must obey SIGTERM

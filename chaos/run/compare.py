@@ -17,37 +17,14 @@ from pathlib import Path
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.report.comparison import Candidate, comparison_page
+from raftmq.chaos.run.engines import ENGINES, Engine
 from raftmq.chaos.run.runner import RunConfig, Say, Workloads, run_scenario
 from raftmq.chaos.run.saturate import saturate
 from raftmq.chaos.run.scenario import SLOT_S, find_scenario
 
 # An engine that does not come back at all must not make the comparison endless.
 WHOLE_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A row of the comparison."""
-
-    name: str
-    description: str
-    shape: Shape
-    settings: Mapping[str, str]
-
-
-SYNC, ASYNC = {"flushDiskType": "SYNC_FLUSH"}, {"flushDiskType": "ASYNC_FLUSH"}
-# Slaves copy topics, groups and offsets every 10 s, as those of RocketMQ 4.9 do (5.x: every 60 s).
-CLASSIC = ASYNC | {"slaveSyncMetadataIntervalMs": "10000"}
-_ALL = (
-    Engine("raft-sync", "raft SYNC_FLUSH", Shape("raft"), SYNC),
-    Engine("raft-async", "raft ASYNC_FLUSH", Shape("raft"), ASYNC),
-    Engine("pysyncobj", "pysyncobj", Shape("pysyncobj"), ASYNC),
-    Engine("sync-master", "SYNC_MASTER", Shape("sync"), CLASSIC),
-    Engine("async-master", "ASYNC_MASTER", Shape("async"), CLASSIC),
-)
-ENGINES = {engine.name: engine for engine in _ALL}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from raftmq.chaos.faults.catalogue import parse_wish, unavailable
 from raftmq.chaos.faults.plan import Want, plan
 
 SLOT_S = 8.0  # a fault, its heal and some calm: how many faults a run of given minutes gets
-MINUTES_MIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,39 +8,23 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.workloads import delayed, retries, transactions
 from raftmq.chaos.workloads.base import Workload
 from raftmq.chaos.workloads.delayed import delayed_workload
+from raftmq.chaos.workloads.load import GROUP, LOG, ONCE, ORDERED, MessagesConfig
 from raftmq.chaos.workloads.locks import locks_workload
-from raftmq.chaos.workloads.messages import (
-    GROUP,
-    LOG,
-    ONCE,
-    ORDERED,
-    Churn,
-    MessagesConfig,
-    MessagesWorkload,
-)
+from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
 from raftmq.chaos.workloads.metadata import MetadataWorkload
 from raftmq.chaos.workloads.retries import retries_workload
 from raftmq.chaos.workloads.transactions import transactions_workload
 
-WORKLOADS: dict[str, tuple[str, Callable[[], Workload]]] = {
-    "log": ("ordered sends at a constant rate, one group consumes", MessagesWorkload),
-    "ordered": (
-        "many keys, several producers, consumers that promise order",
-        lambda: MessagesWorkload(ORDERED),
-    ),
-    "group": (
-        "consumers that leave and come back, offsets committed and read",
-        lambda: MessagesWorkload(GROUP, churn=Churn()),
-    ),
-    "metadata": ("topics and groups created, changed and read back", MetadataWorkload),
-    "idempotent": ("idempotent sends: stored once, over retries", lambda: MessagesWorkload(ONCE)),
-    "transactions": (
-        "committed, rolled back, or decided when a broker asks",
-        transactions_workload,
-    ),
-    "delayed": ("messages that come after their delay, never before", delayed_workload),
-    "retries": ("consumers that fail: comes again, in the end a dead letter", retries_workload),
-    "locks": ("orderly consumers that take their time, leave and come back", locks_workload),
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "log": MessagesWorkload,
+    "ordered": lambda: MessagesWorkload(ORDERED),
+    "group": lambda: MessagesWorkload(GROUP, churn=Churn()),
+    "metadata": MetadataWorkload,
+    "idempotent": lambda: MessagesWorkload(ONCE),
+    "transactions": transactions_workload,
+    "delayed": delayed_workload,
+    "retries": retries_workload,
+    "locks": locks_workload,
 }
 # Settings for clusters that are started for a workload, so that nobody waits for hours.
 SETTINGS: Mapping[str, Mapping[str, str]] = {
@@ -68,6 +52,6 @@ def make_workloads(names: Sequence[str], log: MessagesConfig = LOG) -> list[Work
         known = ", ".join(WORKLOADS)
         raise ClusterError(f"no workload {', '.join(unknown) or 'given'}; there are {known}")
     return [
-        MessagesWorkload(log) if name == "log" else WORKLOADS[name][1]()
+        MessagesWorkload(log) if name == "log" else WORKLOADS[name]()
         for name in dict.fromkeys(names)
     ]

@@ -16,8 +16,9 @@ from dataclasses import replace
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.base import Environment
 from raftmq.chaos.workloads.consumers import ConsumerGroup, consumer_config
+from raftmq.chaos.workloads.load import MessagesConfig
 from raftmq.chaos.workloads.log import Consumption
-from raftmq.chaos.workloads.messages import Churn, MessagesConfig, MessagesWorkload
+from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
 from raftmq.client import MessageExt
 from raftmq.client.listen import Listener
 

@@ -24,6 +24,7 @@ from raftmq.chaos.checks.counts import OffsetCounts
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.base import Tally as Tally
+from raftmq.chaos.workloads.load import WINDOW_MAX
 from raftmq.client import (
     ClientError,
     ConsumeResult,
@@ -39,7 +40,6 @@ from raftmq.client.listen import Listener
 from raftmq.client.message import process_unique_keys
 from raftmq.store.properties import java_string_hash
 
-WINDOW_MAX = 16_384  # well below the producer's own bound on sends in flight
 BACKLOG_PER_WINDOW = 16  # items that wait for a slot or a busy key: so many times the window
 PACE_S = 0.002  # how often an open loop looks at the clock
 COMMITS_OPEN_MAX = 10_000  # unanswered commits remembered; an answer to an older one stands alone

@@ -13,50 +13,18 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 
 from raftmq.chaos.cluster.credentials import signing
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
 from raftmq.chaos.workloads.consumers import ConsumerGroup, drain_group
+from raftmq.chaos.workloads.load import LOG, MessagesConfig
 from raftmq.chaos.workloads.log import KeyedSender, random_items
 from raftmq.client import Admin, ClientError, MessageQueue, Producer, SendConfig
 
 ROUTE_POLL_S = 0.05
 READ_EVERY_S = 0.2  # a round of reading the group's offsets after the one before
-
-
-@dataclass(frozen=True, slots=True)
-class MessagesConfig:
-    """One workload of messages. `rate_per_s` of all producers together, 0: a closed loop."""
-
-    name: str
-    topic: str
-    group: str
-    queues: int = 8  # in each broker group
-    producers: int = 2
-    consumers: int = 2
-    rate_per_s: float = 4000.0
-    window: int = 256  # per producer
-    keys: int = 1000  # order keys per producer
-    body_bytes: int = 128
-    send_timeout_ms: int = 10_000
-    orderly: bool = False
-    once: bool = False  # producers send idempotently
-
-
-LOG = MessagesConfig("log", "Chaos", "chaos-consumers")
-ORDERED = MessagesConfig(
-    "ordered", "ChaosOrdered", "chaos-ordered", producers=4, rate_per_s=1000.0, keys=2500,
-    orderly=True,
-)  # fmt: skip
-ONCE = MessagesConfig(
-    "idempotent", "ChaosOnce", "chaos-once", rate_per_s=200.0, keys=100, once=True
-)
-GROUP = MessagesConfig(
-    "group", "ChaosGroup", "chaos-group", producers=1, consumers=3, rate_per_s=200.0, keys=100
-)
 
 
 def plain_group(config: MessagesConfig, env: Environment) -> ConsumerGroup:

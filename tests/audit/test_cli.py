@@ -14,7 +14,7 @@ from raftmq.audit import java
 from raftmq.audit.cli import CHAOS_TOPIC, main
 from raftmq.audit.java import JavaNotFound, find_java_home, java_version
 from raftmq.audit.subject import stores_of_run
-from raftmq.chaos.workloads.messages import LOG
+from raftmq.chaos.workloads.load import LOG
 from tests.audit.run import TOPIC, Run, message_id
 
 

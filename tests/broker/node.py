@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 
-from raftmq.broker.cli import Machine, main
+from raftmq.broker.cli import main
+from raftmq.broker.process import Machine
 from tests.steadydisk import SteadyDisk
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from raftmq.broker.cli import _on_exception
+from raftmq.broker.process import _on_exception
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode

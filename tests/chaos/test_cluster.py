@@ -18,6 +18,7 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, SettingsError, load_state, locked
 from raftmq.chaos.cluster.ports import HeldPorts, choose_ports, ephemeral_low, is_free
 from raftmq.chaos.cluster.process import state
+from raftmq.chaos.cluster.timeouts import FIND_TIMEOUT_S
 from raftmq.chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
 from raftmq.remoting.keyfile import load_registration_keys
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
@@ -250,7 +251,7 @@ async def test_a_leader_is_found_through_an_election(tmp_path: Path) -> None:
     finally:
         await cluster.down()
     probe.leader = None
-    async with asyncio.timeout(cluster_module.FIND_TIMEOUT_S / 2):  # of the dead it asks once
+    async with asyncio.timeout(FIND_TIMEOUT_S / 2):  # of the dead it asks once
         with pytest.raises(ClusterError, match="no broker says that it leads"):
             await looking.find("leader")
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raftmq.chaos.cluster import cli as cluster_cli
+from raftmq.chaos.cluster import work
 from raftmq.chaos.cluster.cluster import Cluster
 from tests.chaos.doubles import ENDS, AgreeingProbe, Programs
 
@@ -23,7 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         probe.silent = {name for name, text in PROGRAMS.programs.items() if text == ENDS}
         return Cluster(directory, probe, PROGRAMS)
 
-    monkeypatch.setattr(cluster_cli, "Cluster", make)
+    monkeypatch.setattr(work, "Cluster", make)
     PROGRAMS.programs.clear()
 
     def call(command: str, *arguments: str) -> Result:

@@ -19,7 +19,7 @@ from raftmq.chaos.run.judge import RunResult
 from raftmq.chaos.run.runner import RunConfig, run_scenario
 from raftmq.chaos.workloads.base import Workload
 from raftmq.chaos.workloads.catalogue import make_workloads
-from raftmq.chaos.workloads.messages import LOG
+from raftmq.chaos.workloads.load import LOG
 
 # A cluster that is never whole again is waited for, its sends time out, and its drain is given up.
 pytestmark = pytest.mark.timeout(900)

@@ -21,7 +21,8 @@ from raftmq.chaos.workloads import consumers
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks, Workload, sum_tallies
 from raftmq.chaos.workloads.catalogue import WORKLOADS, make_workloads, settings_for
 from raftmq.chaos.workloads.consumers import fairly_shared, wait_until
-from raftmq.chaos.workloads.messages import GROUP, LOG, ORDERED, Churn, MessagesWorkload
+from raftmq.chaos.workloads.load import DESCRIPTIONS, GROUP, LOG, ORDERED
+from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
 from raftmq.chaos.workloads.metadata import MetadataWorkload, MetaObject, write_request
 from raftmq.client import Admin, BrokerRefused, BrokerUnreachable, MessageQueue
 from raftmq.remoting.codes import RequestCode
@@ -175,7 +176,7 @@ def test_workloads_by_name() -> None:
     made = make_workloads([*names, *later], replace(LOG, queues=3))
     assert [w.name for w in made] == ["metadata", "log", "group", "ordered", *later]
     assert isinstance(made[1], MessagesWorkload) and made[1].config.queues == 3
-    assert sorted(w.name for w in made) == sorted(WORKLOADS)
+    assert sorted(w.name for w in made) == sorted(WORKLOADS) == sorted(DESCRIPTIONS)
     topics = [topic for workload in made for topic in workload.topics]
     assert len(set(topics)) == len(topics) == 8
     assert [workload.groups for workload in made][1] == (("Chaos", "chaos-consumers"),)

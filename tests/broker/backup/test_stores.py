@@ -12,13 +12,13 @@ from click.testing import CliRunner
 
 from raftmq.audit.layout import ItemKind
 from raftmq.audit.walk import walk_range
-from raftmq.broker.backup.cli import _time_ms
 from raftmq.broker.backup.directory import BackupDirectory
 from raftmq.broker.backup.manifest import BackupDamaged, BackupError, decode, encode
 from raftmq.broker.backup.restore import frames_of, point_of, restore, restore_one
 from raftmq.broker.backup.stopped import StoppedSource
 from raftmq.broker.backup.take import take
 from raftmq.broker.backup.verify import complaints
+from raftmq.broker.backup.work import _time_ms
 from raftmq.broker.cli import main
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.construction import store_config

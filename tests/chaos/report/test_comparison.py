@@ -13,7 +13,7 @@ from raftmq.chaos.report.comparison import (
     recovery_rows,
     summary_rows,
 )
-from raftmq.chaos.run.compare import ENGINES
+from raftmq.chaos.run.engines import ENGINES
 from raftmq.chaos.run.judge import judge
 from tests.chaos.builder import HistoryBuilder, clean
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.chaos.checks.suite import check_all
-from raftmq.chaos.cli import main, operating_words
+from raftmq.chaos.cli import main
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.faults.catalogue import REGISTRY
 from raftmq.chaos.history.events import Outcome
@@ -18,6 +18,7 @@ from raftmq.chaos.report.figures import load_of
 from raftmq.chaos.report.page import write_report
 from raftmq.chaos.report.series import BUCKETS_MAX, DOTS_PER_BUCKET, bucket_size, series_of
 from raftmq.chaos.run.scenario import SCENARIOS
+from raftmq.chaos.work import operating_words
 from raftmq.chaos.workloads.catalogue import WORKLOADS
 from tests.chaos.builder import HistoryBuilder, clean
 

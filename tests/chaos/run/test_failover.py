@@ -22,7 +22,7 @@ from raftmq.chaos.history.files import read_history
 from raftmq.chaos.run.runner import RunConfig, run_scenario
 from raftmq.chaos.workloads.base import Workload
 from raftmq.chaos.workloads.catalogue import make_workloads
-from raftmq.chaos.workloads.messages import LOG
+from raftmq.chaos.workloads.load import LOG
 
 
 def assert_stopped(directory: Path) -> None:

@@ -11,7 +11,7 @@ from raftmq.chaos.checks.verdict import Verdict
 from raftmq.chaos.run.runner import RunConfig, run_scenario
 from raftmq.chaos.workloads.base import Workload
 from raftmq.chaos.workloads.catalogue import make_workloads
-from raftmq.chaos.workloads.messages import LOG
+from raftmq.chaos.workloads.load import LOG
 
 SETTINGS = {
     "mappedFileSizeCommitLog": str(8 << 20),

@@ -1,0 +1,269 @@
+"""Does what the commands of `mqcluster` are asked for, and prints it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import orjson
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from raftmq.chaos.cluster import members
+from raftmq.chaos.cluster.cluster import Cluster, NodeStatus
+from raftmq.chaos.cluster.clusterfile import ClusterError, SettingsError
+from raftmq.chaos.cluster.restart import restart_all, restart_rolling
+from raftmq.chaos.cluster.topology import MODES, Shape
+from raftmq.chaos.cluster.transfer import transfer
+
+T = TypeVar("T")
+
+PIPE_COLUMNS = 120  # a file or pipe has no width of its own
+SIGNALS = {
+    "KILL": signal.SIGKILL,
+    "TERM": signal.SIGTERM,
+    "STOP": signal.SIGSTOP,
+    "CONT": signal.SIGCONT,
+}
+
+
+class WrongSettings(click.ClickException):
+    """The user's input is wrong, and nothing was done."""
+
+    exit_code = 2
+
+
+def up(
+    directory: Path,
+    mode: str | None,
+    groups: int | None,
+    replicas: int | None,
+    name_servers: int | None,
+    namesrv: str | None,
+    links: bool | None,
+    faultable: bool | None,
+    netns: bool | None,
+    standard_ports: bool,
+    settings: tuple[str, ...],
+    timeout: float,
+) -> None:
+    """Do `mqcluster up`."""
+    wanted = parse_settings(settings)
+
+    async def work(cluster: Cluster) -> None:
+        shape = Shape(
+            mode,
+            groups,
+            replicas,
+            name_servers,
+            namesrv,
+            links,
+            faultable,
+            netns,
+            standard_ports,
+        )
+        found = await cluster.up(shape, wanted, timeout)
+        click.echo(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
+        for server in found.name_servers:
+            if server.http and not found.netns:
+                click.echo(f"dashboard: http://{server.http}/")
+        show(await cluster.status())
+
+    run(directory, work)
+
+
+def list_modes() -> None:
+    """Do `mqcluster modes`."""
+    for mode in MODES.values():
+        click.echo(f"{mode.name:12}{mode.description}")
+
+
+def status(directory: Path, as_json: bool) -> None:
+    """Do `mqcluster status`."""
+
+    async def work(cluster: Cluster) -> None:
+        found = await cluster.status()
+        if as_json:
+            click.echo(status_json(cluster, found))
+        else:
+            show(found)
+
+    run(directory, work)
+
+
+def kill(directory: Path, target: str, signal_name: str) -> None:
+    """Do `mqcluster kill`."""
+
+    async def work(cluster: Cluster) -> None:
+        node = await cluster.find(target)
+        process = cluster.signal(node.name, SIGNALS[signal_name])
+        if signal_name == "KILL":
+            await cluster.wait_dead(process)
+        elif signal_name == "STOP":
+            await cluster.wait_stopped(process)
+        click.echo(f"sent SIG{signal_name} to {node.name} (pid {process.pid}, {node.address})")
+
+    run(directory, work)
+
+
+def transfer_leadership(directory: Path, target: str, group: str | None) -> None:
+    """Do `mqcluster transfer`."""
+
+    async def work(cluster: Cluster) -> None:
+        old, new = await transfer(cluster, group, target)
+        click.echo(f"{old.name} handed leadership over to {new.name}")
+
+    run(directory, work)
+
+
+def add_member(directory: Path, group: str | None, timeout: float) -> None:
+    """Do `mqcluster add`."""
+
+    async def work(cluster: Cluster) -> None:
+        node = await members.add(cluster, group, click.echo, timeout)
+        click.echo(f"{node.name} is a voter of {node.group}")
+
+    run(directory, work)
+
+
+def remove_member(directory: Path, name: str, timeout: float) -> None:
+    """Do `mqcluster remove`."""
+
+    async def work(cluster: Cluster) -> None:
+        node, how = await members.remove(cluster, name, timeout)
+        click.echo(f"{name} is no member of {node.group} any more; its process: {how}")
+
+    run(directory, work)
+
+
+def start(directory: Path, name: str) -> None:
+    """Do `mqcluster start`."""
+
+    async def work(cluster: Cluster) -> None:
+        process = cluster.start(name)
+        click.echo(f"started {name} (pid {process.pid}, {cluster.state().node(name).address})")
+
+    run(directory, work)
+
+
+def restart(directory: Path, rolling: bool) -> None:
+    """Do `mqcluster restart`."""
+
+    async def work(cluster: Cluster) -> None:
+        if rolling:
+            await restart_rolling(cluster, click.echo)
+        else:
+            await restart_all(cluster)
+        show(await cluster.status())
+
+    run(directory, work)
+
+
+def down(directory: Path, timeout: float) -> None:
+    """Do `mqcluster down`."""
+
+    async def work(cluster: Cluster) -> None:
+        for name, how in (await cluster.down(timeout)).items():
+            click.echo(f"{name}: {how}")
+
+    run(directory, work)
+
+
+def parse_settings(settings: tuple[str, ...]) -> dict[str, str]:
+    """Return `key=value` texts as a mapping. Raises click.BadParameter."""
+    found: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip():
+            raise click.BadParameter(f"expected KEY=VALUE, found {setting!r}", param_hint="--set")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
+    """Run `work` on the cluster in `directory`; a ClusterError becomes one message and status 1
+    (WrongSettings: 2).
+
+    SIGTERM is treated like Ctrl-C: the work is cancelled and cleans up after itself.
+    """
+
+    async def whole() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        cluster = Cluster(directory)
+        try:
+            return await work(cluster)
+        finally:
+            await cluster.close()
+
+    try:
+        return asyncio.run(whole())
+    except ClusterError as error:
+        told = WrongSettings if isinstance(error, SettingsError) else click.ClickException
+        raise told(str(error)) from error
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise click.Abort from None
+
+
+def show(found: list[NodeStatus]) -> None:
+    """Print the table that a person reads."""
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("name", "pid", "state", "address", "role"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("term", "commit", "applied", "last"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for status in found:
+        view = status.view
+        role = status.role + (" (ready)" if view and view.leads and view.leader_ready else "")
+        figures = ["", "", "", ""]
+        if view is not None:
+            numbers = (view.term, view.commit_index, view.applied_index, view.last_index)
+            figures = [str(number) for number in numbers]
+        pid = str(status.node.process.pid) if status.node.process and status.alive else ""
+        style = "" if status.state == "running" else "red" if not status.alive else "yellow"
+        row = (status.node.name, pid, status.state, status.node.address, role)
+        table.add_row(*row, *figures, style=style)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_COLUMNS)
+    console.print(table)
+
+
+def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
+    """Return one JSON object: the cluster, and each process with its own view (null: no answer)."""
+    state = cluster.state()
+    nodes = []
+    for status in found:
+        node, view = status.node, status.view
+        nodes.append(
+            {
+                "name": node.name,
+                "kind": node.kind,
+                "group": node.group,
+                "pid": node.process.pid if node.process and status.alive else None,
+                "alive": status.alive,
+                "state": status.state,
+                "address": node.address,
+                "role": view.role if view else None,
+                "term": view.term if view else None,
+                "leader": view.leader if view else None,
+                "leaderReady": view.leader_ready if view else None,
+                "commit": view.commit_index if view else None,
+                "applied": view.applied_index if view else None,
+                "last": view.last_index if view else None,
+                "durable": view.durable_index if view else None,
+            }
+        )
+    data = {
+        "mode": state.mode,
+        "groups": state.groups,
+        "namesrv": state.namesrv,
+        "nodes": nodes,
+    }
+    return orjson.dumps(data, option=orjson.OPT_INDENT_2).decode()

@@ -1,0 +1,296 @@
+"""Does what the commands of `mqchaos` are asked for, and prints it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import uvloop
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.work import parse_settings
+from raftmq.chaos.faults.catalogue import rows
+from raftmq.chaos.history.events import HistoryError
+from raftmq.chaos.report.comparison import HEAD, recovery_rows, summary_rows
+from raftmq.chaos.report.recovery import Recovery, by_kind, spread
+from raftmq.chaos.run.compare import CompareConfig, Comparison, compare_engines
+from raftmq.chaos.run.engines import ENGINES
+from raftmq.chaos.run.judge import RunResult, judge
+from raftmq.chaos.run.runner import RunConfig, run_scenario
+from raftmq.chaos.run.scenario import SCENARIOS
+from raftmq.chaos.run.watch import MARKS, check_table, watch
+from raftmq.chaos.workloads.catalogue import make_workloads, settings_for
+from raftmq.chaos.workloads.load import DESCRIPTIONS, LOG, MessagesConfig
+from raftmq.client import ClientError
+
+T = TypeVar("T")
+
+EXIT_WRONG = 1
+EXIT_UNUSABLE = 2
+EXIT_UNDECIDED = 3
+EXIT_OF = {Verdict.PASS: 0, Verdict.FAIL: EXIT_WRONG, Verdict.UNKNOWN: EXIT_UNDECIDED}
+LOST_SHOWN_MAX = 20
+PIPE_COLUMNS = 160  # a file or pipe has no width of its own
+DEFAULT_SETTINGS = {
+    "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
+    "maxTransferBytesOnMessageInMemory": str(1024 * 1024),
+}
+
+
+def list_scenarios() -> None:
+    """Do `mqchaos list`."""
+    console = make_console()
+    table = Table(box=SIMPLE_HEAD, title="scenarios", title_justify="left")
+    for heading in ("name", "what it does", "faults"):
+        table.add_column(heading, overflow="fold")
+    for scenario in SCENARIOS.values():
+        table.add_row(scenario.name, scenario.description, " ".join(scenario.wishes))
+    console.print(table)
+    table = Table(box=SIMPLE_HEAD, title="faults, as KIND:WHOM", title_justify="left")
+    for heading in ("kind", "family", "what it does", "whom", "here"):
+        table.add_column(heading, overflow="fold")
+    for row in rows():
+        kind = row.kind
+        here = f"[yellow]no: {escape(row.cannot)}[/]" if row.cannot else "yes"
+        table.add_row(kind.name, kind.family, kind.description, ", ".join(kind.whom), here)
+    console.print(table)
+    table = Table(box=SIMPLE_HEAD, title="workloads", title_justify="left")
+    for heading in ("name", "what it does"):
+        table.add_column(heading, overflow="fold")
+    for name, description in DESCRIPTIONS.items():
+        table.add_row(name, description)
+    console.print(table)
+
+
+def run(
+    scenario: str,
+    directory: Path,
+    minutes: float,
+    mode: str | None,
+    groups: int | None,
+    replicas: int | None,
+    existing: Path | None,
+    on: str,
+    project: str,
+    seed: int,
+    repeats: int | None,
+    workloads: tuple[str, ...],
+    settings: tuple[str, ...],
+    **log: float,
+) -> None:
+    """Do `mqchaos run`."""
+    if (directory / "history.jsonl").exists():
+        raise click.UsageError(f"{directory} holds a history already; name another directory")
+    config = RunConfig(
+        scenario,
+        directory,
+        partial(make_workloads, workloads, log_config(log)),
+        seed,
+        minutes,
+        repeats,
+        Shape(mode, groups, replicas),
+        DEFAULT_SETTINGS | settings_for(workloads) | parse_settings(settings),
+        existing,
+        on,
+        project,
+    )
+    log_to(directory)
+    console = make_console()
+    say = partial(console.print, highlight=False, markup=False)
+    result = attempt(lambda: run_scenario(config, repeat_command(), say))
+    print_result(result, console)
+    sys.exit(EXIT_OF[result.verdict])
+
+
+def report(history: Path, output: Path) -> None:
+    """Do `mqchaos report`."""
+    console = make_console()
+    try:
+        result = judge(history, output.absolute().parent, lambda words: None, page=output)
+    except (HistoryError, OSError) as error:
+        click.echo(f"mqchaos: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    print_result(result, console)
+    sys.exit(EXIT_OF[result.verdict])
+
+
+def watch_run(path: Path) -> None:
+    """Do `mqchaos watch`."""
+    history = path if path.suffix == ".jsonl" else path / "history.jsonl"
+    try:
+        scene = watch(history, Console())
+    except (HistoryError, OSError) as error:
+        click.echo(f"mqchaos: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    sys.exit(EXIT_OF[scene.suite.verdict()])
+
+
+def compare(
+    directory: Path,
+    engines: tuple[str, ...],
+    scenario: str,
+    minutes: float,
+    calm_s: float,
+    seed: int,
+    repeats: int | None,
+    workloads: tuple[str, ...],
+    settings: tuple[str, ...],
+    **log: float,
+) -> None:
+    """Do `mqchaos compare`."""
+    config = CompareConfig(
+        directory,
+        engines or tuple(ENGINES),
+        scenario,
+        partial(make_workloads, workloads, log_config(log)),
+        seed,
+        minutes or None,
+        repeats or 1,
+        calm_s,
+        DEFAULT_SETTINGS | settings_for(workloads) | parse_settings(settings),
+    )
+    log_to(directory)
+    console = make_console()
+    say = partial(console.print, highlight=False, markup=False)
+    print_comparison(attempt(lambda: compare_engines(config, repeat_command(), say)), console)
+
+
+def log_config(options: dict[str, float]) -> MessagesConfig:
+    """Return the configuration of the workload `log` that the options give."""
+    return MessagesConfig(
+        LOG.name,
+        LOG.topic,
+        LOG.group,
+        producers=int(options["producers"]),
+        consumers=int(options["consumers"]),
+        rate_per_s=options["rate"],
+        window=int(options["window"]),
+        keys=int(options["keys"]),
+        body_bytes=int(options["body"]),
+    )
+
+
+def log_to(directory: Path) -> None:
+    """Log to a file what the clients of a run say about lost connections and retries."""
+    directory.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        filename=directory / "harness.log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+
+
+def make_console() -> Console:
+    """Return standard output; wide enough for the tables if it is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+def attempt(work: Callable[[], Awaitable[T]]) -> T:
+    """Run `work`; turn an operating error into words and exit status 2."""
+    try:
+        return uvloop.run(_interruptible(work))
+    except Exception as error:
+        words = operating_words(error)
+        if words is None:
+            raise
+        click.echo(f"mqchaos: {words}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise click.Abort from None
+
+
+def print_result(result: RunResult, console: Console) -> None:
+    """Print the verdict for a person."""
+    load = result.load
+    console.print(check_table(result.checks))
+    console.print(
+        f"sent {load.sent:,}: {load.ok:,} acknowledged, {load.unknown:,} unknown, "
+        f"{load.fail:,} failed ({load.shed:,} of them never sent: the backlog was full)",
+        highlight=False,
+    )
+    print_recovery(result.recoveries, console)
+    for message in result.lost[:LOST_SHOWN_MAX]:
+        console.print(
+            f"lost: {message.id} acknowledged at {message.broker}:{message.topic}-"
+            f"{message.queue}@{message.offset}",
+            highlight=False,
+            markup=False,
+        )
+    if len(result.lost) > LOST_SHOWN_MAX:
+        console.print(f"lost: {len(result.lost):,} in all, listed in verdict.json")
+    for words in result.skipped:
+        console.print(f"not done: {words}", highlight=False, markup=False)
+    console.print(f"history {result.history}, page {result.page}", highlight=False)
+    console.print(f"verdict: {MARKS[result.verdict]}")
+
+
+def print_recovery(found: Sequence[Recovery], console: Console) -> None:
+    """Print the time from each fault to the next acknowledged send, by kind."""
+    table = Table(box=SIMPLE_HEAD, title="fault to next acknowledged send", title_justify="left")
+    table.add_column("fault")
+    for heading in ("times", "any client p50", "p99", "max", "slowest client p50", "p99", "max"):
+        table.add_column(heading, justify="right")
+    for name, of_kind in by_kind(found).items():
+        cells = []
+        for values in ([r.everybody_ms for r in of_kind], [r.worst_client_ms for r in of_kind]):
+            times = spread(value for value in values if value is not None)
+            figures = ("none",) * 3 if times is None else (times.p50, times.p99, times.max)
+            cells += [text if isinstance(text, str) else f"{text:,.0f} ms" for text in figures]
+        table.add_row(name, str(len(of_kind)), *cells)
+    if found:
+        console.print(table)
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print both tables, and the faults that were not done."""
+    for head, body in (
+        (HEAD, summary_rows(comparison.candidates)),
+        recovery_rows(comparison.candidates),
+    ):
+        table = Table(box=SIMPLE_HEAD)
+        for heading in head:
+            table.add_column(heading, justify="left" if heading == head[0] else "right")
+        for row in body:
+            table.add_row(*row)
+        console.print(table)
+    for candidate in comparison.candidates:
+        for words in candidate.verdict["skipped"]:
+            console.print(f"{candidate.name}: not done: {words}", highlight=False, markup=False)
+    console.print(f"page {comparison.page}", highlight=False)
+
+
+def repeat_command() -> str:
+    """Return the command line that was typed."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def operating_words(error: BaseException) -> str | None:
+    """Return words for the user if this is an operating error, in groups too; None: it is a bug."""
+    if isinstance(error, BaseExceptionGroup):
+        words = [operating_words(inner) for inner in error.exceptions]
+        known = [text for text in words if text is not None]
+        return "; ".join(known) if len(known) == len(words) else None
+    return str(error) if isinstance(error, ClusterError | ClientError | OSError) else None
+
+
+async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
+    """Treat SIGTERM like Ctrl-C: the run is cancelled and stops its cluster."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work()

@@ -4,20 +4,21 @@ Exit status 0: nothing wrong. 1: something is. 2: it could not be audited (usage
 that are no store or no history).
 """
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from raftmq import __version__
-from raftmq.audit.report import AuditReport
+
+if TYPE_CHECKING:
+    from raftmq.audit.report import AuditReport
 
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
-OFFENDERS_SHOWN = 5
 CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
 
 
@@ -93,8 +94,10 @@ def main(
             raise click.UsageError(f"Missing option '{name}', or '--run' instead of all three.")
     assert history is not None
     assert topic is not None
+    from raftmq.audit.printed import print_report
+
     report = _audit(directories, history, topic, cores, mode, group)
-    print_report(report, Console())
+    print_report(report)
     if json_path is not None:
         Path(json_path).write_bytes(report.to_json())
     sys.exit(0 if report.ok else EXIT_WRONG)
@@ -108,7 +111,7 @@ def _audit(
     mode: str | None,
     group: str | None,
 ) -> AuditReport:
-    # Spark is imported here, not above, so that --help and usage errors do not wait for it.
+    # Imported here, not above, so that --help and usage errors do not wait for Spark.
     try:
         from raftmq.audit.api import run_audit
         from raftmq.audit.files import StoreError
@@ -157,52 +160,6 @@ def _parse_stores(stores: tuple[str, ...]) -> dict[str, str]:
             raise click.BadParameter(f"{directory} has no commitlog/", param_hint="--store")
         directories[name] = directory
     return directories
-
-
-def print_report(report: AuditReport, console: Console) -> None:
-    """Print the verdict as tables: stores, figures, checks, and offenders of failed checks."""
-    console.print(_store_table(report))
-    console.print(_check_table(report))
-    for check in report.checks:
-        if check.ok:
-            continue
-        console.print(f"[bold red]{check.title}[/] ({check.count:,})", highlight=False)
-        for offender in check.offenders[:OFFENDERS_SHOWN]:
-            line = "  ".join(f"{key}={value}" for key, value in offender.items())
-            console.print("  ", line, markup=False, soft_wrap=True)
-        if check.count > OFFENDERS_SHOWN:
-            console.print(f"   … {check.count - OFFENDERS_SHOWN:,} more", highlight=False)
-    verdict = "[bold green]nothing is wrong[/]" if report.ok else "[bold red]something is wrong[/]"
-    console.print(f"{report.topic}: {verdict} ({report.seconds:.1f} s)", highlight=False)
-
-
-def _store_table(report: AuditReport) -> Table:
-    title = f"stores ({', '.join(filter(None, (report.mode, report.group)))})"
-    table = Table(title=title, title_justify="left")
-    table.add_column("store")
-    for name in ("records", "frames", "begin", "commit", "agreed", "data end"):
-        table.add_column(name, justify="right")
-    for store in report.stores:
-        numbers = (store.records, store.frames, store.begin, store.commit, store.agreed)
-        table.add_row(store.store, *[f"{n:,}" for n in (*numbers, store.data_end)])
-    return table
-
-
-def _check_table(report: AuditReport) -> Table:
-    table = Table(title=f"topic {report.topic}", title_justify="left")
-    table.add_column("")
-    table.add_column("count", justify="right")
-    table.add_column("verdict")
-    for name, count in report.figures.items():
-        table.add_row(name.replace("_", " "), f"{count:,}", "")
-    table.add_section()
-    for check in report.checks:
-        if check.fault:
-            verdict = "[green]ok[/]" if check.ok else "[bold red]WRONG[/]"
-        else:
-            verdict = "allowed"
-        table.add_row(check.title, f"{check.count:,}", verdict)
-    return table
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from raftmq.client.admin import Admin
-from raftmq.mqadmin.command import Arguments, Command, Done, Flag, Kind, Part, Table
-from raftmq.mqadmin.targets import BROKER, CLUSTER, named
+from raftmq.mqadmin.command import Arguments, Done, Part, Table
+from raftmq.mqadmin.targets import named
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.fastjson import loads_object
 
@@ -95,30 +95,3 @@ async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, 
     file."""
     for address in await named(admin, arguments):
         await admin.ask(address, code, ext, timeout_ms=CHANGE_TIMEOUT_MS)
-
-
-KEY = Flag("a", "accessKey", "The account's access key.", required=True)
-WHERE = (BROKER, CLUSTER)
-
-COMMANDS = (
-    Command("updateAclConfig", "Make an account, or change what the flags say of one.",
-        (*WHERE, KEY,
-         Flag("s", "secretKey", "Its secret; needed for a new account."),
-         Flag("w", "whiteRemoteAddress", "Addresses from which it need not sign."),
-         Flag("i", "defaultTopicPerm", "DENY, PUB, SUB or PUB|SUB on topics not listed."),
-         Flag("u", "defaultGroupPerm", "The same on groups."),
-         Flag("t", "topicPerms", "On these topics, e.g. topicA=DENY,topicD=SUB."),
-         Flag("g", "groupPerms", "On these groups, e.g. groupD=DENY,groupE=SUB."),
-         Flag("m", "admin", "Whether it is an admin.", Kind.BOOLEAN)),
-        update),
-    Command("deleteAclConfig", "Delete an account.", (*WHERE, KEY), delete),
-    Command("updateGlobalWhiteAddr", "Say from which addresses no account is needed.",
-        (*WHERE,
-         Flag("g", "globalWhiteRemoteAddresses", "All of them, e.g. 10.10.103.*,192.168.0.*.",
-              required=True),
-         Flag("p", "aclFileFullPath", "Of Apache's brokers: which file.")),
-        white_addresses),
-    Command("getAclConfig", "Show the accounts, without their secrets.", WHERE, show),
-    Command("clusterAclConfigVersion", "Show which version of the accounts brokers have.", WHERE,
-        version),
-)  # fmt: skip

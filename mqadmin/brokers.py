@@ -13,17 +13,14 @@ from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.route import LEADER_ID
 from raftmq.mqadmin.command import (
     Arguments,
-    Command,
     CommandError,
     Done,
     Fields,
-    Flag,
-    Kind,
     Part,
     Table,
     show_time,
 )
-from raftmq.mqadmin.targets import BROKER, CLUSTER, everywhere, leaders, named, replicas, writable
+from raftmq.mqadmin.targets import everywhere, leaders, named, replicas, writable
 
 HOUR_MS = 3_600_000
 TRANSFER_WAIT_S = 10.0
@@ -272,43 +269,3 @@ def _roles(rows: Sequence[dict[str, Any]]) -> str:
         f"{row['node_id']} ({row['role']}{', preferred' if row.get('preferred') else ''})"
         for row in rows
     )
-
-
-COMMANDS = (
-    Command("clusterList", "List the brokers of all clusters, and their load.",
-        (Flag("m", "moreStats", "Messages in and out, yesterday and today.", Kind.SWITCH),
-         Flag("i", "interval", "Again and again, after so many seconds.", Kind.INTEGER),
-         Flag("c", "clusterName", "This cluster only.")), cluster_list),
-    Command("brokerStatus", "Show the figures a broker gives of itself.",
-        (BROKER, CLUSTER), broker_status),
-    Command("brokerConsumeStats", "Show how far the groups of a broker are.",
-        (Flag("b", "brokerAddr", "This broker, host:port.", required=True),
-         Flag("t", "timeoutMillis", "How long to wait for the answer.", Kind.INTEGER),
-         Flag("l", "level", "Show queues that are so many messages behind.", Kind.INTEGER),
-         Flag("o", "order", "Of order topics.", Kind.BOOLEAN)), broker_consume_stats),
-    Command("getBrokerConfig", "Show a broker's configuration.", (BROKER, CLUSTER), get_config),
-    Command("updateBrokerConfig", "Change a configuration key of running brokers.",
-        (BROKER, CLUSTER,
-         Flag("a", "updateAllBroker", "With -c: slaves and followers too.", Kind.BOOLEAN),
-         Flag("k", "key", "The key.", required=True),
-         Flag("v", "value", "Its value.", required=True)), update_config),
-    Command("cleanExpiredCQ", "Have ConsumeQueues let go what the CommitLog no longer has.",
-        (BROKER, Flag("c", "cluster", "Every broker of this cluster.")), clean_queues),
-    Command("deleteExpiredCommitLog", "Have expired CommitLog files deleted now.",
-        (BROKER, Flag("c", "cluster", "Every broker of this cluster.")), delete_log),
-    Command("raftStatus", "Show each Raft replica's own view of its group.",
-        (Flag("c", "clusterName", "This cluster only."),
-         Flag("b", "brokerName", "This broker group only.")), raft_status),
-    Command("transferLeader", "Hand the leadership of a Raft group over, and wait for it.",
-        (Flag("b", "brokerName", "The broker group.", required=True),
-         Flag("t", "target", "The replica that shall lead (n1); none: who has most.")),
-        transfer_leader),
-    Command("members", "Show who belongs to a Raft group, or change that.",
-        (Flag("b", "brokerName", "The broker group.", required=True),
-         Flag("o", "op", "list, add (a learner), promote (it to voter), remove, move (address),"
-              " prefer (as leader; without -i nobody).", default="list"),
-         Flag("i", "memberId", "Whom: its dLegerSelfId (n3)."),
-         Flag("a", "memberAddress", "add, move: host:port of its Raft listener."),
-         Flag("w", "wait", "Ask again for so many seconds while it is refused.", Kind.INTEGER)),
-        members),
-)  # fmt: skip

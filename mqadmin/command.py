@@ -7,14 +7,18 @@ sentence. `--json` prints the same data, so scripts and people see the same.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raftmq.client.admin import Admin
+if TYPE_CHECKING:
+    from raftmq.client.admin import Admin
+
+    Run = Callable[[Admin, "Arguments"], Awaitable[Sequence["Part"]]]
 
 
 class Kind(Enum):
@@ -94,12 +98,19 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One sub-command. `run` raises ClientError and CommandError."""
+    """One sub-command. `runs` names what carries it out, `module:function` of this room, which
+    raises ClientError and CommandError."""
 
     name: str
     doc: str
     flags: tuple[Flag, ...]
-    run: Callable[[Admin, Arguments], Awaitable[Sequence[Part]]]
+    runs: str
+
+    def load(self) -> Run:
+        """Import what carries it out."""
+        module, _, function = self.runs.partition(":")
+        run: Run = getattr(importlib.import_module(f"raftmq.mqadmin.{module}"), function)
+        return run
 
 
 class CommandError(Exception):

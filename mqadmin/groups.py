@@ -13,36 +13,22 @@ from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageQueue
 from raftmq.mqadmin.command import (
     Arguments,
-    Command,
     CommandError,
     Done,
     Fields,
-    Flag,
     Kind,
     Part,
     Table,
     show_time,
 )
-from raftmq.mqadmin.targets import BROKER, CLUSTER, writable
+from raftmq.mqadmin.commands import GROUP_SETTINGS
+from raftmq.mqadmin.targets import writable
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
 ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # nobody is connected
 
 # Fields of Apache's SubscriptionGroupConfig. Texts are parsed, the others passed on as they are.
-SETTINGS = (
-    Flag("s", "consumeEnable", "May consume.", Kind.BOOLEAN),
-    Flag("m", "consumeFromMinEnable", "May begin at the oldest message.", Kind.BOOLEAN),
-    Flag("d", "consumeBroadcastEnable", "May broadcast.", Kind.BOOLEAN),
-    Flag("o", "consumeMessageOrderly", "Consumes in order.", Kind.BOOLEAN),
-    Flag("q", "retryQueueNums", "Queues of the retry topic.", Kind.INTEGER),
-    Flag("r", "retryMaxTimes", "Deliveries before the dead letters.", Kind.INTEGER),
-    Flag("p", "groupRetryPolicy", "Apache 5's retry policy, JSON."),
-    Flag("i", "brokerId", "Which replica it consumes from.", Kind.INTEGER),
-    Flag("w", "whichBrokerWhenConsumeSlowly", "Which when it is slow.", Kind.INTEGER),
-    Flag("a", "notifyConsumerIdsChanged", "Tell members of changes.", Kind.BOOLEAN),
-    Flag("", "attributes", "Apache 5's attributes: +a=b,-c."),
-)
 RENAMED = {"notifyConsumerIdsChanged": "notifyConsumerIdsChangedEnable"}  # flag → field
 DEFAULTS = {"consumeBroadcastEnable": False, "consumeFromMinEnable": False}  # Apache's tool's
 
@@ -50,7 +36,7 @@ DEFAULTS = {"consumeBroadcastEnable": False, "consumeFromMinEnable": False}  # A
 async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     name = arguments.text("groupName")
     bean: dict[str, Any] = {"groupName": name, **DEFAULTS}
-    for flag in SETTINGS:
+    for flag in GROUP_SETTINGS:
         if flag.kind is not Kind.TEXT and arguments.given(flag.long):
             read = arguments.integer if flag.kind is Kind.INTEGER else arguments.boolean
             bean[RENAMED.get(flag.long, flag.long)] = read(flag.long)
@@ -298,29 +284,3 @@ def _same_subscriptions(infos: Mapping[str, Mapping[str, Any]]) -> bool:
         for info in infos.values()
     }
     return len(seen) <= 1
-
-
-GROUP = Flag("g", "consumerGroup", "The consumer group.", required=True)
-NAME = Flag("g", "groupName", "The consumer group.", required=True)
-
-COMMANDS = (
-    Command("updateSubGroup", "Create or change a subscription group.",
-        (BROKER, CLUSTER, NAME, *SETTINGS), update_group),
-    Command("deleteSubGroup", "Delete a subscription group.",
-        (BROKER, CLUSTER, NAME,
-         Flag("r", "removeOffset", "Forget what it committed, too.", Kind.BOOLEAN)),
-        delete_group),
-    Command("consumerProgress", "Show how far a group is in each queue, or all groups in short.",
-        (Flag("g", "groupName", "The consumer group; none: all."),
-         Flag("t", "topicName", "This topic only."),
-         Flag("s", "showClientIP", "With the client of each queue.", Kind.BOOLEAN),
-         Flag("c", "cluster", "Without effect here: routes are asked for by topic.")), progress),
-    Command("consumerStatus", "Ask consumers what they are doing.",
-        (GROUP, Flag("i", "clientId", "This client only."), BROKER,
-         Flag("s", "jstack", "With the stacks of its threads.", Kind.SWITCH)), consumer_status),
-    Command("consumerConnection", "Show who consumes: addresses, versions, subscriptions.",
-        (GROUP, BROKER), consumer_connection),
-    Command("producerConnection", "Show who produces.",
-        (Flag("g", "producerGroup", "The producer group.", required=True),
-         Flag("t", "topic", "A topic it sends to.", required=True)), producer_connection),
-)  # fmt: skip

@@ -14,17 +14,13 @@ from raftmq.client.message import Message, MessageExt, MessageQueue
 from raftmq.client.producer import Producer
 from raftmq.mqadmin.command import (
     Arguments,
-    Command,
     CommandError,
     Done,
     Fields,
-    Flag,
-    Kind,
     Part,
     Table,
     show_time,
 )
-from raftmq.mqadmin.topics import ROUTED_BY, TOPIC
 from raftmq.remoting.address import format_address
 from raftmq.remoting.codes import ResponseCode
 
@@ -329,55 +325,3 @@ def _whole(message: MessageExt, charset: str = "") -> dict[str, Any]:
         "properties": dict(sorted(message.properties.items())),
         "body": _text(message.body, charset),
     }
-
-
-BEGIN = Flag("b", "beginTimestamp", "Stored at this time or later.", Kind.TIME)
-END = Flag("e", "endTimestamp", "Stored before this time.", Kind.TIME)
-ONE = (
-    Flag("g", "consumerGroup", "With -d: have this group's client consume it now."),
-    Flag("d", "clientId", "With -g: the client."),
-)
-FORMAT = Flag("f", "bodyFormat", "Charset of the body (UTF-8).")
-
-COMMANDS = (
-    Command("queryMsgById", "Show a message by its id (several: separated by commas).",
-        (TOPIC, Flag("i", "msgId", "Offset message id, or the producer's.", required=True), *ONE,
-         Flag("s", "sendMessage", "Send it again instead.", Kind.BOOLEAN),
-         Flag("u", "unitName", "Accepted for Apache's sake; without effect."),
-         FORMAT, ROUTED_BY), by_id),
-    Command("queryMsgByKey", "Find messages by one of their keys.",
-        (TOPIC, Flag("k", "msgKey", "The key.", required=True),
-         Flag("b", "beginTimestamp", "Stored since, ms.", Kind.INTEGER),
-         Flag("e", "endTimestamp", "Stored until, ms.", Kind.INTEGER),
-         Flag("m", "maxNum", "So many at most (64).", Kind.INTEGER), ROUTED_BY), by_key),
-    Command("queryMsgByUniqueKey", "Show a message by the id its producer gave it.",
-        (TOPIC, Flag("i", "msgId", "The UNIQ_KEY.", required=True), *ONE,
-         Flag("a", "showAll", "Every message with it.", Kind.SWITCH), ROUTED_BY), by_unique_key),
-    Command("queryMsgByOffset", "Show the message at an offset of a queue.",
-        (TOPIC, Flag("b", "brokerName", "The broker group.", required=True),
-         Flag("i", "queueId", "The queue.", Kind.INTEGER, required=True),
-         Flag("o", "offset", "The offset.", Kind.INTEGER, required=True), FORMAT), by_offset),
-    Command("queryCq", "Show units of a ConsumeQueue.",
-        (TOPIC, Flag("q", "queue", "The queue.", Kind.INTEGER, required=True),
-         Flag("i", "index", "From this offset on.", Kind.INTEGER, required=True),
-         Flag("c", "count", "So many (10).", Kind.INTEGER),
-         Flag("b", "broker", "Of this broker, host:port; none: a leader."),
-         Flag("g", "consumer", "What this group's subscription makes of them.")), queue_units),
-    Command("printMsg", "Print the messages of a topic.",
-        (TOPIC, Flag("c", "charsetName", "Charset of the bodies (UTF-8)."),
-         Flag("s", "subExpression", "Only with these tags: TagA || TagB."), BEGIN, END,
-         Flag("d", "printBody", "With bodies (true).", Kind.BOOLEAN),
-         Flag("l", "lmqParentTopic", "Accepted for Apache's sake; without effect.")), print_all),
-    Command("consumeMessage", "Read messages of a topic, of a queue, from an offset on.",
-        (TOPIC, Flag("b", "brokerName", "Of this broker group."),
-         Flag("i", "queueId", "Of this queue.", Kind.INTEGER),
-         Flag("o", "offset", "From this offset on.", Kind.INTEGER),
-         Flag("g", "consumerGroup", "Without effect: nothing is committed."),
-         Flag("s", "beginTimestamp", "Stored at this time or later.", Kind.TIME), END,
-         Flag("c", "MessageNumber", "So many at most (128).", Kind.INTEGER)), consume),
-    Command("sendMessage", "Send a message.",
-        (TOPIC, Flag("p", "body", "Its body.", required=True), Flag("k", "key", "Its keys."),
-         Flag("c", "tags", "Its tag."), Flag("b", "broker", "To this broker group, with -i."),
-         Flag("i", "qid", "To this queue, with -b.", Kind.INTEGER),
-         Flag("m", "msgTraceEnable", "Only false: no traces are written.", Kind.BOOLEAN)), send),
-)  # fmt: skip

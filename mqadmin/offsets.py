@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from raftmq.client.admin import TO_END, Admin
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.message import MessageQueue
-from raftmq.mqadmin.command import Arguments, Command, CommandError, Done, Flag, Kind, Part, Table
-from raftmq.mqadmin.topics import ROUTED_BY, TOPIC
+from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
 from raftmq.remoting.codes import ResponseCode
 
 
@@ -98,25 +97,3 @@ async def clone(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         await admin.offset.clone(address, source, target, topic)
     values = {"from": source, "to": target, "topic": topic}
     return [Done(f"group {target} has the offsets of {source} in {topic}", values)]
-
-
-GROUP = Flag("g", "group", "The consumer group.", required=True)
-FORCE = Flag("f", "force", "false: only back, never ahead.", Kind.BOOLEAN)
-
-COMMANDS = (
-    Command("resetOffsetByTime", "Have a group go on at what was stored at a time. Running "
-        "consumers follow; a fail-over in between changes nothing.",
-        (GROUP, TOPIC,
-         Flag("s", "timestamp", "now, milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS; -1: the end.",
-              Kind.TIME, required=True),
-         FORCE, ROUTED_BY,
-         Flag("b", "broker", "Of this broker only."),
-         Flag("q", "queue", "Of this queue only.", Kind.INTEGER),
-         Flag("o", "offset", "At this offset, with -b and -q.", Kind.INTEGER)), reset),
-    Command("skipAccumulatedMessage", "Have a group skip all it has not consumed yet.",
-        (GROUP, TOPIC, FORCE, ROUTED_BY), skip),
-    Command("cloneGroupOffset", "Give a group the offsets of another.",
-        (Flag("s", "srcGroup", "Whose offsets.", required=True),
-         Flag("d", "destGroup", "Who gets them.", required=True), TOPIC,
-         Flag("o", "offline", "Accepted for Apache's sake; without effect.")), clone),
-)  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from raftmq.client.admin import Admin, ClusterInfo
 from raftmq.client.route import LEADER_ID
-from raftmq.mqadmin.command import Arguments, CommandError, Flag
+from raftmq.mqadmin.command import Arguments, CommandError
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,6 @@ class Replica:
     broker_name: str
     broker_id: int
     address: str
-
-
-BROKER = Flag("b", "brokerAddr", "This broker, host:port.")
-CLUSTER = Flag("c", "clusterName", "Every broker group of this cluster.")
 
 
 def replicas(info: ClusterInfo, cluster: str = "") -> list[Replica]:

@@ -10,25 +10,19 @@ from raftmq.client.admin import Admin
 from raftmq.client.errors import BrokerRefused, NoRoute
 from raftmq.mqadmin.command import (
     Arguments,
-    Command,
     CommandError,
     Done,
-    Flag,
-    Kind,
     Part,
     Table,
     show_time,
 )
-from raftmq.mqadmin.targets import BROKER, CLUSTER, leaders, writable
+from raftmq.mqadmin.targets import leaders, writable
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # of topicSysFlag
 PERM_TEXT = {0: "-", 2: "W", 4: "R", 6: "RW"}
-
-TOPIC = Flag("t", "topic", "The topic.", required=True)
-ROUTED_BY = Flag("c", "cluster", "Without effect here: routes are asked for by topic.")
 
 
 async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -207,34 +201,3 @@ async def _taken(admin: Admin, addresses: Sequence[str], topic: str, group: str)
         if found is not None:
             tps, day = tps + found.minute.tps, day + found.day.total
     return {"behind": behind, "outTps": tps, "out24h": day}
-
-
-COMMANDS = (
-    Command("topicList", "List all topics the name server knows.",
-        (Flag("c", "clusterModel", "With cluster and consumer groups.", Kind.SWITCH),),
-        topic_list),
-    Command("topicStatus", "Show the offsets of a topic's queues.", (TOPIC, ROUTED_BY),
-        topic_status),
-    Command("topicRoute", "Show where a topic's queues are.",
-        (TOPIC, Flag("l", "list", "Queues only, a line each.", Kind.SWITCH)), topic_route),
-    Command("topicClusterList", "List the clusters that have a topic.", (TOPIC,),
-        topic_cluster_list),
-    Command("updateTopic", "Create or change a topic.",
-        (BROKER, CLUSTER, TOPIC,
-         Flag("r", "readQueueNums", "Queues read from (8).", Kind.INTEGER),
-         Flag("w", "writeQueueNums", "Queues written to (8).", Kind.INTEGER),
-         Flag("p", "perm", "2: write, 4: read, 6: both (6).", Kind.INTEGER),
-         Flag("a", "attributes", "Apache 5's attributes: +a=b,-c."),
-         Flag("o", "order", "An order topic.", Kind.BOOLEAN),
-         Flag("u", "unit", "A unit topic.", Kind.BOOLEAN),
-         Flag("s", "hasUnitSub", "Has unit subscriptions.", Kind.BOOLEAN)), update_topic),
-    Command("updateTopicPerm", "Change what may be done with a topic.",
-        (BROKER, CLUSTER, TOPIC,
-         Flag("p", "perm", "2: write, 4: read, 6: both.", Kind.INTEGER, required=True)),
-        update_perm),
-    Command("deleteTopic", "Delete a topic from brokers and name servers.",
-        (TOPIC, Flag("c", "clusterName", "From this cluster.", required=True)), delete_topic),
-    Command("statsAll", "Show rates of topics and their groups, and who is behind.",
-        (Flag("a", "activeTopic", "Only what moved within 24 h.", Kind.SWITCH),
-         Flag("t", "topic", "This topic only.")), stats_all),
-)  # fmt: skip

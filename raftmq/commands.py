@@ -49,15 +49,15 @@ def mqaudit() -> None:
 
 
 def _run(command: str) -> None:
-    """Import the command's module and call its `main`; exit with a hint if a package is missing."""
+    """Import the command's module and call its `main`, which imports what it needs; exit with a
+    hint if a package is missing."""
     module, extra = COMMANDS[command]
     try:
-        main = importlib.import_module(module).main
+        importlib.import_module(module).main(prog_name=command)
     except ModuleNotFoundError as error:
         if not extra or error.name is None or error.name.partition(".")[0] == "raftmq":
             raise
         sys.exit(_missing(command, error.name, extra))
-    main(prog_name=command)
 
 
 def _missing(command: str, package: str, extra: str) -> int:

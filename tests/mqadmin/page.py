@@ -16,9 +16,10 @@ from click.testing import CliRunner
 
 from raftmq.client import BlockingConsumer, BlockingProducer, Message, MessageQueue
 from raftmq.mqadmin import acl
-from raftmq.mqadmin.cli import UNKNOWN, UNREACHABLE, main
+from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.command import Kind
 from raftmq.mqadmin.commands import COMMANDS
+from raftmq.mqadmin.work import UNKNOWN, UNREACHABLE
 from tests.waiting import wait_until
 
 HEAD = """\

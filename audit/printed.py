@@ -1,0 +1,57 @@
+"""Prints an audit's report as tables, for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from raftmq.audit.report import AuditReport
+
+OFFENDERS_SHOWN = 5
+
+
+def print_report(report: AuditReport) -> None:
+    """Print the verdict as tables: stores, figures, checks, and offenders of failed checks."""
+    console = Console()
+    console.print(_store_table(report))
+    console.print(_check_table(report))
+    for check in report.checks:
+        if check.ok:
+            continue
+        console.print(f"[bold red]{check.title}[/] ({check.count:,})", highlight=False)
+        for offender in check.offenders[:OFFENDERS_SHOWN]:
+            line = "  ".join(f"{key}={value}" for key, value in offender.items())
+            console.print("  ", line, markup=False, soft_wrap=True)
+        if check.count > OFFENDERS_SHOWN:
+            console.print(f"   … {check.count - OFFENDERS_SHOWN:,} more", highlight=False)
+    verdict = "[bold green]nothing is wrong[/]" if report.ok else "[bold red]something is wrong[/]"
+    console.print(f"{report.topic}: {verdict} ({report.seconds:.1f} s)", highlight=False)
+
+
+def _store_table(report: AuditReport) -> Table:
+    title = f"stores ({', '.join(filter(None, (report.mode, report.group)))})"
+    table = Table(title=title, title_justify="left")
+    table.add_column("store")
+    for name in ("records", "frames", "begin", "commit", "agreed", "data end"):
+        table.add_column(name, justify="right")
+    for store in report.stores:
+        numbers = (store.records, store.frames, store.begin, store.commit, store.agreed)
+        table.add_row(store.store, *[f"{n:,}" for n in (*numbers, store.data_end)])
+    return table
+
+
+def _check_table(report: AuditReport) -> Table:
+    table = Table(title=f"topic {report.topic}", title_justify="left")
+    table.add_column("")
+    table.add_column("count", justify="right")
+    table.add_column("verdict")
+    for name, count in report.figures.items():
+        table.add_row(name.replace("_", " "), f"{count:,}", "")
+    table.add_section()
+    for check in report.checks:
+        if check.fault:
+            verdict = "[green]ok[/]" if check.ok else "[bold red]WRONG[/]"
+        else:
+            verdict = "allowed"
+        table.add_row(check.title, f"{check.count:,}", verdict)
+    return table

@@ -1,0 +1,83 @@
+"""`--help`, `--version` and the shell's completion of every command import little."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raftmq.commands import COMMANDS
+from raftmq.mqadmin.commands import COMMANDS as ADMIN_COMMANDS
+
+ROOT = Path(__file__).parent.parent
+# Each of them takes longer to import than the interpreter to start, or leads to one that does.
+HEAVY = {
+    "aiohttp",
+    "asyncio",
+    "google_crc32c",
+    "logging",
+    "msgspec",
+    "numpy",
+    "pyarrow",
+    "pyspark",
+    "rich",
+    "ssl",
+    "tenacity",
+    "uvloop",
+}
+MODULES_MAX = 150  # 123 to 143 on 23 November 2026, of them 100 click's and the interpreter's own
+SAY_MODULES = r"""
+import sys
+from raftmq.commands import COMMAND
+try:
+    COMMAND()
+except SystemExit:
+    pass
+print("\n" + " ".join(sys.modules), file=sys.stderr)
+"""
+
+
+def imported(command: str, *arguments: str, **environment: str) -> tuple[str, set[str]]:
+    """Run a command; return what it printed, and the names of the modules that it imported."""
+    code = f"import sys; sys.argv = {[command, *arguments]!r}\n{SAY_MODULES.replace('COMMAND', command)}"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return ran.stdout, set(ran.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("asked", ["--help", "--version", "completion"])
+def test_little_is_imported_to_say_what_a_command_can(command: str, asked: str) -> None:
+    if asked == "completion":
+        variables = {
+            f"_{command.upper()}_COMPLETE": "bash_complete",
+            "COMP_WORDS": f"{command} --ver",
+            "COMP_CWORD": "1",
+        }
+        printed, modules = imported(command, **variables)
+        assert "plain,--version" in printed
+    else:
+        printed, modules = imported(command, asked)
+        assert printed.startswith("Usage: " if asked == "--help" else command)
+    assert not modules & HEAVY
+    assert len(modules) <= MODULES_MAX
+
+
+def test_every_mqadmin_command_names_what_carries_it_out() -> None:
+    found = [command.load() for command in ADMIN_COMMANDS]
+    assert all(inspect.iscoroutinefunction(function) for function in found)
+    assert len(set(found)) == len(ADMIN_COMMANDS)
+    for module, _ in COMMANDS.values():
+        importlib.import_module(module)

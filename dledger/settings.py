@@ -14,7 +14,7 @@ from raftmq.dledger.snapshotinstall import InstallTiming
 from raftmq.dledger.state import CoreConfig
 
 SCRUB_BYTES_PER_S = 8 << 20  # in a first round; later ones take six days for a terabyte
-LOG_CACHE_BYTES_MAX = 64 << 20  # 8 times what the core keeps in flight to one peer
+LOG_CACHE_BYTES_MAX = 8 << 20  # as much as the core keeps in flight to one peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,10 @@ class Cluster:
         shape: Shape | None = None,
         settings: Mapping[str, str] | None = None,
         timeout_s: float = UP_TIMEOUT_S,
+        say: Callable[[str], None] = lambda words: None,
     ) -> ClusterState:
         """Make the cluster, or start an existing one again with its data; wait until it serves.
+        `say` is told what starts, and what is waited for.
 
         Settings are remembered, even if it does not come up, so that the next try does not run
         without them. Raises SettingsError for settings that the brokers would refuse, and
@@ -164,7 +166,8 @@ class Cluster:
                 for node in planned.nodes:
                     if node.process is None or state(node.process) == "dead":
                         started.append(self.start_locked(node.name))
-                await self._wait_serving(timeout_s, everybody=True)
+                        say(f"{node.name} starts")
+                await self._wait_serving(timeout_s, everybody=True, say=say)
             except BaseException:  # Ctrl-C included: end what was started, then go on raising
                 end_now(started)
                 self.ports.close()
@@ -256,7 +259,7 @@ class Cluster:
 
         Raises ClusterError with the logs' tails.
         """
-        await self._wait_serving(timeout_s, everybody=False)
+        await self._wait_serving(timeout_s, everybody=False, say=lambda words: None)
 
     def _plan(self, shape: Shape, settings: dict[str, str]) -> ClusterState:
         if not (self.directory / "cluster.json").exists():
@@ -325,12 +328,18 @@ class Cluster:
         LOG.info("started node=%s pid=%d", name, process.pid)
         return process
 
-    async def _wait_serving(self, timeout_s: float, *, everybody: bool) -> None:
+    async def _wait_serving(
+        self, timeout_s: float, *, everybody: bool, say: Callable[[str], None]
+    ) -> None:
         deadline = time.monotonic() + timeout_s
+        told = ""
         while True:
             why = await self._not_serving(everybody)
             if why is None:
                 return
+            if why != told:
+                told = why
+                say(why)
             dead = [node for node in self.state().nodes if self.process_state(node) == "dead"]
             if dead and everybody:
                 names = ", ".join(node.name for node in dead)

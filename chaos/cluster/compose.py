@@ -13,7 +13,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class ComposeCluster(Cluster):
         shape: Shape | None = None,
         settings: Mapping[str, str] | None = None,
         timeout_s: float = UP_TIMEOUT_S,
+        say: Callable[[str], None] = lambda words: None,
     ) -> ClusterState:
         raise ClusterError("containers are brought up by docker compose")
 

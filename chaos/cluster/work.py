@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -67,7 +68,7 @@ def up(
             netns,
             standard_ports,
         )
-        found = await cluster.up(shape, wanted, timeout)
+        found = await cluster.up(shape, wanted, timeout, progress)
         click.echo(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
         for server in found.name_servers:
             if server.http and not found.netns:
@@ -172,6 +173,12 @@ def down(directory: Path, timeout: float) -> None:
             click.echo(f"{name}: {how}")
 
     run(directory, work)
+
+
+def progress(words: str) -> None:
+    """Say how far it is, to a person: on standard error, if that is a terminal."""
+    if sys.stderr.isatty():
+        click.echo(words, err=True)
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, str]:

@@ -122,3 +122,10 @@ def test_help_names_every_command() -> None:
     text = CliRunner().invoke(cluster_cli.main, ["--help"]).output
     for name in ("up", "status", "kill", "start", "restart", "add", "remove", "down"):
         assert f"mqcluster {name}" in text
+
+
+def test_a_person_sees_how_far_it_is(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(work, "progress", told.append)
+    assert run("up").exit_code == 0
+    assert told[:4] == ["namesrv starts", "n0 starts", "n1 starts", "n2 starts"]

@@ -175,7 +175,7 @@ FAULT_LAYER = {
     "chaos/faults/disk.py": {"store.ownership"},
     "chaos/faults/power.py": {"store.ownership"},
     "chaos/faults/faultdisk.py": {"store.disk"},
-    "chaos/faults/node.py": {"broker.cli"},
+    "chaos/faults/node.py": {"broker.cli", "broker.process"},
 }
 
 # What clients need of remoting stands on its own. These files of servers say what they read of a

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.client import BrokerRefused, BrokerUnreachable, NoRoute
-from raftmq.mqadmin import cli
+from raftmq.mqadmin import work
 from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.command import (
     Command,
@@ -90,8 +90,9 @@ def test_exit_status(error, status, monkeypatch, capsys):
     async def fails(*_):
         raise error
 
-    command = Command("fails", "Fails.", (), fails)
-    assert cli.execute(command, {"namesrvAddr": "127.0.0.1:1", "json": False}) == status
+    monkeypatch.setattr(Command, "load", lambda command: fails)
+    command = Command("fails", "Fails.", (), "")
+    assert work.execute(command, {"namesrvAddr": "127.0.0.1:1", "json": False}) == status
     said = capsys.readouterr().err
     assert said.startswith("mqadmin: ")
     assert ("unknown whether" in said) == (status == 4)
@@ -125,13 +126,14 @@ def test_tables_json_and_the_variable(namesrv):
     assert (headless.exit_code, "there is no cluster 'C'" in headless.stderr) == (1, True)
 
 
-def test_several_parts_are_one_document(namesrv, capsysbinary):
+def test_several_parts_are_one_document(namesrv, monkeypatch, capsysbinary):
     async def answers(*_):
         rows = [{"name": "a", "count": 2}]
         return [Table(rows, "rows"), Fields({"more": [1, 2]}, "rest"), Done("done", {"x": 1})]
 
-    command = Command("answers", "", (Flag("f", "flag", "", Kind.SWITCH),), answers)
-    assert cli.execute(command, {"namesrvAddr": namesrv, "json": True, "flag": True}) == 0
+    monkeypatch.setattr(Command, "load", lambda command: answers)
+    command = Command("answers", "", (Flag("f", "flag", "", Kind.SWITCH),), "")
+    assert work.execute(command, {"namesrvAddr": namesrv, "json": True, "flag": True}) == 0
     assert json.loads(capsysbinary.readouterr().out) == {
         "rows": [{"name": "a", "count": 2}],
         "rest": {"more": [1, 2]},

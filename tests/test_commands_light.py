@@ -44,7 +44,8 @@ print("\n" + " ".join(sys.modules), file=sys.stderr)
 
 def imported(command: str, *arguments: str, **environment: str) -> tuple[str, set[str]]:
     """Run a command; return what it printed, and the names of the modules that it imported."""
-    code = f"import sys; sys.argv = {[command, *arguments]!r}\n{SAY_MODULES.replace('COMMAND', command)}"
+    code = SAY_MODULES.replace("COMMAND", command)
+    code = f"import sys; sys.argv = {[command, *arguments]!r}\n{code}"
     ran = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

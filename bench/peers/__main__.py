@@ -14,13 +14,14 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from bench.peers.apache import APACHE
 from bench.peers.jetstream import JetStream
 from bench.peers.ours import OURS, Floor
 from bench.peers.report import HEAD, lines, markdown, reasons, write_page
 from bench.peers.rounds import as_json, measure
 from bench.peers.system import System
 
-SYSTEMS: tuple[System, ...] = (Floor(), *OURS, JetStream())
+SYSTEMS: tuple[System, ...] = (Floor(), *OURS, *APACHE, JetStream())
 ROUNDS_MAX = 100
 
 

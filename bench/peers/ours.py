@@ -6,9 +6,7 @@ that kills the leader has a group of its own, which elects as a real one does.
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import time
 from array import array
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -16,11 +14,10 @@ from pathlib import Path
 
 from bench.__main__ import consume
 from bench.group import PATIENT, PROMPT, floor_server
-from bench.peers.remoting import QUEUES, TOPIC, pull_all, send_loads, stream_all
+from bench.peers.remoting import QUEUES, next_ack, pull_all, send_loads, stream_all
 from bench.peers.system import (
     BATCH,
     BATCHES,
-    BODY,
     KILL,
     MANY,
     PULLS,
@@ -34,10 +31,8 @@ from bench.wire import LoadResult
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.client import ClientError, Message, Producer
 
 SERVED = {"defaultTopicQueueNums": str(QUEUES)}
-KILL_TIMEOUT_S = 60.0
 
 
 class Ours:
@@ -65,7 +60,10 @@ class Ours:
     def _kill(self, directory: Path) -> Load:
         async def run() -> LoadResult:
             async with _up(directory, self._mode, {**PROMPT, **self._flush}) as cluster:
-                return await _next_ack(cluster)
+                leader = await cluster.find("leader")
+                return await next_ack(
+                    cluster.state().namesrv, lambda: cluster.signal(leader.name, signal.SIGKILL)
+                )
 
         return run
 
@@ -109,24 +107,6 @@ async def _push(namesrv: str, scale: float) -> LoadResult:
     expected = sends_of(MANY, scale) + sends_of(BATCHES, scale) * BATCH
     rate = await consume(namesrv, expected)
     return LoadResult(expected, expected / rate, array("q"), 0)
-
-
-async def _next_ack(cluster: Cluster) -> LoadResult:
-    """Kill the leader; return the time from then to the next acknowledged send of our Producer."""
-    async with Producer("bench-peers", cluster.state().namesrv) as producer:
-        await producer.send(Message(TOPIC, BODY))
-        leader = await cluster.find("leader")
-        begun_ns = time.perf_counter_ns()
-        cluster.signal(leader.name, signal.SIGKILL)
-        async with asyncio.timeout(KILL_TIMEOUT_S):
-            while True:
-                try:
-                    await producer.send(Message(TOPIC, BODY))
-                    break
-                except ClientError:
-                    await asyncio.sleep(0.01)  # it has tried for seconds already
-    took_ns = time.perf_counter_ns() - begun_ns
-    return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)
 
 
 OURS = (

@@ -1,10 +1,12 @@
-"""Loads over RocketMQ's protocol: sends by bench.wire, and raw pulls of whole queues."""
+"""Loads over RocketMQ's protocol: sends by bench.wire, and raw pulls of whole queues, and the
+time from a leader's end to the next acknowledgement."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from array import array
+from collections.abc import Callable
 
 from bench.peers.system import (
     BATCH,
@@ -19,6 +21,7 @@ from bench.peers.system import (
     sends_of,
 )
 from bench.wire import LoadResult, run_load
+from raftmq.client import ClientError, Message, Producer
 from raftmq.remoting.codec import FrameReader, decode_command, encode_command
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -28,6 +31,8 @@ TOPIC = "Bench"
 QUEUES = 4
 PULL_MESSAGES_MAX = 1024  # a broker may have a lower limit of its own
 READ_BYTES = 1 << 18
+KILL_TIMEOUT_S = 60.0
+RETRY_S = 0.01  # after a send that our Producer has tried for seconds already
 SUBSCRIBED = 4  # sysFlag: the request says what it subscribes to
 
 
@@ -122,3 +127,20 @@ def records_in(body: bytes) -> int:
         at += size
         count += 1
     return count
+
+
+async def next_ack(namesrv: str, kill: Callable[[], object]) -> LoadResult:
+    """Kill the leader; return the time from then to the next acknowledged send of our Producer."""
+    async with Producer("bench-peers", namesrv) as producer:
+        await producer.send(Message(TOPIC, BODY))
+        begun_ns = time.perf_counter_ns()
+        kill()
+        async with asyncio.timeout(KILL_TIMEOUT_S):
+            while True:
+                try:
+                    await producer.send(Message(TOPIC, BODY))
+                    break
+                except ClientError:
+                    await asyncio.sleep(RETRY_S)
+    took_ns = time.perf_counter_ns() - begun_ns
+    return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)

@@ -90,6 +90,7 @@ class ApacheBroker:
         self.jvm: Jvm | None = None
         self.more_jars: list[str] = []  # on its class path, besides its own
         self.more_properties: dict[str, str] = {}  # of its JVM
+        self.heap = "256m"
         self.controller: JavaObject | None = None
         self.settings = {
             **SETTINGS,
@@ -115,7 +116,7 @@ class ApacheBroker:
             "user.home": str(self.directory),  # its logs go there
             **self.more_properties,
         }
-        self.jvm = Jvm(properties, jars(self.version) + self.more_jars)
+        self.jvm = Jvm(properties, jars(self.version) + self.more_jars, self.heap)
         java = self.jvm.gateway.jvm
         arguments = self.jvm.gateway.new_array(java.String, 2)
         arguments[0], arguments[1] = "-c", str(conf)

@@ -87,7 +87,10 @@ class Jvm:
     """A JVM with the client on its class path; `close` ends it."""
 
     def __init__(
-        self, properties: dict[str, str] | None = None, jars: list[str] | None = None
+        self,
+        properties: dict[str, str] | None = None,
+        jars: list[str] | None = None,
+        heap: str = "256m",
     ) -> None:
         """`jars`: others than the client's."""
         (py4j_jar,) = glob.glob(str(PYSPARK_JARS / "py4j-*.jar"))
@@ -97,7 +100,7 @@ class Jvm:
         port, self.process = launch_gateway(
             jarpath=py4j_jar,
             classpath=os.pathsep.join(jars or fetch_jars()),
-            javaopts=["-Xmx256m", "-Drocketmq.client.logLevel=ERROR", *options],
+            javaopts=[f"-Xmx{heap}", "-Drocketmq.client.logLevel=ERROR", *options],
             java_path=java_command(),
             die_on_exit=True,
             redirect_stdout=self._log,

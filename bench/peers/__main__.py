@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.peers.apache import APACHE
-from bench.peers.jetstream import JetStream
+from bench.peers.jetstream import JETSTREAM
 from bench.peers.ours import OURS, Floor
 from bench.peers.report import HEAD, lines, markdown, reasons, write_page
 from bench.peers.rounds import as_json, measure
 from bench.peers.system import System
 
-SYSTEMS: tuple[System, ...] = (Floor(), *OURS, *APACHE, JetStream())
+SYSTEMS: tuple[System, ...] = (Floor(), *OURS, *APACHE, *JETSTREAM)
 ROUNDS_MAX = 100
 
 

@@ -9,11 +9,12 @@ from bench.peers.system import Missing
 from tests.interop.toolchain import TOOLCHAINS, ToolMissing, build_go, made
 
 MODULE = Path(__file__).with_name("go")
-INPUTS = [MODULE / name for name in ("go.mod", "go.sum", "tools.go")]
+INPUTS = [MODULE / name for name in ("go.mod", "go.sum", "tools.go", "load/main.go")]
 
 
 def build(name: str, package: str) -> Path:
-    """Return the command's path; it is built on first use. Raises Missing."""
+    """Return the path of the command `name`, which `package` is built to on first use. Raises
+    Missing."""
 
     def make(directory: Path) -> None:
         build_go(directory / name, package, MODULE)

@@ -1,9 +1,9 @@
 """NATS JetStream: three nats-servers, built from their Go module, a stream of three replicas in
-files, and their Python client.
+files, and their clients in Python and in Go.
 
 A stream acknowledges when a quorum has a message, before it is flushed, as ASYNC_FLUSH does. The
-client has no batches that are acknowledged as one. Its push consumer is measured without
-acknowledgements, which is the fastest that it has.
+clients have no batches that are acknowledged as one. Consumers are measured without
+acknowledgements, which is the fastest that they have.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.peers.gojetstream import go_loads
 from bench.peers.gomodule import build
 from bench.peers.system import (
     BODY,
@@ -48,9 +49,12 @@ RETRY_S = 0.25  # a publish that nobody answers is tried again after that
 
 
 class JetStream:
-    """JetStream with the Python client."""
+    """JetStream with one of its clients."""
 
-    name = "JetStream R3, Python client"
+    def __init__(self, client: str) -> None:
+        """`client`: Python or Go."""
+        self.name = f"JetStream R3, {client} client"
+        self._is_go = client == "Go"
 
     @asynccontextmanager
     async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
@@ -70,7 +74,14 @@ class JetStream:
             stack.push_async_callback(client.close)
             stream = _Stream(client, servers, scale)
             await stream.make()
-            yield Running(stream.loads(), lambda: [server.pid for server in servers])
+            loads = stream.loads()
+            if self._is_go:
+                urls = [f"nats://{HOST}:{port}" for port in clients]
+                loads = await asyncio.to_thread(go_loads, urls, scale)
+            yield Running(loads, lambda: [server.pid for server in servers])
+
+
+JETSTREAM = (JetStream("Python"), JetStream("Go"))
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from bench.group import cpu_us, resident_mib
@@ -20,6 +21,7 @@ from bench.peers.system import KILL, ROWS, WARM_UP, Failed, Load, Missing, Runni
 from bench.wire import LoadResult
 
 ROW_TIMEOUT_S = 300.0
+FAILURES = (Failed, OSError, RuntimeError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +74,37 @@ async def measure(
             if measured.missing:
                 continue
             tell(f"round {number + 1} of {rounds}: {system.name}")
+
+            failed = partial(_failed, system.name, measured, number + 1, tell)
             try:
-                await _one_round(system, scale, measured)
+                await _one_round(system, scale, measured, failed)
             except Missing as error:
                 measured.missing = str(error)
                 tell(f"{system.name} cannot be had: {error}")
-            except (Failed, OSError, RuntimeError, TimeoutError) as error:
-                measured.failures.append(f"round {number + 1}: {type(error).__name__}: {error}")
-                tell(f"{system.name} failed: {error}")
+            except FAILURES as error:
+                failed("", error)
     return found
 
 
-async def _one_round(system: System, scale: float, measured: Measured) -> None:
+def _failed(
+    name: str,
+    measured: Measured,
+    number: int,
+    tell: Callable[[str], None],
+    row: str,
+    error: Exception,
+) -> None:
+    where = f"round {number}, {row}" if row else f"round {number}"
+    measured.failures.append(f"{where}: {type(error).__name__}: {error}")
+    tell(f"{name} failed: {measured.failures[-1]}")
+
+
+async def _one_round(
+    system: System,
+    scale: float,
+    measured: Measured,
+    failed: Callable[[str, Exception], None],
+) -> None:
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="bench-peers-"))
     try:
         async with system.running(directory, scale) as running:
@@ -91,7 +112,13 @@ async def _one_round(system: System, scale: float, measured: Measured) -> None:
                 load = running.loads.get(row)
                 if load is None:
                     continue
-                figures = await _row(running, row, load)
+                try:
+                    figures = await _row(running, row, load)
+                except FAILURES as error:  # the other rows may still be had
+                    if row == WARM_UP:
+                        raise
+                    failed(row, error)
+                    continue
                 if row != WARM_UP:
                     measured.rows.setdefault(row, []).append(figures)
     finally:

@@ -2,7 +2,10 @@ module raftmq/peers
 
 go 1.26.0
 
-require github.com/nats-io/nats-server/v2 v2.15.2
+require (
+	github.com/nats-io/nats-server/v2 v2.15.2
+	github.com/nats-io/nats.go v1.53.1
+)
 
 require (
 	github.com/antithesishq/antithesis-sdk-go v0.8.0-default-no-op // indirect

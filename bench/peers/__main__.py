@@ -17,11 +17,12 @@ from rich.table import Table
 from bench.peers.apache import APACHE
 from bench.peers.jetstream import JETSTREAM
 from bench.peers.ours import OURS, Floor
+from bench.peers.rabbitmq import RabbitMq
 from bench.peers.report import HEAD, lines, markdown, reasons, write_page
 from bench.peers.rounds import as_json, measure
 from bench.peers.system import System
 
-SYSTEMS: tuple[System, ...] = (Floor(), *OURS, *APACHE, *JETSTREAM)
+SYSTEMS: tuple[System, ...] = (Floor(), *OURS, *APACHE, *JETSTREAM, RabbitMq())
 ROUNDS_MAX = 100
 
 

@@ -1,0 +1,293 @@
+"""RabbitMQ: three nodes from Debian's packages, a quorum queue of three replicas, a Python client.
+
+A quorum queue confirms a message when a majority of its replicas has written it to disk, with an
+fsync: compare it with SYNC_FLUSH. The packages are unpacked beside the virtual environment; nothing
+is installed. Consumption is measured without acknowledgements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import random
+import signal
+import subprocess
+import time
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from bench.peers.system import (
+    BODY,
+    KILL,
+    MANY,
+    ONE,
+    PUSH,
+    WARM_UP,
+    WINDOWS,
+    Failed,
+    Load,
+    Missing,
+    Running,
+    sends_of,
+)
+from bench.wire import LoadResult
+from raftmq.chaos.cluster.ports import choose_ports
+from tests.interop.toolchain import made
+
+HOST = "127.0.0.1"
+QUEUE = "bench"
+REPLICAS = 3
+ERLANG = (
+    *("asn1", "base", "crypto", "eldap", "inets", "mnesia", "os-mon", "parsetools", "public-key"),
+    *("runtime-tools", "ssl", "syntax-tools", "tools", "xmerl"),
+)
+PACKAGES = ("rabbitmq-server", *(f"erlang-{name}" for name in ERLANG))
+FETCH_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 120.0
+KILL_TIMEOUT_S = 60.0
+CONSUME_TIMEOUT_S = 120.0
+PACE_S = 0.2
+# Where the packages would be installed; the command looks for the rest from where it stands.
+ROOT_LINE = "ROOTDIR=/usr/lib/erlang"
+ROOT_FOUND = 'ROOTDIR=$(dirname "$(dirname "$(readlink -f "$0")")")'
+
+
+class RabbitMq:
+    """Three nodes that form a cluster by themselves."""
+
+    name = "RabbitMQ quorum queue, Python client"
+
+    @asynccontextmanager
+    async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
+        if importlib.util.find_spec("aiormq") is None:
+            raise Missing("aiormq is not installed: bench/peers/requirements.txt has it")
+        root = await asyncio.to_thread(_unpacked)
+        async with AsyncExitStack() as stack:
+            epmd, *ports = choose_ports(1 + 2 * REPLICAS, HOST, random.Random())
+            commands = root / "usr" / "lib" / "erlang" / "bin"
+            environment = {
+                "HOME": str(directory),  # the nodes' common cookie
+                "PATH": f"{commands}:/usr/bin:/bin",
+                "ERL_EPMD_PORT": str(epmd),
+            }
+            command = (str(commands / "epmd"), "-address", HOST)
+            names = await stack.enter_async_context(_process(command, environment))
+            own, others = ports[:REPLICAS], ports[REPLICAS:]
+            nodes = []
+            for number, pair in enumerate(zip(own, others, strict=True)):
+                home = directory / f"n{number}"
+                settings = await asyncio.to_thread(_prepared, home, number, *pair)
+                (scripts,) = await asyncio.to_thread(list, root.glob("usr/lib/rabbitmq/lib/*/sbin"))
+                node = _process([str(scripts / "rabbitmq-server")], {**environment, **settings})
+                nodes.append(await stack.enter_async_context(node))
+            queue = _Queue(own, nodes, scale)
+            stack.push_async_callback(queue.close)
+            await queue.make()
+            sessions = [names.pid, *(node.pid for node in nodes)]
+            yield Running(queue.loads(), lambda: _members(sessions))
+
+
+def _unpacked() -> Path:
+    """Return the directory that the packages are unpacked in. Blocking. Raises Missing."""
+
+    def make(directory: Path) -> None:
+        fetched = directory / "fetched"
+        fetched.mkdir()
+        try:
+            _run(["apt-get", "download", "-q", *PACKAGES], fetched)
+            for package in fetched.glob("*.deb"):
+                _run(["dpkg-deb", "-x", str(package), str(directory)], directory)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Missing(f"Debian's packages cannot be had: {error}") from error
+        erl = directory / "usr" / "lib" / "erlang" / "bin" / "erl"
+        erl.write_text(erl.read_text().replace(ROOT_LINE, ROOT_FOUND))
+
+    return made("rabbitmq", [Path(__file__)], make)
+
+
+def _run(command: Sequence[str], directory: Path) -> None:
+    subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=FETCH_TIMEOUT_S)
+
+
+@asynccontextmanager
+async def _process(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a command, in a session of its own, while the block runs: a script starts others."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        _kill([process.pid])
+        await process.wait()
+
+
+def _members(sessions: Sequence[int]) -> list[int]:
+    """Return the processes of these sessions, which are named by their first process."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            try:
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            if int(fields[3]) in sessions:
+                found.append(int(path.name))
+    return found
+
+
+def _kill(sessions: Sequence[int]) -> None:
+    for pid in _members(sessions):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _prepared(home: Path, number: int, port: int, node_port: int) -> dict[str, str]:
+    """Make the directory of a node; return its environment variables. Blocking. `node_port`: for
+    the other nodes."""
+    home.mkdir()
+    members = [
+        f"cluster_formation.classic_config.nodes.{n + 1} = n{n}@localhost" for n in range(REPLICAS)
+    ]
+    settings = (
+        f"listeners.tcp.1 = {HOST}:{port}",
+        "cluster_formation.peer_discovery_backend = classic_config",
+        *members,
+    )
+    (home / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in settings))
+    (home / "enabled_plugins").write_text("[].\n")
+    return {
+        "RABBITMQ_NODENAME": f"n{number}@localhost",
+        "RABBITMQ_DIST_PORT": str(node_port),
+        "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+        "RABBITMQ_MNESIA_BASE": str(home / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(home / "log"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+        "RABBITMQ_SERVER_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+    }
+
+
+class _Queue:
+    """The queue and the loads on it."""
+
+    def __init__(
+        self, ports: Sequence[int], servers: Sequence[asyncio.subprocess.Process], scale: float
+    ) -> None:
+        import aiormq  # of requirements that only this needs
+
+        logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # nodes that do not answer yet
+        self._aiormq = aiormq
+        self._errors = (aiormq.exceptions.AMQPError, ConnectionError, OSError)
+        self._ports = ports
+        self._servers = servers
+        self._scale = scale
+        self._open: list[Any] = []
+
+    async def close(self) -> None:
+        for connection in self._open:
+            with suppress(*self._errors):  # its node may have been killed
+                await connection.close()
+
+    async def make(self) -> None:
+        """Declare the queue once every node is in the cluster. Raises Failed."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                channels = [await self._channel(port) for port in self._ports]
+                await channels[0].queue_declare(
+                    QUEUE,
+                    durable=True,
+                    arguments={"x-queue-type": "quorum", "x-quorum-initial-group-size": REPLICAS},
+                )
+                return
+            except self._errors as error:
+                await self.close()
+                self._open.clear()
+                if time.monotonic() > deadline:
+                    raise Failed(f"no queue: {error!r}") from error
+            await asyncio.sleep(PACE_S)
+
+    def loads(self) -> dict[str, Load]:
+        return {
+            WARM_UP: lambda: self._sent(sends_of(WARM_UP, self._scale), WINDOWS[WARM_UP]),
+            ONE: lambda: self._sent(sends_of(ONE, self._scale), 1),
+            MANY: lambda: self._sent(sends_of(MANY, self._scale), WINDOWS[MANY]),
+            PUSH: lambda: self._consumed(sends_of(MANY, self._scale)),
+            KILL: self._killed,
+        }
+
+    async def _channel(self, port: int) -> Any:
+        connection = await self._aiormq.connect(f"amqp://guest:guest@{HOST}:{port}/")
+        self._open.append(connection)
+        return await connection.channel(publisher_confirms=True)
+
+    async def _sent(self, count: int, window: int) -> LoadResult:
+        """Publish over one channel, `window` messages waiting for their confirmation."""
+        channel = await self._channel(self._ports[0])
+        latencies: array[int] = array("q")
+        left = count
+
+        async def one_after_the_other() -> None:
+            nonlocal left
+            while left:
+                left -= 1
+                started_ns = time.perf_counter_ns()
+                await channel.basic_publish(BODY, routing_key=QUEUE)
+                latencies.append(time.perf_counter_ns() - started_ns)
+
+        begun = time.perf_counter()
+        try:
+            await asyncio.gather(*(one_after_the_other() for _ in range(window)))
+        except self._errors as error:
+            raise Failed(f"a publish failed: {error!r}") from error
+        return LoadResult(count, time.perf_counter() - begun, latencies, 0)
+
+    async def _consumed(self, count: int) -> LoadResult:
+        channel = await self._channel(self._ports[0])
+        seen = 0
+        first = 0.0
+        done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+        async def taken(_: Any) -> None:
+            nonlocal seen, first
+            if not seen:
+                first = time.perf_counter()
+            seen += 1
+            if seen == count:
+                done.set_result(time.perf_counter() - first)
+
+        try:
+            await channel.basic_consume(QUEUE, taken, no_ack=True)
+            took = await asyncio.wait_for(done, CONSUME_TIMEOUT_S)
+            await channel.close()
+        except self._errors as error:
+            raise Failed(f"consumption failed: {error!r}") from error
+        return LoadResult(count, took, array("q"), 0)
+
+    async def _killed(self) -> LoadResult:
+        """Kill the queue's leader, which is where it was declared; return the time until a publish
+        to another node is confirmed."""
+        channel = await self._channel(self._ports[1])
+        await channel.basic_publish(BODY, routing_key=QUEUE)
+        begun_ns = time.perf_counter_ns()
+        _kill([self._servers[0].pid])
+        async with asyncio.timeout(KILL_TIMEOUT_S):
+            while True:
+                try:
+                    await channel.basic_publish(BODY, routing_key=QUEUE)
+                    break
+                except self._errors:  # refused: nobody leads yet
+                    await asyncio.sleep(0.01)
+        took_ns = time.perf_counter_ns() - begun_ns
+        return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)

@@ -4,7 +4,10 @@ Owners: `RaftLog` builds its own on `open()` and keeps it in step with what is *
 `RaftCore` takes a *copy* (`copy()`) of it at the start and keeps that in step with what it has
 *accepted*, which runs ahead of the file by one Ready. An index is never shared.
 
-Twelve bytes a frame (position and size); terms are kept as runs, because a log has few terms.
+A little over two bytes a frame, because a log of three days may have a hundred million. Frames come
+in blocks of BLOCK. A block has the position of its first frame and the *strides*: how far from each
+frame to the next one. A stride is the frame's size, except where a blank record follows, at a
+segment's end: those sizes are kept apart. Terms are kept as runs, because a log has few terms.
 
 Invariants: indexes have no holes; terms never fall; a frame starts at or behind the end of the
 one before it (behind it where a blank record fills the rest of a segment).
@@ -16,8 +19,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from raftmq.store.frame import Frame
+
+BLOCK = 256  # frames
+_WIDE, _NARROW = "I", "H"  # of strides: four bytes, and two
+_NARROW_MAX = 0xFFFF
 
 
 @dataclass(slots=True, eq=False)
@@ -34,8 +42,11 @@ class LogIndex:
     last_index: int = field(init=False)
     last_term: int = field(init=False)
     end_position: int = field(init=False)  # byte offset just behind the last frame
-    _positions: array[int] = field(default_factory=lambda: array("q"), init=False)
-    _sizes: array[int] = field(default_factory=lambda: array("i"), init=False)
+    # Only the last block changes; any other is replaced, because copies share it.
+    _blocks: list[array[int]] = field(default_factory=list, init=False)
+    _starts: array[int] = field(default_factory=lambda: array("q"), init=False)
+    _base: int = field(init=False)  # the index of the first block's first frame
+    _sizes: dict[int, int] = field(default_factory=dict, init=False)  # where it is not the stride
     _run_firsts: list[int] = field(default_factory=list, init=False)  # first of each run of a term
     _run_terms: list[int] = field(default_factory=list, init=False)
 
@@ -44,6 +55,7 @@ class LogIndex:
         self.last_index = self.first_index - 1
         self.last_term = self.previous_term
         self.end_position = self.start_position
+        self._base = self.first_index
 
     def copy(self) -> LogIndex:
         """Return an independent index with the same content."""
@@ -51,8 +63,10 @@ class LogIndex:
         other.last_index = self.last_index
         other.last_term = self.last_term
         other.end_position = self.end_position
-        other._positions = self._positions[:]
-        other._sizes = self._sizes[:]
+        other._blocks = [*self._blocks[:-1], *(block[:] for block in self._blocks[-1:])]
+        other._starts = self._starts[:]
+        other._base = self._base
+        other._sizes = self._sizes.copy()
         other._run_firsts = self._run_firsts[:]
         other._run_terms = self._run_terms[:]
         return other
@@ -70,10 +84,31 @@ class LogIndex:
             self._run_firsts.append(index)
             self._run_terms.append(term)
             self.last_term = term
+        if self._blocks and position != self.end_position:
+            self._widen_last(position)
         self.last_index = index
         self.end_position = position + size_bytes
-        self._positions.append(position)
-        self._sizes.append(size_bytes)
+        blocks = self._blocks
+        if not blocks or len(blocks[-1]) == BLOCK:
+            if not blocks:
+                self._base = index
+            elif max(blocks[-1]) <= _NARROW_MAX:
+                blocks[-1] = array(_NARROW, blocks[-1])
+            blocks.append(array(_WIDE))
+            self._starts.append(position)
+        blocks[-1].append(size_bytes)
+
+    def _widen_last(self, position: int) -> None:
+        """Note that the frame behind the last one is not at its end, but at `position`."""
+        number, at = self._place(self.last_index)
+        block = array(_WIDE, self._blocks[number])
+        self._sizes[self.last_index] = block[at]
+        block[at] += position - self.end_position
+        self._blocks[number] = block
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the number of a frame's block, and its place there."""
+        return divmod(index - self._base, BLOCK)
 
     def term_at(self, index: int) -> int:
         """Return the term of frame `index`, which must be in first_index - 1 .. last_index."""
@@ -88,54 +123,70 @@ class LogIndex:
     def position_of(self, index: int) -> int:
         """Return the byte offset at which frame `index`, which must be present, starts."""
         assert self.first_index <= index <= self.last_index, (index, self)
-        return self._positions[index - self.first_index]
+        number, at = self._place(index)
+        block = self._blocks[number]
+        if number == len(self._blocks) - 1 and 2 * at > len(block):
+            return self.end_position - sum(block[at:])
+        return self._starts[number] + sum(block[:at])
 
     def size_of(self, index: int) -> int:
         """Return the size in bytes of frame `index`, which must be present, header included."""
         assert self.first_index <= index <= self.last_index, (index, self)
-        return self._sizes[index - self.first_index]
+        number, at = self._place(index)
+        return self._sizes.get(index) or self._blocks[number][at]
 
     def spans(self, first: int, last: int) -> tuple[tuple[int, int, int], ...]:
         """Return (term, position, size) of each of the frames first..last, which must be
         present."""
         assert self.first_index <= first <= last <= self.last_index, (first, last, self)
-        low, high = first - self.first_index, last + 1 - self.first_index
         term = self.term_at(first)
         if term == self.term_at(last):
-            terms = [term] * (high - low)
+            terms = [term] * (last + 1 - first)
         else:
             terms = [self.term_at(index) for index in range(first, last + 1)]
-        return tuple(zip(terms, self._positions[low:high], self._sizes[low:high], strict=True))
+        (number, at), (last_number, last_at) = self._place(first), self._place(last)
+        if number == last_number:
+            strides = self._blocks[number][at : last_at + 1].tolist()
+        else:
+            strides = self._blocks[number][at:].tolist()
+            for block in self._blocks[number + 1 : last_number]:
+                strides += block
+            strides += self._blocks[last_number][: last_at + 1]
+        positions = accumulate(strides[:-1], initial=self.position_of(first))
+        for index, size in self._sizes.items():
+            if first <= index <= last:
+                strides[index - first] = size
+        return tuple(zip(terms, positions, strides, strict=True))
 
     def end_of(self, index: int) -> int:
         """Return the byte offset just behind frame `index`; `start_position` for
         first_index - 1."""
         if index == self.last_index:
             return self.end_position
-        at = index - self.first_index
-        assert -1 <= at < len(self._positions), (index, self)
-        return self._positions[at] + self._sizes[at] if at >= 0 else self.start_position
+        if index == self.first_index - 1:
+            return self.start_position
+        return self.position_of(index) + self.size_of(index)
 
     def last_within(self, first: int, bytes_max: int) -> int:
         """Return the largest index such that the frames from `first` to it take at most
         `bytes_max`; at least `first`."""
-        limit = self.position_of(first) + bytes_max
-        if self.end_position <= limit:
-            return self.last_index
-        at = bisect_right(self._positions, limit, first - self.first_index) - 1
-        if self._positions[at] + self._sizes[at] > limit:
-            at -= 1
-        return max(first, self.first_index + at)
+        return max(first, self.last_ending_by(self.position_of(first) + bytes_max))
 
     def last_ending_by(self, position: int) -> int:
         """Return the last index whose frame ends at or below `position`; first_index - 1 if none
         does."""
         if self.end_position <= position:
             return self.last_index
-        at = bisect_right(self._positions, position) - 1
-        if at >= 0 and self._positions[at] + self._sizes[at] > position:
-            at -= 1
-        return self.first_index + at
+        number = bisect_right(self._starts, position) - 1
+        if number < 0:
+            return self.first_index - 1
+        index, at = self._base + number * BLOCK, self._starts[number]
+        for stride in self._blocks[number]:
+            if at + (self._sizes.get(index) or stride) > position:
+                break
+            at += stride
+            index += 1
+        return max(self.first_index, index) - 1
 
     def first_index_of_term(self, term: int) -> int | None:
         """Return the first frame of exactly `term` that is present; None if there is none."""
@@ -161,13 +212,25 @@ class LogIndex:
         assert self.first_index <= from_index <= self.last_index + 1, (from_index, self)
         self.end_position = self.end_of(from_index - 1)
         self.last_index = from_index - 1
-        keep = from_index - self.first_index
-        del self._positions[keep:]
-        del self._sizes[keep:]
+        number, at = self._place(from_index)
+        kept = [self._blocks[number][:at]] if at else []
+        self._blocks[number:] = [array(_WIDE, block) for block in kept]
+        del self._starts[len(self._blocks) :]
+        self._unwiden_last()
         while self._run_firsts and self._run_firsts[-1] >= from_index:
             self._run_firsts.pop()
             self._run_terms.pop()
         self.last_term = self._run_terms[-1] if self._run_terms else self.previous_term
+
+    def _unwiden_last(self) -> None:
+        """Let nothing follow the last frame: its stride is its size again."""
+        for index in [index for index in self._sizes if index > self.last_index]:
+            del self._sizes[index]
+        size = self._sizes.pop(self.last_index, None)
+        if size is not None and self._blocks:
+            number, at = self._place(self.last_index)
+            self._blocks[number] = array(_WIDE, self._blocks[number])
+            self._blocks[number][at] = size
 
     def trim(self, first: int) -> None:
         """Forget all frames before `first` (at most last_index + 1): retention deleted them."""
@@ -176,13 +239,16 @@ class LogIndex:
             return
         previous_term = self.term_at(first - 1)
         start_position = self.end_of(first - 1)
-        gone = first - self.first_index
-        del self._positions[:gone]
-        del self._sizes[:gone]
+        gone = self._place(first)[0] if first <= self.last_index else len(self._blocks)
+        del self._blocks[:gone]
+        del self._starts[:gone]
+        self._base = self._base + gone * BLOCK if self._blocks else first
+        for index in [index for index in self._sizes if index < first - 1]:
+            del self._sizes[index]
         run = bisect_right(self._run_firsts, first) - 1
         del self._run_firsts[:run]
         del self._run_terms[:run]
-        if self._positions:
+        if self._blocks:
             self._run_firsts[0] = first
         else:
             self._run_firsts.clear()

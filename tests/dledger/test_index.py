@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from random import Random
 
 import pytest
 
+from raftmq.dledger import index as index_module
 from raftmq.dledger.index import LogIndex
 from tests.dledger.group import make_log
 
@@ -99,8 +102,10 @@ def test_last_within_and_last_ending_by() -> None:
         assert index.last_ending_by(position) == max(fits, default=0)
 
 
-def test_against_a_plain_list() -> None:
+@pytest.mark.parametrize("block", [1, 3, 256])
+def test_against_a_plain_list(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random appends, truncations and trims agree with a list of (term, position, size)."""
+    monkeypatch.setattr(index_module, "BLOCK", block)
     rng = Random(1)
     for _ in range(200):
         index = LogIndex()
@@ -112,7 +117,8 @@ def test_against_a_plain_list() -> None:
             if choice < 0.7:
                 term = max(index.last_term, 1) + (rng.random() < 0.3)
                 position = index.end_position + rng.choice((0, 0, 0, 8))
-                model[last + 1] = (term, position, 60 + rng.randrange(9))
+                size = 60 + rng.choice((rng.randrange(9), 0xFFFF, 0xFFFF - 60))
+                model[last + 1] = (term, position, size)
                 index.add(last + 1, *model[last + 1])
             elif choice < 0.85:
                 at = rng.randint(first, last + 1)
@@ -125,8 +131,50 @@ def test_against_a_plain_list() -> None:
             assert index.last_index == max(model, default=first - 1)
             for i, entry in model.items():
                 assert (index.term_at(i), index.position_of(i), index.size_of(i)) == entry
+                assert index.end_of(i) == entry[1] + entry[2]
+            if rng.random() < 0.2:
+                index = index.copy()
             if model:
+                low, high = sorted(rng.choices(sorted(model), k=2))
+                assert index.spans(low, high) == tuple(model[i] for i in range(low, high + 1))
+                wanted = rng.randrange(model[low][1], index.end_position + 2)
+                ends = [i for i in model if index.end_of(i) <= wanted]
+                assert index.last_ending_by(wanted) == max(ends, default=first - 1)
+                assert index.last_ending_by(index.end_of(low)) == low
+                assert index.last_ending_by(index.end_of(low) - 1) == low - 1
+                assert index.last_ending_by(model[low][1] - 1) in range(first - 1, low)
+                assert index.last_ending_by(-1) == first - 1
+                assert index.last_ending_by(1 << 60) == max(model)
+                assert index.last_within(low, wanted - model[low][1]) == max([low, *ends])
                 assert index.last_term == model[max(model)][0]
                 t = rng.randrange(6)
                 smaller = [i for i in model if model[i][0] <= t]
                 assert index.last_at_most(max(model), t) == max(smaller, default=first - 1)
+
+
+def test_a_frame_takes_little_memory() -> None:
+    """A log of three days has some hundred million frames."""
+    frames = 200 * index_module.BLOCK
+    index = LogIndex()
+    gc.collect()
+    tracemalloc.start()
+    for n in range(1, frames + 1):
+        index.add(n, 1, index.end_position + 8 * (n % 5000 == 0), 300)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken / frames < 3, taken / frames
+
+
+def test_copies_share_no_change() -> None:
+    index = LogIndex()
+    for n in range(1, 2 * index_module.BLOCK + 1):
+        index.add(n, 1, index.end_position, 100)
+    other = index.copy()
+    index.add(index.last_index + 1, 1, index.end_position + 40, 100)  # a blank before it
+    other.truncate(10)
+    other.add(10, 2, other.end_position + 50, 70_000)
+    last = 2 * index_module.BLOCK
+    assert index.spans(9, 10) == ((1, 800, 100), (1, 900, 100))
+    assert index.size_of(last) == 100
+    assert index.position_of(last + 1) == last * 100 + 40
+    assert other.spans(9, 10) == ((1, 800, 100), (2, 950, 70_000))

@@ -241,6 +241,7 @@ def test_holds_wake_by_queue_and_tag_and_time():
     holds.hold("T", 0, Filter(), 100, "all")
     holds.hold("T", 0, Filter(frozenset({7})), 50, "seven")
     holds.hold("T", 1, Filter(), 70, "other queue")
+    assert holds.rest_ms(20) == 30
     holds.arrived("T", 0, units(1, 2))
     assert released == ["all"]
     holds.arrived("U", 0, units(7))
@@ -248,8 +249,11 @@ def test_holds_wake_by_queue_and_tag_and_time():
     assert released == ["all", "seven"]
     holds.expire(69)
     assert holds.count == 1
+    assert holds.rest_ms(69) == 1
     holds.expire(70)
     assert released[2:] == ["other queue"]
+    holds.expire(100)
+    assert holds.rest_ms(100) == float("inf")
     holds.hold("T", 0, Filter(frozenset({7})), 200, "kept")
     holds.release_all()
     assert (released[3:], holds.count) == (["kept"], 0)

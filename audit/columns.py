@@ -28,6 +28,7 @@ from raftmq.audit.layout import (
     SYSFLAG_STORE_IPV6,
     java_hash,
 )
+from raftmq.store.properties import ADDED_PROPERTIES, FIELDS_SUM_MAX
 
 Array = npt.NDArray[Any]
 
@@ -59,6 +60,8 @@ RECORD_FIELDS: list[tuple[str, Any]] = [
     ("tags_code", pa.int64()),
     ("intact", pa.bool_()),  # the body's CRC is the one in the record
     ("content_crc", pa.int64()),  # CRC of the body as the producer gave it (unpacked), 31 bits
+    ("fields_sum", pa.int64()),  # of what else the producer gave: store.properties.fields_sum
+    ("rest_crc", pa.int64()),  # of all bytes of the record except its body
 ]
 
 
@@ -98,18 +101,73 @@ def record_columns(data: memoryview, positions: Sequence[int], body: bool) -> di
     columns["body_size"] = tail["body_length"].astype(np.int32)
     columns["topic"] = _text(_ragged(data, places.topic, places.topic_end))
     properties = _ragged(data, places.properties, places.properties_end)
-    columns.update(properties_of(properties, PROPERTY_NAMES))
+    pairs = pairs_of(properties)
+    columns.update(pairs.named(PROPERTY_NAMES))
+    columns["fields_sum"] = pairs.sums() + columns["flag"] & FIELDS_SUM_MAX
     columns["tags_code"] = tags_codes(columns["tags"])
     crc = _body_crcs(data, places.body, places.body_end)
     columns["intact"] = crc == columns["body_crc"]
     columns["content_crc"] = _content_crcs(data, places, sysflag, crc)
+    columns["rest_crc"] = _rest_crcs(data, at, places)
     if body:
         columns["body"] = _ragged(data, places.body, places.body_end)
     return {name: _arrow(column) for name, column in columns.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The name-value pairs of many properties strings, as arrays: where name and value begin and
+    end in `content`, and to which of the `count` strings each pair belongs."""
+
+    content: memoryview
+    count: int
+    starts: Array
+    names_end: Array
+    ends: Array
+    owners: Array
+
+    def hits(self, name: bytes) -> Array:
+        """Return the numbers of the pairs with this name, rising."""
+        found = np.flatnonzero(self.names_end - self.starts == len(name))
+        if len(found):
+            raw = np.frombuffer(self.content, np.uint8)
+            windows = np.lib.stride_tricks.sliding_window_view(raw, len(name))
+            same = windows[self.starts[found]] == np.frombuffer(name, np.uint8)
+            found = found[same.all(axis=1)]
+        return found
+
+    def named(self, names: dict[str, bytes]) -> dict[str, pa.Array]:
+        """Pick named values; null where a name is not there. Of a repeated name the last counts."""
+        result = {}
+        for column, name in names.items():
+            hits = self.hits(name)
+            places = np.full(self.count, -1, np.int64)
+            places[self.owners[hits]] = hits  # hits rise, so the last of a repeated name stays
+            present = places >= 0
+            chosen = places[present]
+            values = _text(_ragged(self.content, self.names_end[chosen] + 1, self.ends[chosen]))
+            ranks = np.where(present, np.cumsum(present) - 1, 0)
+            result[column] = values.take(pa.array(ranks, mask=~present))
+        return result
+
+    def sums(self) -> Array:
+        """Return, for each string, the sum of the CRCs of the pairs that its producer gave."""
+        given = self.names_end > self.starts
+        for name in ADDED_PROPERTIES:
+            given[self.hits(name.encode())] = False
+        places = zip(self.starts[given].tolist(), self.ends[given].tolist(), strict=True)
+        crcs = [zlib.crc32(self.content[start:end]) for start, end in places]
+        sums = np.bincount(self.owners[given], np.array(crcs, np.float64), self.count)
+        return sums.astype(np.int64)  # exact: a string has fewer than 2^21 pairs
+
+
 def properties_of(properties: pa.Array, names: dict[str, bytes]) -> dict[str, pa.Array]:
-    """Pick named values out of an array of properties strings; null where a name is not there.
+    """Pick named values out of an array of properties strings; null where a name is not there."""
+    return pairs_of(properties).named(names)
+
+
+def pairs_of(properties: pa.Array) -> Pairs:
+    """Split an array of properties strings.
 
     As in Java's decoder: a pair ends at 0x02 or with the string, its name at its first 0x01; of a
     repeated name the last counts; a pair with an empty value counts as absent.
@@ -136,20 +194,7 @@ def properties_of(properties: pa.Array, names: dict[str, bytes]) -> dict[str, pa
     whole = (names_end >= starts) & (names_end + 1 < ends)
     starts, ends, owners, names_end = starts[whole], ends[whole], owners[whole], names_end[whole]
     view = memoryview(content) if content is not None else memoryview(b"")
-    result = {}
-    for column, name in names.items():
-        hits = np.flatnonzero(names_end - starts == len(name))
-        if len(hits):
-            windows = np.lib.stride_tricks.sliding_window_view(raw, len(name))[starts[hits]]
-            hits = hits[(windows == np.frombuffer(name, np.uint8)).all(axis=1)]
-        places = np.full(count, -1, np.int64)
-        places[owners[hits]] = hits  # hits rise, so the last of a repeated name stays
-        present = places >= 0
-        chosen = places[present]
-        values = _text(_ragged(view, names_end[chosen] + 1, ends[chosen]))
-        ranks = np.where(present, np.cumsum(present) - 1, 0)
-        result[column] = values.take(pa.array(ranks, mask=~present))
-    return result
+    return Pairs(view, count, starts, names_end, ends, owners)
 
 
 def _merged(left: Array, right: Array) -> Array:
@@ -221,6 +266,17 @@ def _body_crcs(data: memoryview, starts: Array, ends: Array) -> Array:
     pairs = zip(starts.tolist(), ends.tolist(), strict=True)
     crc32 = zlib.crc32
     values = [crc32(data[start:end]) & 0x7FFFFFFF for start, end in pairs]
+    return np.array(values, np.int64)
+
+
+def _rest_crcs(data: memoryview, at: Array, places: _Places) -> Array:
+    """Return the CRC of each record without its body."""
+    crc32 = zlib.crc32
+    parts = (at, places.body, places.body_end, places.properties_end)
+    values = [
+        crc32(data[body_end:end], crc32(data[start:body]))
+        for start, body, body_end, end in zip(*(part.tolist() for part in parts), strict=True)
+    ]
     return np.array(values, np.int64)
 
 

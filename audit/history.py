@@ -35,6 +35,7 @@ EVENT_SCHEMA = StructType(
         StructField("order", StringType()),
         StructField("seq", LongType()),
         StructField("crc", LongType()),
+        StructField("fields", LongType()),
         StructField("queue", IntegerType()),
         StructField("offset", LongType()),
         StructField("msg_id", StringType()),
@@ -107,9 +108,9 @@ def of_group(group: str | None) -> Column:
 def sends(events: DataFrame, group: str | None = None) -> DataFrame:
     """Return one row per send operation of any topic, as seen by `group` (None: the only one).
 
-    Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, outcome (also WEAK,
-    ELSEWHERE), attempts (null: any number), ack_queue, ack_offset, ack_position (null if the
-    message id has none), invokes and outcomes (1 and at most 1 in a sane history).
+    Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, fields, outcome
+    (also WEAK, ELSEWHERE), attempts (null: any number), ack_queue, ack_offset, ack_position (null
+    if the message id has none), invokes and outcomes (1 and at most 1 in a sane history).
     """
     invoke = F.col("type") == "invoke"
     outcome = F.col("type").isin(*OUTCOMES)
@@ -124,7 +125,7 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
         events.where(F.col("f") == "send")
         .groupBy("op")
         .agg(
-            *[at_invoke(name) for name in ("id", "topic", "order", "seq", "crc", "once")],
+            *[at_invoke(name) for name in ("id", "topic", "order", "seq", "crc", "fields", "once")],
             at_outcome("type", "outcome"),
             at_outcome("attempts", "attempts"),
             at_outcome("queue", "ack_queue"),

@@ -31,6 +31,7 @@ _IDENTITY = (
     "sysflag",
     "store_timestamp",
     "reconsume_times",
+    "rest_crc",
 )
 
 
@@ -41,8 +42,8 @@ class Tables:
     items: every item of every store's log (audit.parse.LOG_SCHEMA)
     units: every ConsumeQueue unit (audit.sources.UNIT_SCHEMA)
     log: the records the group holds (a majority, or in classic mode any store): position, size,
-        topic, queue_id, queue_offset, id, id_text, content_crc, visible, store_timestamp,
-        reconsume_times
+        topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
+        store_timestamp, reconsume_times
     events: the history's lines; sends: one row per send (history.sends)
     ledger: one row per message id of the topic, sent or stored: see `_ledger`
     """
@@ -117,7 +118,7 @@ def records(items: DataFrame) -> DataFrame:
 def _log(items: DataFrame, limits: Limits) -> DataFrame:
     """Return the group's records: those that enough stores hold intact below the agreed end."""
     kept = (
-        *("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "visible"),
+        *("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "fields_sum", "visible"),
         *("store_timestamp", "reconsume_times"),
     )
     rows = (
@@ -141,8 +142,8 @@ def _ledger(log: DataFrame, sends: DataFrame, topic: str) -> DataFrame:
     """Return one row per id: what was sent under it, and what is stored under it.
 
     id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset (null if never
-    sent); copies; altered (copies with another body than the sent one); at_ack (a copy stands
-    where the acknowledgement says); first_position, first_queue, first_offset.
+    sent); copies; altered (copies with another body, or other fields, than the sent one); at_ack
+    (a copy stands where the acknowledgement says); first_position, first_queue, first_offset.
     """
     copies = log.where((F.col("topic") == topic) & F.col("visible")).select(
         "id",
@@ -151,6 +152,7 @@ def _ledger(log: DataFrame, sends: DataFrame, topic: str) -> DataFrame:
         "queue_id",
         "queue_offset",
         "content_crc",
+        "fields_sum",
     )
     sent = sends.where(F.col("topic") == topic).drop("topic", "invokes", "outcomes")
     at_ack = (
@@ -158,7 +160,9 @@ def _ledger(log: DataFrame, sends: DataFrame, topic: str) -> DataFrame:
         & (F.col("queue_offset") == F.col("ack_offset"))
         & F.coalesce(F.col("position") == F.col("ack_position"), F.lit(True))
     )
-    altered = F.col("crc").isNotNull() & ~F.col("content_crc").eqNullSafe(F.col("crc"))
+    other_body = F.col("crc").isNotNull() & ~F.col("content_crc").eqNullSafe(F.col("crc"))
+    other_fields = F.col("fields").isNotNull() & (F.col("fields_sum") != F.col("fields"))
+    altered = other_body | other_fields
     once = ("op", "outcome", "attempts", "order", "seq", "ack_queue", "ack_offset")
     stored = F.col("position").isNotNull()
     return (

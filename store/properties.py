@@ -14,6 +14,7 @@ as its two surrogates. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from zlib import crc32
 
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
@@ -23,6 +24,15 @@ TAGS = "TAGS"
 KEYS = "KEYS"
 UNIQ_KEY = "UNIQ_KEY"
 DELAY = "DELAY"
+# What clients and brokers add to the properties that an application gives its message.
+ADDED_PROPERTIES = frozenset(
+    "UNIQ_KEY WAIT MSG_REGION TRACE_ON CLUSTER IDEMPOTENT EXTEND_UNIQ_INFO INSTANCE_ID "
+    "DELAY TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_OUT_MS TIMER_ROLL_LABEL "
+    "REAL_TOPIC REAL_QID RETRY_TOPIC ORIGIN_MESSAGE_ID RECONSUME_TIME MAX_RECONSUME_TIMES "
+    "PGROUP TRAN_MSG __transactionId__ TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES "
+    "CORRELATION_ID REPLY_TO_CLIENT TTL MIN_OFFSET MAX_OFFSET CONSUME_START_TIME".split()
+)
+FIELDS_SUM_MAX = 0x7FFFFFFF
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -40,6 +50,15 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     if len(data) > PROPERTIES_SIZE_BYTES_MAX:
         raise ValueError(f"{len(data)} bytes of properties, the limit is 32767")
     return data
+
+
+def fields_sum(flag: int, properties: Mapping[str, str]) -> int:
+    """Return 31 bits of what an application gave its message besides topic and body: the sum of its
+    flag and of the CRC-32 of each of its properties (KEYS and TAGS, too) as `name 0x01 value`,
+    whatever their order. Those that clients and brokers add do not count."""
+    given = (pair for pair in properties.items() if pair[0] not in ADDED_PROPERTIES)
+    sums = (crc32(f"{name}\x01{value}".encode()) for name, value in given)
+    return (flag + sum(sums)) & FIELDS_SUM_MAX
 
 
 def joined(properties: Mapping[str, str]) -> bytes:

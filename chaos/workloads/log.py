@@ -38,7 +38,7 @@ from raftmq.client import (
 from raftmq.client.instance import local_address
 from raftmq.client.listen import Listener
 from raftmq.client.message import process_unique_keys
-from raftmq.store.properties import java_string_hash
+from raftmq.store.properties import fields_sum, java_string_hash
 
 BACKLOG_PER_WINDOW = 16  # items that wait for a slot or a busy key: so many times the window
 PACE_S = 0.002  # how often an open loop looks at the clock
@@ -217,6 +217,8 @@ class KeyedSender:
         unique_key = self._ids.next()
         self.tally.invoked += 1
         due = {"due_ns": due_ns} if due_ns else {}
+        named = (("KEYS", item.key), ("TAGS", item.tag))
+        given = {name: text for name, text in named if text} | item.properties
         self._history.event(
             "invoke",
             "send",
@@ -228,6 +230,7 @@ class KeyedSender:
             order=order,
             seq=sequence,
             crc=zlib.crc32(item.body) & 0x7FFFFFFF,
+            fields=fields_sum(0, given),
             **due,
             **self._more,
         )

@@ -32,6 +32,7 @@ class Run:
     outcomes: dict[str, tuple[str, int]] = field(default_factory=dict)  # id → (outcome, attempts)
     acknowledged_as: dict[str, dict[str, object]] = field(default_factory=dict)
     bodies_sent: dict[str, bytes] = field(default_factory=dict)
+    fields_sent: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     seqs: dict[str, int] = field(default_factory=dict)
     log: Log = field(default_factory=Log)
     logs: dict[str, Log] = field(default_factory=dict)
@@ -84,7 +85,10 @@ class Run:
             by_id.setdefault(placed.message.id, placed)
         for message in self.sent:
             op = self.history.invoke(
-                message, self.seqs[message.id], self.bodies_sent.get(message.id)
+                message,
+                self.seqs[message.id],
+                self.bodies_sent.get(message.id),
+                self.fields_sent.get(message.id),
             )
             outcome, attempts = self.outcomes.get(message.id, ("ok", 1))
             if outcome == "ok":

@@ -13,7 +13,7 @@ from typing import Any
 from zlib import crc32
 
 from raftmq.store.frame import FrameKind, seal_frame
-from raftmq.store.properties import encode_properties, tags_code
+from raftmq.store.properties import encode_properties, fields_sum, tags_code
 from raftmq.store.record import MessageRecord, encode_record, offset_message_id
 
 SEGMENT_SIZE_BYTES = 16 * 1024
@@ -38,6 +38,7 @@ class Message:
     indexed: bool = True
     store_ms: int = 1_700_000_000_001
     times: int = 0  # given back
+    more: dict[str, str] = field(default_factory=dict)  # properties
     due_ms: int | None = None  # where it waits: what its unit says instead of a tags code
 
 
@@ -138,16 +139,11 @@ class Log:
 
     @staticmethod
     def _encode(message: Message, queue_offset: int, position: int) -> bytes:
-        properties = {"UNIQ_KEY": message.id, "KEYS": f"k{message.id[-4:]}"}
-        if message.tag:
-            properties["TAGS"] = message.tag
-        if message.order:
-            properties["__SHARDINGKEY"] = message.order
         return encode_record(
             MessageRecord(
                 topic=message.topic,
                 body=message.body,
-                properties=encode_properties(properties),
+                properties=encode_properties(properties_of(message)),
                 queue_id=message.queue,
                 flag=0,
                 queue_offset=queue_offset,
@@ -191,6 +187,16 @@ def write_store(
     return directory
 
 
+def properties_of(message: Message) -> dict[str, str]:
+    """The properties that a message is stored with."""
+    properties = {"UNIQ_KEY": message.id, "KEYS": f"k{message.id[-4:]}", **message.more}
+    if message.tag:
+        properties["TAGS"] = message.tag
+    if message.order:
+        properties["__SHARDINGKEY"] = message.order
+    return properties
+
+
 def queue_units(log: Log) -> dict[tuple[str, int], bytes]:
     """The ConsumeQueues that belong to a log, by topic and queue."""
     queues: dict[tuple[str, int], bytearray] = defaultdict(bytearray)
@@ -210,9 +216,17 @@ class History:
     )
     op: int = 0
 
-    def invoke(self, message: Message, seq: int = 0, body: bytes | None = None) -> int:
-        """A send begins; `body` is what was sent if it is not what is stored."""
+    def invoke(
+        self,
+        message: Message,
+        seq: int = 0,
+        body: bytes | None = None,
+        fields: tuple[int, dict[str, str]] | None = None,
+    ) -> int:
+        """A send begins; `body`, and `fields` (flag and properties), are what was sent if it is not
+        what is stored."""
         self.op += 1
+        flag, properties = fields or (0, properties_of(message))
         crc = crc32(message.body if body is None else body) & 0x7FFFFFFF
         self._add(
             "invoke",
@@ -223,6 +237,7 @@ class History:
             order=message.order,
             seq=seq,
             crc=crc,
+            fields=fields_sum(flag, properties),
         )
         return self.op
 

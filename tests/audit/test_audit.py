@@ -26,7 +26,7 @@ from raftmq.dledger.configurationfile import ConfigurationFile
 from raftmq.store.disk import OsDisk
 from raftmq.store.frame import FrameKind
 from tests.audit.run import NAMES, TOPIC, Run, message_id
-from tests.audit.stores import Log, Message, unit_bytes
+from tests.audit.stores import Log, Message, properties_of, unit_bytes
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -116,6 +116,16 @@ def test_what_is_allowed_is_counted(clean: AuditReport) -> None:
     assert b'"ok": true' in clean.to_json()
 
 
+OTHER_FIELDS = (
+    {"KEYS": "other"},
+    {"KEYS": ""},  # sent without
+    {"TAGS": "BB"},
+    {"__SHARDINGKEY": "other"},
+    {"colour": "blue"},
+    {"size": "large"},
+)
+
+
 @pytest.fixture(scope="module")
 def messages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
     """Wrong messages in a log that is flawless as a log."""
@@ -124,6 +134,12 @@ def messages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> A
     run.messages.remove(stored[message_id(5)])  # missing
     run.messages.insert(30, Message("F" * 32, b"never sent", queue=1))  # phantom
     run.bodies_sent[message_id(7)] = b"another body"  # altered
+    for number, change in enumerate(OTHER_FIELDS, 20):
+        stored[message_id(number)].more = {"colour": "red"}
+        properties = properties_of(stored[message_id(number)]) | change
+        kept = {name: value for name, value in properties.items() if value}
+        run.fields_sent[message_id(number)] = (0, kept)
+    run.fields_sent[message_id(26)] = (1, properties_of(stored[message_id(26)]))  # another flag
     run.messages.insert(40, stored[message_id(8)])  # made by the broker: one attempt, two copies
     run.messages[42:42] = [stored[message_id(9)]] * 2  # three copies of two attempts
     run.outcomes[message_id(9)] = ("unknown", 2)
@@ -170,7 +186,7 @@ def test_wrong_messages_fail_the_verdict(messages: AuditReport) -> None:
     ("check", "numbers"),
     [
         ("missing", [5]),
-        ("altered", [7]),
+        ("altered", [7, *range(20, 27)]),
         ("duplicate_broker", [8, 9]),
         ("failed_stored", [11]),
         ("misplaced", [12, 13]),

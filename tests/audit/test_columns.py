@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from raftmq.audit import parse
-from raftmq.audit.columns import PROPERTY_NAMES, properties_of, tags_codes, unpack_body
+from raftmq.audit.columns import PROPERTY_NAMES, pairs_of, properties_of, tags_codes, unpack_body
 from raftmq.audit.files import map_file, segments, units
 from raftmq.audit.files import queue_files as find_queue_files
 from raftmq.audit.layout import ItemKind
@@ -18,7 +18,7 @@ from raftmq.audit.parse import (
     log_batches,
     record_batches,
 )
-from raftmq.store.properties import decode_properties
+from raftmq.store.properties import FIELDS_SUM_MAX, decode_properties, fields_sum
 from raftmq.store.record import MessageRecord, encode_record
 from tests.audit.stores import Log, Message
 
@@ -116,6 +116,17 @@ def test_properties_agree_with_the_stores_decoder() -> None:
         for column, name in PROPERTY_NAMES.items():
             want = [decode_properties(text).get(name.decode()) for text in strings]
             assert found[column].to_pylist() == want, column
+
+
+def test_sums_agree_with_the_stores() -> None:
+    for strings in (PROPERTIES, PROPERTIES[::-1], [], [b"A\x01b\x02"] * 3):
+        once = [s for s in strings if s.count(b"KEYS\x01") < 2 and b"\xff" not in s]
+        found = pairs_of(pa.array(once, pa.binary())).sums() & FIELDS_SUM_MAX
+        assert found.tolist() == [fields_sum(0, decode_properties(text)) for text in once]
+    given = {"KEYS": "k", "TAGS": "t", "colour": "red"}
+    added = {"UNIQ_KEY": "0A", "WAIT": "true", "CLUSTER": "c"}
+    assert fields_sum(7, given) == fields_sum(7, added | given) == fields_sum(0, given) + 7
+    assert len({fields_sum(0, given | {name: "x"}) for name in (*given, "new")}) == 4
 
 
 def test_tags_codes() -> None:

@@ -67,7 +67,7 @@ def test_closed_and_killed_stores_pass(spark: SparkSession, tmp_path: Path) -> N
     for node, closed in (("n0", True), ("n1", True), ("n2", False)):
         placed = write_node(tmp_path / node, closed)
     for stored in placed:
-        history.ok(history.invoke(stored.message), stored)
+        history.ok(history.invoke(stored.message, fields=(0, {"TAGS": "标签"})), stored)
     stores = {node: tmp_path / node / "store" for node in ("n0", "n1", "n2")}
     report = run_audit(spark, stores, history.write(tmp_path / "history.jsonl"), "Flights")
     assert [check.name for check in report.checks if not check.ok] == []

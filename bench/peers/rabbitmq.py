@@ -76,20 +76,21 @@ class RabbitMq:
                 "ERL_EPMD_PORT": str(epmd),
             }
             command = (str(commands / "epmd"), "-address", HOST)
-            names = await stack.enter_async_context(_process(command, environment))
+            names = await stack.enter_async_context(_process(command, environment, directory))
             own, others = ports[:REPLICAS], ports[REPLICAS:]
             nodes = []
             for number, pair in enumerate(zip(own, others, strict=True)):
                 home = directory / f"n{number}"
                 settings = await asyncio.to_thread(_prepared, home, number, *pair)
                 (scripts,) = await asyncio.to_thread(list, root.glob("usr/lib/rabbitmq/lib/*/sbin"))
-                node = _process([str(scripts / "rabbitmq-server")], {**environment, **settings})
+                server = [str(scripts / "rabbitmq-server")]
+                node = _process(server, {**environment, **settings}, home)
                 nodes.append(await stack.enter_async_context(node))
             queue = _Queue(own, nodes, scale)
             stack.push_async_callback(queue.close)
             await queue.make()
             sessions = [names.pid, *(node.pid for node in nodes)]
-            yield Running(queue.loads(), lambda: _members(sessions))
+            yield Running(queue.loads(), lambda: members(sessions))
 
 
 def _unpacked() -> Path:
@@ -116,12 +117,14 @@ def _run(command: Sequence[str], directory: Path) -> None:
 
 @asynccontextmanager
 async def _process(
-    command: Sequence[str], environment: Mapping[str, str]
+    command: Sequence[str], environment: Mapping[str, str], directory: Path
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a command, in a session of its own, while the block runs: a script starts others."""
+    """Run a command, in a session of its own, while the block runs: a script starts others. What
+    it leaves behind, dumps for instance, is left in `directory`."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env=environment,
+        cwd=directory,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
@@ -133,8 +136,8 @@ async def _process(
         await process.wait()
 
 
-def _members(sessions: Sequence[int]) -> list[int]:
-    """Return the processes of these sessions, which are named by their first process."""
+def members(sessions: Sequence[int]) -> list[int]:
+    """Return the living processes of these sessions, which are named by their first process."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
@@ -142,13 +145,13 @@ def _members(sessions: Sequence[int]) -> list[int]:
                 fields = (path / "stat").read_text().rpartition(")")[2].split()
             except OSError:  # it has ended
                 continue
-            if int(fields[3]) in sessions:
+            if int(fields[3]) in sessions and fields[0] != "Z":
                 found.append(int(path.name))
     return found
 
 
 def _kill(sessions: Sequence[int]) -> None:
-    for pid in _members(sessions):
+    for pid in members(sessions):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

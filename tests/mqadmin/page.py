@@ -15,7 +15,6 @@ import time
 from click.testing import CliRunner
 
 from raftmq.client import BlockingConsumer, BlockingProducer, Message, MessageQueue
-from raftmq.mqadmin import acl
 from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.command import Kind
 from raftmq.mqadmin.commands import COMMANDS
@@ -216,7 +215,7 @@ def render(namesrv):
     parts = [HEAD]
     for command in COMMANDS:
         parts.append(f"\n## {command.name}\n\n{command.doc}\n\n{flags(command)}")
-        if command in acl.COMMANDS:  # the examples' cluster is without access control
+        if command.runs.startswith("acl:"):  # the examples' cluster is without access control
             continue
         for lines in shown.pop(command.name):
             parts.append("\n```\n" + "\n".join(lines) + "\n```\n")

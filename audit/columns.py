@@ -116,19 +116,19 @@ def record_columns(data: memoryview, positions: Sequence[int], body: bool) -> di
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The name-value pairs of many properties strings, as arrays: where name and value begin and
-    end in `content`, and to which of the `count` strings each pair belongs."""
+    """The name-value pairs of many properties strings, as arrays: where each begins and ends in
+    `content`, how long its name is, and to which of the `count` strings it belongs."""
 
     content: memoryview
     count: int
     starts: Array
-    names_end: Array
+    name_sizes: Array
     ends: Array
     owners: Array
 
     def hits(self, name: bytes) -> Array:
         """Return the numbers of the pairs with this name, rising."""
-        found = np.flatnonzero(self.names_end - self.starts == len(name))
+        found = np.flatnonzero(self.name_sizes == len(name))
         if len(found):
             raw = np.frombuffer(self.content, np.uint8)
             windows = np.lib.stride_tricks.sliding_window_view(raw, len(name))
@@ -145,14 +145,15 @@ class Pairs:
             places[self.owners[hits]] = hits  # hits rise, so the last of a repeated name stays
             present = places >= 0
             chosen = places[present]
-            values = _text(_ragged(self.content, self.names_end[chosen] + 1, self.ends[chosen]))
+            values_at = self.starts[chosen] + self.name_sizes[chosen] + 1
+            values = _text(_ragged(self.content, values_at, self.ends[chosen]))
             ranks = np.where(present, np.cumsum(present) - 1, 0)
             result[column] = values.take(pa.array(ranks, mask=~present))
         return result
 
     def sums(self) -> Array:
         """Return, for each string, the sum of the CRCs of the pairs that its producer gave."""
-        given = self.names_end > self.starts
+        given = self.name_sizes > 0
         for name in ADDED_PROPERTIES:
             given[self.hits(name.encode())] = False
         places = zip(self.starts[given].tolist(), self.ends[given].tolist(), strict=True)
@@ -194,7 +195,7 @@ def pairs_of(properties: pa.Array) -> Pairs:
     whole = (names_end >= starts) & (names_end + 1 < ends)
     starts, ends, owners, names_end = starts[whole], ends[whole], owners[whole], names_end[whole]
     view = memoryview(content) if content is not None else memoryview(b"")
-    return Pairs(view, count, starts, names_end, ends, owners)
+    return Pairs(view, count, starts, names_end - starts, ends, owners)
 
 
 def _merged(left: Array, right: Array) -> Array:

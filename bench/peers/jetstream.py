@@ -28,6 +28,7 @@ from bench.peers.system import (
     PUSH,
     WARM_UP,
     WINDOWS,
+    Arrivals,
     Failed,
     Load,
     Missing,
@@ -42,7 +43,6 @@ PACKAGE = "github.com/nats-io/nats-server/v2"
 STREAM, SUBJECT = "Bench", "bench"
 REPLICAS = 3
 START_TIMEOUT_S = 60.0
-CONSUME_TIMEOUT_S = 120.0
 KILL_TIMEOUT_S = 60.0
 PACE_S = 0.2  # between two tries to make the stream
 RETRY_S = 0.25  # a publish that nobody answers is tried again after that
@@ -205,28 +205,17 @@ class _Stream:
     async def _consume(self, count: int) -> LoadResult:
         from nats.js.api import AckPolicy, ConsumerConfig
 
-        seen = 0
-        first = 0.0
-        done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-        async def taken(_: Any) -> None:
-            nonlocal seen, first
-            if not seen:
-                first = time.perf_counter()
-            seen += 1
-            if seen == count:
-                done.set_result(time.perf_counter() - first)
-
+        arrivals = Arrivals(count)
         config = ConsumerConfig(ack_policy=AckPolicy.NONE)
         try:
             subscription = await self._context.subscribe(
-                SUBJECT, cb=taken, manual_ack=True, config=config
+                SUBJECT, cb=arrivals.see, manual_ack=True, config=config
             )
-            took = await asyncio.wait_for(done, CONSUME_TIMEOUT_S)
+            result = await arrivals.all_seen()
             await subscription.unsubscribe()
         except self._errors as error:
             raise Failed(f"consumption failed: {error}") from error
-        return LoadResult(count, took, array("q"), 0)
+        return result
 
     async def _kill(self) -> LoadResult:
         """Kill the stream's leader; return the time until a publish is acknowledged."""

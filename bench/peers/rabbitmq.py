@@ -29,6 +29,7 @@ from bench.peers.system import (
     PUSH,
     WARM_UP,
     WINDOWS,
+    Arrivals,
     Failed,
     Load,
     Missing,
@@ -50,7 +51,6 @@ PACKAGES = ("rabbitmq-server", *(f"erlang-{name}" for name in ERLANG))
 FETCH_TIMEOUT_S = 300.0
 START_TIMEOUT_S = 120.0
 KILL_TIMEOUT_S = 60.0
-CONSUME_TIMEOUT_S = 120.0
 PACE_S = 0.2
 # Where the packages would be installed; the command looks for the rest from where it stands.
 ROOT_LINE = "ROOTDIR=/usr/lib/erlang"
@@ -258,25 +258,14 @@ class _Queue:
 
     async def _consumed(self, count: int) -> LoadResult:
         channel = await self._channel(self._ports[0])
-        seen = 0
-        first = 0.0
-        done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-        async def taken(_: Any) -> None:
-            nonlocal seen, first
-            if not seen:
-                first = time.perf_counter()
-            seen += 1
-            if seen == count:
-                done.set_result(time.perf_counter() - first)
-
+        arrivals = Arrivals(count)
         try:
-            await channel.basic_consume(QUEUE, taken, no_ack=True)
-            took = await asyncio.wait_for(done, CONSUME_TIMEOUT_S)
+            await channel.basic_consume(QUEUE, arrivals.see, no_ack=True)
+            result = await arrivals.all_seen()
             await channel.close()
         except self._errors as error:
             raise Failed(f"consumption failed: {error!r}") from error
-        return LoadResult(count, took, array("q"), 0)
+        return result
 
     async def _killed(self) -> LoadResult:
         """Kill the queue's leader, which is where it was declared; return the time until a publish

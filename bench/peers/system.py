@@ -6,6 +6,9 @@ loads are rows of the table; a row that it has no load for stays empty.
 
 from __future__ import annotations
 
+import asyncio
+import time
+from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ SENDS = {WARM_UP: 20_000, ONE: 5_000, MANY: 100_000, BATCHES: 2_000}  # requests
 SENDS_MIN = 100
 WINDOWS = {WARM_UP: 256, ONE: 1, MANY: 256, BATCHES: 4}
 BATCH = 100
+CONSUME_TIMEOUT_S = 120.0
 
 Load = Callable[[], Awaitable[LoadResult]]
 
@@ -56,6 +60,28 @@ class System(Protocol):
     def running(self, directory: Path, scale: float) -> AbstractAsyncContextManager[Running]:
         """Run it while the block runs. Raises Missing or Failed."""
         ...
+
+
+class Arrivals:
+    """Messages that a consumer's callback sees, counted until `count` of them have come."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._seen = 0
+        self._first_s = 0.0
+        self._took: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    async def see(self, _: object) -> None:
+        if not self._seen:
+            self._first_s = time.perf_counter()
+        self._seen += 1
+        if self._seen == self._count:
+            self._took.set_result(time.perf_counter() - self._first_s)
+
+    async def all_seen(self) -> LoadResult:
+        """Return once all have come; the time counts from the first. Raises TimeoutError."""
+        took = await asyncio.wait_for(self._took, CONSUME_TIMEOUT_S)
+        return LoadResult(self._count, took, array("q"), 0)
 
 
 def sends_of(row: str, scale: float) -> int:

@@ -35,7 +35,7 @@ from raftmq.store.logsync import SyncTicket
 from raftmq.store.record import BLANK, MAGIC_BLANK
 from raftmq.store.recovery import FrameHeader, FrameRecovery
 
-CACHE_BYTES_MAX = 8 << 20
+CACHE_BYTES_MAX = 8 << 20  # as much as the core keeps in flight to one peer
 READ_BYTES_MAX = 4 << 20  # one read of the file; a larger single frame is read alone
 _NO_CACHE = 1 << 62  # above every index: while the log is not open, the file is read
 _TRIM = struct.Struct(">qqq")  # first index, term of the frame before it, where the log begins

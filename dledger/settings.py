@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raftmq.dledger.flusher import FlushMode
+from raftmq.dledger.log import CACHE_BYTES_MAX
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.peers import LinkConfig, PeerAddress
 from raftmq.dledger.preference import PreferenceLimits
@@ -14,7 +15,6 @@ from raftmq.dledger.snapshotinstall import InstallTiming
 from raftmq.dledger.state import CoreConfig
 
 SCRUB_BYTES_PER_S = 8 << 20  # in a first round; later ones take six days for a terabyte
-LOG_CACHE_BYTES_MAX = 8 << 20  # as much as the core keeps in flight to one peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class MemberConfig:
     command_timeout_ms: int = 5_000
     sync_stall_ms: int = 3_000  # a leader whose fdatasync takes longer gives leadership up
     transfer_on_stop_ms: int = 3_000  # for a follower that catches up; less than a shell waits
-    log_cache_bytes_max: int = LOG_CACHE_BYTES_MAX
+    log_cache_bytes_max: int = CACHE_BYTES_MAX
     directory: str = "raft"  # term, vote and the log's beginning; below the disk's root
     scrub_bytes_per_s: int = SCRUB_BYTES_PER_S  # old frames read again to find rot; 0: off
     scrub_pause_ms: int = 60_000  # between two rounds: a short log is read once a minute

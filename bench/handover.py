@@ -8,8 +8,9 @@ time without an acknowledgement. Exit status 1 if a send failed or a message was
 
 With `--freezes` the leader is also kept from running (SIGSTOP) for a while, which closes none of
 its connections. What it was sent then has no certain outcome, so the producer repeats it, and
-messages may be stored twice. Between two freezes the group rests until no election back-off is left
-from the one before: a leader that goes on after it was given up looks like one on a slow machine.
+messages may be stored twice. Before a freeze the group rests until its election time-outs are
+halved, as in calm times (dledger/electionhalving.py), or REST_S have passed: a leader that goes on
+after it was given up looks like one on a slow machine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import click
 import orjson
 import uvloop
@@ -45,9 +47,7 @@ CALM_S = 0.3  # of load before an event, and after it
 DRAIN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 FROZEN_S = 2.0  # longer than an election takes without back-off
-BACK_OFF_ENDS_S = (
-    8.0  # more than CALM_TIMEOUTS (dledger/electionbackoff.py) of the longest time-out
-)
+REST_S = 60.0  # more than WAIT_FACTOR_MAX (dledger/electionhalving.py) times 6 s
 SETTLE_S = 3.5  # a send's own time-out is 3 s: by then each is decided
 
 
@@ -117,10 +117,26 @@ async def freeze_leader(cluster: Cluster) -> None:
         cluster.signal(name, signal.SIGCONT)
 
 
+async def rest(cluster: Cluster) -> None:
+    """Wait until both followers' election time-outs are halved, at most REST_S."""
+    deadline = time.monotonic() + REST_S
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < deadline:
+            halved = 0
+            for node in cluster.state().brokers:
+                async with session.get(f"http://{node.http}/api/v1/node") as response:
+                    halved += (await response.json(loads=orjson.loads))["electionHalved"]
+            if halved == 2:
+                return
+            await asyncio.sleep(1)
+
+
 async def change(cluster: Cluster, seen: Seen, kind: str) -> float:
     """Make one event; return the longest gap around it in ms."""
     await wait_whole(cluster)
-    await asyncio.sleep(BACK_OFF_ENDS_S if kind == "freeze" else CALM_S)
+    if kind == "freeze":
+        await rest(cluster)
+    await asyncio.sleep(CALM_S)
     begin_ns = time.monotonic_ns()
     if kind == "transfer":
         await transfer(cluster)

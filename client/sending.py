@@ -3,7 +3,8 @@
 An attempt costs no task, future or timer. A sweep every `sweep_interval_ms` looks only at old
 attempts: it ends sends whose deadline has passed, repeats those unanswered for
 `attempt_timeout_ms`, and asks for the route when a leader has been silent for `silence_ms` (a
-frozen leader keeps its connections open, so there is no other sign). A leader that is merely slow
+frozen leader keeps its connections open, so there is no other sign). Where another leads by then,
+half of that is waited for a last answer. A leader that is merely slow
 gives a sign of life when asked (client.pulse); its sends are not repeated then, because they would
 be stored twice. And no send is written twice to a connection that is still open: it has arrived
 there, or will.
@@ -486,7 +487,7 @@ class SendEngine:
         """Sweep a channel's attempts, oldest first; stop at the first one younger than
         LOOK_FROM_S."""
         silence = self.config.silence_ms / 1000
-        patience = self.config.attempt_timeout_ms / 1000 if current else silence
+        patience = self.config.attempt_timeout_ms / 1000 if current else silence / 2
         overdue: list[Pending] = []
         expired: list[Pending] = []
         silent = False

@@ -37,6 +37,7 @@ from raftmq.dledger.configuration import Change, Configuration, Configurations
 from raftmq.dledger.corelog import CoreLog
 from raftmq.dledger.election import Candidacy
 from raftmq.dledger.electionbackoff import ElectionBackOff
+from raftmq.dledger.electionhalving import ElectionHalving
 from raftmq.dledger.electiontimer import ElectionTimer
 from raftmq.dledger.errors import MessageRefused, NotLeader
 from raftmq.dledger.following import Following
@@ -105,7 +106,8 @@ class RaftCore:
         self._log = log = CoreLog(log_index, commit_index, outbox)
         self.membership = self.membership_class(node_id, configurations, log.commit_index, outbox)
         back_off = ElectionBackOff(config.election_ms_min, config.election_ms_max)
-        self.timer = ElectionTimer(config, rng, back_off)
+        halving = ElectionHalving(config.election_ms_min, config.election_ms_max)
+        self.timer = ElectionTimer(config, rng, back_off, halving)
         self.timer.reset(now_ms)
         self._following = self.following_class(
             node_id, ballot, log, self.membership, outbox, segment_end
@@ -141,7 +143,7 @@ class RaftCore:
             # prove itself first.)
             leads = kind is AppendRequest or kind is Heartbeat or kind is TimeoutNow
             if self._leading is not None and self._leading.transfer.target is None:
-                timer.back_off.mistaken()  # this leader was given up although it works
+                timer.mistaken()  # this leader was given up although it works
             self._become_follower(message.term, sender if leads else None, f"{sender} is ahead")
         if isinstance(message, AppendResponse):
             if self._leading is not None and message.request_term == self.ballot.term:
@@ -299,6 +301,7 @@ class RaftCore:
 
     def _enter_term(self, term: int) -> None:
         self.ballot.enter(term)
+        self.timer.halving.interrupted()
         self._following.enter_term()
 
     def _become_follower(self, term: int, leader: NodeId | None, reason: str) -> None:
@@ -435,7 +438,7 @@ class RaftCore:
         if candidacy is None or not candidacy.is_answered_by(response):
             if not response.pre_vote and 0 < self._missed_term == response.request_term:
                 self._missed_term = 0
-                self.timer.back_off.mistaken()  # this vote was in flight when the election ended
+                self.timer.mistaken()  # this vote was in flight when the election ended
         elif response.request_incarnation == self.ballot.incarnation:
             candidacy.tally.record(response.sender, response.granted, response.recovering)
             self._count_votes()

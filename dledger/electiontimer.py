@@ -1,10 +1,10 @@
 """The election timer: when a replica gives up its leader or its candidacy, and what it knows of
 silence. Raft 5.2, 9.3. Pure.
 
-Each time-out is drawn anew between the configured bounds and lengthened by the election back-off
-(electionbackoff.py). A peer that was given up for silence, whose connection never closed, and which
-is heard within the longest possible time-out after all, was only slow: that lengthens the next
-ones.
+Each time-out is drawn anew between the configured bounds, lengthened by the election back-off
+(electionbackoff.py) or, in calm times, halved (electionhalving.py). A peer that was given up for
+silence, whose connection never closed, and which is heard within the longest possible time-out
+after all, was only slow: that lengthens the next ones.
 
 Invariants: `yielded` and `stood_back` hold until the timer is set anew, so each lengthens a
 time-out at most once; a peer in `given_up` is not in `closed`. Times are the core's, in
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from raftmq.dledger.electionbackoff import FACTOR_MAX, ElectionBackOff
+from raftmq.dledger.electionhalving import ElectionHalving
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.state import NEVER_MS, CoreConfig, Random
 
@@ -29,6 +30,7 @@ class ElectionTimer:
     _config: CoreConfig
     _rng: Random
     back_off: ElectionBackOff
+    halving: ElectionHalving
     closed: set[NodeId] = field(default_factory=set)
     given_up: set[NodeId] = field(default_factory=set)  # for silence, though connected
     _given_up_ms: float = 0.0
@@ -41,12 +43,12 @@ class ElectionTimer:
         """Begin a new time-out."""
         low, high = self._config.election_ms_min, self._config.election_ms_max
         drawn_ms = low + self._rng.random() * (high - low)
-        self.due_ms = now_ms + drawn_ms * self.back_off.factor
+        self.due_ms = now_ms + drawn_ms * self.back_off.factor * self.halving.scale
         self._yielded = self._stood_back = False
 
     @property
     def longest_ms(self) -> float:
-        """The longest time-out, with the back-off as it is now."""
+        """The longest time-out, with the back-off as it is now, not halved."""
         return self._config.election_ms_max * self.back_off.factor
 
     def jitter_ms(self) -> float:
@@ -57,19 +59,26 @@ class ElectionTimer:
 
     def hears(self, leader: NodeId | None, now_ms: float) -> bool:
         """Return whether there is reason to believe that `leader` leads still. Uses the configured
-        time-out without the back-off: this replica must not keep others from replacing a leader
-        that is gone."""
+        time-out, perhaps halved, without the back-off: this replica must not keep others from
+        replacing a leader that is gone."""
         return (
             leader is not None
             and leader not in self.closed
-            and now_ms - self.contact_ms < self._config.election_ms_min
+            and now_ms - self.contact_ms < self._config.election_ms_min * self.halving.scale
         )
 
     def leader_heard(self, now_ms: float) -> None:
         """Note a message of the leader, before the timer is set anew for it."""
+        silent_ms = now_ms - self.contact_ms
         if self.back_off.tried:
-            self.back_off.heard(now_ms, now_ms - self.contact_ms)
+            self.back_off.heard(now_ms, silent_ms)
+        self.halving.heard(now_ms, silent_ms)
         self.contact_ms = now_ms
+
+    def mistaken(self) -> None:
+        """Note that a peer was given up that was only slow."""
+        self.back_off.mistaken()
+        self.halving.mistaken()
 
     # -- peers ------------------------------------------------------------------------------
 
@@ -80,11 +89,12 @@ class ElectionTimer:
         if peer in self.given_up:
             self.given_up.clear()
             if now_ms - self._given_up_ms < FACTOR_MAX * self._config.election_ms_max:
-                self.back_off.mistaken()
+                self.mistaken()
 
     def give_up(self, peers: Iterable[NodeId], now_ms: float) -> None:
         """Note that `peers` are given up as silent for too long."""
         self.back_off.interrupted()
+        self.halving.interrupted()
         self.given_up = set(peers) - self.closed
         self._given_up_ms = now_ms
 

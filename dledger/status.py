@@ -24,7 +24,7 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
       `installing`, `behind_bytes` (snapshotinstaller.py).
     - `preferred`: the preferred leader, if any.
     - `election_backoff`: the election back-off, the factor on the configured election time-outs
-      (electionbackoff.py)."""
+      (electionbackoff.py); `election_halved`, whether they are halved (electionhalving.py)."""
     core, log, health = pump.core, pump.log, pump.disk.health
     configurations = core.membership.configurations
     return {
@@ -41,6 +41,7 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
         "durable_index": log.durable_index,
         "voted_for": core.ballot.voted_for,
         "election_backoff": core.timer.back_off.factor,
+        "election_halved": core.timer.halving.holds,
         "flush": config.flush.value,
         "failure": pump.life.failure,
         "recovered": core.recovered,

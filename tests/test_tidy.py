@@ -87,6 +87,7 @@ CORE = [
     "dledger/stallclock.py",
     "dledger/appendthrottle.py",
     "dledger/electionbackoff.py",
+    "dledger/electionhalving.py",
     "dledger/wire.py",
     "dledger/proof.py",
     "broker/backup/chain.py",

@@ -184,6 +184,7 @@ def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
         peers_prove_themselves=parts.gates.proof_required,
         voted_for=_text(status.get("voted_for")),
         election_backoff=_number(status.get("election_backoff")),
+        election_halved=bool(status.get("election_halved")),
         election_patience=_number(status.get("election_backoff")),
         recovered=bool(status.get("recovered", True)),
         whole=bool(status.get("recovered", True)),

@@ -149,7 +149,8 @@ class NodeView(View, frozen=True, kw_only=True):
     """One replica's own view. Raft's values are null in classic mode. `membership`: voter, learner;
     none: removed from its group, or not added yet. `election_backoff`: the
     factor by which the configured election time-outs are multiplied at present; 1 unless the group
-    is starved. `group_id`: null while the group has none. `foreign`: replicas of other groups that
+    is starved; `election_halved`: they are halved, as the leader has been heard without a pause
+    for a while. `group_id`: null while the group has none. `foreign`: replicas of other groups that
     were refused in the last half minute, in words. `peers_prove_themselves`: no replica is accepted
     as a peer without a proof that it has the group's secret. `recovered`: false while this replica
     may have lost promises; `recovering` then says why. Until version 0.2 `whole` and
@@ -179,6 +180,7 @@ class NodeView(View, frozen=True, kw_only=True):
     peers_prove_themselves: bool
     voted_for: str | None
     election_backoff: int | None
+    election_halved: bool
     election_patience: int | None
     recovered: bool
     whole: bool

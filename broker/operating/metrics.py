@@ -330,6 +330,7 @@ class BrokerMetrics:
                 "raft_election_backoff",
                 "Factor on the election time-outs.",
             ),
+            ("election_halved", "raft_election_halved", "1 if they are halved: times are calm."),
             ("recovered", "raft_recovered", "0 while this replica may have lost promises."),
             ("commands_waiting", "raft_commands_waiting", "Commands that wait to be proposed."),
             ("damaged_count", "raft_log_damaged_frames", "Frames known to be damaged."),

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from raftmq.dledger.electionbackoff import FACTOR_MAX, ElectionBackOff
+from raftmq.dledger.electionbackoff import CALM_TIMEOUTS, FACTOR_MAX, ElectionBackOff
+from raftmq.dledger.electionhalving import ElectionHalving
 from raftmq.dledger.electiontimer import ElectionTimer
 from raftmq.dledger.state import CoreConfig
 
@@ -18,7 +19,8 @@ def make(factor: int = 1) -> ElectionTimer:
     back_off = ElectionBackOff(MIN_MS, MAX_MS)
     while back_off.factor < factor:
         back_off.mistaken()
-    timer = ElectionTimer(CONFIG, random.Random(1), back_off)
+    halving = ElectionHalving(MIN_MS, MAX_MS)
+    timer = ElectionTimer(CONFIG, random.Random(1), back_off, halving)
     timer.reset(0.0)
     return timer
 
@@ -118,3 +120,30 @@ def test_after_a_lost_election(
     timer.reset(lasted_ms)
     timer.lost_election(0.0, lasted_ms)
     assert low_ms <= timer.due_ms - lasted_ms <= high_ms
+
+
+def test_in_calm_times_half_of_the_configured_time_outs_holds() -> None:
+    timer = make()
+    now_ms = 0.0
+    while not timer.halving.holds:
+        now_ms += CONFIG.heartbeat_ms
+        timer.leader_heard(now_ms)
+    assert now_ms >= CALM_TIMEOUTS * MAX_MS
+    timer.reset(now_ms)
+    assert MIN_MS / 2 <= timer.due_ms - now_ms <= MAX_MS / 2
+    assert timer.hears("a", now_ms + MIN_MS / 2 - 1)
+    assert not timer.hears("a", now_ms + MIN_MS / 2)
+    assert timer.longest_ms == MAX_MS  # a leader waits for its majority as long as ever
+    timer.give_up(("a",), now_ms)
+    timer.reset(now_ms)
+    assert timer.due_ms - now_ms >= MIN_MS
+
+
+def test_a_peer_that_was_only_slow_ends_halves_too() -> None:
+    timer = make()
+    for beat in range(200):
+        timer.leader_heard(beat * CONFIG.heartbeat_ms)
+    assert timer.halving.holds
+    timer.give_up(("a",), 15_000.0)
+    timer.heard("a", 15_001.0)
+    assert not timer.halving.holds and timer.back_off.tried

@@ -77,43 +77,6 @@ class _Places:
     properties_end: Array
 
 
-def record_columns(data: memoryview, positions: Sequence[int], body: bool) -> dict[str, pa.Array]:
-    """Decode the records at `positions` (rising, relative to `data`, each of checked shape).
-
-    Returns the columns of RECORD_FIELDS, and `body` (as stored) if asked for.
-    """
-    raw = np.frombuffer(data, np.uint8)
-    at = np.asarray(positions, np.int64)
-    head = _gather(raw, at, RECORD_HEAD)
-    sysflag = head["sysflag"].astype(np.int32)
-    store_time_at = at + RECORD_HEAD.itemsize + _host_size(sysflag, SYSFLAG_BORN_IPV6)
-    tail_at = store_time_at + 8 + _host_size(sysflag, SYSFLAG_STORE_IPV6)
-    tail = _gather(raw, tail_at, RECORD_TAIL)
-    places = _places(raw, at, head, tail_at + RECORD_TAIL.itemsize, tail["body_length"])
-    columns: dict[str, Any] = {
-        name: head[name].astype(head.dtype[name].newbyteorder("="))
-        for name in ("magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset")
-    }
-    columns["sysflag"] = sysflag
-    columns["born_timestamp"] = head["born_timestamp"].astype(np.int64)
-    columns["store_timestamp"] = _gather(raw, store_time_at, np.dtype(">i8")).astype(np.int64)
-    columns["reconsume_times"] = tail["reconsume_times"].astype(np.int32)
-    columns["body_size"] = tail["body_length"].astype(np.int32)
-    columns["topic"] = _text(_ragged(data, places.topic, places.topic_end))
-    properties = _ragged(data, places.properties, places.properties_end)
-    pairs = pairs_of(properties)
-    columns.update(pairs.named(PROPERTY_NAMES))
-    columns["fields_sum"] = pairs.sums() + columns["flag"] & FIELDS_SUM_MAX
-    columns["tags_code"] = tags_codes(columns["tags"])
-    crc = _body_crcs(data, places.body, places.body_end)
-    columns["intact"] = crc == columns["body_crc"]
-    columns["content_crc"] = _content_crcs(data, places, sysflag, crc)
-    columns["rest_crc"] = _rest_crcs(data, at, places)
-    if body:
-        columns["body"] = _ragged(data, places.body, places.body_end)
-    return {name: _arrow(column) for name, column in columns.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """The name-value pairs of many properties strings, as arrays: where each begins and ends in
@@ -151,6 +114,16 @@ class Pairs:
             result[column] = values.take(pa.array(ranks, mask=~present))
         return result
 
+    def maps(self) -> pa.Array:
+        """Return a map of names and values for each string. Of a repeated name the last counts."""
+        names = _text(_ragged(self.content, self.starts, self.starts + self.name_sizes))
+        kept = _last_of_each(self.owners, pc.dictionary_encode(names).indices.to_numpy())
+        values = _text(
+            _ragged(self.content, (self.starts + self.name_sizes + 1)[kept], self.ends[kept])
+        )
+        ends = np.searchsorted(self.owners[kept], np.arange(self.count + 1)).astype(np.int32)
+        return pa.MapArray.from_arrays(pa.array(ends), names.take(pa.array(kept)), values)
+
     def sums(self) -> Array:
         """Return, for each string, the sum of the CRCs of the pairs that its producer gave."""
         given = self.name_sizes > 0
@@ -160,6 +133,92 @@ class Pairs:
         crcs = [zlib.crc32(self.content[start:end]) for start, end in places]
         sums = np.bincount(self.owners[given], np.array(crcs, np.float64), self.count)
         return sums.astype(np.int64)  # exact: a string has fewer than 2^21 pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Many records whose fixed fields have been read; the ragged ones are taken when asked for."""
+
+    data: memoryview
+    at: Array
+    head: Array  # of RECORD_HEAD
+    sysflag: Array
+    store_timestamp: Array
+    tail: Array  # of RECORD_TAIL
+    places: _Places
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def topics(self) -> pa.Array:
+        return _text(_ragged(self.data, self.places.topic, self.places.topic_end))
+
+    def pairs(self) -> Pairs:
+        """Return their properties."""
+        places = self.places
+        return pairs_of(_ragged(self.data, places.properties, places.properties_end))
+
+    def bodies(self) -> pa.Array:
+        """Return the bodies as they are stored."""
+        return _ragged(self.data, self.places.body, self.places.body_end)
+
+    def body_crcs(self) -> Array:
+        """Return the CRCs of the bodies as they are stored."""
+        return _body_crcs(self.data, self.places.body, self.places.body_end)
+
+
+def records_at(data: memoryview, positions: Sequence[int]) -> Records:
+    """Read the records at `positions` (rising, relative to `data`, each of checked shape)."""
+    raw = np.frombuffer(data, np.uint8)
+    at = np.asarray(positions, np.int64)
+    head = _gather(raw, at, RECORD_HEAD)
+    sysflag = head["sysflag"].astype(np.int32)
+    store_time_at = at + RECORD_HEAD.itemsize + _host_size(sysflag, SYSFLAG_BORN_IPV6)
+    tail_at = store_time_at + 8 + _host_size(sysflag, SYSFLAG_STORE_IPV6)
+    tail = _gather(raw, tail_at, RECORD_TAIL)
+    places = _places(raw, at, head, tail_at + RECORD_TAIL.itemsize, tail["body_length"])
+    stored = _gather(raw, store_time_at, np.dtype(">i8")).astype(np.int64)
+    return Records(data, at, head, sysflag, stored, tail, places)
+
+
+def record_columns(data: memoryview, positions: Sequence[int], body: bool) -> dict[str, pa.Array]:
+    """Decode the records at `positions` (rising, relative to `data`, each of checked shape).
+
+    Returns the columns of RECORD_FIELDS, and `body` (as stored) if asked for.
+    """
+    records = records_at(data, positions)
+    head, sysflag, tail, places = records.head, records.sysflag, records.tail, records.places
+    columns: dict[str, Any] = {
+        name: head[name].astype(head.dtype[name].newbyteorder("="))
+        for name in ("magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset")
+    }
+    columns["sysflag"] = sysflag
+    columns["born_timestamp"] = head["born_timestamp"].astype(np.int64)
+    columns["store_timestamp"] = records.store_timestamp
+    columns["reconsume_times"] = tail["reconsume_times"].astype(np.int32)
+    columns["body_size"] = tail["body_length"].astype(np.int32)
+    columns["topic"] = records.topics()
+    pairs = records.pairs()
+    columns.update(pairs.named(PROPERTY_NAMES))
+    columns["fields_sum"] = pairs.sums() + columns["flag"] & FIELDS_SUM_MAX
+    columns["tags_code"] = tags_codes(columns["tags"])
+    crc = records.body_crcs()
+    columns["intact"] = crc == columns["body_crc"]
+    columns["content_crc"] = _content_crcs(data, places, sysflag, crc)
+    columns["rest_crc"] = _rest_crcs(data, records.at, places)
+    if body:
+        columns["body"] = records.bodies()
+    return {name: _arrow(column) for name, column in columns.items()}
+
+
+def _last_of_each(owners: Array, names: Array) -> Array:
+    """Return the numbers, rising, of the pairs after which their owner has no other of their
+    name."""
+    order = np.lexsort((names, owners))  # stable, so that the last of equals comes last
+    owner, name = owners[order], names[order]
+    last = np.ones(len(order), bool)
+    last[:-1] = (owner[1:] != owner[:-1]) | (name[1:] != name[:-1])
+    return np.sort(order[last])
 
 
 def properties_of(properties: pa.Array, names: dict[str, bytes]) -> dict[str, pa.Array]:

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "broker": {"ops", "remoting", "store", "dledger", "web"},
     "client": {"remoting", "store"},
     "audit": {"store"},
+    "spark": {"audit", "client", "remoting"},
     "chaos": {"client", "remoting", "store", "web"},
     "mqadmin": {"client", "remoting"},
 }
@@ -51,6 +52,9 @@ CORE = [
     "remoting/unpacking.py",
     "remoting/registration.py",
     "remoting/registrationproof.py",
+    "spark/options.py",
+    "spark/positions.py",
+    "spark/rows.py",
     "store/frame.py",
     "store/record.py",
     "store/properties.py",

@@ -22,6 +22,7 @@ ROOMS = (
     "client",
     "chaos",
     "audit",
+    "spark",
     "ops",
     "mqadmin",
 )

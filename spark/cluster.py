@@ -1,0 +1,225 @@
+"""A cluster as Spark's processes ask it: one event loop, run while a question is open.
+
+Nothing is registered: no consumer group, no heartbeat, no committed offset. Questions go to the
+leader of a broker group (a master, at classic and Apache's brokers) and are repeated through a
+failover for `timeout_ms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeVar
+
+from raftmq.client.errors import BrokerRefused
+from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.client.message import MessageQueue
+from raftmq.client.offsetstore import max_offset, min_offset, offset_for
+from raftmq.client.retry import CONTROL
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.headers import PULL_SUBSCRIPTION, PullHeader, PullResponseHeader
+from raftmq.spark.options import Connection
+from raftmq.spark.positions import Queue, QueueRange
+
+T = TypeVar("T")
+ASKED_AT_ONCE_MAX = 64
+PULL_COUNT_MAX = 1024  # as many as a broker of ours gives at once; Apache's gives 32
+PULL_BYTES_MAX = 4 << 20
+PULL_TIMEOUT_MS = 10_000
+BLOCK_BYTES = 8 << 20  # of answers that are handed on together
+EMPTY_PAUSE_S = 0.05  # after an answer without messages where there are some: a replica lags
+
+
+class DataLost(Exception):
+    """Messages that were to be read are not in their queue any more."""
+
+
+class Cluster:
+    """Use as `with Cluster(connection) as cluster`. Every method raises ClientError."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        config = InstanceConfig(credentials=connection.credentials, tls=connection.tls)
+        self._instance = ClientInstance(connection.namesrv, config)
+        self._policy = replace(CONTROL, time_ms_max=connection.timeout_ms)
+        self._loop = asyncio.new_event_loop()
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._run(self._instance.start())
+        except BaseException:
+            self._loop.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._run(self._instance.stop())
+        finally:
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(work)
+
+    # -- what there is ------------------------------------------------------------------------
+
+    def topics(self, pattern: str) -> tuple[str, ...]:
+        """Return the topics whose whole name matches, but those of brokers themselves."""
+        command = RemotingCommand.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None)
+        answer = self._run(self._instance.name_servers.invoke(command))
+        names = loads_object(answer.body).get("topicList") or ()
+        whole = re.compile(pattern)
+        return tuple(sorted(n for n in names if whole.fullmatch(n) and not _is_internal(n)))
+
+    def queues(self, topics: Iterable[str]) -> list[Queue]:
+        """Return the topics' readable queues. Raises NoRoute."""
+
+        async def ask() -> list[Queue]:
+            found = []
+            for topic in topics:
+                route = await self._instance.directory.refresh(topic)
+                found += [
+                    Queue(q.topic, q.broker_name, q.queue_id) for q in route.read_queues(topic)
+                ]
+            return found
+
+        return self._run(ask())
+
+    def earliest(self, queues: Sequence[Queue]) -> dict[Queue, int]:
+        return self._of_each(queues, lambda queue: min_offset(self._instance, queue))
+
+    def latest(self, queues: Sequence[Queue]) -> dict[Queue, int]:
+        return self._of_each(queues, lambda queue: max_offset(self._instance, queue))
+
+    def at_time(self, queues: Sequence[Queue], timestamp_ms: int) -> dict[Queue, int]:
+        """Return the first offsets stored at or after a time."""
+        return self._of_each(queues, lambda q: offset_for(self._instance, q, timestamp_ms))
+
+    def _of_each(
+        self, queues: Sequence[Queue], ask: Callable[[MessageQueue], Coroutine[Any, Any, int]]
+    ) -> dict[Queue, int]:
+        room = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+
+        async def one(queue: Queue) -> int:
+            async with room:
+                return await ask(MessageQueue(queue.topic, queue.broker, queue.queue_id))
+
+        async def every() -> list[int]:
+            return await asyncio.gather(*map(one, queues))
+
+        return dict(zip(queues, self._run(every()), strict=True))
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def blocks(self, wanted: QueueRange, fail_on_data_loss: bool) -> Iterator[bytes]:
+        """Yield the records of a range as brokers store them, some megabytes at a time. Raises
+        DataLost, unless what is lost is to be passed over."""
+        self.queues([wanted.queue.topic])  # learns where its brokers are
+        pulls = _Pulls(self._instance, self._connection, wanted, self._policy, fail_on_data_loss)
+        while block := self._run(pulls.block()):
+            yield block
+
+
+class _Pulls:
+    """The pulls of one range: the next one is under way while a block is worked on."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        connection: Connection,
+        wanted: QueueRange,
+        policy: Any,
+        fail_on_data_loss: bool,
+    ) -> None:
+        self._instance = instance
+        self._connection = connection
+        self._wanted = wanted
+        self._policy = policy
+        self._strict = fail_on_data_loss and wanted.strict
+        self._offset = wanted.start
+        self._ahead: asyncio.Task[RemotingCommand] | None = None
+
+    async def block(self) -> bytes:
+        """Return the next block; empty at the end of the range."""
+        parts: list[bytes] = []
+        size, waited_s = 0, 0.0
+        while self._offset < self._wanted.end and size < BLOCK_BYTES:
+            answer = await (self._ahead or self._pull())
+            self._ahead = None
+            found = self._take(answer)
+            if found:
+                parts.append(found)
+                size += len(found)
+                waited_s = 0.0
+            elif answer.code == ResponseCode.PULL_NOT_FOUND:
+                waited_s += EMPTY_PAUSE_S
+                if waited_s * 1000 > self._connection.timeout_ms:
+                    raise DataLost(f"{self._name()} has nothing at {self._offset} any more")
+                await asyncio.sleep(EMPTY_PAUSE_S)
+            if self._offset < self._wanted.end:
+                self._ahead = asyncio.ensure_future(self._pull())
+                await asyncio.sleep(0)  # it is written now
+        return b"".join(parts)
+
+    def _take(self, answer: RemotingCommand) -> bytes:
+        """Move on by an answer; return its records."""
+        if answer.code not in (
+            ResponseCode.SUCCESS,
+            ResponseCode.PULL_NOT_FOUND,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+            ResponseCode.PULL_OFFSET_MOVED,
+        ):
+            raise BrokerRefused(answer.code, answer.remark or "", self._wanted.queue.broker)
+        header = PullResponseHeader.parse(answer.ext)
+        if answer.code == ResponseCode.PULL_NOT_FOUND:
+            return b""
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            self._moved(header)
+            return b""
+        if header.next_offset <= self._offset:
+            remark = f"the offset after {self._offset} is said to be {header.next_offset}"
+            raise BrokerRefused(answer.code, remark, self._wanted.queue.broker)
+        self._offset = header.next_offset
+        return bytes(answer.body) if answer.code == ResponseCode.SUCCESS else b""
+
+    def _moved(self, header: PullResponseHeader) -> None:
+        held = f"{self._name()} has {header.offset_min} to {header.offset_max}, not {self._offset}"
+        if self._strict:
+            raise DataLost(f"{held}; failOnDataLoss=false reads what is there")
+        if self._offset >= header.offset_max:
+            self._offset = self._wanted.end
+        else:
+            self._offset = max(self._offset + 1, header.offset_min)
+
+    def _name(self) -> str:
+        topic, broker, number = self._wanted.queue
+        return f"queue {number} of topic {topic} at {broker}"
+
+    async def _pull(self) -> RemotingCommand:
+        topic, broker, number = self._wanted.queue
+        count = min(PULL_COUNT_MAX, self._wanted.end - self._offset)
+        header = PullHeader(
+            self._connection.group, topic, number, self._offset, count, PULL_SUBSCRIPTION,
+            0, 0, "*", 0, "TAG", PULL_BYTES_MAX, broker,
+        )  # fmt: skip
+        ext = header.to_ext()
+        return await self._instance.invoke_leader(
+            broker,
+            lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, dict(ext)),
+            PULL_TIMEOUT_MS,
+            policy=self._policy,
+        )
+
+
+def _is_internal(topic: str) -> bool:
+    return topic.startswith(("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "%SYS%"))

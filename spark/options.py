@@ -1,0 +1,224 @@
+"""The options of format `raftmq`, parsed and checked. Pure.
+
+Names are compared without regard to case, as Spark does. An option that does not exist is an error,
+because a misspelt one would be read as its default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import orjson
+
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.tls import ClientTls
+from raftmq.spark.positions import EARLIEST, LATEST, Queue
+from raftmq.spark.rows import MESSAGE_FIELDS, PROPERTIES
+
+TIMEOUT_MS = 60_000
+ROWS_MAX = (1 << 63) - 1
+NAMES = (
+    "namesrv",
+    "topic",
+    "topicPattern",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "minPartitions",
+    "maxOffsetsPerTrigger",
+    "columns",
+    "includeProperties",
+    "failOnDataLoss",
+    "pushdown",
+    "timeoutMs",
+    "consumerGroup",
+    "accessKey",
+    "secretKey",
+    "securityToken",
+    "tls",
+    "tlsTrustPath",
+    "tlsCertPath",
+    "tlsKeyPath",
+    "tlsKeyPassword",
+    "tlsAuthServer",
+    "tlsCheckHostName",
+)
+_KNOWN = {name.lower(): name for name in NAMES}
+
+
+class OptionError(ValueError):
+    """An option of format `raftmq` is missing, unknown or not understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How brokers are reached. `timeout_ms`: for how long a request is repeated, through a
+    failover, before its task fails."""
+
+    namesrv: str
+    timeout_ms: int
+    group: str
+    credentials: Credentials | None
+    tls: ClientTls | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in every queue: offsets by queue, with `default` (an offset, EARLIEST or LATEST) for
+    those that are not named; or, if given, the first message stored at or after a time in ms."""
+
+    default: int
+    named: Mapping[Queue, int] = field(default_factory=dict)
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The options of a read. `topics`: names, or with `pattern` a pattern for them."""
+
+    connection: Connection
+    topics: tuple[str, ...]
+    pattern: str
+    start: Place
+    end: Place
+    partitions_min: int
+    rows_max: int  # of a micro-batch
+    columns: tuple[str, ...]
+    fail_on_data_loss: bool
+    pushdown: bool
+
+
+def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """Parse the options of a batch read or of a stream. Raises OptionError."""
+    options = _checked(given)
+    topics = tuple(name.strip() for name in options.get("topic", "").split(",") if name.strip())
+    pattern = options.get("topicPattern", "")
+    if bool(topics) == bool(pattern):
+        raise OptionError("give option topic (several with commas) or topicPattern, one of them")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise OptionError(f"topicPattern is no regular expression: {error}") from None
+    start = _place(options, "starting", "latest" if streaming else "earliest")
+    if streaming and ("endingOffsets" in options or "endingTimestamp" in options):
+        raise OptionError("a stream has no end: leave out endingOffsets and endingTimestamp")
+    return ReadOptions(
+        _connection(options),
+        topics,
+        pattern,
+        start,
+        _place(options, "ending", "latest"),
+        _number(options, "minPartitions", 1, 1),
+        _number(options, "maxOffsetsPerTrigger", ROWS_MAX, 1),
+        _columns(options),
+        _flag(options, "failOnDataLoss", True),
+        _flag(options, "pushdown", False),
+    )
+
+
+def columns_of(given: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the columns that the options ask for. Raises OptionError."""
+    return _columns(_checked(given))
+
+
+def _checked(given: Mapping[str, str]) -> dict[str, str]:
+    options = {}
+    for name, value in given.items():
+        known = _KNOWN.get(name.lower())
+        if known is None:
+            raise OptionError(f"there is no option {name}; options are {', '.join(NAMES)}")
+        options[known] = value
+    return options
+
+
+def _connection(options: Mapping[str, str]) -> Connection:
+    if not options.get("namesrv"):
+        raise OptionError("option namesrv is missing: HOST:PORT of a name server, several with ;")
+    timeout_ms = _number(options, "timeoutMs", TIMEOUT_MS, 1)
+    group = options.get("consumerGroup", "TOOLS_CONSUMER")  # a group that every broker has
+    return Connection(options["namesrv"], timeout_ms, group, _credentials(options), _tls(options))
+
+
+def _credentials(options: Mapping[str, str]) -> Credentials | None:
+    keys = options.get("accessKey", ""), options.get("secretKey", "")
+    if keys == ("", ""):
+        return None
+    if not all(keys):
+        raise OptionError("options accessKey and secretKey belong together")
+    return Credentials(*keys, options.get("securityToken"))
+
+
+def _tls(options: Mapping[str, str]) -> ClientTls | None:
+    if not _flag(options, "tls", False):
+        if any(name.startswith("tls") and name != "tls" for name in options):
+            raise OptionError("options tls… need tls=true")
+        return None
+    return ClientTls(
+        options.get("tlsTrustPath", ""),
+        options.get("tlsCertPath", ""),
+        options.get("tlsKeyPath", ""),
+        options.get("tlsKeyPassword", ""),
+        _flag(options, "tlsAuthServer", True),
+        _flag(options, "tlsCheckHostName", True),
+    )
+
+
+def _place(options: Mapping[str, str], which: str, default: str) -> Place:
+    offsets, time = f"{which}Offsets", f"{which}Timestamp"
+    if time in options:
+        if offsets in options:
+            raise OptionError(f"give {offsets} or {time}, not both")
+        return Place(LATEST, {}, _number(options, time, 0, 0))
+    text = options.get(offsets, default)
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if text.lower() in words:
+        return Place(words[text.lower()])
+    try:
+        return Place(words[default], _named(orjson.loads(text)))
+    except (ValueError, TypeError, AttributeError):
+        raise OptionError(
+            f"{offsets} is earliest, latest or JSON like "
+            f'{{"topic": {{"broker": {{"0": 17}}}}}}, not {text}'
+        ) from None
+
+
+def _named(table: dict[str, dict[str, dict[str, int]]]) -> dict[Queue, int]:
+    found = {}
+    for topic, brokers in table.items():
+        for broker, queues in brokers.items():
+            for number, offset in queues.items():
+                if type(offset) is not int or offset < EARLIEST:
+                    raise ValueError(offset)
+                found[Queue(topic, broker, int(number))] = offset
+    return found
+
+
+def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    known = [name for name, _ in MESSAGE_FIELDS]
+    everything = known + ([PROPERTIES] if _flag(options, "includeProperties", False) else [])
+    if "columns" not in options:
+        return tuple(everything)
+    wanted = {name.strip() for name in options["columns"].split(",")}
+    strange = sorted(wanted.difference([*known, PROPERTIES]))
+    if strange:
+        raise OptionError(f"there is no column {strange[0]!r}; there are {', '.join(known)}")
+    return tuple(name for name in [*known, PROPERTIES] if name in wanted)
+
+
+def _number(options: Mapping[str, str], name: str, default: int, low: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) < low or int(text) > ROWS_MAX:
+        raise OptionError(f"option {name} is a whole number of at least {low}, not {text}")
+    return int(text)
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"option {name} is true or false, not {text}")
+    return text == "true"

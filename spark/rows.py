@@ -1,0 +1,137 @@
+"""Messages of a pull's answer as Arrow rows. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raftmq.audit.columns import Records, records_at, unpack_body
+from raftmq.audit.layout import RECORD_SIZE_BYTES_MIN, SYSFLAG_COMPRESSED
+
+TIME = pa.timestamp("us", tz="UTC")
+# In RocketMQ's words. `msg_id`: the producer's (UNIQ_KEY). Bodies are unpacked if a producer
+# compressed them.
+MESSAGE_FIELDS: list[tuple[str, Any]] = [
+    ("topic", pa.string()),
+    ("broker", pa.string()),
+    ("queue_id", pa.int32()),
+    ("queue_offset", pa.int64()),
+    ("msg_id", pa.string()),
+    ("tags", pa.string()),
+    ("keys", pa.string()),
+    ("body", pa.binary()),
+    ("flag", pa.int32()),
+    ("reconsume_times", pa.int32()),
+    ("born_time", TIME),
+    ("store_time", TIME),
+]
+PROPERTIES = "properties"
+PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
+TYPES = dict([*MESSAGE_FIELDS, (PROPERTIES, PROPERTIES_TYPE)])
+_NAMES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
+_SIZE = struct.Struct(">i")
+INNER_BATCH = 0x80  # a sysflag: the body holds several messages
+
+
+class DamagedMessages(Exception):
+    """A broker's answer holds something that is no message, or one that is damaged."""
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, TYPES[name]) for name in columns])
+
+
+def rows(
+    data: memoryview, broker: str, start: int, end: int, columns: Sequence[str]
+) -> pa.RecordBatch:
+    """Decode the records in `data`, one behind the other as pulls bring them, into `columns`. Only
+    those with a queue offset in [start, end). Raises DamagedMessages."""
+    try:
+        records = records_at(data, _positions(data))
+        offsets = records.head["queue_offset"]
+        inside = np.flatnonzero((offsets >= start) & (offsets < end))
+        if len(inside) < len(records):
+            records = records_at(data, records.at[inside].tolist())
+    except IndexError:
+        raise DamagedMessages("a record ends before its fields do") from None
+    _check(records)
+    return _batch(records, broker, columns)
+
+
+def _positions(data: memoryview) -> list[int]:
+    found, at, end = [], 0, len(data)
+    size_at = _SIZE.unpack_from
+    try:
+        while at < end:
+            found.append(at)
+            (size,) = size_at(data, at)
+            if size < RECORD_SIZE_BYTES_MIN:
+                raise DamagedMessages(f"a record of {size} bytes")
+            at += size
+    except struct.error:
+        at = end + 1
+    if at > end:
+        raise DamagedMessages("the last record is cut short")
+    return found
+
+
+def _check(records: Records) -> None:
+    """Raise DamagedMessages for a record whose body is not the one that its CRC is of."""
+    places = records.places
+    wrong = (places.body_end > places.topic) | (places.topic_end + 2 > places.properties_end)
+    wrong |= places.body > places.body_end
+    if not wrong.any():
+        wrong = records.body_crcs() != (records.head["body_crc"] & 0x7FFFFFFF)
+    batches = (records.sysflag & INNER_BATCH) != 0
+    for bad, what in ((wrong, "is damaged"), (batches, "holds a batch, which is not supported")):
+        if bad.any():
+            first = int(np.flatnonzero(bad)[0])
+            queue_id, offset = (int(records.head[k][first]) for k in ("queue_id", "queue_offset"))
+            raise DamagedMessages(f"message {offset} of queue {queue_id} {what}")
+
+
+def _batch(records: Records, broker: str, columns: Sequence[str]) -> pa.RecordBatch:
+    wanted = set(columns)
+    head, count = records.head, len(records)
+    makers: dict[str, Callable[[], Any]] = {
+        "topic": records.topics,
+        "broker": lambda: pa.repeat(pa.scalar(broker), count),
+        "queue_id": lambda: head["queue_id"].astype(np.int32),
+        "queue_offset": lambda: head["queue_offset"].astype(np.int64),
+        "body": lambda: _bodies(records),
+        "flag": lambda: head["flag"].astype(np.int32),
+        "reconsume_times": lambda: records.tail["reconsume_times"].astype(np.int32),
+        "born_time": lambda: head["born_timestamp"].astype(np.int64) * 1000,
+        "store_time": lambda: records.store_timestamp * 1000,
+    }
+    found = {name: make() for name, make in makers.items() if name in wanted}
+    if wanted & {*_NAMES, PROPERTIES}:
+        pairs = records.pairs()
+        found |= pairs.named({name: key for name, key in _NAMES.items() if name in wanted})
+        if PROPERTIES in wanted:
+            found[PROPERTIES] = pairs.maps()
+    arrays = [
+        column.cast(TYPES[name])
+        if isinstance(column, pa.Array)
+        else pa.array(column).cast(TYPES[name])
+        for name, column in ((name, found[name]) for name in columns)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def _bodies(records: Records) -> pa.Array:
+    packed = records.sysflag & SYSFLAG_COMPRESSED
+    if not packed.any():
+        return records.bodies()
+    bodies = records.bodies().to_pylist()
+    for number in np.flatnonzero(packed).tolist():
+        body = unpack_body(bodies[number], int(records.sysflag[number]))
+        if body is None:
+            offset = int(records.head["queue_offset"][number])
+            raise DamagedMessages(f"the body of message {offset} cannot be unpacked")
+        bodies[number] = body
+    return pa.array(bodies, pa.binary())

@@ -1,0 +1,231 @@
+"""Format `raftmq`: topics as DataFrames, batch and streaming, from running brokers.
+
+    spark.read.format("raftmq").option("namesrv", "127.0.0.1:9876").option("topic", "Orders").load()
+    spark.readStream.format("raftmq")...
+
+A partition is a range of one queue. What a partition holds is fixed by its offsets, so a task that
+is repeated reads the same rows. A stream's offsets are in its checkpoint alone; nothing is
+committed at the brokers. `partitions` and `read` run in different processes, so readers hold plain
+data only, and a stream's reader connects when it is asked.
+
+Options: docs/spark.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from raftmq.spark import positions
+from raftmq.spark.cluster import Cluster, DataLost
+from raftmq.spark.options import OptionError, Place, ReadOptions, columns_of, read_options
+from raftmq.spark.positions import EARLIEST, LATEST, Queue, QueueRange
+from raftmq.spark.pushdown import Narrowing
+from raftmq.spark.rows import MESSAGE_FIELDS, PROPERTIES, TIME, rows
+
+log = logging.getLogger(__name__)
+
+_SPARK_TYPES: dict[Any, DataType] = {
+    pa.string(): StringType(),
+    pa.binary(): BinaryType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    TIME: TimestampType(),
+}
+_FIELDS = {name: _SPARK_TYPES[kind] for name, kind in MESSAGE_FIELDS} | {
+    PROPERTIES: MapType(StringType(), StringType())
+}
+
+
+@dataclass
+class Part(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
+    """A range of a queue, as a partition."""
+
+    range: QueueRange
+
+
+class RaftMqSource(DataSource):  # type: ignore[misc]  # as above
+    """Format `raftmq`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "raftmq"
+
+    def schema(self) -> StructType:
+        names = columns_of(dict(self.options))
+        return StructType([StructField(name, _FIELDS[name], True) for name in names])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = read_options(dict(self.options), streaming=False)
+        return PushingReader(options) if options.pushdown else BatchReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(read_options(dict(self.options), streaming=True))
+
+
+class BatchReader(DataSourceReader):  # type: ignore[misc]  # as above
+    """Reads what there is when the read is planned."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self.narrowing = Narrowing()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options, narrowing = self.options, self.narrowing
+        with Cluster(options.connection) as cluster:
+            queues = [queue for queue in _queues(cluster, options) if narrowing.takes(queue)]
+            low, high = cluster.earliest(queues), cluster.latest(queues)
+            start = _offsets(cluster, options.start, queues, low, high)
+            end = _offsets(cluster, options.end, queues, low, high)
+            if narrowing.from_ms is not None:
+                later = cluster.at_time(queues, narrowing.from_ms)
+                start = {queue: max(offset, later[queue]) for queue, offset in start.items()}
+        ranges = [
+            QueueRange(queue, *narrowing.offsets(start[queue], to))
+            for queue, to in sorted(end.items())
+        ]
+        ranges = [each for each in ranges if each.size > 0]
+        return [Part(each) for each in positions.split(ranges, options.partitions_min)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self.options, partition)
+
+
+class PushingReader(DataSourceReader):  # type: ignore[misc]  # as above
+    """A BatchReader that takes Spark's predicates: Spark refuses every reader that does, unless
+    spark.sql.python.filterPushdown.enabled is true."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._inner = BatchReader(options)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Narrow what is read. Spark evaluates every predicate again."""
+        self._inner.narrowing = Narrowing.of(filters)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._inner.partitions()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._inner.read(partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
+    """Reads on from where the checkpoint ends, new queues and topics from their beginnings."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self._target: dict[Queue, int] | None = None  # of Trigger.AvailableNow
+
+    def initialOffset(self) -> dict[str, Any]:
+        with Cluster(self.options.connection) as cluster:
+            queues = _queues(cluster, self.options)
+            low, high = cluster.earliest(queues), cluster.latest(queues)
+            start = _offsets(cluster, self.options.start, queues, low, high)
+        return positions.to_json(start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self.options.rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._latest()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begun = positions.of_json(start)
+        latest = dict(self._latest() if self._target is None else self._target)
+        for queue in list(positions.behind(latest, begun)):
+            if self._target is None and self.options.fail_on_data_loss:
+                raise DataLost(
+                    f"{queue} ends at {latest[queue]}, and {begun[queue]} was read before: its "
+                    "broker lost messages; failOnDataLoss=false goes on from there"
+                )
+            latest[queue] = begun[queue]
+        end = begun | latest  # a queue that is gone keeps its place
+        if isinstance(limit, ReadMaxRows):
+            end = positions.at_most(begun, end, limit.max_rows)
+        elif not isinstance(limit, ReadAllAvailable):
+            raise TypeError(f"format raftmq cannot limit a batch by {type(limit).__name__}")
+        return positions.to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return positions.to_json(self._latest())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        ranges = positions.ranges_between(positions.of_json(start), positions.of_json(end))
+        return [Part(each) for each in positions.split(ranges, self.options.partitions_min)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self.options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: the checkpoint has the offsets."""
+
+    def stop(self) -> None:
+        """Do nothing: nothing is open between two questions."""
+
+    def _latest(self) -> dict[Queue, int]:
+        with Cluster(self.options.connection) as cluster:
+            return cluster.latest(_queues(cluster, self.options))
+
+
+def _queues(cluster: Cluster, options: ReadOptions) -> list[Queue]:
+    topics = cluster.topics(options.pattern) if options.pattern else options.topics
+    return cluster.queues(topics)
+
+
+def _offsets(
+    cluster: Cluster,
+    place: Place,
+    queues: Sequence[Queue],
+    low: Mapping[Queue, int],
+    high: Mapping[Queue, int],
+) -> dict[Queue, int]:
+    """Return the offsets of a place in these queues."""
+    if place.timestamp_ms is not None:
+        return cluster.at_time(queues, place.timestamp_ms)
+    for queue, offset in place.named.items():
+        if queue not in high:
+            raise OptionError(f"offsets name {queue}, which the topics do not have")
+        if offset > high[queue]:
+            raise OptionError(f"{queue} ends at {high[queue]}, before {offset}")
+    words = {EARLIEST: low, LATEST: high}
+    offsets = {queue: place.named.get(queue, place.default) for queue in queues}
+    return {q: words[offset][q] if offset in words else offset for q, offset in offsets.items()}
+
+
+def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, Part):
+        return  # Spark's way to read a source that has no partitions
+    wanted = partition.range
+    with Cluster(options.connection) as cluster:
+        for block in cluster.blocks(wanted, options.fail_on_data_loss):
+            broker, start, end = wanted.queue.broker, wanted.start, wanted.end
+            yield rows(memoryview(block), broker, start, end, options.columns)

@@ -1,0 +1,82 @@
+"""The options of format `raftmq`: every mistake is told."""
+
+import pytest
+
+from raftmq.spark.options import NAMES, OptionError, columns_of, read_options
+from raftmq.spark.positions import EARLIEST, LATEST, Queue
+
+GIVEN = {"namesrv": "h:1", "topic": "T"}
+
+
+def test_what_is_read_when_little_is_said() -> None:
+    batch = read_options(GIVEN, streaming=False)
+    assert (batch.start.default, batch.end.default) == (EARLIEST, LATEST)
+    assert (batch.topics, batch.pattern, batch.fail_on_data_loss) == (("T",), "", True)
+    assert batch.connection.credentials is None and batch.connection.tls is None
+    assert read_options(GIVEN, streaming=True).start.default == LATEST
+    assert "body" in batch.columns and "properties" not in batch.columns
+
+
+def test_names_have_no_case() -> None:
+    given = {"NAMESRV": "h:1", "topicpattern": "a.*", "maxoffsetspertrigger": "7"}
+    found = read_options(given, streaming=True)
+    assert (found.connection.namesrv, found.pattern, found.rows_max) == ("h:1", "a.*", 7)
+
+
+def test_offsets_by_queue() -> None:
+    given = GIVEN | {"startingOffsets": '{"T": {"b": {"0": 17, "1": -1}}}'}
+    start = read_options(given, streaming=False).start
+    assert start.named == {Queue("T", "b", 0): 17, Queue("T", "b", 1): LATEST}
+    assert start.default == EARLIEST
+
+
+def test_columns_keep_the_order_of_the_schema() -> None:
+    given = {"columns": "body, queue_offset,properties"}
+    assert columns_of(given) == ("queue_offset", "body", "properties")
+    assert columns_of({"includeProperties": "true"})[-1] == "properties"
+
+
+def test_accounts_and_tls() -> None:
+    given = GIVEN | {"accessKey": "a", "secretKey": "s", "tls": "true", "tlsTrustPath": "ca.pem"}
+    connection = read_options(given, streaming=False).connection
+    assert connection.credentials is not None and connection.tls is not None
+    assert (connection.credentials.access_key, connection.tls.trust_path) == ("a", "ca.pem")
+    assert "'s'" not in repr(connection)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"topic": "T"}, "namesrv is missing"),
+        ({"namesrv": "h:1"}, "topic (several with commas) or topicPattern"),
+        (GIVEN | {"topicPattern": "T"}, "one of them"),
+        ({"namesrv": "h:1", "topicPattern": "("}, "no regular expression"),
+        (GIVEN | {"topics": "T"}, "there is no option topics"),
+        (GIVEN | {"minPartitions": "0"}, "minPartitions is a whole number of at least 1"),
+        (GIVEN | {"minPartitions": "1e3"}, "minPartitions is a whole number"),
+        (GIVEN | {"failOnDataLoss": "yes"}, "failOnDataLoss is true or false, not yes"),
+        (GIVEN | {"startingOffsets": "newest"}, "startingOffsets is earliest, latest or JSON"),
+        (GIVEN | {"startingOffsets": '{"T": {"b": {"0": "1"}}}'}, "startingOffsets is"),
+        (GIVEN | {"startingOffsets": '{"T": {"b": {"0": -3}}}'}, "startingOffsets is"),
+        (GIVEN | {"startingOffsets": "[1]"}, "startingOffsets is"),
+        (GIVEN | {"startingOffsets": "latest", "startingTimestamp": "1"}, "not both"),
+        (GIVEN | {"columns": "body,offset"}, "there is no column 'offset'"),
+        (GIVEN | {"accessKey": "a"}, "belong together"),
+        (GIVEN | {"tlsTrustPath": "ca.pem"}, "need tls=true"),
+    ],
+)
+def test_a_mistake_is_told(given: dict[str, str], told: str) -> None:
+    with pytest.raises(OptionError, match=told.replace("(", r"\(").replace(")", r"\)")):
+        read_options(given, streaming=False)
+
+
+def test_a_stream_has_no_end() -> None:
+    with pytest.raises(OptionError, match="a stream has no end"):
+        read_options(GIVEN | {"endingOffsets": "latest"}, streaming=True)
+
+
+def test_every_option_has_its_line_in_the_document() -> None:
+    from pathlib import Path
+
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    assert [name for name in NAMES if f"`{name}`" not in page] == []

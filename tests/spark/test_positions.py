@@ -1,0 +1,55 @@
+"""Offsets of many queues, without Spark and without brokers."""
+
+import pytest
+
+from raftmq.spark import positions
+from raftmq.spark.positions import Queue, QueueRange
+
+A, B, C = (Queue("T", "broker-a", number) for number in range(3))
+
+
+def test_a_checkpoint_gives_back_what_it_was_given() -> None:
+    offsets = {A: 1, B: 0, Queue("other", "broker-b", 11): 1 << 40}
+    table = positions.to_json(offsets)
+    assert table == {
+        "T": {"broker-a": {"0": 1, "1": 0}},
+        "other": {"broker-b": {"11": 1 << 40}},
+    }
+    assert positions.of_json(table) == offsets
+
+
+def test_ranges_lie_between_two_places() -> None:
+    found = positions.ranges_between({A: 3, B: 5}, {A: 7, B: 5, C: 2})
+    assert found == [QueueRange(A, 3, 7), QueueRange(C, 0, 2, strict=False)]  # C has come since
+
+
+@pytest.mark.parametrize("partitions_min", [1, 2, 3, 7, 100, 1000])
+def test_a_split_has_every_offset_once(partitions_min: int) -> None:
+    ranges = [QueueRange(A, 3, 103), QueueRange(B, 0, 1), QueueRange(C, 7, 57, strict=False)]
+    parts = positions.split(ranges, partitions_min)
+    assert len(parts) >= min(partitions_min, 151)
+    assert all(part.size > 0 for part in parts)
+    for whole in ranges:
+        own = [part for part in parts if part.queue == whole.queue]
+        assert [part.strict for part in own] == [whole.strict] * len(own)
+        assert [n for part in own for n in range(part.start, part.end)] == list(
+            range(whole.start, whole.end)
+        )
+    assert positions.split([], partitions_min) == []
+
+
+@pytest.mark.parametrize("rows_max", [1, 2, 3, 10, 99, 110, 111, 1_000])
+def test_a_micro_batch_is_limited_and_moves_on(rows_max: int) -> None:
+    start, end = {A: 0, B: 50, C: 9}, {A: 100, B: 60, C: 10}
+    rounds = 0
+    while start != end:
+        following = positions.at_most(start, end, rows_max)
+        assert all(start[queue] <= following[queue] <= end[queue] for queue in end)
+        taken = sum(following.values()) - sum(start.values())
+        assert taken == min(rows_max, sum(end.values()) - sum(start.values()))
+        start, rounds = following, rounds + 1
+    assert rounds == -(-111 // rows_max)
+
+
+def test_a_queue_that_went_back_is_seen() -> None:
+    assert list(positions.behind({A: 5, B: 4, C: 0}, {A: 5, B: 5})) == [B]

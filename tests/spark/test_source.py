@@ -1,0 +1,226 @@
+"""Format `raftmq` on a running group: every message once, batch and streaming."""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.client import Message, Producer, SendConfig
+
+COUNT = 900
+PACKED = b"much of the same " * 400  # beyond the size from which our producer compresses
+
+
+async def _fill(namesrv: str, topic: str, bodies: list[bytes]) -> None:
+    async with Producer("fill", namesrv) as producer:
+        for number, body in enumerate(bodies):
+            await producer.send(
+                Message(
+                    topic,
+                    body,
+                    tags="AB"[number % 2],
+                    keys=f"k{number}",
+                    properties={"n": f"{number}"},
+                )
+            )
+
+
+def fill(cluster: Cluster, topic: str, bodies: list[bytes]) -> None:
+    asyncio.run(_fill(cluster.state().namesrv, topic, bodies))
+
+
+def bodies(first: int, count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+@pytest.fixture(scope="module")
+def orders(cluster: Cluster) -> str:
+    fill(cluster, "Orders", [*bodies(0, COUNT), PACKED])
+    return "Orders"
+
+
+@pytest.fixture
+def reader(spark: SparkSession, cluster: Cluster) -> Any:
+    return spark.read.format("raftmq").option("namesrv", cluster.state().namesrv)
+
+
+def found(frame: DataFrame) -> list[bytes]:
+    return sorted(bytes(row["body"]) for row in frame.select("body").collect())
+
+
+def test_a_topic_is_a_table(reader: Any, orders: str) -> None:
+    frame = reader.option("topic", orders).option("includeProperties", "true").load()
+    rows = frame.collect()
+    assert sorted(bytes(row["body"]) for row in rows) == sorted([*bodies(0, COUNT), PACKED])
+    assert {(row["topic"], row["broker"], row["flag"]) for row in rows} == {(orders, "broker-a", 0)}
+    for row in rows:
+        number = int(row["properties"]["n"])
+        assert (row["keys"], row["tags"]) == (f"k{number}", "AB"[number % 2])
+        assert row["properties"]["UNIQ_KEY"] == row["msg_id"]
+        assert 0 <= (row["store_time"] - row["born_time"]).total_seconds() < 60
+    places = {(row["queue_id"], row["queue_offset"]) for row in rows}
+    assert len(places) == COUNT + 1 and {queue for queue, _ in places} == {0, 1, 2}
+
+
+def test_parts_and_columns_change_nothing(reader: Any, orders: str) -> None:
+    frame = reader.option("topic", orders).option("columns", "body").option("minPartitions", 10)
+    frame = frame.load()
+    assert frame.columns == ["body"]
+    assert frame.rdd.getNumPartitions() >= 10
+    assert found(frame) == sorted([*bodies(0, COUNT), PACKED])
+
+
+def test_from_here_to_there(reader: Any, orders: str) -> None:
+    start = {orders: {"broker-a": {"0": 10, "1": -1}}}
+    end = {orders: {"broker-a": {"0": 25, "2": 5}}}
+    frame = reader.option("topic", orders).option("startingOffsets", json.dumps(start))
+    rows = frame.option("endingOffsets", json.dumps(end)).load().collect()
+    places = sorted((row["queue_id"], row["queue_offset"]) for row in rows)
+    assert places == [*((0, n) for n in range(10, 25)), *((2, n) for n in range(5))]
+
+
+def test_from_a_time(reader: Any, cluster: Cluster) -> None:
+    fill(cluster, "Times", bodies(0, 30))
+    time.sleep(0.05)
+    between_ms = int(time.time() * 1000)
+    time.sleep(0.05)
+    fill(cluster, "Times", bodies(30, 30))
+    times = reader.option("topic", "Times")
+    assert found(times.option("startingTimestamp", between_ms).load()) == sorted(bodies(30, 30))
+
+
+def test_until_a_time(reader: Any, cluster: Cluster) -> None:
+    fill(cluster, "Until", bodies(0, 30))
+    time.sleep(0.05)
+    between_ms = int(time.time() * 1000)
+    time.sleep(0.05)
+    fill(cluster, "Until", bodies(30, 30))
+    until = reader.option("topic", "Until").option("endingTimestamp", between_ms)
+    assert found(until.load()) == sorted(bodies(0, 30))
+
+
+def test_predicates_narrow_what_is_read(spark: SparkSession, reader: Any, orders: str) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = reader.option("topic", orders).option("pushdown", "true").load()
+        narrowed = frame.where("queue_id = 1 and queue_offset >= 20 and queue_offset < 30")
+        assert narrowed.rdd.getNumPartitions() == 1
+        assert sorted(r["queue_offset"] for r in narrowed.collect()) == list(range(20, 30))
+        assert frame.where("tags = 'A'").count() == COUNT // 2 + 1
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"topic": "NoSuchTopic"}, "NoSuchTopic"),
+        ({"topics": "Orders"}, "there is no option topics"),
+        ({"topic": "Orders", "endingOffsets": '{"Orders":{"broker-a":{"0":100000}}}'}, "ends at"),
+        ({"topic": "Orders", "endingOffsets": '{"Orders":{"broker-z":{"0":1}}}'}, "broker-z"),
+    ],
+)
+def test_a_read_that_cannot_be_says_why(
+    reader: Any, orders: str, options: dict[str, str], told: str
+) -> None:
+    with pytest.raises(PySparkException, match=told):
+        reader.options(**options).load().count()
+
+
+def test_a_name_server_that_is_away_is_told(spark: SparkSession) -> None:
+    away = spark.read.format("raftmq").option("namesrv", "127.0.0.1:1").option("topic", "T")
+    with pytest.raises(PySparkException, match=r"127\.0\.0\.1:1"):
+        away.load().count()
+
+
+# -- streams -----------------------------------------------------------------------------------
+
+
+class Stream:
+    """A stream of a topic into Parquet, which is run until all that is there has been read."""
+
+    def __init__(self, spark: SparkSession, cluster: Cluster, directory: Path) -> None:
+        self.spark, self.directory = spark, directory
+        self._namesrv = cluster.state().namesrv
+
+    def started(self, *, now: bool = True, **options: Any) -> Any:
+        source = self.spark.readStream.format("raftmq").option("namesrv", self._namesrv)
+        frame = source.option("startingOffsets", "earliest").options(**options).load()
+        writer = frame.writeStream.format("parquet").option("path", str(self.directory / "out"))
+        writer = writer.option("checkpointLocation", str(self.directory / "checkpoint"))
+        return (writer.trigger(availableNow=True) if now else writer).start()
+
+    def run(self, **options: Any) -> list[int]:
+        """Read what is there; return the micro-batches' sizes."""
+        query = self.started(**options)
+        assert query.awaitTermination(120)
+        return [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]]
+
+    def found(self) -> list[bytes]:
+        return found(self.spark.read.parquet(str(self.directory / "out")))
+
+
+@pytest.fixture
+def stream(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Iterator[Stream]:
+    yield Stream(spark, cluster, tmp_path)
+    for query in spark.streams.active:
+        query.stop()
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_stream_goes_on_where_its_checkpoint_ends(cluster: Cluster, stream: Stream) -> None:
+    fill(cluster, "Words", bodies(0, 100))
+    assert stream.run(topic="Words", maxOffsetsPerTrigger=40) == [40, 40, 20]
+    assert stream.run(topic="Words") == []
+    fill(cluster, "Words", bodies(100, 50))
+    assert stream.run(topic="Words") == [50]
+    assert stream.found() == sorted(bodies(0, 150))
+
+
+def test_a_topic_that_comes_later_is_read_from_its_beginning(
+    cluster: Cluster, stream: Stream
+) -> None:
+    fill(cluster, "Late-1", bodies(0, 10))
+    assert stream.run(topicPattern="Late-.*", startingOffsets="latest") == []
+    fill(cluster, "Late-2", bodies(10, 20))
+    assert stream.run(topicPattern="Late-.*", startingOffsets="latest") == [20]
+    assert stream.found() == sorted(bodies(10, 20))
+
+
+def test_a_stream_lives_through_the_leaders_death(cluster: Cluster, stream: Stream) -> None:
+    namesrv = cluster.state().namesrv
+    fill(cluster, "Long", bodies(0, 10))
+    query = stream.started(now=False, topic="Long", maxOffsetsPerTrigger=50)
+
+    async def send_and_kill() -> None:
+        here = Cluster(cluster.directory)
+        try:
+            async with Producer("fill", namesrv, config=SendConfig(idempotent=True)) as producer:
+                for number in range(10, 300):
+                    await producer.send(Message("Long", b"%d" % number), timeout_ms=30_000)
+                    if number == 150:
+                        leader = await here.leader()
+                        assert leader is not None
+                        await here.wait_dead(here.signal(leader.name, signal.SIGKILL))
+                        here.start(leader.name)
+        finally:
+            await here.close()
+
+    asyncio.run(send_and_kill())
+    until(lambda: sum(each["numInputRows"] for each in query.recentProgress) >= 300)
+    query.stop()
+    assert stream.found() == sorted(bodies(0, 300))

@@ -130,9 +130,11 @@ def everything(wheel, tmp_path_factory):
     return bin_
 
 
-def test_nothing_but_raftmq_is_installed(wheel):
+def test_nothing_but_raftmq_and_what_spark_looks_for_is_installed(wheel, everything):
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert tops == {"raftmq", f"raftmq-{raftmq.__version__}.dist-info"}
+    assert tops == {"raftmq", "pyspark_raftmq", f"raftmq-{raftmq.__version__}.dist-info"}
+    find = "from pyspark_raftmq import DefaultSource as s; print(s.name())"
+    assert run(everything / "python", "-c", find).strip() == "raftmq"
 
 
 def test_the_source_distribution_builds_the_same_wheel(project, wheel, tmp_path):

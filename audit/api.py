@@ -22,13 +22,14 @@ from raftmq.audit.subject import MODES, subject_of
 def run_audit(
     spark: SparkSession | None,
     stores: Mapping[str, str | Path],
-    history: str | Path,
-    topic: str,
+    history: str | Path | None = None,
+    topic: str = "",
     *,
     mode: str | None = None,
     group: str | None = None,
 ) -> AuditReport:
-    """Audit the stores of one broker group against the history of what was sent to `topic`.
+    """Audit the stores of one broker group against the history of what was sent to `topic`; or,
+    without one, what can be said of any store.
 
     Give every replica, stopped or at least idle. A majority is counted among the voters that the
     logs name (audit.voters); a voter whose store is missing is a finding, and holds nothing.
@@ -47,7 +48,8 @@ def run_audit(
     directories = {name: str(path) for name, path in stores.items()}
     subject = subject_of(directories, mode, group)
     with tempfile.TemporaryDirectory(prefix="mqaudit-") as scratch:
-        return run(spark, directories, str(history), topic, Path(scratch), subject)
+        told = None if history is None else str(history)
+        return run(spark, directories, told, topic, Path(scratch), subject)
 
 
 def topic_frame(

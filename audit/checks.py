@@ -1,8 +1,8 @@
 """The checks: each a table of offenders computed from the staged tables. Builds queries only.
 
-`all_checks` lists them; `job.py` runs them. Offenders are sorted by position. What a check counts
-is a fault, unless at-least-once delivery allows it. audit.limits says up to which positions records
-count.
+`sent_checks` and `stored_checks` list them; `job.py` runs them. Offenders are sorted by position.
+What a check counts is a fault, unless at-least-once delivery allows it. audit.limits says up to
+which positions records count.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,10 +12,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from raftmq.audit.history import WEAK
-from raftmq.audit.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
 from raftmq.audit.limits import frame_end
 from raftmq.audit.subject import RAFT
 from raftmq.audit.tables import Tables, records
+from raftmq.spark.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMED_TOPICS = (SCHEDULE_TOPIC, "rmq_sys_wheel_timer")  # units have times instead of tags codes
@@ -43,17 +43,23 @@ class Check:
         return self.table.where(self.wrong).select(*self.columns)
 
 
-def all_checks(tables: Tables) -> Iterator[Check]:
-    """Yield every check that a query can make; audit.replicas compares the replicas."""
+def sent_checks(tables: Tables) -> Iterator[Check]:
+    """Yield the checks of what the history says was sent."""
     yield from history_checks(tables)
     yield from ledger_checks(tables)
     yield from duplicate_checks(tables)
     yield failed_but_stored(tables)
-    yield from offset_checks(tables)
     yield from order_checks(tables)
+
+
+def stored_checks(tables: Tables) -> Iterator[Check]:
+    """Yield the checks of what is stored, which need no history; audit.replicas compares the
+    replicas."""
+    yield from offset_checks(tables)
     yield damage(tables)
     yield from frame_checks(tables)
-    yield from queue_index_checks(tables)
+    if tables.subject.queues:
+        yield from queue_index_checks(tables)
 
 
 def history_checks(tables: Tables) -> Iterator[Check]:

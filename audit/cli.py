@@ -1,4 +1,4 @@
-"""mqaudit: check the stores of a broker group against what its clients were told.
+"""mqaudit: check running brokers, or the stores of stopped ones, and what their clients were told.
 
 Exit status 0: nothing wrong. 1: something is. 2: it could not be audited (usage, no Java, files
 that are no store or no history).
@@ -6,7 +6,9 @@ that are no store or no history).
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -58,6 +60,25 @@ CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
     help="The broker group of these stores, where the history is of several. "
     "Without it cluster.json says it.",
 )
+@click.option(
+    "--namesrv",
+    metavar="HOST:PORT",
+    help="Audit running brokers: all groups that this name server knows, or the one of --group. "
+    "Accounts are taken from RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY.",
+)
+@click.option(
+    "--scratch",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Of running brokers: where there is room for the logs of one group's replicas.",
+)
+@click.option(
+    "--mib-per-s",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Of running brokers: read so much of each replica, at most.",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the report here.")
 @click.option(
     "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores for Spark."
@@ -69,18 +90,24 @@ def main(
     stores: tuple[str, ...],
     mode: str | None,
     group: str | None,
+    namesrv: str | None,
+    scratch: Path | None,
+    mib_per_s: int,
     json_path: str | None,
     cores: int,
 ) -> None:
-    """Read a group's stores with Spark and compare them with the history of a run.
+    """Read a group's stores with Spark and compare them with the history of a run, if there is one.
 
     \b
+      mqaudit --namesrv 127.0.0.1:9876
       mqaudit --run /tmp/run
       mqaudit --history h.jsonl --topic T --store n0=d0/store --store n1=d1/store …
 
     Finds messages acknowledged and lost, never sent, altered, stored twice or out of order, holes
     in queue offsets, damaged bytes, replicas that differ, ConsumeQueues that point wrong, consumer
-    offsets and metadata that went back, two leaders in one term. Audit stopped brokers.
+    offsets and metadata that went back, two leaders in one term. Brokers run, and are named by
+    --namesrv; or they are stopped, and their stores are. What needs a history is said to be not
+    judged without one.
 
     Exit status: 0 nothing wrong, 1 something is, 2 it could not be audited.
     """
@@ -89,24 +116,67 @@ def main(
         history = history or str(run_directory / "history.jsonl")
         topic = topic or CHAOS_TOPIC
         directories = directories or _stores_of(run_directory, group)
-    for name, value in (("--history", history), ("--topic", topic), ("--store", directories)):
-        if not value:
-            raise click.UsageError(f"Missing option '{name}', or '--run' instead of all three.")
-    assert history is not None
-    assert topic is not None
+    if bool(namesrv) == bool(directories):
+        raise click.UsageError("Name running brokers (--namesrv), or stores (--store, --run).")
+    if bool(history) != bool(topic):
+        raise click.UsageError("--history and --topic belong together.")
     from raftmq.audit.printed import print_report
 
-    report = _audit(directories, history, topic, cores, mode, group)
-    print_report(report)
+    if namesrv:
+        reports = _audit_running(namesrv, group, history, topic, scratch, mib_per_s << 20, cores)
+    else:
+        reports = [_audit(directories, history, topic, cores, mode, group)]
+    for report in reports:
+        print_report(report)
     if json_path is not None:
-        Path(json_path).write_bytes(report.to_json())
-    sys.exit(0 if report.ok else EXIT_WRONG)
+        parts = [report.to_json() for report in reports]
+        found = parts[0] if not namesrv else b"[" + b",".join(parts) + b"]"
+        Path(json_path).write_bytes(found)
+    sys.exit(0 if all(report.ok for report in reports) else EXIT_WRONG)
+
+
+def _audit_running(
+    namesrv: str,
+    group: str | None,
+    history: str | None,
+    topic: str | None,
+    scratch: Path | None,
+    bytes_per_s: int,
+    cores: int,
+) -> list[AuditReport]:
+    try:
+        from raftmq.audit.files import StoreError
+        from raftmq.audit.history import HistoryUnfit
+        from raftmq.audit.java import JavaNotFound
+        from raftmq.audit.live import NotAudited, audit_cluster
+        from raftmq.audit.session import session
+        from raftmq.client.errors import ClientError
+        from raftmq.remoting.acl.signature import credentials_of_environment
+        from raftmq.spark.options import connection_of
+    except ImportError as missing:
+        _not_installed(missing)
+    unfit = (NotAudited, ClientError, JavaNotFound, StoreError, HistoryUnfit, OSError, ValueError)
+    try:
+        keys = credentials_of_environment(os.environ)
+        connection = replace(connection_of({"namesrv": namesrv}), credentials=keys)
+        with session(cores) as spark:
+            return audit_cluster(
+                spark,
+                connection,
+                group=group,
+                history=history,
+                topic=topic or "",
+                bytes_per_s=bytes_per_s,
+                scratch=scratch,
+            )
+    except unfit as error:
+        _give_up(str(error))
 
 
 def _audit(
     stores: dict[str, str],
-    history: str,
-    topic: str,
+    history: str | None,
+    topic: str | None,
     cores: int,
     mode: str | None,
     group: str | None,
@@ -122,7 +192,7 @@ def _audit(
         _not_installed(missing)
     try:
         with session(cores) as spark:
-            return run_audit(spark, stores, history, topic, mode=mode, group=group)
+            return run_audit(spark, stores, history, topic or "", mode=mode, group=group)
     except (JavaNotFound, StoreError, HistoryUnfit, OSError) as error:
         _give_up(str(error))
 

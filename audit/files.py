@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raftmq.audit.layout import (
+from raftmq.spark.layout import (
     CHECKPOINT_CONFIRM_AT,
     CHECKPOINT_SIZE_BYTES_MIN,
     UNIT,

@@ -89,6 +89,11 @@ def read_events(spark: SparkSession, path: str) -> DataFrame:
     return reader.option("mode", "PERMISSIVE").json(path)
 
 
+def no_events(spark: SparkSession) -> DataFrame:
+    """Return no events, where there is no history."""
+    return spark.createDataFrame([], EVENT_SCHEMA)
+
+
 def torn_lines_allowed(path: str) -> int:
     """Return 1 if the last line is unfinished, else 0. Raises HistoryUnfit for an empty file."""
     size_bytes = Path(path).stat().st_size

@@ -6,7 +6,7 @@ query, and a check costs another query for its offenders only when there are any
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +14,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from raftmq.audit.checks import Check, all_checks
+from raftmq.audit.checks import Check, sent_checks, stored_checks
 from raftmq.audit.consumption import consumption_checks, event_kinds
 from raftmq.audit.files import file_at
 from raftmq.audit.history import WEAK, HistoryUnfit, torn_lines_allowed
-from raftmq.audit.holders import last_copies, with_holders
+from raftmq.audit.holders import NONE, LastCopies, last_copies, with_holders
 from raftmq.audit.later import evidence, later_checks
 from raftmq.audit.observed import observed_checks
 from raftmq.audit.orderly import orderly_checks
@@ -33,37 +33,29 @@ QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
 def run(
     spark: SparkSession,
     stores: Mapping[str, str],
-    history: str,
+    history: str | None,
     topic: str,
     scratch: Path,
     subject: Subject,
 ) -> AuditReport:
-    """Audit `stores` (name → store directory) against a history file.
+    """Audit `stores` (name → store directory), against a history file if there is one.
 
     `scratch` is an empty directory for the staged tables. Raises StoreError, HistoryUnfit, OSError.
     """
     begin = time.monotonic()
-    torn = torn_lines_allowed(history)
+    torn = 0 if history is None else torn_lines_allowed(history)
     tables = stage(spark, stores, history, topic, scratch, subject)
     staged = time.monotonic()
-    figures = _figures(tables)
-    found = evidence(tables)
-    if not figures["sent"] and not found.events:
-        raise HistoryUnfit(f"the history has no sends to topic {topic}")
-    results = [_history_lines(tables, torn)]
+    results: list[CheckResult] = []
+    copies = NONE
+    if history is None:
+        figures = _stored(tables)
+    else:
+        figures = _figures(tables)
+        results, copies = _sent_results(tables, figures, torn)
     with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
-        for together in pool.map(evaluate, _by_table(all_checks(tables))):
+        for together in pool.map(evaluate, _by_table(stored_checks(tables))):
             results += together
-        kinds = event_kinds(tables)
-        seen = (*consumption_checks(tables, kinds), *observed_checks(tables, kinds))
-        later = [*later_checks(tables, found)]
-        if found.has("work"):
-            later += orderly_checks(tables)
-        for together in pool.map(evaluate, _by_table((*seen, *later))):
-            results += together
-    (missing,) = (n for n, result in enumerate(results) if result.name == "missing")
-    copies = last_copies(tables, results[missing])
-    results[missing] = with_holders(results[missing], copies)
     checked = time.monotonic()
     results.append(absent_check(tables.limits))
     results.append(replica_check(tables, copies))
@@ -88,7 +80,43 @@ def run(
             "checks": checked - staged,
             "replicas": end - checked,
         },
+        not_judged=tuple(_not_judged(history, topic, subject)),
     )
+
+
+def _sent_results(
+    tables: Tables, figures: Mapping[str, int], torn: int
+) -> tuple[list[CheckResult], LastCopies]:
+    """Run the checks of what a history says; also return who holds what is missing. Raises
+    HistoryUnfit."""
+    found = evidence(tables)
+    if not figures["sent"] and not found.events:
+        raise HistoryUnfit(f"the history has no sends to topic {tables.topic}")
+    results = [_history_lines(tables, torn)]
+    with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+        for together in pool.map(evaluate, _by_table(sent_checks(tables))):
+            results += together
+        kinds = event_kinds(tables)
+        seen = (*consumption_checks(tables, kinds), *observed_checks(tables, kinds))
+        later = [*later_checks(tables, found)]
+        if found.has("work"):
+            later += orderly_checks(tables)
+        for together in pool.map(evaluate, _by_table((*seen, *later))):
+            results += together
+    (missing,) = (n for n, result in enumerate(results) if result.name == "missing")
+    copies = last_copies(tables, results[missing])
+    results[missing] = with_holders(results[missing], copies)
+    return results, copies
+
+
+def _not_judged(history: str | None, topic: str, subject: Subject) -> Iterator[str]:
+    if history is None:
+        yield "losses, messages never sent, order and duplicates: there is no history of the sends"
+    else:
+        yield f"sends to other topics than {topic}, except messages to come later"
+    if not subject.queues:
+        yield "ConsumeQueues: the log of a running replica is read, not its other files"
+    yield "IndexFiles, config/, and raft/ but for the configuration"
 
 
 def evaluate(checks: list[Check]) -> list[CheckResult]:
@@ -137,6 +165,15 @@ def _history_lines(tables: Tables, torn: int) -> CheckResult:
         max(0, found - torn),
         tuple({"line": row["corrupt"][:200]} for row in rows),
     )
+
+
+def _stored(tables: Tables) -> dict[str, int]:
+    """Count the messages that the group holds, and their topics."""
+    visible = tables.log.where("visible")
+    row = visible.agg(
+        F.count("*").alias("stored"), F.count_distinct("topic").alias("topics")
+    ).collect()[0]
+    return {name: int(value) for name, value in row.asDict().items()}
 
 
 def _figures(tables: Tables) -> dict[str, int]:

@@ -34,9 +34,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from raftmq.audit.files import StoreError, confirmed_position, read_positions, segments
-from raftmq.audit.layout import ItemKind
 from raftmq.audit.subject import CLASSIC, RAFT, Subject
 from raftmq.audit.voters import ConfigurationFrame, Members, members_of, saved_configuration
+from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind
 
 ABORT = "abort"  # a store has this file while it is open: it was not closed in order
@@ -174,7 +174,7 @@ def _members(
         {nodes[name]: commit for name, commit in commits.items()},
         [each for each in saved if each is not None],
         subject.founders or nodes.values(),
-        "cluster.json" if subject.founders else "the stores that were given",
+        subject.founded_by if subject.founders else "the stores that were given",
     )
 
 

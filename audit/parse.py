@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google_crc32c import value as crc32c
 
-from raftmq.audit.columns import RECORD_FIELDS, record_columns
-from raftmq.audit.layout import HEADER_SIZE_BYTES, SYSFLAG_TRANSACTION, ItemKind
 from raftmq.audit.walk import FrameItem, Gap, walk_range
+from raftmq.spark.columns import RECORD_FIELDS, record_columns
+from raftmq.spark.layout import HEADER_SIZE_BYTES, SYSFLAG_TRANSACTION, ItemKind
 from raftmq.store.frame import FrameKind
 
 BATCH_RECORDS_MAX = 65_536

@@ -24,8 +24,16 @@ def print_report(report: AuditReport) -> None:
             console.print("  ", line, markup=False, soft_wrap=True)
         if check.count > OFFENDERS_SHOWN:
             console.print(f"   … {check.count - OFFENDERS_SHOWN:,} more", highlight=False)
+    for gap in report.not_judged:
+        console.print(f"[yellow]not judged:[/] {gap}", highlight=False, soft_wrap=True)
     verdict = "[bold green]nothing is wrong[/]" if report.ok else "[bold red]something is wrong[/]"
-    console.print(f"{report.topic}: {verdict} ({report.seconds:.1f} s)", highlight=False)
+    console.print(f"{_subject(report)}: {verdict} ({report.seconds:.1f} s)", highlight=False)
+
+
+def _subject(report: AuditReport) -> str:
+    """Return what was judged, in words."""
+    topic = f"topic {report.topic}" if report.topic else "all topics"
+    return f"{report.group}, {topic}" if report.group else topic
 
 
 def _store_table(report: AuditReport) -> Table:
@@ -41,7 +49,7 @@ def _store_table(report: AuditReport) -> Table:
 
 
 def _check_table(report: AuditReport) -> Table:
-    table = Table(title=f"topic {report.topic}", title_justify="left")
+    table = Table(title=_subject(report), title_justify="left")
     table.add_column("")
     table.add_column("count", justify="right")
     table.add_column("verdict")

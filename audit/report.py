@@ -47,8 +47,8 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The verdict and its evidence. `figures` counts messages of the topic; `voters_told_by`: where
-    the group's voters were read."""
+    """The verdict and its evidence. `figures` counts messages of the topic, or of all topics if
+    `topic` is empty; `voters_told_by`: where the group's voters were read."""
 
     topic: str
     stores: tuple[StoreReport, ...]
@@ -60,6 +60,7 @@ class AuditReport:
     voters: tuple[str, ...] = ()
     voters_told_by: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the work
+    not_judged: tuple[str, ...] = ()  # what no check looked at, and why
 
     @property
     def ok(self) -> bool:

@@ -23,13 +23,17 @@ FRAMED_MODES = ("raft", "pysyncobj")  # of cluster.json; all others are classic
 @dataclass(frozen=True, slots=True)
 class Subject:
     """The audited group. `mode` None: the logs tell it. `group` None: the only group there is.
-    `founders`: its brokers as cluster.json names them, without those that joined later; empty
-    without such a file. `nodes`: the node that each store is of, by the store's name."""
+    `founders`: its brokers as `founded_by` names them, without those that joined later; empty if
+    nothing does. `nodes`: the node that each store is of, by the store's name. `queues`: whether
+    ConsumeQueues are beside the logs; there are none where a log was copied from a running replica.
+    """
 
     mode: str | None = None
     group: str | None = None
     founders: frozenset[str] = frozenset()
     nodes: Mapping[str, str] = field(default_factory=dict)
+    founded_by: str = "cluster.json"
+    queues: bool = True
 
 
 def subject_of(

@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from raftmq.audit import history
-from raftmq.audit.layout import SYSFLAG_TRANSACTION, ItemKind
 from raftmq.audit.limits import Limits, find_limits
 from raftmq.audit.subject import Subject
+from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
 
 # Two copies of a record on two stores are the same record if these fields are equal.
 _IDENTITY = (
@@ -52,7 +52,7 @@ class Tables:
     scratch: Path
     stores: Mapping[str, str]
     topic: str
-    group: str | None
+    subject: Subject
     limits: Limits
     items: DataFrame
     units: DataFrame
@@ -60,6 +60,10 @@ class Tables:
     events: DataFrame
     sends: DataFrame
     ledger: DataFrame
+
+    @property
+    def group(self) -> str | None:
+        return self.subject.group
 
     def staged(self, frame: DataFrame, name: str) -> DataFrame:
         """Write the rows to a file and return them from it: several queries compute them once."""
@@ -74,12 +78,13 @@ def _staged(spark: SparkSession, frame: DataFrame, path: Path) -> DataFrame:
 def stage(
     spark: SparkSession,
     stores: Mapping[str, str],
-    history_path: str,
+    history_path: str | None,
     topic: str,
     scratch: Path,
     subject: Subject,
 ) -> Tables:
-    """Decode stores and history into `scratch`. Raises StoreError, HistoryUnfit or OSError."""
+    """Decode stores and history into `scratch`. Without a history there are no events, no sends and
+    no ledger. Raises StoreError, HistoryUnfit or OSError."""
 
     def staged(frame: DataFrame, name: str) -> DataFrame:
         return _staged(spark, frame, scratch / name)
@@ -93,6 +98,9 @@ def stage(
         return items, units, limits, staged(_log(items, limits), "log")
 
     def history_staged() -> tuple[DataFrame, DataFrame]:
+        if history_path is None:
+            none = history.no_events(spark)
+            return none, none
         events = staged(history.read_events(spark, history_path), "events")
         return events, staged(history.sends(events, subject.group), "sends")
 
@@ -101,10 +109,9 @@ def stage(
         of_stores, of_history = pool.submit(stores_staged), pool.submit(history_staged)
         items, units, limits, log = of_stores.result()
         events, sends = of_history.result()
-    ledger = staged(_ledger(log, sends, topic), "ledger")
-    group = subject.group
+    ledger = sends if history_path is None else staged(_ledger(log, sends, topic), "ledger")
     return Tables(
-        spark, scratch, stores, topic, group, limits, items, units, log, events, sends, ledger
+        spark, scratch, stores, topic, subject, limits, items, units, log, events, sends, ledger
     )
 
 

@@ -15,7 +15,7 @@ import re
 import struct
 from dataclasses import dataclass, field
 
-from raftmq.audit.layout import (
+from raftmq.spark.layout import (
     BLANK_MAGIC,
     BLANK_SIZE_BYTES,
     BODY_AT,

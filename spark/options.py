@@ -119,6 +119,36 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     )
 
 
+def options_of(connection: Connection) -> dict[str, str]:
+    """Return the options that say how brokers are reached."""
+    given = {
+        "namesrv": connection.namesrv,
+        "timeoutMs": str(connection.timeout_ms),
+        "consumerGroup": connection.group,
+    }
+    if connection.credentials is not None:
+        keys = connection.credentials
+        given |= {"accessKey": keys.access_key, "secretKey": keys.secret_key}
+        given |= {"securityToken": keys.security_token} if keys.security_token else {}
+    if connection.tls is not None:
+        tls = connection.tls
+        given |= {
+            "tls": "true",
+            "tlsTrustPath": tls.trust_path,
+            "tlsCertPath": tls.cert_path,
+            "tlsKeyPath": tls.key_path,
+            "tlsKeyPassword": tls.key_password,
+            "tlsAuthServer": str(tls.auth_server),
+            "tlsCheckHostName": str(tls.check_host_name),
+        }
+    return given
+
+
+def connection_of(given: Mapping[str, str]) -> Connection:
+    """Parse the options that say how brokers are reached. Raises OptionError."""
+    return _connection(_checked(given))
+
+
 def columns_of(given: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the columns that the options ask for. Raises OptionError."""
     return _columns(_checked(given))

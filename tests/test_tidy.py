@@ -25,8 +25,8 @@ MAY_IMPORT = {
     "namesrv": {"ops", "remoting", "web"},
     "broker": {"ops", "remoting", "store", "dledger", "web"},
     "client": {"remoting", "store"},
-    "audit": {"store"},
-    "spark": {"audit", "client", "remoting"},
+    "spark": {"client", "remoting", "store"},
+    "audit": {"client", "remoting", "spark", "store"},
     "chaos": {"client", "remoting", "store", "web"},
     "mqadmin": {"client", "remoting"},
 }
@@ -164,7 +164,7 @@ CORE = [
     "chaos/report/lateness.py",
     "chaos/report/recovery.py",
     "chaos/report/series.py",
-    "audit/layout.py",
+    "spark/layout.py",
     "audit/walk.py",
     "mqadmin/command.py",
 ]

@@ -91,10 +91,11 @@ def test_the_topic_of_a_run_is_that_of_its_workload() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "Missing option"),
+        ([], "Name running brokers"),
         (["--store", "n0"], "not NAME=DIR"),
         (["--store", "n0=nowhere"], "has no commitlog"),
         (["--store", "n0={dir}", "--store", "n0={dir}"], "given twice"),
+        (["--store", "n0={dir}", "--namesrv", "h:1"], "Name running brokers"),
         (["--store", "n0={dir}", "--cores", "0"], "0 is not in the range"),
     ],
 )

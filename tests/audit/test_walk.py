@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from raftmq.audit.layout import ItemKind
 from raftmq.audit.walk import Walk, walk_range
+from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind
 from tests.audit.stores import Log, Message
 

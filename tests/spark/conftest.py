@@ -8,6 +8,7 @@ import pytest
 
 from raftmq.chaos.cluster.cluster import Cluster
 from tests.audit.conftest import EXCUSED
+from tests.audit.conftest import apache_store as apache_store
 from tests.audit.conftest import spark as spark
 
 SETTINGS = {

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from raftmq.audit.layout import ItemKind
 from raftmq.audit.walk import walk_range
 from raftmq.broker.backup import service
 from raftmq.broker.backup import source as source_module
@@ -26,6 +25,7 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.spark.layout import ItemKind
 from raftmq.store.record import decode_record
 from tests.broker.cluster import Group
 from tests.broker.replication.test_members import Growing

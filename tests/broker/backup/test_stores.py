@@ -10,7 +10,6 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from raftmq.audit.layout import ItemKind
 from raftmq.audit.walk import walk_range
 from raftmq.broker.backup.directory import BackupDirectory
 from raftmq.broker.backup.manifest import BackupDamaged, BackupError, decode, encode
@@ -30,6 +29,7 @@ from raftmq.dledger.configuration import decode_configuration, founding
 from raftmq.dledger.hardstate import HardStateFile
 from raftmq.dledger.identity import file_of
 from raftmq.dledger.messages import HardState
+from raftmq.spark.layout import ItemKind
 from raftmq.store.disk import OsDisk
 from tests.broker.tables import test_snapshotinstall as replicas
 from tests.broker.tables.test_snapshotinstall import Replica, record, written

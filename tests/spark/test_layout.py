@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from raftmq.audit import layout
+from raftmq.spark import layout
 from raftmq.store import properties, record
 from raftmq.store.record import MessageRecord, encode_record
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raftmq.audit.layout import (
+from raftmq.spark.layout import (
     HOST_IPV6_SIZE_BYTES,
     HOST_SIZE_BYTES,
     RECORD_HEAD,

@@ -7,10 +7,8 @@ import pyarrow as pa
 import pytest
 
 from raftmq.audit import parse
-from raftmq.audit.columns import PROPERTY_NAMES, pairs_of, properties_of, tags_codes, unpack_body
 from raftmq.audit.files import map_file, segments, units
 from raftmq.audit.files import queue_files as find_queue_files
-from raftmq.audit.layout import ItemKind
 from raftmq.audit.parse import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
@@ -18,6 +16,8 @@ from raftmq.audit.parse import (
     log_batches,
     record_batches,
 )
+from raftmq.spark.columns import PROPERTY_NAMES, pairs_of, properties_of, tags_codes, unpack_body
+from raftmq.spark.layout import ItemKind
 from raftmq.store.properties import FIELDS_SUM_MAX, decode_properties, fields_sum
 from raftmq.store.record import MessageRecord, encode_record
 from tests.audit.stores import Log, Message

@@ -1,0 +1,278 @@
+"""Audits of clusters that run: clean under load, and what is planted is found and blamed."""
+
+import asyncio
+import json
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from raftmq.audit import live, pulled
+from raftmq.audit.cli import main
+from raftmq.audit.live import NotAudited, audit_cluster
+from raftmq.audit.report import AuditReport
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.topology import Shape
+from raftmq.client import Admin, Message, Producer
+from raftmq.spark.options import Connection, connection_of
+
+SETTINGS = {
+    "mappedFileSizeCommitLog": "1MiB",  # several segments
+    "maxMessageSize": "256KiB",
+    # What a test shows is no failover.
+    "electionTimeoutMinMs": "4000",
+    "electionTimeoutMaxMs": "6000",
+}
+COUNT = 2_500
+BODY = bytes(1_000)
+
+
+def up(directory: Path, shape: Shape, settings: dict[str, str]) -> Cluster:
+    async def start() -> None:
+        made = Cluster(directory)
+        try:
+            await made.up(shape, settings)
+        finally:
+            await made.close()
+
+    asyncio.run(start())
+    return Cluster(directory)
+
+
+def down(cluster: Cluster) -> None:
+    async def stop() -> None:
+        here = Cluster(cluster.directory)
+        try:
+            await here.down()
+        finally:
+            await here.close()
+
+    asyncio.run(stop())
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = up(tmp_path_factory.mktemp("live") / "c", Shape(), SETTINGS)
+    asyncio.run(send(made, "Orders", COUNT))
+    yield made
+    down(made)
+
+
+async def send(cluster: Cluster, topic: str, count: int) -> None:
+    async with Producer("fill", cluster.state().namesrv) as producer:
+        for first in range(0, count, 100):
+            await asyncio.gather(
+                *(producer.send(Message(topic, BODY, keys=f"k{first + n}")) for n in range(100))
+            )
+
+
+def connection(cluster: Cluster) -> Connection:
+    return connection_of({"namesrv": cluster.state().namesrv})
+
+
+def audited(spark: SparkSession, cluster: Cluster) -> AuditReport:
+    (report,) = audit_cluster(spark, connection(cluster))
+    return report
+
+
+def followers(cluster: Cluster) -> list[str]:
+    async def ask() -> list[str]:
+        here = Cluster(cluster.directory)
+        try:
+            leader = await here.leader()
+        finally:
+            await here.close()
+        assert leader is not None
+        return [node.name for node in cluster.state().brokers if node.name != leader.name]
+
+    return asyncio.run(ask())
+
+
+class Load:
+    """Sends that go on until the end of the `with`; all of them have to be acknowledged."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._ended = threading.Event()
+        self.acknowledged = 0
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        async def work() -> None:
+            async with Producer("load", self._cluster.state().namesrv) as producer:
+                while not self._ended.is_set():
+                    await producer.send(Message("Load", BODY))
+                    self.acknowledged += 1
+                    await asyncio.sleep(0.002)
+
+        try:
+            asyncio.run(work())
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        assert self.error is None
+
+
+def test_a_group_under_load_is_clean(spark: SparkSession, group: Cluster, tmp_path: Path) -> None:
+    with Load(group) as load:
+        while load.acknowledged < 10 and load.error is None:
+            load._ended.wait(0.01)
+        before = load.acknowledged
+        (report,) = audit_cluster(spark, connection(group), scratch=tmp_path)
+        after = load.acknowledged
+    assert report.ok, [check for check in report.checks if not check.ok]
+    assert [store.store for store in report.stores] == ["n0", "n1", "n2"]
+    assert {store.agreed for store in report.stores} == {report.agreed_end}  # one commit index
+    assert COUNT + before <= report.figures["stored"]
+    assert after > before and report.figures["topics"] >= 2
+    told = " ".join(report.not_judged)
+    assert "no history" in told and "ConsumeQueues" in told
+    assert (report.voters, report.group) == (("n0", "n1", "n2"), "broker-a")
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+def damaged_report(spark: SparkSession, group: Cluster, segment: Path, at: int) -> AuditReport:
+    """Change a byte, audit, and put it back."""
+    try:
+        put(segment, at, b"\1")
+        return audited(spark, group)
+    finally:
+        put(segment, at, b"\0")
+
+
+def put(path: Path, at: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def test_damage_on_one_replica_is_found_there(spark: SparkSession, group: Cluster) -> None:
+    name = followers(group)[0]
+    (node,) = (n for n in group.state().brokers if n.name == name)
+    segment = group.store_of(node) / "commitlog" / f"{0:020d}"
+    at = segment.read_bytes().index(BODY) + 100
+    for _ in range(3):
+        report = damaged_report(spark, group, segment, at)
+        if not report.ok:
+            break  # else the replica's scrub came first, once a minute, and mended it
+    assert not report.ok
+    (difference,) = report.check("replicas").offenders
+    assert difference["store"] == name
+    assert difference["place"] == f"commitlog/{0:020d}:{at}"
+    assert {offender["store"] for offender in report.check("damage").offenders} == {name}
+    assert audited(spark, group).ok
+
+
+def test_a_replica_that_is_down_is_named(spark: SparkSession, group: Cluster) -> None:
+    name = followers(group)[0]
+
+    async def kill_or_start(kill: bool) -> None:
+        here = Cluster(group.directory)
+        try:
+            if kill:
+                await here.wait_dead(here.signal(name, signal.SIGKILL))
+                return
+            here.start(name)
+            async with Admin(group.state().namesrv) as admin:
+                for _ in range(600):
+                    if len((await admin.cluster.info()).brokers["broker-a"].addresses) == 3:
+                        break
+                    await asyncio.sleep(0.1)
+        finally:
+            await here.close()
+
+    asyncio.run(kill_or_start(True))
+    try:
+        report = audited(spark, group)
+    finally:
+        asyncio.run(kill_or_start(False))
+    assert [offender["store"] for offender in report.check("absent_stores").offenders] == [name]
+    assert not report.ok
+
+
+def test_the_command(spark: SparkSession, group: Cluster, tmp_path: Path) -> None:
+    path = tmp_path / "reports.json"
+    done = CliRunner().invoke(
+        main, ["--namesrv", group.state().namesrv, "--group", "broker-a", "--json", str(path)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "broker-a, all topics: nothing is wrong" in done.output
+    assert "not judged:" in done.output
+    (report,) = json.loads(path.read_bytes())
+    assert report["ok"] and report["figures"]["stored"] >= COUNT
+
+
+def test_a_group_that_is_not_there_is_named(spark: SparkSession, group: Cluster) -> None:
+    with pytest.raises(NotAudited, match=r"no broker group broker-z; there are broker-a"):
+        audit_cluster(spark, connection(group), group="broker-z")
+
+
+def test_a_disk_without_room_is_told_before_anything_is_read(
+    spark: SparkSession, group: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+    with pytest.raises(NotAudited, match="--scratch"):
+        audit_cluster(spark, connection(group))
+
+
+def test_queues_that_show_more_than_the_log_has() -> None:
+    check = live._ends_check({("T", 0): 5, ("T", 1): 7, ("U", 0): 1}, {("T", 0): 5, ("T", 1): 6})
+    assert (check.name, check.ok) == ("queue_ends", False)
+    assert [(o["topic"], o["queue_id"], o["log_until"]) for o in check.offenders] == [
+        ("T", 1, 6),
+        ("U", 0, 0),
+    ]
+
+
+# -- classic brokers ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = up(tmp_path_factory.mktemp("pair") / "c", Shape(mode="async"), {})
+    asyncio.run(send(made, "Orders", 300))
+    yield made
+    down(made)
+
+
+def test_a_classic_group_is_judged_by_what_it_gives(spark: SparkSession, pair: Cluster) -> None:
+    report = audited(spark, pair)
+    assert (report.ok, report.mode, report.figures["stored"]) == (True, "classic", 300)
+    assert any("slaves" in each for each in report.not_judged)
+
+
+def test_a_message_that_a_classic_group_lacks_is_a_hole(
+    spark: SparkSession, pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = pulled._counted
+
+    def one_less(*arguments):
+        found = counted(*arguments)
+        return {q: (n - (q.queue_id == 0), d - (q.queue_id == 0)) for q, (n, d) in found.items()}
+
+    monkeypatch.setattr(pulled, "_counted", one_less)
+    (hole,) = audited(spark, pair).check("offset_holes").offenders
+    assert (hole["topic"], hole["queue_id"]) == ("Orders", 0)
+    assert hole["messages"] == hole["to"] - hole["from"] - 1
+
+
+def test_a_body_that_is_not_its_crcs_is_told(spark: SparkSession, pair: Cluster) -> None:
+    master = next(node for node in pair.state().brokers if node.broker_id == 0)
+    segment = pair.store_of(master) / "commitlog" / f"{0:020d}"
+    put(segment, segment.read_bytes().index(BODY) + 100, b"\1")
+    report = audited(spark, pair)
+    (offender,) = report.check("unreadable").offenders
+    assert offender["topic"] == "Orders" and "is damaged" in offender["what"]

@@ -226,7 +226,8 @@ def _parse_stores(stores: tuple[str, ...]) -> dict[str, str]:
             raise click.BadParameter(f"{text!r} is not NAME=DIR", param_hint="--store")
         if name in directories:
             raise click.BadParameter(f"{name} is given twice", param_hint="--store")
-        if not (Path(directory) / "commitlog").is_dir():
+        path = Path(directory)
+        if not (path / "commitlog").is_dir() and not [*path.glob("dledger-*/data")]:
             raise click.BadParameter(f"{directory} has no commitlog/", param_hint="--store")
         directories[name] = directory
     return directories

@@ -58,9 +58,7 @@ def segments(store: str) -> list[Segment]:
 
     Raises StoreError if there is no commitlog directory or a segment begins inside another one.
     """
-    directory = Path(store) / "commitlog"
-    if not directory.is_dir():
-        raise StoreError(f"{store} is no store: it has no commitlog directory")
+    directory = log_directory(store)
     found = []
     for path in sorted(directory.iterdir()):
         if not _is_offset(path.name):
@@ -72,6 +70,18 @@ def segments(store: str) -> list[Segment]:
         if before.end > after.base:
             raise StoreError(f"{after.path} begins inside {before.path}")
     return found
+
+
+def log_directory(store: str) -> Path:
+    """Return the directory of a store's log: commitlog, or data of Apache's DLedger. Raises
+    StoreError."""
+    directories = [Path(store) / "commitlog", *sorted(Path(store).glob("dledger-*/data"))]
+    found = [directory for directory in directories if directory.is_dir()]
+    # A DLedger broker makes an empty commitlog, too.
+    holding = [directory for directory in found if any(directory.iterdir())]
+    if not found:
+        raise StoreError(f"{store} is no store: it has no commitlog directory")
+    return (holding or found)[0]
 
 
 def file_at(store: str, position: int) -> str:
@@ -110,6 +120,17 @@ def confirmed_position(store: str) -> int:
     if len(head) < CHECKPOINT_SIZE_BYTES_MIN:
         raise StoreError(f"{path} is cut short: {len(head)} bytes")
     return int.from_bytes(head[CHECKPOINT_CONFIRM_AT:], "big", signed=True)
+
+
+def committed_index(store: str) -> int | None:
+    """Return the index up to which a replica of Apache's DLedger knew its log to be committed; None
+    in any other store, or if it has not written it."""
+    for path in sorted(Path(store).glob("dledger-*/checkpoint")):
+        for line in path.read_text("utf-8", "replace").splitlines():
+            name, _, value = line.partition("=")
+            if name == "committedIndex" and value.isdigit():
+                return int(value)
+    return None
 
 
 def map_file(path: str) -> memoryview:

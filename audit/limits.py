@@ -4,7 +4,7 @@ An audit must know which bytes are promised. There are three positions for each 
 the group:
 
 - *commit*: confirmPhyOffset of the store's checkpoint: the commit position as this replica knew it.
-  After a kill it may be stale, but never too large.
+  After a kill it may be stale, but never too large. (Apache's DLedger keeps a committedIndex.)
 - *agreed*: the end of the last frame that this store holds, intact and equal in every field and
   checksum, together with a majority of the voters. Whatever was acknowledged lies below it on a
   majority, because an acknowledgement needs a majority.
@@ -33,7 +33,13 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from raftmq.audit.files import StoreError, confirmed_position, read_positions, segments
+from raftmq.audit.files import (
+    StoreError,
+    committed_index,
+    confirmed_position,
+    read_positions,
+    segments,
+)
 from raftmq.audit.subject import CLASSIC, RAFT, Subject
 from raftmq.audit.voters import ConfigurationFrame, Members, members_of, saved_configuration
 from raftmq.spark.layout import ItemKind
@@ -120,7 +126,7 @@ def find_limits(items: DataFrame, stores: Mapping[str, str], subject: Subject) -
     held = [] if subject.mode == CLASSIC else _held(items, stores)
     mode = subject.mode or (RAFT if held else CLASSIC)
     commits = [
-        _commit(stores[name], mode, data_end)
+        _commit_of_dledger(items, name, stores[name]) or _commit(stores[name], mode, data_end)
         for name, data_end in zip(names, data_ends, strict=True)
     ]
     nodes = {name: subject.nodes.get(name, name) for name in names}
@@ -194,6 +200,17 @@ def _commit(store: str, mode: str, data_end: int) -> int:
         return confirmed
     closed = not (Path(store) / ABORT).exists()
     return data_end if closed else min(confirmed, data_end)
+
+
+def _commit_of_dledger(items: DataFrame, name: str, store: str) -> int:
+    """Return the commit position of a replica of Apache's DLedger, which keeps it as an index; 0
+    for any other store."""
+    index = committed_index(store)
+    if index is None:
+        return 0
+    frame = (F.col("store") == name) & (F.col("kind") == int(ItemKind.FRAME))
+    known = items.where(frame & (F.col("frame_index") <= index))
+    return int(known.agg(F.coalesce(F.max(frame_end()), F.lit(0)).alias("end")).collect()[0]["end"])
 
 
 def _data_ends(items: DataFrame) -> dict[str, tuple[int, int, int]]:

@@ -15,7 +15,7 @@ from google_crc32c import value as crc32c
 
 from raftmq.audit.walk import FrameItem, Gap, walk_range
 from raftmq.spark.columns import RECORD_FIELDS, record_columns
-from raftmq.spark.layout import HEADER_SIZE_BYTES, SYSFLAG_TRANSACTION, ItemKind
+from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
 from raftmq.store.frame import FrameKind
 
 BATCH_RECORDS_MAX = 65_536
@@ -129,7 +129,7 @@ def _frame_batch(
     lie in the next range."""
     intact, found = [], []
     for frame in frames:
-        start = frame.at + HEADER_SIZE_BYTES
+        start = frame.at + frame.header_size
         end = start + frame.payload_length
         intact.append(crc32c(bytes(data[start:end])) == frame.payload_crc)
         if frame.kind != FrameKind.MESSAGES:
@@ -144,7 +144,7 @@ def _frame_batch(
         len(frames),
         kind=ItemKind.FRAME,
         position=[base + frame.at for frame in frames],
-        size=[HEADER_SIZE_BYTES for _ in frames],
+        size=[frame.header_size for frame in frames],
         store_timestamp=[frame.timestamp_ms for frame in frames],
         intact=intact,
         frame_index=[frame.index for frame in frames],

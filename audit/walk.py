@@ -15,10 +15,16 @@ import re
 import struct
 from dataclasses import dataclass, field
 
+from google_crc32c import value as crc32c
+
 from raftmq.spark.layout import (
     BLANK_MAGIC,
     BLANK_SIZE_BYTES,
     BODY_AT,
+    DLEDGER_BLANK,
+    DLEDGER_ENTRY,
+    DLEDGER_NOOP,
+    DLEDGER_RECORD,
     FRAME_MAGIC,
     HEADER_SIZE_BYTES,
     HOST_IPV6_SIZE_BYTES,
@@ -31,7 +37,7 @@ from raftmq.spark.layout import (
     SYSFLAG_STORE_IPV6,
     ItemKind,
 )
-from raftmq.store.frame import FrameError, parse_header
+from raftmq.store.frame import FrameError, FrameKind, parse_header
 
 _SIZE_MAGIC = struct.Struct(">ii")
 _RECORD_START = struct.Struct(">ii20xqi")  # size, magic, physical offset, sysflag
@@ -45,7 +51,8 @@ _ZEROS = bytes(_SEARCH_BYTES + 7)
 
 @dataclass(frozen=True, slots=True)
 class FrameItem:
-    """A frame header with a good CRC.
+    """A frame header with a good CRC, or the header of an entry of Apache's DLedger, for which CRCs
+    are computed here, to compare replicas by.
 
     `at` is relative to the segment. `size` is the number of bytes that a walk skips; for a message
     frame these are the bytes up to its records.
@@ -61,6 +68,7 @@ class FrameItem:
     payload_length: int
     payload_crc: int
     header_crc: int
+    header_size: int = HEADER_SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,9 @@ def find_item(data: memoryview, base: int, start: int, end: int) -> int | None:
             for match in _ANY_MAGIC.finditer(window):
                 position = at + match.start() - 4
                 if start <= position < end and _is_item(data, base, position):
-                    return position
+                    # An entry of DLedger has no magic to look for, but a record that has.
+                    entry = position - DLEDGER_ENTRY.size
+                    return entry if entry >= start and _is_item(data, base, entry) else position
         at = stop
     return None
 
@@ -153,6 +163,15 @@ def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | No
                 return at
             walk.frames.append(frame)
             at += size
+        elif size in (DLEDGER_RECORD, DLEDGER_NOOP):
+            entry = _entry_at(data, base, at)
+            if entry is None:
+                return at
+            walk.frames.append(entry)
+            at += entry.size
+        elif size == DLEDGER_BLANK and magic == total - at:
+            walk.gaps.append(Gap(ItemKind.BLANK, at, magic, ""))
+            return None
         elif magic == BLANK_MAGIC and size == total - at:
             walk.gaps.append(Gap(ItemKind.BLANK, at, size, ""))
             return None
@@ -174,6 +193,10 @@ def _is_item(data: memoryview, base: int, at: int) -> bool:
         return bool(physical == base + at) and _record_shape(data, at, size, magic)
     if magic == FRAME_MAGIC:
         return _frame_at(data, base, at) is not None
+    if size in (DLEDGER_RECORD, DLEDGER_NOOP):
+        return _entry_at(data, base, at) is not None
+    if size == DLEDGER_BLANK:
+        return bool(magic == total - at)
     return bool(magic == BLANK_MAGIC and size == total - at)
 
 
@@ -211,6 +234,31 @@ def _frame_at(data: memoryview, base: int, at: int) -> FrameItem | None:
     if position != base + at or at + HEADER_SIZE_BYTES + length > len(data):
         return None
     return FrameItem(at, size, index, term, timestamp_ms, kind, record_count, length, crc, head_crc)
+
+
+def _entry_at(data: memoryview, base: int, at: int) -> FrameItem | None:
+    """Return the header of the DLedger entry at `at`; None unless its sizes and its position are
+    right."""
+    if at + DLEDGER_ENTRY.size > len(data):
+        return None
+    magic, size, index, term, position, _, _, _, length = DLEDGER_ENTRY.unpack_from(data, at)
+    body_at, end = at + DLEDGER_ENTRY.size, at + size
+    if position != base + at or size != DLEDGER_ENTRY.size + length or end > len(data):
+        return None
+    has_record = magic == DLEDGER_RECORD
+    return FrameItem(
+        at,
+        DLEDGER_ENTRY.size if has_record else size,
+        index,
+        term,
+        0,
+        int(FrameKind.MESSAGES if has_record else FrameKind.NOOP),
+        int(has_record),
+        length,
+        crc32c(bytes(data[body_at:end])),
+        crc32c(bytes(data[at:body_at])),
+        DLEDGER_ENTRY.size,
+    )
 
 
 def _behind_blank(data: memoryview, start: int) -> bool:

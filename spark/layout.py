@@ -10,8 +10,14 @@ A record (big-endian; the two hosts are 8 bytes, or 20 for IPv6 as sysflag says)
     36 sysflag · 40 born timestamp · 48 born host · 56 store timestamp · 64 store host
     72 reconsume times · 76 prepared transaction offset · 84 body length · 88 body
     then topic length (1 byte, 2 in version 2), topic, properties length (2), properties
+
+In a log of Apache's DLedger each record is the body of an entry, behind this header:
+
+    0  magic (1; 2: without a record) · 4 size of all · 8 index · 16 term · 24 position
+    32 channel · 36 chain CRC · 40 body CRC (0: not used) · 44 body length · 48 body
 """
 
+import struct
 from enum import IntEnum
 
 import numpy as np
@@ -62,6 +68,9 @@ TAGS_CODE_EXTENDED_MAX = -2147483649  # at or below: an address in a ConsumeQueu
 CHECKPOINT_CONFIRM_AT = 32  # int64 confirmPhyOffset; four int64 before it
 CHECKPOINT_SIZE_BYTES_MIN = 40
 
+DLEDGER_ENTRY = struct.Struct(">iiqqqiiii")
+DLEDGER_RECORD, DLEDGER_NOOP, DLEDGER_BLANK = 1, 2, -1  # magic
+
 # The largest item: a blank record is shorter than the item that did not fit.
 ITEM_SIZE_BYTES_MAX = HEADER_SIZE_BYTES + PAYLOAD_SIZE_BYTES_MAX
 
@@ -95,6 +104,10 @@ __all__ = [
     "BODY_AT",
     "CHECKPOINT_CONFIRM_AT",
     "CHECKPOINT_SIZE_BYTES_MIN",
+    "DLEDGER_BLANK",
+    "DLEDGER_ENTRY",
+    "DLEDGER_NOOP",
+    "DLEDGER_RECORD",
     "FRAME_MAGIC",
     "HEADER_SIZE_BYTES",
     "HOST_IPV6_SIZE_BYTES",

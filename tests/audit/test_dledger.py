@@ -1,0 +1,91 @@
+"""Stores of Apache's DLedger: three replicas that Apache RocketMQ 5.3.3 left."""
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from raftmq.audit.api import run_audit
+from raftmq.audit.report import AuditReport
+from raftmq.audit.walk import walk_range
+from raftmq.spark.layout import DLEDGER_ENTRY
+from tests.audit.conftest import FIXTURES
+
+ENTRIES = 178
+END = 53_152
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[dict[str, Path]]:
+    with tarfile.open(FIXTURES / "apache-5.3.3-dledger-3-replicas.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    yield {f"n{number}": tmp_path / f"dledger-{number}" for number in range(3)}
+
+
+def log_of(stores: dict[str, Path], name: str) -> Path:
+    return stores[name] / f"dledger-{name}" / "data" / f"{0:020d}"
+
+
+def audited(spark: SparkSession, stores: dict[str, Path]) -> AuditReport:
+    return run_audit(spark, stores)
+
+
+def test_they_are_clean(spark: SparkSession, stores: dict[str, Path]) -> None:
+    report = audited(spark, stores)
+    assert report.ok, [check for check in report.checks if not check.ok]
+    assert (report.mode, report.figures["stored"], report.agreed_end) == ("raft", ENTRIES, END)
+    assert {store.commit for store in report.stores} == {END}  # from committedIndex
+
+
+def test_a_changed_byte_is_blamed_on_its_replica(
+    spark: SparkSession, stores: dict[str, Path]
+) -> None:
+    path = log_of(stores, "n2")
+    data = bytearray(path.read_bytes())
+    at = walk_range(memoryview(data), 0, 0, len(data)).records[7] + 90  # in its body
+    data[at] ^= 1
+    path.write_bytes(data)
+    report = audited(spark, stores)
+    assert report.count("damage") == 1
+    (different,) = report.check("replicas").offenders
+    assert (different["store"], different["first_difference"]) == ("n2", at)
+    assert different["place"] == f"dledger-n2/data/{0:020d}:{at}"
+
+
+def test_a_lost_entry_and_a_lost_unit_are_found(
+    spark: SparkSession, stores: dict[str, Path]
+) -> None:
+    path = log_of(stores, "n1")
+    data = bytearray(path.read_bytes())
+    entry = walk_range(memoryview(data), 0, 0, len(data)).frames[20]
+    data[entry.at : entry.at + DLEDGER_ENTRY.size + entry.payload_length] = bytes(
+        DLEDGER_ENTRY.size + entry.payload_length
+    )
+    path.write_bytes(data)
+    unit = next((stores["n0"] / "consumequeue").glob("cmp_tags_*/0/*"))
+    content = bytearray(unit.read_bytes())
+    content[:20] = bytes(20)
+    unit.write_bytes(content)
+    report = audited(spark, stores)
+    assert {o["store"] for o in report.check("damage").offenders} == {"n1"}
+    assert {o["store"] for o in report.check("frame_sequence").offenders} == {"n1"}
+    assert "n0" in {o["store"] for o in report.check("not_indexed").offenders}
+
+
+def test_a_replica_that_is_away_is_counted(spark: SparkSession, stores: dict[str, Path]) -> None:
+    both = {name: path for name, path in stores.items() if name != "n2"}
+    assert audited(spark, both).figures["stored"] == ENTRIES
+
+
+@pytest.mark.parametrize("split", [1, 4, 47, 48, 49, 52, 100, 294, 295, 296, 1_000, 30_001])
+def test_ranges_that_begin_anywhere_have_each_item_once(
+    stores: dict[str, Path], split: int
+) -> None:
+    data = memoryview(log_of(stores, "n0").read_bytes())
+    whole = walk_range(data, 0, 0, len(data))
+    assert (len(whole.records), len(whole.frames)) == (ENTRIES, ENTRIES)
+    low, high = walk_range(data, 0, 0, split), walk_range(data, 0, split, len(data))
+    assert low.records + high.records == whole.records
+    assert low.frames + high.frames == whole.frames

@@ -31,7 +31,7 @@ _IDENTITY = (
     "sysflag",
     "store_timestamp",
     "reconsume_times",
-    "rest_crc",
+    "rest_hash",
 )
 
 

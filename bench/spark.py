@@ -1,0 +1,135 @@
+"""`python -m bench.spark`: what Spark's readers cost, beside reference loops of the same run.
+
+A Raft group is filled with messages, read by raw pulls and by format `raftmq`, audited while it
+runs, and stopped; then its three stores are audited. One core walks and decodes one store's log,
+and for comparison does nothing but the CRC of the same records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+import uvloop
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from bench.group import raft_group
+from bench.peers.remoting import QUEUES, TOPIC, pull_all
+from bench.wire import run_load
+from raftmq.audit.api import run_audit
+from raftmq.audit.files import map_file, segments
+from raftmq.audit.live import audit_cluster
+from raftmq.audit.session import session
+from raftmq.audit.walk import walk_range
+from raftmq.spark.columns import record_columns
+from raftmq.spark.options import connection_of
+
+MESSAGES = 1_000_000
+BATCH = 100
+BODY = b"x" * 128
+CHUNK = 65_536  # records decoded at once, as by the audit
+Row = tuple[str, float, str, str]  # what, figure, unit, beside the reference
+
+
+async def measure(spark: SparkSession, count: int) -> list[Row]:
+    async with raft_group() as group:
+        await run_load(
+            group.address,
+            TOPIC,
+            queues=QUEUES,
+            body=BODY,
+            count=count // BATCH,
+            in_flight=4,
+            batch=BATCH,
+        )
+        await group.whole()
+        raw = await pull_all(group.address)
+        rows: list[Row] = [("raw pulls by a bare client", raw.rate, "messages/s", "")]
+        for columns in ("", "queue_id,queue_offset,body"):
+            took_s = await asyncio.to_thread(read, spark, group.namesrv, columns)
+            rate = count / took_s
+            what = f"format raftmq, {columns or 'all columns'}"
+            rows.append((what, rate, "messages/s", f"{rate / raw.rate:.0%} of raw pulls (goal 50)"))
+        connection = connection_of({"namesrv": group.namesrv})
+        begun = time.perf_counter()
+        (report,) = await asyncio.to_thread(audit_cluster, spark, connection, bytes_per_s=1 << 40)
+        assert report.ok, report
+        rows.append(("audit of the running group", time.perf_counter() - begun, "s", ""))
+        stores = {node.name: group.cluster.store_of(node) for node in group.cluster.state().brokers}
+        await group.cluster.end(group.cluster.state().brokers, 60.0)
+        begun = time.perf_counter()
+        report = await asyncio.to_thread(run_audit, spark, stores)
+        took_s = time.perf_counter() - begun
+        assert report.ok and report.figures["stored"] >= count, report
+        phases = ", ".join(f"{name} {value:.1f}" for name, value in report.phases.items())
+        rows.append((f"audit of its stores, {len(stores)} of {count:,}", took_s, "s", phases))
+        rows += one_core(next(iter(stores.values())))
+    return rows
+
+
+def read(spark: SparkSession, namesrv: str, columns: str) -> float:
+    """Read the topic and drop the rows; return the seconds of the better of two times."""
+    options = {"namesrv": namesrv, "topic": TOPIC} | ({"columns": columns} if columns else {})
+    times = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        frame = spark.read.format("raftmq").options(**options).load()
+        frame.write.format("noop").mode("overwrite").save()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def one_core(store: Path) -> Iterator[Row]:
+    """Measure on one core: the CRCs of a store's records, its walk, and all columns."""
+    walks, crcs, columns = 0.0, 0.0, 0.0
+    count = 0
+    for segment in segments(str(store)):
+        view = map_file(segment.path)
+        begun = time.perf_counter()
+        walk = walk_range(view, segment.base, 0, len(view))
+        walked = time.perf_counter()
+        sizes = [int.from_bytes(view[at : at + 4], "big") for at in walk.records]
+        prepared = time.perf_counter()
+        for at, size in zip(walk.records, sizes, strict=True):
+            zlib.crc32(view[at : at + size])
+        checked = time.perf_counter()
+        for first in range(0, len(walk.records), CHUNK):
+            record_columns(view, walk.records[first : first + CHUNK], body=False)
+        ended = time.perf_counter()
+        count += len(walk.records)
+        walks += walked - begun
+        crcs += checked - prepared
+        columns += ended - checked
+    reference = count / crcs
+    yield ("CRC of the same records, one core", reference, "records/s", "the reference")
+    for what, took_s in (("walk", walks), ("all columns with CRCs", columns)):
+        rate = count / took_s
+        yield (f"{what}, one core", rate, "records/s", f"{rate / reference:.0%} (goal 25)")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--messages", default=MESSAGES, show_default=True, type=click.IntRange(1_000))
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write all figures.")
+def main(messages: int, json_path: str | None) -> None:
+    """Measure Spark's readers, and reference loops beside them."""
+    with session() as spark:
+        rows = uvloop.run(measure(spark, messages))
+    table = Table("what", "figure", "", "beside")
+    for what, figure, unit, beside in rows:
+        table.add_row(what, f"{figure:,.1f}" if unit == "s" else f"{figure:,.0f}", unit, beside)
+    Console().print(table)
+    if json_path:
+        found: list[Any] = [list(row) for row in rows]
+        Path(json_path).write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,17 @@ import pytest
 
 from tests.tidy import known
 from tests.tidy.parts import inheritors, late_attributes, planted, stubs
-from tests.tidy.sources import ROOMS, ROOT, circles, graph, imported, parsed, product, sources
+from tests.tidy.sources import (
+    FRONT_DOOR,
+    ROOMS,
+    ROOT,
+    circles,
+    graph,
+    imported,
+    parsed,
+    product,
+    sources,
+)
 
 # Imports point down only: a room may import itself and what stands here.
 MAY_IMPORT = {
@@ -214,6 +224,11 @@ def test_a_room_is_imported_by_one_name_only() -> None:
     paths = [p for room in (*ROOMS, *others) for p in (ROOT / room).rglob("*.py")]
     found = {str(path): bare.findall(path.read_text()) for path in paths}
     assert not {path: rooms for path, rooms in found.items() if rooms}
+
+
+def test_every_room_goes_into_the_containers_images() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    assert let_in >= {*ROOMS, *FRONT_DOOR}
 
 
 def test_every_room_is_a_part_of_the_package() -> None:

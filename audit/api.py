@@ -27,9 +27,11 @@ def run_audit(
     *,
     mode: str | None = None,
     group: str | None = None,
+    acknowledged: str | Path | None = None,
 ) -> AuditReport:
     """Audit the stores of one broker group against the history of what was sent to `topic`; or,
-    without one, what can be said of any store.
+    against a table of what was `acknowledged` (audit.acknowledged); or, without either, what can be
+    said of any store.
 
     Give every replica, stopped or at least idle. A majority is counted among the voters that the
     logs name (audit.voters); a voter whose store is missing is a finding, and holds nothing.
@@ -42,14 +44,16 @@ def run_audit(
         raise ValueError("an audit needs at least one store")
     if spark is None:
         with session() as own:
-            return run_audit(own, stores, history, topic, mode=mode, group=group)
+            return run_audit(
+                own, stores, history, topic, mode=mode, group=group, acknowledged=acknowledged
+            )
     if mode is not None and mode not in MODES:
         raise ValueError(f"a mode is one of {', '.join(MODES)}, not {mode}")
     directories = {name: str(path) for name, path in stores.items()}
     subject = subject_of(directories, mode, group)
     with tempfile.TemporaryDirectory(prefix="mqaudit-") as scratch:
-        told = None if history is None else str(history)
-        return run(spark, directories, told, topic, Path(scratch), subject)
+        told, acks = (None if each is None else str(each) for each in (history, acknowledged))
+        return run(spark, directories, told, topic, Path(scratch), subject, acks)
 
 
 def topic_frame(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -38,6 +39,12 @@ CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
     "--history",
     type=click.Path(exists=True, dir_okay=False),
     help="History of the run (JSON Lines), as mqchaos writes it.",
+)
+@click.option(
+    "--acknowledged",
+    metavar="FILE",
+    type=click.Path(exists=True),
+    help="What producers were acknowledged, as Parquet or JSON lines, instead of a history.",
 )
 @click.option("--topic", help="The topic whose messages are audited.")
 @click.option(
@@ -86,6 +93,7 @@ CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
 def main(
     run_directory: Path | None,
     history: str | None,
+    acknowledged: str | None,
     topic: str | None,
     stores: tuple[str, ...],
     mode: str | None,
@@ -120,12 +128,15 @@ def main(
         raise click.UsageError("Name running brokers (--namesrv), or stores (--store, --run).")
     if bool(history) != bool(topic):
         raise click.UsageError("--history and --topic belong together.")
+    if history and acknowledged:
+        raise click.UsageError("Give --history or --acknowledged.")
     from raftmq.audit.printed import print_report
 
     if namesrv:
-        reports = _audit_running(namesrv, group, history, topic, scratch, mib_per_s << 20, cores)
+        told = {"history": history, "topic": topic or "", "acknowledged": acknowledged}
+        reports = _audit_running(namesrv, group, told, scratch, mib_per_s << 20, cores)
     else:
-        reports = [_audit(directories, history, topic, cores, mode, group)]
+        reports = [_audit(directories, history, acknowledged, topic, cores, mode, group)]
     for report in reports:
         print_report(report)
     if json_path is not None:
@@ -138,8 +149,7 @@ def main(
 def _audit_running(
     namesrv: str,
     group: str | None,
-    history: str | None,
-    topic: str | None,
+    told: Mapping[str, Any],
     scratch: Path | None,
     bytes_per_s: int,
     cores: int,
@@ -164,10 +174,9 @@ def _audit_running(
                 spark,
                 connection,
                 group=group,
-                history=history,
-                topic=topic or "",
                 bytes_per_s=bytes_per_s,
                 scratch=scratch,
+                **told,
             )
     except unfit as error:
         _give_up(str(error))
@@ -176,6 +185,7 @@ def _audit_running(
 def _audit(
     stores: dict[str, str],
     history: str | None,
+    acknowledged: str | None,
     topic: str | None,
     cores: int,
     mode: str | None,
@@ -192,7 +202,12 @@ def _audit(
         _not_installed(missing)
     try:
         with session(cores) as spark:
-            return run_audit(spark, stores, history, topic or "", mode=mode, group=group)
+            return run_audit(
+                *(spark, stores, history, topic or ""),
+                mode=mode,
+                group=group,
+                acknowledged=acknowledged,
+            )
     except (JavaNotFound, StoreError, HistoryUnfit, OSError) as error:
         _give_up(str(error))
 

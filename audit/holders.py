@@ -27,16 +27,16 @@ class LastCopies:
 NONE = LastCopies({}, {})
 
 
-def last_copies(tables: Tables, missing: CheckResult) -> LastCopies:
-    """Look for the messages that the check `missing` counted."""
+def last_copies(tables: Tables, missing: CheckResult, lost: DataFrame) -> LastCopies:
+    """Look for the messages that the check `missing` counted; `lost` has their topic and
+    id_text."""
     if not missing.count:
         return NONE
-    lost = tables.ledger.where((F.col("outcome") == "ok") & (F.col("copies") == 0))
     found = (
         records(tables.items)
-        .where((F.col("topic") == tables.topic) & F.col("visible") & F.col("intact"))
-        .select(F.col("uniq_key").alias("id_text"), "store", "position")
-        .join(lost.select("id_text"), "id_text")
+        .where(F.col("visible") & F.col("intact"))
+        .select("topic", F.col("uniq_key").alias("id_text"), "store", "position")
+        .join(lost, ["topic", "id_text"])
     )
     first = found.groupBy("store").agg(F.min("position").alias("position")).collect()
     shown = [str(offender["id_text"]) for offender in missing.offenders]

@@ -11,9 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from raftmq.audit.acknowledged import (
+    acknowledged_checks,
+    compared,
+    lost,
+    read_acknowledged,
+)
 from raftmq.audit.checks import Check, sent_checks, stored_checks
 from raftmq.audit.consumption import consumption_checks, event_kinds
 from raftmq.audit.files import file_at
@@ -37,8 +43,10 @@ def run(
     topic: str,
     scratch: Path,
     subject: Subject,
+    acknowledged: str | None = None,
 ) -> AuditReport:
-    """Audit `stores` (name → store directory), against a history file if there is one.
+    """Audit `stores` (name → store directory), against a history file if there is one, or else a
+    table of acknowledged messages (audit.acknowledged).
 
     `scratch` is an empty directory for the staged tables. Raises StoreError, HistoryUnfit, OSError.
     """
@@ -50,6 +58,10 @@ def run(
     copies = NONE
     if history is None:
         figures = _stored(tables)
+        if acknowledged is not None:
+            told = read_acknowledged(spark, acknowledged)
+            figures["acknowledged"] = told.count()
+            results, copies = _acknowledged_results(tables, told)
     else:
         figures = _figures(tables)
         results, copies = _sent_results(tables, figures, torn)
@@ -80,7 +92,7 @@ def run(
             "checks": checked - staged,
             "replicas": end - checked,
         },
-        not_judged=tuple(_not_judged(history, topic, subject)),
+        not_judged=tuple(_not_judged(history, acknowledged, topic, subject)),
     )
 
 
@@ -103,14 +115,35 @@ def _sent_results(
             later += orderly_checks(tables)
         for together in pool.map(evaluate, _by_table((*seen, *later))):
             results += together
+    lost = tables.ledger.where((F.col("outcome") == "ok") & (F.col("copies") == 0))
+    return _with_copies(tables, results, lost.select(F.lit(tables.topic).alias("topic"), "id_text"))
+
+
+def _acknowledged_results(
+    tables: Tables, acknowledged: DataFrame
+) -> tuple[list[CheckResult], LastCopies]:
+    """Run the checks of what was acknowledged; also return who holds what is missing."""
+    rows = compared(tables, acknowledged)
+    results = evaluate([*acknowledged_checks(tables, rows)])
+    return _with_copies(tables, results, lost(rows))
+
+
+def _with_copies(
+    tables: Tables, results: list[CheckResult], lost: DataFrame
+) -> tuple[list[CheckResult], LastCopies]:
+    """Say of what is missing who still has it."""
     (missing,) = (n for n, result in enumerate(results) if result.name == "missing")
-    copies = last_copies(tables, results[missing])
+    copies = last_copies(tables, results[missing], lost)
     results[missing] = with_holders(results[missing], copies)
     return results, copies
 
 
-def _not_judged(history: str | None, topic: str, subject: Subject) -> Iterator[str]:
-    if history is None:
+def _not_judged(
+    history: str | None, acknowledged: str | None, topic: str, subject: Subject
+) -> Iterator[str]:
+    if acknowledged is not None:
+        yield "messages never sent, and order: only what was acknowledged is known of the sends"
+    elif history is None:
         yield "losses, messages never sent, order and duplicates: there is no history of the sends"
     else:
         yield f"sends to other topics than {topic}, except messages to come later"

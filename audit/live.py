@@ -24,6 +24,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from raftmq.audit.acknowledged import read_acknowledged
+from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.job import run
 from raftmq.audit.pulled import pulled_report
 from raftmq.audit.report import OFFENDERS_MAX, AuditReport, CheckResult, Offender
@@ -74,6 +76,7 @@ def audit_cluster(
     group: str | None = None,
     history: str | None = None,
     topic: str = "",
+    acknowledged: str | None = None,
     bytes_per_s: int = BYTES_PER_S,
     scratch: Path | None = None,
 ) -> list[AuditReport]:
@@ -82,6 +85,12 @@ def audit_cluster(
     `scratch` must have room for the logs of one group's replicas; it is emptied again. Raises
     NotAudited, ClientError, StoreError, HistoryUnfit, OSError."""
     groups = asyncio.run(_groups(connection, group))
+    if acknowledged is not None and len(groups) > 1:
+        nameless = read_acknowledged(spark, acknowledged).where("broker is null").count()
+        if nameless:
+            raise HistoryUnfit(
+                f"{acknowledged} has {nameless} rows without broker, and there are several groups"
+            )
     reports = []
     for name, replicas in sorted(groups.items()):
         with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
@@ -89,10 +98,17 @@ def audit_cluster(
             copied = asyncio.run(_copy(connection, replicas, root, bytes_per_s))
             if copied is None:
                 topics = asyncio.run(_topics(connection, replicas))
-                reports.append(pulled_report(spark, connection, name, topics))
+                report = pulled_report(spark, connection, name, topics)
+                if history is not None or acknowledged is not None:
+                    unasked = "what was sent: only the logs of Raft groups are compared with that"
+                    report = replace(report, not_judged=(unasked, *report.not_judged))
+                reports.append(report)
                 continue
             (root / "tables").mkdir()
-            report = run(spark, copied.stores, history, topic, root / "tables", copied.subject)
+            report = run(
+                *(spark, copied.stores, history, topic),
+                *(root / "tables", copied.subject, acknowledged),
+            )
             asked = [_ends_check(copied.ends, _log_ends(spark, root / "tables"))]
             asked.append(asyncio.run(_offsets_check(connection, copied.leader)))
             reports.append(

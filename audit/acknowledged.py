@@ -1,0 +1,138 @@
+"""Compares a group's log with a table of what its producers were acknowledged.
+
+An application that keeps such a table can have a production cluster audited for losses. It is a
+Parquet file (or a directory of them), or JSON lines:
+
+    msg_id        string  the message's id as the producer made it (UNIQ_KEY, SendResult.msg_id)
+    topic         string
+    broker        string  the broker group that acknowledged it; may be left out where there is one
+    queue_id      int     where it was stored, both if known
+    queue_offset  long
+    body_crc      long    zlib.crc32(body) & 0x7FFFFFFF, if known
+
+What retention has removed since cannot be judged: it is counted apart. Without a `queue_offset`
+nobody can say whether that is the reason, so then nothing that is not found in a log whose
+beginning was removed is judged.
+"""
+
+import re
+from collections.abc import Iterator
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from raftmq.audit.checks import Check
+from raftmq.audit.history import HistoryUnfit
+from raftmq.audit.subject import RAFT
+from raftmq.audit.tables import Tables
+
+SCHEMA = StructType(
+    [
+        StructField("msg_id", StringType()),
+        StructField("topic", StringType()),
+        StructField("broker", StringType()),
+        StructField("queue_id", IntegerType()),
+        StructField("queue_offset", LongType()),
+        StructField("body_crc", LongType()),
+    ]
+)
+NEEDED = ("msg_id", "topic")
+_CAUSE = re.compile(r"(\[[A-Z_.]+\] .*)")  # where Spark says what it is
+
+
+def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
+    """Read such a table as SCHEMA. Raises HistoryUnfit."""
+    try:
+        if path.endswith((".json", ".jsonl")):
+            found = spark.read.schema(SCHEMA).json(path)  # what is no row becomes one of nulls
+        else:
+            stored = spark.read.parquet(path)
+            given = {field.name: F.col(field.name) for field in stored.schema}
+            columns = [
+                given.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
+                for field in SCHEMA
+            ]
+            found = stored.select(*columns)
+        lacking = found.where(F.col("msg_id").isNull() | F.col("topic").isNull()).count()
+    except (PySparkException, Py4JJavaError) as error:
+        reason = next(iter(_CAUSE.findall(str(error))), type(error).__name__)
+        raise HistoryUnfit(f"{path} cannot be read as acknowledged messages: {reason}") from error
+    if lacking:
+        raise HistoryUnfit(f"{path} has {lacking} rows without {' or '.join(NEEDED)}")
+    return found
+
+
+def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
+    """Return one row per message that this group acknowledged: SCHEMA, with `id_text` for msg_id;
+    copies (null: none), places, crcs, first_position; gone (retention may have removed it)."""
+    log = tables.log.where("visible")
+    stored = log.groupBy("topic", "id_text").agg(
+        F.count("*").alias("copies"),
+        F.collect_set(F.struct("queue_id", "queue_offset")).alias("places"),
+        F.collect_set("content_crc").alias("crcs"),
+        F.min("position").alias("first_position"),
+    )
+    begins = log.groupBy("topic", "queue_id").agg(F.min("queue_offset").alias("begin"))
+    removed = F.lit(tables.limits.begin > 0)
+    before = F.col("begin").isNull() | F.col("queue_offset").isNull()
+    before = before | (F.col("queue_offset") < F.col("begin"))
+    ours = acknowledged.withColumnRenamed("msg_id", "id_text")
+    if tables.group is not None:
+        ours = ours.where(F.coalesce("broker", F.lit(tables.group)) == tables.group)
+    rows = (
+        ours.join(stored, ["topic", "id_text"], "left")
+        .join(F.broadcast(begins), ["topic", "queue_id"], "left")
+        .withColumn("gone", F.col("copies").isNull() & removed & before)
+    )
+    return tables.staged(rows, "acknowledged")
+
+
+def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
+    """Yield the checks on the rows of `compared`."""
+    enough = "a majority" if tables.limits.mode == RAFT else "any store"
+    stored = F.col("copies").isNotNull()
+    place = F.struct("queue_id", "queue_offset")
+    known = F.col("queue_id").isNotNull() & F.col("queue_offset").isNotNull()
+    shown = ("id_text", "topic", "queue_id", "queue_offset", "first_position")
+    order = ("topic", "queue_id", "queue_offset", "id_text")
+    for name, title, fault, wrong in (
+        (
+            "missing",
+            f"acknowledged, but not stored by {enough}",
+            True,
+            ~stored & ~F.col("gone"),
+        ),
+        (
+            "misplaced",
+            "acknowledged at a queue offset where it does not stand",
+            True,
+            stored & known & ~F.array_contains("places", place),
+        ),
+        (
+            "altered",
+            "stored with another body than was acknowledged",
+            True,
+            stored & F.col("body_crc").isNotNull() & ~F.array_contains("crcs", F.col("body_crc")),
+        ),
+        (
+            "twice",
+            "stored more than once, by a retry or by the application",
+            False,
+            F.col("copies") > 1,
+        ),
+        (
+            "removed",
+            "acknowledged, and perhaps removed by retention since: not judged",
+            False,
+            F.col("gone"),
+        ),
+    ):
+        yield Check(name, title, fault, rows, wrong, shown, order)
+
+
+def lost(rows: DataFrame) -> DataFrame:
+    """Return topic and id_text of what is missing."""
+    return rows.where(F.col("copies").isNull() & ~F.col("gone")).select("topic", "id_text")

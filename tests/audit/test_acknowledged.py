@@ -1,0 +1,168 @@
+"""Audits against a table of what producers were acknowledged, without a history."""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from raftmq.audit.api import run_audit
+from raftmq.audit.cli import main
+from raftmq.audit.history import HistoryUnfit
+from raftmq.audit.report import AuditReport
+from tests.audit.run import NAMES, TOPIC, Run, message_id
+
+COUNT = 60
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.plan(tmp_path, COUNT)
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    """What an application would have noted of the messages that are stored."""
+    return [
+        {
+            "msg_id": placed.message.id,
+            "topic": placed.message.topic,
+            "broker": None,
+            "queue_id": placed.message.queue,
+            "queue_offset": placed.queue_offset,
+            "body_crc": zlib.crc32(placed.message.body) & 0x7FFFFFFF,
+        }
+        for placed in run.log.placed
+        if placed.message.topic == TOPIC
+    ]
+
+
+def write(run: Run, rows: list[dict[str, Any]]) -> Path:
+    path = run.root / "acks.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def audit(spark: SparkSession, run: Run, path: Path) -> AuditReport:
+    return run_audit(spark, run.stores, acknowledged=path)
+
+
+def ids(report: AuditReport, check: str) -> list[str]:
+    return sorted(row["id_text"] for row in report.check(check).offenders)
+
+
+def test_all_that_was_acknowledged_is_there(spark: SparkSession, run: Run) -> None:
+    run.store().write()
+    report = audit(spark, run, write(run, rows_of(run)))
+    assert report.ok, [check for check in report.checks if not check.ok]
+    assert report.figures["acknowledged"] == COUNT
+    assert any("messages never sent" in each for each in report.not_judged)
+
+
+def test_what_is_planted_is_found(spark: SparkSession, run: Run) -> None:
+    run.messages.insert(14, run.messages[10])  # stored twice
+    run.store().write()
+    rows = {row["msg_id"]: row for row in rows_of(run)}
+    rows[message_id(20)]["queue_offset"] += 1
+    rows[message_id(21)]["body_crc"] ^= 1
+    rows["gone"] = rows[message_id(0)] | {"msg_id": "gone"}
+    rows["elsewhere"] = rows[message_id(0)] | {"msg_id": "elsewhere", "topic": "NoSuchTopic"}
+    report = audit(spark, run, write(run, list(rows.values())))
+    assert ids(report, "missing") == ["elsewhere", "gone"]
+    assert ids(report, "misplaced") == [message_id(20)]
+    assert ids(report, "altered") == [message_id(21)]
+    assert ids(report, "twice") == [message_id(10)]
+    assert {check.name for check in report.checks if not check.ok} == {
+        "missing",
+        "misplaced",
+        "altered",
+    }
+
+
+def test_a_message_that_one_replica_has_is_missing_and_held_there(
+    spark: SparkSession, run: Run
+) -> None:
+    """Two replicas end before the last messages: the third alone has them."""
+    run.store()
+    last = run.placed(COUNT - 1)
+    kept = run.placed(COUNT - 8)
+    run.write()
+    rows = rows_of(run)
+    for name in NAMES[:2]:
+        segments = sorted((run.root / name / "store" / "commitlog").iterdir())
+        for path in segments:
+            base = int(path.name)
+            data = bytearray(path.read_bytes())
+            cut = max(0, kept.position - base)
+            data[cut:] = bytes(len(data) - cut)
+            path.write_bytes(data)
+    report = audit(spark, run, write(run, rows))
+    held_by = {row["id_text"]: row["held_by"] for row in report.check("missing").offenders}
+    (place,) = held_by[last.message.id]
+    assert place.startswith("n2/commitlog/")
+    # Of the frame that was cut all but the first records are there, and vouched for by nobody.
+    assert all(any(place.startswith("n2/") for place in places) for places in held_by.values())
+
+
+def test_what_retention_removed_is_no_loss(spark: SparkSession, run: Run) -> None:
+    run.store().write()
+    rows = rows_of(run)
+    for name in NAMES:
+        first, *_ = sorted((run.root / name / "store" / "commitlog").iterdir())
+        end = first.stat().st_size
+        first.unlink()
+    removed = {
+        p.message.id for p in run.log.placed if p.position < end and p.message.topic == TOPIC
+    }
+    assert 0 < len(removed) < COUNT
+    report = audit(spark, run, write(run, rows))
+    assert report.count("missing") == 0
+    assert report.count("removed") == len(removed)
+
+
+@pytest.mark.parametrize("name", ["acks.jsonl", "acks"])
+def test_only_ids_and_topics(spark: SparkSession, run: Run, name: str) -> None:
+    run.store().write()
+    rows = [{"msg_id": row["msg_id"], "topic": row["topic"]} for row in rows_of(run)]
+    rows.append({"msg_id": "gone", "topic": TOPIC})
+    path = run.root / name
+    if name.endswith("jsonl"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:  # a directory of files, as Spark writes it
+        spark.createDataFrame(rows).write.parquet(str(path))
+    report = audit(spark, run, path)
+    assert ids(report, "missing") == ["gone"]
+    assert report.count("misplaced") == report.count("altered") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("acks.jsonl", b"{", "1 rows without msg_id or topic"),
+        ("acks.jsonl", b'{"topic": "T"}\n', "1 rows without msg_id or topic"),
+        ("acks.parquet", b"PAR1 it is not", "cannot be read"),
+    ],
+)
+def test_a_table_that_is_none_is_told(
+    spark: SparkSession, run: Run, name: str, content: bytes, told: str
+) -> None:
+    run.store().write()
+    path = run.root / name
+    path.write_bytes(content)
+    with pytest.raises(HistoryUnfit, match=told):
+        audit(spark, run, path)
+
+
+def test_the_command(spark: SparkSession, run: Run) -> None:
+    run.store().write()
+    path = write(run, [*rows_of(run), rows_of(run)[0] | {"msg_id": "gone"}])
+    stores = [word for name, at in run.stores.items() for word in ("--store", f"{name}={at}")]
+    done = CliRunner().invoke(main, [*stores, "--acknowledged", str(path)])
+    assert done.exit_code == 1, done.output
+    assert "id_text=gone" in done.output
+    both = ["--acknowledged", str(path), "--history", str(path), "--topic", TOPIC]
+    assert CliRunner().invoke(main, [*stores, *both]).exit_code == 2

@@ -58,7 +58,7 @@ class NotAudited(Exception):
 @dataclass(frozen=True, slots=True)
 class Replica:
     """A replica of which a copy can be read: its log in [begin, end), in `session` at `address`.
-    `voters`: the ids of the group's members as it knows them."""
+    `members`: the ids of the group's members as it knows them."""
 
     node: str
     address: str

@@ -15,6 +15,20 @@ from raftmq.remoting.errors import ConnectError
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+DEFAULT_TOPIC = "TBW102"  # the template of auto-created topics
+# Topics that clients may not send to.
+NO_SEND_TOPICS = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+SYSTEM_TOPICS = NO_SEND_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 TOPIC_LENGTH_MAX = 127  # as clients check; retry and dead-letter topics may have 255
 DERIVED_TOPIC_LENGTH_MAX = 255
 NAME_LENGTH_MAX = 255  # of a broker or cluster; host names are no longer than this

@@ -15,14 +15,15 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from raftmq.client.errors import BrokerRefused
-from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.client.instance import ClientInstance, InstanceConfig, successful
 from raftmq.client.message import MessageQueue
 from raftmq.client.offsetstore import max_offset, min_offset, offset_for
-from raftmq.client.retry import CONTROL
+from raftmq.client.retry import CONTROL, RetryPolicy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.headers import PULL_SUBSCRIPTION, PullHeader, PullResponseHeader
+from raftmq.remoting.names import SYSTEM_TOPICS
 from raftmq.spark.options import Connection
 from raftmq.spark.positions import Queue, QueueRange
 
@@ -32,6 +33,7 @@ PULL_COUNT_MAX = 1024  # as many as a broker of ours gives at once; Apache's giv
 PULL_BYTES_MAX = 4 << 20
 PULL_TIMEOUT_MS = 10_000
 BLOCK_BYTES = 8 << 20  # of answers that are handed on together
+_INTERNAL = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "%SYS%")
 EMPTY_PAUSE_S = 0.05  # after an answer without messages where there are some: a replica lags
 
 
@@ -74,12 +76,21 @@ class Cluster:
     # -- what there is ------------------------------------------------------------------------
 
     def topics(self, pattern: str) -> tuple[str, ...]:
-        """Return the topics whose whole name matches, but those of brokers themselves."""
-        command = RemotingCommand.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None)
-        answer = self._run(self._instance.name_servers.invoke(command))
-        names = loads_object(answer.body).get("topicList") or ()
+        """Return the topics whose whole name matches, but those of brokers themselves, retry and
+        dead-letter topics."""
+        listed = self._told(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).get("topicList") or ()
+        info = self._told(RequestCode.GET_BROKER_CLUSTER_INFO)
+        clusters = info.get("clusterAddrTable") or {}
+        own = {*SYSTEM_TOPICS, *clusters, *(info.get("brokerAddrTable") or {})}
+        own |= {f"{name}_REPLY_TOPIC" for name in clusters}
         whole = re.compile(pattern)
-        return tuple(sorted(n for n in names if whole.fullmatch(n) and not _is_internal(n)))
+        found = (name for name in listed if whole.fullmatch(name) and name not in own)
+        return tuple(sorted(name for name in found if not name.startswith(_INTERNAL)))
+
+    def _told(self, code: RequestCode) -> dict[str, Any]:
+        command = RemotingCommand.request(code, None)
+        answer = self._run(self._instance.name_servers.invoke(command))
+        return loads_object(successful(answer, "name server").body)
 
     def queues(self, topics: Iterable[str]) -> list[Queue]:
         """Return the topics' readable queues. Raises NoRoute."""
@@ -126,8 +137,11 @@ class Cluster:
         DataLost, unless what is lost is to be passed over."""
         self.queues([wanted.queue.topic])  # learns where its brokers are
         pulls = _Pulls(self._instance, self._connection, wanted, self._policy, fail_on_data_loss)
-        while block := self._run(pulls.block()):
-            yield block
+        try:
+            while block := self._run(pulls.block()):
+                yield block
+        finally:
+            self._run(pulls.stop())  # the reader may have had enough
 
 
 class _Pulls:
@@ -138,7 +152,7 @@ class _Pulls:
         instance: ClientInstance,
         connection: Connection,
         wanted: QueueRange,
-        policy: Any,
+        policy: RetryPolicy,
         fail_on_data_loss: bool,
     ) -> None:
         self._instance = instance
@@ -164,12 +178,18 @@ class _Pulls:
             elif answer.code == ResponseCode.PULL_NOT_FOUND:
                 waited_s += EMPTY_PAUSE_S
                 if waited_s * 1000 > self._connection.timeout_ms:
-                    raise DataLost(f"{self._name()} has nothing at {self._offset} any more")
+                    self._ended()
                 await asyncio.sleep(EMPTY_PAUSE_S)
             if self._offset < self._wanted.end:
                 self._ahead = asyncio.ensure_future(self._pull())
                 await asyncio.sleep(0)  # it is written now
         return b"".join(parts)
+
+    async def stop(self) -> None:
+        """Give up the pull that is under way."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            await asyncio.wait([self._ahead])
 
     def _take(self, answer: RemotingCommand) -> bytes:
         """Move on by an answer; return its records."""
@@ -191,6 +211,11 @@ class _Pulls:
             raise BrokerRefused(answer.code, remark, self._wanted.queue.broker)
         self._offset = header.next_offset
         return bytes(answer.body) if answer.code == ResponseCode.SUCCESS else b""
+
+    def _ended(self) -> None:
+        if self._strict:
+            raise DataLost(f"{self._name()} has nothing at {self._offset} any more")
+        self._offset = self._wanted.end
 
     def _moved(self, header: PullResponseHeader) -> None:
         held = f"{self._name()} has {header.offset_min} to {header.offset_max}, not {self._offset}"
@@ -219,7 +244,3 @@ class _Pulls:
             PULL_TIMEOUT_MS,
             policy=self._policy,
         )
-
-
-def _is_internal(topic: str) -> bool:
-    return topic.startswith(("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "%SYS%"))

@@ -19,26 +19,15 @@ from raftmq.remoting.codes import ResponseCode
 PERM_READ = 4
 PERM_WRITE = 2
 
-DEFAULT_TOPIC = "TBW102"  # the template of auto-created topics
+DEFAULT_TOPIC = names.DEFAULT_TOPIC
 RETRY_PREFIX = names.RETRY_PREFIX
 DLQ_PREFIX = names.DLQ_PREFIX
 DERIVED_TOPIC_LENGTH_MAX = names.DERIVED_TOPIC_LENGTH_MAX
 topic_name_problem = names.topic_name_problem
 QUEUE_COUNT_MAX = 65_536
 
-# Topics that clients may not send to.
-NO_SEND_TOPICS = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "rmq_sys_wheel_timer",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    }
-)
-SYSTEM_TOPICS = NO_SEND_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+NO_SEND_TOPICS = names.NO_SEND_TOPICS
+SYSTEM_TOPICS = names.SYSTEM_TOPICS
 
 
 @dataclass(frozen=True, slots=True)

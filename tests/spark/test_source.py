@@ -105,6 +105,21 @@ def test_until_a_time(reader: Any, cluster: Cluster) -> None:
     fill(cluster, "Until", bodies(30, 30))
     until = reader.option("topic", "Until").option("endingTimestamp", between_ms)
     assert found(until.load()) == sorted(bodies(0, 30))
+    later_ms = int(time.time() * 1000) + 60_000
+    assert found(until.option("endingTimestamp", later_ms).load()) == sorted(bodies(0, 60))
+    from_later = reader.option("topic", "Until").option("startingTimestamp", later_ms)
+    assert from_later.load().count() == 0
+
+
+def test_a_pattern_finds_topics_of_users_alone(reader: Any, cluster: Cluster, orders: str) -> None:
+    fill(cluster, "Others", bodies(0, 1))
+    topics = {row["topic"] for row in reader.option("topicPattern", ".*").load().collect()}
+    assert {"Orders", "Others"} <= topics
+    assert not any(topic.startswith(("%", "RMQ_SYS", "TBW102")) for topic in topics)
+
+
+def test_a_reader_that_has_enough_leaves_nothing_behind(reader: Any, orders: str) -> None:
+    assert len(reader.option("topic", orders).load().limit(3).collect()) == 3
 
 
 def test_predicates_narrow_what_is_read(spark: SparkSession, reader: Any, orders: str) -> None:

@@ -28,7 +28,7 @@ from raftmq.audit.acknowledged import read_acknowledged
 from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.job import run
 from raftmq.audit.pulled import pulled_report
-from raftmq.audit.report import OFFENDERS_MAX, AuditReport, CheckResult, Offender
+from raftmq.audit.report import AuditReport, CheckResult, Offender
 from raftmq.audit.subject import RAFT, Subject
 from raftmq.client.admin.admin import Admin
 from raftmq.client.admin.bodies import consume_stats, topic_offsets
@@ -342,7 +342,7 @@ def _ends_check(
         if end > (held_end := held.get((topic, number), 0))
     ]
     title = "queues that end behind the last message that the log has of them"
-    return CheckResult("queue_ends", title, True, len(offenders), tuple(offenders[:OFFENDERS_MAX]))
+    return CheckResult.of_faults("queue_ends", title, offenders)
 
 
 async def _offsets_check(connection: Connection, leader: str) -> CheckResult:
@@ -363,6 +363,4 @@ async def _offsets_check(connection: Connection, leader: str) -> CheckResult:
 
         await asyncio.gather(*(ask(name) for name in await admin.group.configs(leader)))
     title = "offsets that groups have committed behind their queue's end"
-    return CheckResult(
-        "group_offsets", title, True, len(offenders), tuple(offenders[:OFFENDERS_MAX])
-    )
+    return CheckResult.of_faults("group_offsets", title, offenders)

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from raftmq.audit.report import OFFENDERS_MAX, AuditReport, CheckResult, Offender
+from raftmq.audit.report import AuditReport, CheckResult, Offender
 from raftmq.audit.subject import CLASSIC
 from raftmq.client.errors import BrokerRefused, NoRoute
 from raftmq.remoting.codes import ResponseCode
@@ -77,7 +77,7 @@ def pulled_report(
         if not count == distinct == end[queue] - first[queue]
     ]
     checks = [
-        CheckResult(name, title, True, len(offenders), tuple(offenders[:OFFENDERS_MAX]))
+        CheckResult.of_faults(name, title, offenders)
         for name, title, offenders in (
             ("unreadable", "topics that cannot be read, or have damaged messages", damaged),
             ("offset_holes", "queues that lack a message between their first and last", holes),

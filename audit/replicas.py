@@ -86,7 +86,7 @@ def segment_check(stores: Mapping[str, str], limits: Limits) -> CheckResult:
                 gap: Offender = {"store": store.store, "from": before.end, "to": after.base}
                 offenders.append(gap)
     title = "log positions no segment file holds"
-    return CheckResult("segments", title, True, len(offenders), tuple(offenders[:OFFENDERS_MAX]))
+    return CheckResult.of_faults("segments", title, offenders)
 
 
 def _different_blocks(

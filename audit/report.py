@@ -6,7 +6,7 @@ worth knowing that at-least-once delivery allows (a client's retry stored twice,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,6 +26,11 @@ class CheckResult:
     fault: bool
     count: int
     offenders: tuple[Offender, ...] = ()
+
+    @classmethod
+    def of_faults(cls, name: str, title: str, offenders: Sequence[Offender]) -> CheckResult:
+        """Return the result of a check whose offenders are all known."""
+        return cls(name, title, True, len(offenders), tuple(offenders[:OFFENDERS_MAX]))
 
     @property
     def ok(self) -> bool:

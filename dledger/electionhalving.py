@@ -26,7 +26,7 @@ WAIT_FACTOR_MAX = 8
 
 
 class ElectionHalving:
-    """Whether one replica's election time-outs are halved. Times are the core's, in ms."""
+    """Decides whether a replica halves its election time-outs. Times are the core's, in ms."""
 
     __slots__ = ("_calm_since_ms", "_silent_ms_max", "_wait_ms", "_wait_ms_max", "holds")
 

@@ -13,7 +13,6 @@ Options: docs/spark.md.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +49,6 @@ from raftmq.spark.options import OptionError, Place, ReadOptions, columns_of, re
 from raftmq.spark.positions import EARLIEST, LATEST, Queue, QueueRange
 from raftmq.spark.pushdown import Narrowing
 from raftmq.spark.rows import MESSAGE_FIELDS, PROPERTIES, TIME, rows
-
-log = logging.getLogger(__name__)
 
 _SPARK_TYPES: dict[Any, DataType] = {
     pa.string(): StringType(),

@@ -28,6 +28,7 @@ from raftmq.broker.http.messages import MessageOperations
 from raftmq.broker.http.node import NodeOperations
 from raftmq.broker.http.settings import SettingOperations
 from raftmq.broker.http.tables import TableOperations
+from raftmq.broker.http.writers import WriterOperations
 from raftmq.broker.keeper import ClassicKeeper, Keeper, RaftKeeper
 from raftmq.broker.opening import Opened
 from raftmq.broker.operating.catalog import Catalog
@@ -40,6 +41,7 @@ from raftmq.broker.replication.engine import Engine, make_engine
 from raftmq.broker.replication.members import Members
 from raftmq.broker.retention import Retention
 from raftmq.broker.sending.send import SendPath
+from raftmq.broker.sending.writerservice import Writers
 from raftmq.broker.tables.snapshotinstall import Source
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.dledger.messages import RoleEvent
@@ -231,6 +233,7 @@ def node_operations(
     resets: Resets,
     keys: KeyQueries,
     faults: FaultDoor | None,
+    writers: Writers,
 ) -> list[Operation]:
     """Return the operations of the HTTP API on this broker (docs/http-api.md), in its order."""
     context = parts.context
@@ -240,6 +243,7 @@ def node_operations(
         ConsumerOperations(context, catalog, parts.clients, resets),
         MessageOperations(context, parts.sends, keys),
         LeadershipOperations(context, members),
+        WriterOperations(writers),
         SettingOperations(parts),
         FaultOperations(context, faults),
     )

@@ -73,6 +73,7 @@ from raftmq.broker.replication.members import Members
 from raftmq.broker.replication.roles import RoleView
 from raftmq.broker.retention import Retention
 from raftmq.broker.sending.reply import ReplyService, reply_topic
+from raftmq.broker.sending.writerservice import Writers
 from raftmq.broker.service import RoleChange, Service
 from raftmq.broker.tables.state import announce
 from raftmq.dledger.messages import RoleEvent
@@ -249,6 +250,7 @@ class Broker:
         progress = ProgressQueries(context, self.clients, group_rates)
         stats = StatsQueries(context, group_rates)
         relay = Relay(context, self.clients, self.access)
+        writers = Writers(context, self.sends.writers)
 
         # In the order of their periodic work.
         services = [
@@ -279,10 +281,11 @@ class Broker:
             Service(handlers=progress.handlers()),
             Service(handlers=stats.handlers()),
             Service(handlers=relay.handlers()),
+            writers.service(),
             Service(stop=self.questions.stop),
             Service(
                 operations=node_operations(
-                    parts, self.members, self.catalog, self.resets, keys, faults
+                    parts, self.members, self.catalog, self.resets, keys, faults, writers
                 )
             ),
         ]

@@ -210,6 +210,9 @@ class BrokerConfig(PeerTlsOptions):
         unit=MS, low=1, high=86_400_000, live=True)
     idempotent_window_max: int = option("messages", "idempotentWindowMax", 20_000,
         "So many of them are known, the newest.", low=1, high=1_000_000, live=True)
+    writers_max: int = option("messages", "writersMax", 1_000,
+        "Exactly-once writers in this broker group; above, a new one is refused until another is"
+        " deleted.", low=1, high=100_000, live=True)
     trace_on: bool = option("messages", "traceOn", True, "TRACE_ON in the answers to sends.")
     long_polling_enable: bool = option("messages", "longPollingEnable", True,
         "Hold a pull that finds nothing for as long as it asks.", live=True)

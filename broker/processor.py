@@ -25,6 +25,7 @@ from raftmq.remoting.errors import HeaderError
 
 SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+SEND_WRITER_BATCH = int(RequestCode.SEND_WRITER_BATCH)
 SEND_V1 = int(RequestCode.SEND_MESSAGE)
 # So many sends of a long arrival are proposed before the next are parsed: the followers write these
 # while the leader parses those. Half of a client's usual window of 256: measured 62,000 sends a
@@ -41,7 +42,7 @@ class Processor:
         self._sends = sends
         self._activity = activity or Activity()
         self.handlers: Mapping[int, Handler] = handlers
-        for code in (SEND_V1, SEND_V2, SEND_BATCH):
+        for code in (SEND_V1, SEND_V2, SEND_BATCH, SEND_WRITER_BATCH):
             handlers[code] = self._send
 
     def on_raw(self, connection: Connection, frames: list[RawFrame]) -> None:

@@ -31,6 +31,7 @@ from raftmq.client.errors import (
     SplitFailed,
     TooManyInFlight,
     UnsupportedCompression,
+    WriterFenced,
 )
 from raftmq.client.instance import InstanceConfig
 from raftmq.client.listen import FailurePolicy, Later
@@ -66,6 +67,7 @@ from raftmq.client.transaction import (
     TransactionResult,
     TransactionState,
 )
+from raftmq.client.writer import ExactlyOnceWriter
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.tls import ClientTls
 from raftmq.remoting.tlsfile import client_tls_of
@@ -95,6 +97,7 @@ __all__ = [
     "ConsumeResult",
     "ConsumerConfig",
     "Credentials",
+    "ExactlyOnceWriter",
     "FailurePolicy",
     "InstanceConfig",
     "InvalidMessage",
@@ -131,6 +134,7 @@ __all__ = [
     "TransactionResult",
     "TransactionState",
     "UnsupportedCompression",
+    "WriterFenced",
     "allocate_averagely",
     "allocate_averagely_by_circle",
     "client_tls_of",

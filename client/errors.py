@@ -29,6 +29,7 @@ __all__ = [
     "SplitFailed",
     "TooManyInFlight",
     "UnsupportedCompression",
+    "WriterFenced",
 ]
 
 CODE_TIMEOUT = -1006
@@ -134,6 +135,14 @@ class SplitFailed(ClientError):
         self.results = list(results)
         self.unsent = list(unsent)
         self.in_doubt = batch_count if cause.outcome_unknown else 0
+
+
+class WriterFenced(BrokerRefused):
+    """Another process opened the writer `name`: this one may not write any more."""
+
+    def __init__(self, name: str, broker: str, remark: str) -> None:
+        super().__init__(CODE_CLOSED, remark, broker)
+        self.name = name
 
 
 class TooManyInFlight(SendFailed):

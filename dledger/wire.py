@@ -78,9 +78,10 @@ from raftmq.store.frame import (
     parse_frame,
 )
 
-VERSION = 4  # the highest that this program speaks
+VERSION = 5  # the highest that this program speaks
 VERSION_MIN = 3  # the lowest that this program speaks
 GROUP_ID_VERSION = 4  # the first whose replicas know group ids (dledger.identity)
+WRITER_VERSION = 5  # the first whose replicas know writers (broker.tables.writers)
 MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
 GROUP_ID_SIZE_BYTES = 16
 # The largest single frame and as much again, for what the core may put into one request.

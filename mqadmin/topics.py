@@ -1,5 +1,5 @@
 """Topics: topicList, topicStatus, topicRoute, topicClusterList, updateTopic, updateTopicPerm,
-deleteTopic, statsAll."""
+deleteTopic, writers, deleteWriter, statsAll."""
 
 from __future__ import annotations
 
@@ -155,6 +155,32 @@ async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     await admin.name_server.delete_kv(ORDER_NAMESPACE, topic)
     values = {"topic": topic, "brokers": addresses}
     return [Done(f"topic {topic} deleted from cluster {cluster}", values)]
+
+
+async def writers(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    rows = [
+        {
+            "broker": found["broker"],
+            "writer": found["writer"],
+            "epoch": found["epoch"],
+            "lastTime": show_time(found["lastTimeMs"]),
+            "queue": queue,
+            "batch": batch,
+            "sequence": sequence,
+        }
+        for found in await admin.topic.writers(arguments.text("topic"))
+        for queue, (batch, sequence) in (found["watermarks"] or {"": ("", "")}).items()
+    ]
+    return [Table(rows, columns=("broker", "writer", "epoch", "lastTime"))]
+
+
+async def delete_writer(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic, writer = arguments.text("topic"), arguments.text("writer")
+    if not any(found["writer"] == writer for found in await admin.topic.writers(topic)):
+        raise CommandError(f"topic {topic} has no writer {writer}")
+    await admin.topic.delete_writer(topic, writer)
+    values = {"topic": topic, "writer": writer}
+    return [Done(f"writer {writer} of topic {topic} deleted", values)]
 
 
 # ---- rates

@@ -145,6 +145,8 @@ class RequestCode(IntEnum):
     BACKUP = 30_003
     ROUTE_CHANGED = 30_004
     REGISTRATION_NONCE = 30_005
+    WRITERS = 30_006
+    SEND_WRITER_BATCH = 30_007
 
 
 class ResponseCode(IntEnum):

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from raftmq.broker.config import OPTIONS
+from raftmq.broker.tables.writers import NAME_LENGTH_MAX
 from raftmq.ops.options import Option
 from raftmq.web.schema import INTEGER_MAX, Count, Input, TimeMs, View
 
@@ -281,6 +282,34 @@ class QueueView(View, frozen=True, kw_only=True):
 
 class QueuePage(View, frozen=True, kw_only=True):
     items: list[QueueView]
+    next: str | None
+
+
+class WriterPath(Input, frozen=True, kw_only=True):
+    topic: Name
+    writer: Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+
+
+class WatermarkView(View, frozen=True, kw_only=True):
+    """The last request of a writer that is stored in a queue."""
+
+    queue_id: int
+    batch: int
+    sequence: int
+
+
+class WriterView(View, frozen=True, kw_only=True):
+    """`lastTimeMs`: when it was opened or wrote last."""
+
+    topic: str
+    writer: str
+    epoch: int
+    last_time_ms: int
+    watermarks: list[WatermarkView]
+
+
+class WriterPage(View, frozen=True, kw_only=True):
+    items: list[WriterView]
     next: str | None
 
 

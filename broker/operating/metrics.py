@@ -217,6 +217,9 @@ class BrokerMetrics:
             ("rocketmq_repeated_sends_total",
              "Idempotent sends that were stored before: answered, not stored again.",
              sends.repeat_count),
+            ("rocketmq_writer_repeats_total",
+             "Requests of exactly-once writers that were stored before and not stored again.",
+             sends.writers.repeat_count),
             ("rocketmq_messages_out_total", "Messages pulled.", pulls.get_count),
         ])  # fmt: skip
         families.histogram(
@@ -245,6 +248,9 @@ class BrokerMetrics:
         ])  # fmt: skip
         tell_tls(families, "rocketmq", parts.context.tls)
         families.gauge("rocketmq_clients", "Memberships of clients.", parts.clients.count)
+        families.gauge(
+            "rocketmq_writers", "Exactly-once writers.", len(parts.context.state.writers.writers)
+        )
         families.gauge("rocketmq_topics", "Topics.", len(parts.context.state.topics.entries))
 
     def _log(self, families: Families) -> None:

@@ -27,7 +27,6 @@ from raftmq.dledger.preference import PreferenceLimits
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.snapshotinstaller import SnapshotSource
 from raftmq.dledger.state import CoreConfig
-from raftmq.dledger.wire import GROUP_ID_VERSION
 from raftmq.store.disk import Disk
 from raftmq.store.messagestore import MessageStore
 
@@ -97,10 +96,11 @@ class Place:
     members: int  # size of the group; 0: this replica does not know which group
 
 
-def all_know_group_ids(member: RaftMember) -> bool:
-    """Return whether every member has told this process that its version has group ids."""
+def all_speak(member: RaftMember, version: int) -> bool:
+    """Return whether every member has told this process that it speaks this version, or a later
+    one, of the peers' protocol (dledger.wire)."""
     peers = member.core.membership.peers if member.has_core else ()
-    return member.has_core and all(member.links.version(peer) >= GROUP_ID_VERSION for peer in peers)
+    return member.has_core and all(member.links.version(peer) >= version for peer in peers)
 
 
 def preferred_of(member: RaftMember) -> str | None:

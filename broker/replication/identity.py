@@ -13,11 +13,11 @@ import logging
 import secrets
 
 from raftmq.broker.context import Context
-from raftmq.broker.replication.engine import all_know_group_ids
+from raftmq.broker.replication.engine import all_speak
 from raftmq.broker.tables.groupid import group_id
 from raftmq.dledger.errors import RaftError
 from raftmq.dledger.member import RaftMember
-from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
+from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES, GROUP_ID_VERSION
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -49,7 +49,7 @@ class GroupId:
             log.info("group_id_applied id=%s", applied.hex() or "none")
             before, self._told = self._told, applied
             engine.identity.applied(before, applied)
-        if not applied and self._context.roles.leading and all_know_group_ids(engine):
+        if not applied and self._context.roles.leading and all_speak(engine, GROUP_ID_VERSION):
             self._propose(engine)
 
     def _propose(self, engine: RaftMember) -> None:

@@ -65,6 +65,7 @@ from raftmq.broker.sending.waiting import (
     Stored,
     split_unwaiting,
 )
+from raftmq.broker.sending.writers import WriterRequests
 from raftmq.broker.service import Service
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.sentonce import Key, Once, command_size, once_key
@@ -89,7 +90,8 @@ COMMAND_OVERHEAD_BYTES = 64  # upper bound of a command's cost in a frame beside
 WRITTEN = "the message was written but is not known to be committed"
 REFUSED_AT_ONCE = 512  # some ten milliseconds of work
 OVERDUE = "more comes in than can be stored; the message was not stored, try again"
-BATCH_CODE = int(RequestCode.SEND_BATCH_MESSAGE)
+WRITER_CODE = int(RequestCode.SEND_WRITER_BATCH)
+BATCH_CODES = (int(RequestCode.SEND_BATCH_MESSAGE), WRITER_CODE)
 
 
 class SendPath:
@@ -156,6 +158,7 @@ class SendPath:
         self.put_count = 0  # messages stored
         self.repeat_count = 0  # idempotent sends that were answered and not stored again
         self._repeats = Repeats()
+        self.writers = WriterRequests(state.writers)
         self._on_half = on_half
         self._on_request = on_request
         self._on_stored = on_stored
@@ -268,7 +271,10 @@ class SendPath:
         queue = topic.chosen.get(ext["e"]) or self._queue_for(
             topic, parse_integer(ext["e"], "queueId")
         )
-        parse = parse_batch if code == BATCH_CODE else parse_single
+        if code == WRITER_CODE:
+            self._admit_written(sender, ext, body, born_host, queue, topic)
+            return
+        parse = parse_batch if code in BATCH_CODES else parse_single
         try:
             records, size, unique_key, wants_reply = parse(
                 ext, body, queue, topic, born_host, self._rules
@@ -282,9 +288,34 @@ class SendPath:
         group.records += records
         group.replies.append((sender, unique_key, len(records)))
 
+    def _admit_written(
+        self,
+        sender: Sender,
+        ext: Mapping[str, str],
+        body: bytes,
+        born_host: bytes,
+        queue: SendQueue,
+        topic: SendTopic,
+    ) -> None:
+        """Admit a writer's request, or answer it if it was stored already."""
+        written = self.writers.check(ext, topic.name, parse_integer(ext["e"], "queueId"))
+        if written is None:
+            self._answers.repeated(sender, ResponseCode.SUCCESS, "", queue.queue_id, -1, "")
+            return
+        records, size, unique_key, _ = parse_batch(ext, body, queue, topic, born_host, self._rules)
+        command = written.command
+        if size + len(command) > self._rules.record_bytes_max:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
+        group = self._room(size, len(command))
+        group.records += records
+        group.replies.append((sender, unique_key, len(records)))
+        group.commands.append(command)
+        group.written = [*(group.written or ()), written]
+        self.writers.begin(written)
+
     def _retried(self, name: str, ext: Mapping[str, str], code: int) -> Mapping[str, str]:
         """Return a send to a retry topic as it is stored (broker.sending.retry)."""
-        if code == BATCH_CODE:
+        if code in BATCH_CODES:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
         return redirected(ext, self._retry_group(name))
 
@@ -564,6 +595,8 @@ class SendPath:
             if pending.cut_s:
                 self._on_stored(now_s - pending.cut_s)
             self.put_count += answers.stored(pending, code, writes)
+            for written in group.written or ():
+                self.writers.end(written)
             for once, sender in self._repeats.end(group.once or ()):
                 self.repeat_count += 1
                 position, offset = pending.positions[once.at], pending.offsets[once.at]
@@ -664,7 +697,7 @@ class SendPath:
                     pending.frame.term,
                     len(pending.group.replies),
                 )
-                self._fail(pending.group, OutcomeUnknown(WRITTEN), repeats_too=False)
+                self._fail(pending.group, OutcomeUnknown(WRITTEN), decided=False)
                 pending.group.replies = []
         for sender in self._repeats.overdue(oldest_ms):
             self._answers.refuse(sender, OutcomeUnknown(WRITTEN))
@@ -680,9 +713,12 @@ class SendPath:
     # ---- refusals -------------------------------------------------------------------------
 
     def _fail(
-        self, group: Group, refusal: Refused | OutcomeUnknown, *, repeats_too: bool = True
+        self, group: Group, refusal: Refused | OutcomeUnknown, *, decided: bool = True
     ) -> None:
-        if group.once is not None and repeats_too:
+        if decided:
+            for written in group.written or ():
+                self.writers.end(written)
+        if group.once is not None and decided:
             for _, sender in self._repeats.end(group.once):
                 self._answers.refuse(sender, refusal)
         for sender, _, _ in group.replies:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from raftmq.broker.sending.outcome import Done
 from raftmq.broker.sending.sendrequest import Record
+from raftmq.broker.sending.writers import Written
 from raftmq.broker.tables.sentonce import Once
 from raftmq.broker.tables.state import several
 from raftmq.remoting.command import JSON
@@ -114,9 +115,9 @@ class Group:
 
     `begun_ms`: when the first one came, by `AttendedTime`. `replies`: (sender, unique key, record
     count) of each send, in the order of `records`. `commands` go with the records; `dones` are
-    called with the outcome. `once`: the idempotent sends. `answered_queues`: for each record, by
-    index, whose sender is told another queue than the record's, that queue's id and, for a timer
-    message, its recall handle."""
+    called with the outcome. `once`: the idempotent sends; `written`: the requests of writers.
+    `answered_queues`: for each record, by index, whose sender is told another queue than the
+    record's, that queue's id and, for a timer message, its recall handle."""
 
     __slots__ = (
         "answered_queues",
@@ -129,6 +130,7 @@ class Group:
         "records",
         "replies",
         "size_bytes",
+        "written",
     )
 
     def __init__(self, begun_ms: int = 0) -> None:
@@ -139,6 +141,7 @@ class Group:
         self.dones: list[Done] = []
         self.answered_queues: dict[int, tuple[int, str]] | None = None
         self.once: list[Once] | None = None
+        self.written: list[Written] | None = None
         self.size_bytes = 0  # of the records
         self.command_bytes = 0  # upper bound of what the commands take together
         self.held_bytes = 0  # with the overhead, as counted against waitingBytesMax

@@ -1,7 +1,7 @@
 """Snapshots of the replicated tables under config/, in Apache's JSON shape.
 
     config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
-           sentOnce.json plainAcl.json groupId.json (ours)              each with .bak
+           sentOnce.json plainAcl.json groupId.json writers.json (ours) each with .bak
 
 Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
 shorten the replay and let retention delete old segments. They hold nothing that is not in the log:
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,10 @@ DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 CHECKSUM_KEY = "raftChecksum"
 log = logging.getLogger("raftmq.broker.snapshot")
-GROUP_ID = "groupId.json"
+GROUP_ID, WRITERS = "groupId.json", "writers.json"
 _SORTED = orjson.OPT_SORT_KEYS
 FILES = (
+    WRITERS,
     GROUP_ID,
     "topics.json",
     "subscriptionGroup.json",
@@ -48,8 +49,10 @@ FILES = (
     "sentOnce.json",
     "plainAcl.json",
 )
-# Classic accounts have a file of their own (broker.accountbook), and classic groups no id.
-RAFT_ONLY = ("plainAcl.json", GROUP_ID)
+NEWER = (WRITERS, GROUP_ID)  # there are snapshots of older programs without these files
+# Classic accounts have a file of their own (broker.accountbook); classic groups have no id and no
+# writers.
+RAFT_ONLY = ("plainAcl.json", GROUP_ID, WRITERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +76,24 @@ def from_json(value: dict[str, Any]) -> Snapshot:
     """Read `to_json`. Raises StateError, KeyError, TypeError, ValueError."""
     state = BrokerState()
     tables = _files(state)
+    lacking = [name for name in NEWER if name not in value]
     for name, table in tables:
-        if name != GROUP_ID or name in value:
+        if name not in lacking:
             table.load(value[name], int(value[name][INDEX_KEY]))
-    if GROUP_ID not in value:
-        _has_none(state)
+    _lacks(state, lacking)
     return Snapshot(tables)
 
 
-def _has_none(state: BrokerState) -> None:
-    """Set the index that the missing group id reflects. A snapshot without this file was written by
-    a program that did not know group ids and would have stopped at one, so no frame that it applied
-    gave an id. With this index an upgrade replays no more than any other start. (This program
-    writes the file before all others, so a snapshot that lacks it is older than this program.)"""
-    state.group.applied_index = min(t.applied_index for t in state.tables if t is not state.group)
+def _lacks(state: BrokerState, names: Sequence[str]) -> None:
+    """Set the index that missing tables reflect. A snapshot without such a file was written by a
+    program that did not know the table and would have stopped at a command for it, so no frame that
+    it applied had one. With this index an upgrade replays no more than any other start. (This
+    program writes these files before all others, so a snapshot that lacks one is older than this
+    program.)"""
+    there = [table for name, table in _files(state) if name not in names]
+    for name, table in _files(state):
+        if name in names:
+            table.applied_index = min(other.applied_index for other in there)
 
 
 def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
@@ -181,9 +188,10 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
                 break
             if disk.exists(path):
                 state.damaged.append(path.rpartition("/")[2])
-    own = f"{DIRECTORY}/{GROUP_ID}"
-    if indexed and not disk.exists(own) and not disk.exists(f"{own}.bak"):
-        _has_none(state)
+    if indexed:
+        paths = {name: f"{DIRECTORY}/{name}" for name in NEWER}
+        there = {n for n, p in paths.items() if disk.exists(p) or disk.exists(f"{p}.bak")}
+        _lacks(state, [name for name in NEWER if name not in there])
     return state.applied_index
 
 

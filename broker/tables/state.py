@@ -24,6 +24,7 @@ then it is applied when the frame's records become visible. `op` says which comm
     {"op":"timer_progress","due_ms":t,"offset":o,"end":e,"floor":f}
                                                        see broker.delivery.timers.wheel.Progress
     {"op":"sent_once",…}                               see broker.tables.sentonce
+    {"op":"open_writer",…}, wrote, delete_writer       see broker.tables.writers
     {"op":"acl_…",…}                                   see broker.tables.acltable
     {"op":"several","commands":[command,…]}            one after the other, at one index
 
@@ -60,10 +61,21 @@ from raftmq.broker.tables.offsets import Commit, OffsetTable
 from raftmq.broker.tables.sentonce import SentOnce
 from raftmq.broker.tables.topics import TopicConfig, TopicTable, topic_problem
 from raftmq.broker.tables.versioned import Entry, VersionedTable
+from raftmq.broker.tables.writers import COMMANDS as WRITER_COMMANDS
+from raftmq.broker.tables.writers import WriterTable
 from raftmq.ops.versions import Condition, version_of
 from raftmq.remoting.codes import ResponseCode
 
-Table = GroupIdTable | TopicTable | GroupTable | OffsetTable | DelayOffsets | SentOnce | AclTable
+Table = (
+    GroupIdTable
+    | TopicTable
+    | GroupTable
+    | OffsetTable
+    | DelayOffsets
+    | SentOnce
+    | AclTable
+    | WriterTable
+)
 AnyTable = VersionedTable[Any]
 # The commands that change nothing but the table of offsets.
 OFFSET_COMMANDS = (
@@ -94,6 +106,7 @@ class BrokerState:
         self.delays = DelayOffsets()
         self.once = SentOnce()
         self.acl = AclTable()
+        self.writers = WriterTable()
         self.damaged: list[str] = []  # files of a snapshot that could not be read
         self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
         self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
@@ -109,6 +122,7 @@ class BrokerState:
     def tables(self) -> tuple[Table, ...]:
         """The tables, in the order of broker.tables.snapshot's files."""
         return (
+            self.writers,
             self.group,
             self.topics,
             self.groups,
@@ -172,6 +186,9 @@ class BrokerState:
         elif op == "group_id":
             if index > self.group.applied_index:
                 self.group.apply(command)
+        elif op in WRITER_COMMANDS:
+            if index > self.writers.applied_index:
+                self.writers.apply(command, now_ms)
         elif op.startswith(ACL_PREFIX):
             if index > self.acl.applied_index:
                 self.acl.apply(command, now_ms)

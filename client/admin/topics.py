@@ -72,6 +72,22 @@ class TopicAdmin:
             found |= topic_offsets(await self._requests.json(address, code, ext))
         return found
 
+    async def writers(self, topic: str) -> list[dict[str, Any]]:
+        """Return the topic's exactly-once writers (30006), of every broker group that has it: for
+        each "broker", "writer", "epoch", "lastTimeMs", "watermarks"."""
+        found = []
+        ext = {"topic": topic, "op": "list"}
+        for broker, address in sorted((await self._cluster.leaders_of(topic)).items()):
+            body = await self._requests.json(address, RequestCode.WRITERS, dict(ext))
+            found += [{"broker": broker, **writer} for writer in body["writers"]]
+        return found
+
+    async def delete_writer(self, topic: str, writer: str) -> None:
+        """Forget a writer and its watermarks (30006) at every broker group that has the topic."""
+        ext = {"topic": topic, "op": "delete", "writer": writer}
+        for address in (await self._cluster.leaders_of(topic)).values():
+            await self._requests.ask(address, RequestCode.WRITERS, dict(ext))
+
     async def groups(self, address: str, topic: str) -> tuple[str, ...]:
         """Return the groups that consume the topic, or did so once (300)."""
         code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO

@@ -177,6 +177,8 @@ BROKER: dict[int, Needs | None] = {
         _CODE.SEND_MESSAGE: _send_v1,
         _CODE.SEND_MESSAGE_V2: _send_v2,
         _CODE.SEND_BATCH_MESSAGE: _send_v2,
+        _CODE.SEND_WRITER_BATCH: _send_v2,
+        _CODE.WRITERS: _topic(PUB),
         _CODE.SEND_REPLY_MESSAGE: _reply,
         _CODE.SEND_REPLY_MESSAGE_V2: _reply,
         _CODE.RECALL_MESSAGE: _topic(PUB),  # the handle has to name the same topic

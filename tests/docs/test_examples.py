@@ -61,6 +61,7 @@ PRINTS = {
     "pull.py": r"0 \[b'entry 0', b'entry 1'\]\n2 \[b'entry 2', b'entry 3'\]\n4 \[b'entry 4'\]\n",
     "replay.py": "\n".join(f"yesterday, {n}" for n in range(8)) + r"\n",
     "idempotent.py": r"stored once\n",
+    "writer.py": r"20261121: 2 messages\n20261122: 1 messages\n",
     "credentials.py": r"OK\n",
     "tls.py": r"OK\n",
     "request.py": r"b'SOUP\?'\n",

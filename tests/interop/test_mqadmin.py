@@ -33,7 +33,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mqadmin.md"
 WAIT_S = 240.0  # a bound against hanging
 WAIT_MS = 240_000
 pytestmark = pytest.mark.timeout(900)
-OURS_ALONE = {"raftStatus", "transferLeader", "members"}
+OURS_ALONE = {"raftStatus", "transferLeader", "members", "writers", "deleteWriter"}
 OF_4X = {  # 5.3 has no tools any more for accounts that are asked for by these
     "updateAclConfig",
     "deleteAclConfig",

@@ -6,6 +6,7 @@ makes it anew against a Raft cluster of three that has just been made (mqcluster
 the same and compares: the words and columns, not times, ids, numbers or where things happened.
 """
 
+import asyncio
 import json
 import re
 import sys
@@ -14,7 +15,13 @@ import time
 
 from click.testing import CliRunner
 
-from raftmq.client import BlockingConsumer, BlockingProducer, Message, MessageQueue
+from raftmq.client import (
+    BlockingConsumer,
+    BlockingProducer,
+    ExactlyOnceWriter,
+    Message,
+    MessageQueue,
+)
 from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.command import Kind
 from raftmq.mqadmin.commands import COMMANDS
@@ -25,8 +32,8 @@ HEAD = """\
 # mqadmin
 
 Administers a cluster over the wire protocol: ours, or Apache RocketMQ's. Sub-commands and flags
-are those of Apache's `mqadmin` 5.3, those of accounts of 4.9; `raftStatus`, `transferLeader` and
-`members` are ours.
+are those of Apache's `mqadmin` 5.3, those of accounts of 4.9; `raftStatus`, `transferLeader`,
+`members`, `writers` and `deleteWriter` are ours.
 
 ```
 mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
@@ -84,6 +91,8 @@ EXAMPLES = (
     f"resetOffsetByTime -g billing -t orders -s {MS}",
     "skipAccumulatedMessage -g billing -t orders",
     "cloneGroupOffset -s billing -d audit -t orders",
+    "writers -t orders",
+    "deleteWriter -t orders -w totals",
     "updateTopicPerm -c DefaultCluster -t orders -p 4",
     f"getBrokerConfig -b {LEADER}",
     f"updateBrokerConfig -b {LEADER} -k logLevel -v INFO",
@@ -146,6 +155,8 @@ class Examples:
             self._appear()
         if name == "resetOffsetByTime":
             self.quiet()
+        if name == "writers":
+            asyncio.run(self._write())
         real = example
         for mark, value in self._marks(example).items():
             real = real.replace(mark, value)
@@ -184,6 +195,10 @@ class Examples:
         for _ in range(3):
             assert self.consumed.acquire(timeout=WAIT_S)
         settle(self.namesrv, self.consumer, "billing", "orders")
+
+    async def _write(self):
+        async with ExactlyOnceWriter("totals", "orders", self.namesrv) as writer:
+            await writer.write(writer.queues[0], 20261121, 0, [Message("orders", b"total 3")])
 
     def _listen(self, messages):
         for _ in messages:

@@ -8,12 +8,12 @@ import pytest
 
 from raftmq.broker.broker import Broker
 from raftmq.broker.errors import StateError
-from raftmq.broker.replication.engine import all_know_group_ids
+from raftmq.broker.replication.engine import all_speak
 from raftmq.broker.replication.identity import GroupId
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.groupid import group_id
 from raftmq.broker.tables.state import BrokerState, announce
-from raftmq.dledger.wire import HelloAnswer, encode_answer
+from raftmq.dledger.wire import GROUP_ID_VERSION, HelloAnswer, encode_answer
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object
 from raftmq.store.disk import OsDisk
@@ -119,7 +119,7 @@ async def test_none_is_proposed_while_an_older_replica_is_there_and_then_by_who_
             await until(lambda: all(b.engine.links.version("n2") == 3 for b in both))
             before.undo()
             first = await group.leading()
-            assert not all_know_group_ids(first.engine)
+            assert not all_speak(first.engine, GROUP_ID_VERSION)
             await group.create_topic(first, "T")  # commands go through, and this one would have
             ours = first.members.group_id
             looked, look = [], ours.look
@@ -131,7 +131,9 @@ async def test_none_is_proposed_while_an_older_replica_is_there_and_then_by_who_
                 writer.close()
             server.close()
             await group.start("n2")
-            await until(lambda: all(all_know_group_ids(b.engine) for b in group.brokers.values()))
+            await until(
+                lambda: all(all_speak(b.engine, GROUP_ID_VERSION) for b in group.brokers.values())
+            )
             assert first.state.group.value == b""
             gone = first.config.dleger_self_id
             await group.kill(gone)

@@ -29,6 +29,7 @@ from raftmq.broker.tables.state import (
     several,
 )
 from raftmq.broker.tables.topics import TopicConfig, topic_name_problem, topic_problem
+from raftmq.broker.tables.writers import Watermark, open_writer, wrote
 from raftmq.remoting.acl import Account, Accounts
 from raftmq.remoting.errors import BodyError
 from raftmq.store.disk import OsDisk
@@ -49,6 +50,9 @@ COMMANDS = [
     b'{"op":"sent_once","window_ms":9,"max":9,"host":"00","sends":[["T","K",0,3,0]]}',
     several([seed(Accounts()), put_account(Account("somebody", "a secret"))]),
     delete_account("somebody"),
+    open_writer("T", "w", 1),
+    several([wrote(("T", "w"), 0, Watermark(1, 0)), wrote(("T", "w"), 3, Watermark(1, 0))]),
+    wrote(("T", "w"), 0, Watermark(1, 1)),
 ]
 
 
@@ -86,14 +90,14 @@ def test_changes_are_told_only_when_something_changed():
 def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path):
     whole = picture(applied(COMMANDS))
     for ages in [
-        (12, 0, 3, 8, 10, 11, 12),
-        (2, 9, 0, 4, 9, 11, 0),
-        (0, 4, 9, 11, 0, 8, 13),
-        (5, 5, 5, 5, 5, 5, 5),
+        (14, 12, 0, 3, 8, 10, 11, 12),
+        (15, 2, 9, 0, 4, 9, 11, 0),
+        (0, 0, 4, 9, 11, 0, 8, 13),
+        (16, 5, 5, 5, 5, 5, 5, 5),
     ]:
         disk = OsDisk(str(tmp_path / "-".join(map(str, ages))))
         snapshots = [snapshot.capture(applied(COMMANDS[:age])) for age in ages]
-        mixed = tuple(snapshots[n].tables[n] for n in range(7))
+        mixed = tuple(snapshots[n].tables[n] for n in range(8))
         assert snapshot.write(disk, snapshot.Snapshot(mixed)) == min(ages)
         state = BrokerState()
         assert snapshot.load(disk, state) == min(ages)

@@ -1,0 +1,54 @@
+"""Writers of a topic: listed as this replica has applied them, deleted through the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raftmq.broker.http.tables import paged, topic_named
+from raftmq.broker.http.views import TopicPath, WatermarkView, WriterPage, WriterPath, WriterView
+from raftmq.broker.sending.writerservice import Writers
+from raftmq.broker.tables.writers import Writer, WriterKey
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.paging import PageQuery
+
+
+class WriterOperations:
+    """The operations on writers (docs/exactly-once.md)."""
+
+    def __init__(self, writers: Writers) -> None:
+        self._writers = writers
+
+    def operations(self) -> list[Operation]:
+        writers = "/api/v1/topics/{topic}/writers"
+        return [
+            Operation("GET", writers, "listWriters", "A topic's exactly-once writers.",
+                      self.writers, parameters=TopicPath, query=PageQuery, answer=WriterPage,
+                      problems=(404,)),
+            Operation("DELETE", f"{writers}/{{writer}}", "deleteWriter",
+                      "Forget a writer and its watermarks.", self.delete, role=Role.ADMIN,
+                      parameters=WriterPath, status=204, problems=(409, 503, 504)),
+        ]  # fmt: skip
+
+    async def writers(self, call: Call) -> dict[str, Any]:
+        topic = topic_named(self._writers.context, call.parameters.topic).name
+        found = self._writers.of_topic(topic)
+        return await paged(found, lambda one: one[0][1], _view, call.query)
+
+    async def delete(self, call: Call) -> Reply:
+        await self._writers.delete(call.parameters.topic, call.parameters.writer)
+        return Reply(status=204)
+
+
+def _view(found: tuple[WriterKey, Writer]) -> WriterView:
+    (topic, name), writer = found
+    marks = [
+        WatermarkView(queue_id=queue_id, batch=mark.batch, sequence=mark.sequence)
+        for queue_id, mark in sorted(writer.watermarks.items())
+    ]
+    return WriterView(
+        topic=topic,
+        writer=name,
+        epoch=writer.epoch,
+        last_time_ms=writer.stamp_ms,
+        watermarks=marks,
+    )

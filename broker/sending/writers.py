@@ -1,0 +1,118 @@
+"""Writers on the leader: which of their requests is stored, answered again, or refused
+(broker/tables/writers.py has the table and the words). Pure.
+
+One request for each queue of a writer may be in flight. So requests cannot overtake each other, and
+none can be stored if the one before it was refused. Nothing of a writer may be in flight while it
+is opened or deleted: what is stored before is in the watermarks that the opener is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from raftmq.broker.errors import Refused, busy
+from raftmq.broker.tables.writers import (
+    NAME_LENGTH_MAX,
+    NUMBER_MAX,
+    Watermark,
+    WriterKey,
+    WriterTable,
+    wrote,
+)
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.fields import parse_integer
+
+FENCED, UNKNOWN_WRITER, OUT_OF_SEQUENCE = "FENCED", "UNKNOWN_WRITER", "OUT_OF_SEQUENCE"
+
+
+class Written(NamedTuple):
+    """A request of a writer that is under way."""
+
+    writer: WriterKey
+    queue_id: int
+    mark: Watermark
+
+    @property
+    def command(self) -> bytes:
+        """The command that goes into one frame with the request's messages."""
+        return wrote(self.writer, self.queue_id, self.mark)
+
+
+class WriterRequests:
+    """The requests of writers that are in flight, and the writers being opened or deleted."""
+
+    def __init__(self, table: WriterTable) -> None:
+        self._table = table
+        self._in_flight: set[tuple[WriterKey, int]] = set()
+        self._changing: set[WriterKey] = set()
+        self.repeat_count = 0  # requests that were stored already and not stored again
+
+    def check(self, ext: Mapping[str, str], topic: str, queue_id: int) -> Written | None:
+        """Return the request if it is to be stored; None: it was stored already. Raises Refused,
+        KeyError, HeaderError."""
+        if queue_id < 0:
+            raise Refused(ResponseCode.INVALID_PARAMETER, "a writer's request names its queue")
+        key = topic, ext["writer"]
+        epoch, *numbers = (_number(ext, name) for name in ("epoch", "batch", "sequence"))
+        mark = Watermark(*numbers)
+        writer = self._table.writers.get(key)
+        if writer is None or epoch > writer.epoch:
+            raise _refused(UNKNOWN_WRITER, f"writer {key[1]} of {topic} is not open at {epoch}")
+        if epoch < writer.epoch:
+            raise _refused(FENCED, f"writer {key[1]} was opened again: {epoch} < {writer.epoch}")
+        last = writer.watermarks.get(queue_id)
+        if last is not None and mark <= last:
+            self.repeat_count += 1
+            return None
+        if key in self._changing or (key, queue_id) in self._in_flight:
+            raise busy(f"a request of writer {key[1]} is in flight; try again", retriable=True)
+        continues = last is not None and mark == (last.batch, last.sequence + 1)
+        if mark.sequence and not continues:
+            have = "nothing" if last is None else f"{last.batch}/{last.sequence}"
+            words = f"queue {queue_id} has {have} of writer {key[1]}, not what is before"
+            raise _refused(OUT_OF_SEQUENCE, f"{words} {mark.batch}/{mark.sequence}")
+        return Written(key, queue_id, mark)
+
+    def begin(self, written: Written) -> None:
+        self._in_flight.add((written.writer, written.queue_id))
+
+    def end(self, written: Written) -> None:
+        """Note that a request was stored, or certainly was not."""
+        self._in_flight.discard((written.writer, written.queue_id))
+
+    def begin_change(self, key: WriterKey) -> None:
+        """Let no request of the writer begin until `end_change`. Raises Refused while one is in
+        flight, or another change."""
+        if key in self._changing or any(writer == key for writer, _ in self._in_flight):
+            raise busy(f"a request of writer {key[1]} is in flight; try again", retriable=True)
+        self._changing.add(key)
+
+    def end_change(self, key: WriterKey) -> None:
+        self._changing.discard(key)
+
+
+def checked_name(name: str) -> str:
+    """Return a writer's name. Raises Refused."""
+    if not name or len(name) > NAME_LENGTH_MAX or not name.isprintable():
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"a writer's name has 1 to {NAME_LENGTH_MAX} printable characters",
+        )
+    return name
+
+
+def checked_epoch(ext: Mapping[str, str]) -> int:
+    """Return the epoch of a request. Raises Refused, KeyError, HeaderError."""
+    return _number(ext, "epoch")
+
+
+def _number(ext: Mapping[str, str], name: str) -> int:
+    value = parse_integer(ext[name], name)
+    if not 0 <= value <= NUMBER_MAX:
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"{name} is from 0 to {NUMBER_MAX}")
+    return value
+
+
+def _refused(tag: str, words: str) -> Refused:
+    return Refused(ResponseCode.SYSTEM_ERROR, f"{words}; nothing was stored", tag=tag)

@@ -1,0 +1,84 @@
+"""The table of writers: what its commands do, its snapshots, and those of older programs."""
+
+import orjson
+import pytest
+
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.groupid import group_id
+from raftmq.broker.tables.state import BrokerState, announce, several
+from raftmq.broker.tables.writers import (
+    Watermark,
+    WriterTable,
+    delete_writer,
+    open_writer,
+    wrote,
+)
+from raftmq.store.disk import OsDisk
+
+KEY = ("T", "w")
+
+
+def applied(*payloads, state=None):
+    state = state or BrokerState()
+    for index, payload in enumerate(payloads, state.applied_index + 1):
+        state.apply(index, 1_000 * index, payload)
+    return state
+
+
+def test_a_writer_is_opened_writes_and_is_deleted():
+    state = applied(open_writer(*KEY, 3))
+    writer = state.writers.writers[KEY]
+    assert (writer.epoch, writer.stamp_ms, dict(writer.watermarks)) == (3, 1_000, {})
+    applied(wrote(KEY, 1, Watermark(7, 0)), wrote(KEY, 1, Watermark(7, 1)), state=state)
+    writer = state.writers.writers[KEY]
+    assert (writer.stamp_ms, dict(writer.watermarks)) == (3_000, {1: (7, 1)})
+    applied(open_writer(*KEY, 2), state=state)
+    assert state.writers.writers[KEY].epoch == 3
+    applied(open_writer(*KEY, 4), state=state)
+    writer = state.writers.writers[KEY]
+    assert (writer.epoch, dict(writer.watermarks)) == (4, {1: (7, 1)})
+    applied(delete_writer(*KEY), wrote(KEY, 1, Watermark(8, 0)), state=state)
+    assert not state.writers.writers and state.writers.used
+
+
+def test_several_requests_of_one_frame_count_all_and_a_second_time_none():
+    both = several([wrote(KEY, 0, Watermark(1, 0)), wrote(KEY, 1, Watermark(1, 0))])
+    state = applied(open_writer(*KEY, 1), both)
+    assert dict(state.writers.writers[KEY].watermarks) == {0: (1, 0), 1: (1, 0)}
+    state.apply(3, 9, wrote(KEY, 0, Watermark(2, 0)))
+    state.apply(2, 9, both)
+    assert state.writers.writers[KEY].watermarks[0] == (2, 0)
+
+
+def test_what_cannot_be_understood_stops_the_replica():
+    for wrong in (b'{"op":"open_writer","topic":"T"}', b'{"op":"wrote","topic":"T","writer":"w"}'):
+        with pytest.raises(StateError):
+            applied(open_writer(*KEY, 1), wrong)
+
+
+def test_copies_share_nothing_and_are_read_back():
+    state = applied(open_writer(*KEY, 1), wrote(KEY, 0, Watermark(5, 6)))
+    twin = dict(snapshot.capture(state).tables)[snapshot.WRITERS]
+    applied(wrote(KEY, 0, Watermark(6, 0)), delete_writer(*KEY), state=state)
+    again = WriterTable()
+    again.load(orjson.loads(orjson.dumps(twin.to_json())), 2)
+    assert again.writers == twin.writers and again.used and again.applied_index == 2
+    assert again.writers[KEY].watermarks[0] == (5, 6)
+
+
+def test_snapshots_of_programs_without_writers_are_read(tmp_path):
+    disk = OsDisk(str(tmp_path))
+    copies = snapshot.capture(applied(group_id(bytes(16)), announce("n0", "h:1")))
+    assert next(iter(copies.to_json())) == snapshot.WRITERS  # the first: none is younger
+    snapshot.write(disk, copies)
+    for lacking in ([snapshot.WRITERS], [snapshot.WRITERS, snapshot.GROUP_ID]):
+        for name in lacking:
+            path = f"{snapshot.DIRECTORY}/{name}"
+            if disk.exists(path):
+                disk.remove(path)
+        older = BrokerState()
+        assert snapshot.load(disk, older) == 2
+        assert older.writers.applied_index == 2 and not older.writers.used
+        parcel = {name: v for name, v in copies.to_json().items() if name not in lacking}
+        assert snapshot.from_json(parcel).applied_index == 2

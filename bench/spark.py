@@ -1,4 +1,4 @@
-"""`python -m bench.spark`: what Spark's readers cost, beside reference loops of the same run.
+"""`python -m bench.spark`: what Spark's readers and sink cost, beside references of the same run.
 
 A Raft group is filled with messages, read by raw pulls and by format `raftmq`, audited while it
 runs, and stopped; then its three stores are audited. One core walks and decodes one store's log,
@@ -18,6 +18,7 @@ import click
 import orjson
 import uvloop
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
@@ -29,11 +30,13 @@ from raftmq.audit.files import map_file, segments
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.session import session
 from raftmq.audit.walk import walk_range
+from raftmq.client import Admin, Message, Producer
 from raftmq.spark.columns import record_columns
 from raftmq.spark.options import connection_of
 
 MESSAGES = 1_000_000
 BATCH = 100
+IN_FLIGHT = 16  # batches
 BODY = b"x" * 128
 CHUNK = 65_536  # records decoded at once, as by the audit
 Row = tuple[str, float, str, str]  # what, figure, unit, beside the reference
@@ -73,6 +76,45 @@ async def measure(spark: SparkSession, count: int) -> list[Row]:
         rows.append((f"audit of its stores, {len(stores)} of {count:,}", took_s, "s", phases))
         rows += one_core(next(iter(stores.values())))
     return rows
+
+
+async def measure_sink(spark: SparkSession, count: int) -> list[Row]:
+    """Write to a group of its own: by our Producer's batches, and by the sink."""
+    async with raft_group() as group:
+        async with Admin(group.namesrv) as admin:
+            await admin.topic.create(TOPIC, QUEUES)
+        reference = count / await produce(group.namesrv, count)
+        rows: list[Row] = [(f"Producer, batches of {BATCH}", reference, "messages/s", "")]
+        times = []
+        for _ in range(2):
+            begun = time.perf_counter()
+            write(
+                spark, group.namesrv, count
+            )  # Spark finds the format in its session's thread only
+            times.append(time.perf_counter() - begun)
+        beside = f"{count / min(times) / reference:.0%} of the Producer (goal 50)"
+        rows.append(("format raftmq, written", count / min(times), "messages/s", beside))
+    return rows
+
+
+async def produce(namesrv: str, count: int) -> float:
+    """Send batches, IN_FLIGHT at a time; return the seconds."""
+    async with Producer("bench", namesrv) as producer:
+        waiting = iter(range(count // BATCH))
+
+        async def lane() -> None:
+            for _ in waiting:
+                await producer.send_batch([Message(TOPIC, BODY) for _ in range(BATCH)], 30_000)
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(lane() for _ in range(IN_FLIGHT)))
+        return time.perf_counter() - begun
+
+
+def write(spark: SparkSession, namesrv: str, count: int) -> None:
+    frame = spark.range(count).select(F.lit(BODY).alias("body"))
+    options = {"namesrv": namesrv, "topic": TOPIC}
+    frame.write.format("raftmq").options(**options).mode("append").save()
 
 
 def read(spark: SparkSession, namesrv: str, columns: str) -> float:
@@ -118,10 +160,12 @@ def one_core(store: Path) -> Iterator[Row]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--messages", default=MESSAGES, show_default=True, type=click.IntRange(1_000))
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write all figures.")
-def main(messages: int, json_path: str | None) -> None:
-    """Measure Spark's readers, and reference loops beside them."""
+@click.option("--sink-only", is_flag=True, help="Measure only writing.")
+def main(messages: int, json_path: str | None, sink_only: bool) -> None:
+    """Measure Spark's readers and sink, and references beside them."""
     with session() as spark:
-        rows = uvloop.run(measure(spark, messages))
+        rows = uvloop.run(measure(spark, messages)) if not sink_only else []
+        rows += uvloop.run(measure_sink(spark, messages))
     table = Table("what", "figure", "", "beside")
     for what, figure, unit, beside in rows:
         table.add_row(what, f"{figure:,.1f}" if unit == "s" else f"{figure:,.0f}", unit, beside)

@@ -7,7 +7,7 @@ because a misspelt one would be read as its default.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -19,8 +19,21 @@ from raftmq.spark.rows import MESSAGE_FIELDS, PROPERTIES
 
 TIMEOUT_MS = 60_000
 ROWS_MAX = (1 << 63) - 1
-NAMES = (
+_CONNECTION = (
     "namesrv",
+    "timeoutMs",
+    "accessKey",
+    "secretKey",
+    "securityToken",
+    "tls",
+    "tlsTrustPath",
+    "tlsCertPath",
+    "tlsKeyPath",
+    "tlsKeyPassword",
+    "tlsAuthServer",
+    "tlsCheckHostName",
+)
+NAMES = (
     "topic",
     "topicPattern",
     "startingOffsets",
@@ -33,20 +46,19 @@ NAMES = (
     "includeProperties",
     "failOnDataLoss",
     "pushdown",
-    "timeoutMs",
     "consumerGroup",
-    "accessKey",
-    "secretKey",
-    "securityToken",
-    "tls",
-    "tlsTrustPath",
-    "tlsCertPath",
-    "tlsKeyPath",
-    "tlsKeyPassword",
-    "tlsAuthServer",
-    "tlsCheckHostName",
+    *_CONNECTION,
 )
-_KNOWN = {name.lower(): name for name in NAMES}
+WRITE_NAMES = (
+    "topic",
+    "writer",
+    "batch",
+    "delivery",
+    "stagingLocation",
+    *_CONNECTION,
+)
+CHECKPOINT = "checkpointLocation"  # Spark passes it on to the sink
+EXACTLY_ONCE, AT_LEAST_ONCE = DELIVERIES = ("exactly-once", "at-least-once")
 
 
 class OptionError(ValueError):
@@ -119,6 +131,49 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """The options of a write. `writer` "": one is made for the location. `staging` "": nowhere
+    that would outlive the job. `batch`: the number of a job's batch."""
+
+    connection: Connection
+    topic: str
+    writer: str
+    batch: int
+    exactly_once: bool
+    staging: str
+
+
+def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+    """Parse the options of a batch write or of a stream's sink. Raises OptionError."""
+    checkpoint = next((v for name, v in given.items() if name.lower() == CHECKPOINT.lower()), "")
+    given = {name: v for name, v in given.items() if name.lower() != CHECKPOINT.lower()}
+    options = _checked(given, WRITE_NAMES)
+    if not options.get("topic"):
+        raise OptionError("option topic is missing: the topic to write to, which has to exist")
+    if streaming and "batch" in options:
+        raise OptionError("a stream numbers its batches itself: leave out option batch")
+    delivery = options.get("delivery", EXACTLY_ONCE)
+    if delivery not in DELIVERIES:
+        raise OptionError(f"option delivery is {' or '.join(DELIVERIES)}, not {delivery}")
+    staging = options.get("stagingLocation") or (checkpoint if streaming else "")
+    if streaming and not staging:
+        raise OptionError(
+            "give option checkpointLocation, or stagingLocation: rows are staged there before they "
+            "are sent, so that every attempt sends the same"
+        )
+    if "batch" in options and not ("writer" in options and staging):
+        raise OptionError("option batch needs options writer and stagingLocation")
+    return WriteOptions(
+        _connection(options),
+        options["topic"],
+        options.get("writer", ""),
+        _number(options, "batch", 0, 0),
+        delivery == EXACTLY_ONCE,
+        staging,
+    )
+
+
 def options_of(connection: Connection) -> dict[str, str]:
     """Return the options that say how brokers are reached."""
     given = {
@@ -154,12 +209,12 @@ def columns_of(given: Mapping[str, str]) -> tuple[str, ...]:
     return _columns(_checked(given))
 
 
-def _checked(given: Mapping[str, str]) -> dict[str, str]:
-    options = {}
+def _checked(given: Mapping[str, str], names: Sequence[str] = NAMES) -> dict[str, str]:
+    options, by_lower = {}, {name.lower(): name for name in names}
     for name, value in given.items():
-        known = _KNOWN.get(name.lower())
+        known = by_lower.get(name.lower())
         if known is None:
-            raise OptionError(f"there is no option {name}; options are {', '.join(NAMES)}")
+            raise OptionError(f"there is no option {name}; options are {', '.join(names)}")
         options[known] = value
     return options
 

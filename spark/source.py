@@ -22,6 +22,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     Filter,
     InputPartition,
 )
@@ -45,10 +47,19 @@ from pyspark.sql.types import (
 
 from raftmq.spark import positions
 from raftmq.spark.cluster import Cluster, DataLost
-from raftmq.spark.options import OptionError, Place, ReadOptions, columns_of, read_options
+from raftmq.spark.options import (
+    OptionError,
+    Place,
+    ReadOptions,
+    columns_of,
+    read_options,
+    write_options,
+)
+from raftmq.spark.outgoing import check_columns
 from raftmq.spark.positions import EARLIEST, LATEST, Queue, QueueRange
 from raftmq.spark.pushdown import Narrowing
 from raftmq.spark.rows import MESSAGE_FIELDS, PROPERTIES, TIME, rows
+from raftmq.spark.sink import BatchWriter, StreamWriter
 
 _SPARK_TYPES: dict[Any, DataType] = {
     pa.string(): StringType(),
@@ -86,6 +97,20 @@ class RaftMqSource(DataSource):  # type: ignore[misc]  # as above
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(read_options(dict(self.options), streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        _check_write(schema, overwrite)
+        return BatchWriter(write_options(dict(self.options), streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        _check_write(schema, overwrite)
+        return StreamWriter(write_options(dict(self.options), streaming=True))
+
+
+def _check_write(schema: StructType, overwrite: bool) -> None:
+    if overwrite:
+        raise OptionError("a topic is only appended to: write with mode append")
+    check_columns(schema.fieldNames())
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]  # as above

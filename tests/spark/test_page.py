@@ -10,16 +10,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.client import Message, Producer
+from raftmq.client import Admin, Message, Producer
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
 LINES = [b"one two two", b"three three three", b"two one three"]
 
 
-async def send(namesrv: str, topic: str) -> None:
+async def send(namesrv: str, topic: str, count: int = len(LINES)) -> None:
+    async with Admin(namesrv) as admin:
+        await admin.topic.create(topic, 2)
     async with Producer("page", namesrv) as producer:
-        for line in LINES:
+        for line in LINES[:count]:
             await producer.send(Message(topic, line, tags="A"))
 
 
@@ -27,23 +29,34 @@ def test_every_block_does_what_the_page_says(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namesrv = cluster.state().namesrv
+    for name in ("Words", "Copies"):
+        asyncio.run(send(namesrv, f"Page{name}", 0))
     asyncio.run(send(namesrv, "PageOrders"))
     scope: dict[str, Any] = {}
     printed = []
     for block in BLOCKS:
-        code = block.replace("127.0.0.1:9876", namesrv).replace('"Orders"', '"PageOrders"')
+        code = re.sub(r'"(Orders|Words|Copies)"', r'"Page\1"', block)
+        code = code.replace("127.0.0.1:9876", namesrv)
         exec(code.replace("/data/", f"{tmp_path}/"), scope)
         printed.append(capsys.readouterr().out)
-    assert len(BLOCKS) == 4 and scope["spark"] is spark
+    assert len(BLOCKS) == 6 and scope["spark"] is spark
     assert re.search(r"\|\s*A\|\s+3\|", printed[0])
-    query = scope["query"]
-    try:
-        for _ in range(600):
-            if sum(each["numInputRows"] for each in query.recentProgress) == len(LINES):
-                break
-            time.sleep(0.1)
-    finally:
-        query.stop()
+    for query in (scope["query"], scope["copy"]):
+        try:
+            for _ in range(600):
+                if sum(each["numInputRows"] for each in query.recentProgress) == len(LINES):
+                    break
+                time.sleep(0.1)
+        finally:
+            query.stop()
+
+    def found(topic: str) -> list[bytes]:
+        read = spark.read.format("raftmq").option("namesrv", namesrv).option("topic", topic)
+        return sorted(bytes(row["body"]) for row in read.load().collect())
+
+    assert found("PageCopies") == sorted(LINES)
+    words = [b'{"word":"%b","count":%d}' % w for w in ((b"one", 2), (b"three", 4), (b"two", 3))]
+    assert found("PageWords") == words
     (month,) = (tmp_path / "orders").glob("month=*")
     assert re.fullmatch(r"month=\d{4}-\d\d", month.name)
     rows = spark.read.parquet(str(tmp_path / "orders")).collect()

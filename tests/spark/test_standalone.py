@@ -26,7 +26,7 @@ import sys
 from pyspark.sql import SparkSession, functions as F
 from raftmq.spark.shipping import ship
 
-master, namesrv = sys.argv[1:]
+master, namesrv, staging = sys.argv[1:]
 settings = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -42,6 +42,11 @@ ship(spark)
 frame = spark.read.format("raftmq").option("namesrv", namesrv).option("topic", "Shipped")
 frame = frame.option("minPartitions", "4").load()
 print("BODIES", frame.agg(F.count("*"), F.count_distinct("body")).collect()[0])
+
+into = {"namesrv": namesrv, "topic": "ShippedTo", "stagingLocation": staging}
+frame.select("body").write.format("raftmq").options(**into).mode("append").save()
+written = spark.read.format("raftmq").options(namesrv=namesrv, topic="ShippedTo").load()
+print("WRITTEN", written.agg(F.count("*"), F.count_distinct("body")).collect()[0])
 
 def where(_):
     import os
@@ -114,10 +119,14 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
         yield Standalone(tmp_path, ended)
 
 
-def test_workers_that_have_nothing_of_ours(standalone: Standalone, cluster: Cluster) -> None:
+def test_workers_that_have_nothing_of_ours(
+    standalone: Standalone, cluster: Cluster, tmp_path: Path
+) -> None:
     fill(cluster, "Shipped", bodies(0, COUNT))
+    fill(cluster, "ShippedTo", [b"first"])
+    staging = str(tmp_path / "staging")
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, standalone.address, cluster.state().namesrv],
+        [sys.executable, "-c", DRIVER, standalone.address, cluster.state().namesrv, staging],
         env=standalone.environment
         | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": str(standalone.python)}
         | {"PYSPARK_DRIVER_PYTHON": sys.executable},
@@ -126,5 +135,6 @@ def test_workers_that_have_nothing_of_ours(standalone: Standalone, cluster: Clus
         timeout=300,
     )
     assert f"BODIES Row(count(1)={COUNT}, count(DISTINCT body)={COUNT})" in done.stdout, done.stderr
+    assert f"WRITTEN Row(count(1)={COUNT + 1}, count(DISTINCT body)={COUNT + 1})" in done.stdout
     (places,) = re.findall(r"PLACES \[(.*)\]", done.stdout)
     assert places.count("/app-") == 8  # all tasks ran where our files are not

@@ -1,0 +1,130 @@
+"""Rows of a DataFrame as messages to be staged. Pure.
+
+Columns, of which only `body` is required:
+
+    body           binary or string; not null, not empty
+    tags, keys     string
+    sharding_key   string; rows with equal ones go to one queue, as RocketMQ's clients choose it
+    properties     map<string,string>; what clients and brokers add by themselves is left out, so
+                   what was read from a topic can be written to another
+    flag           int
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raftmq.spark.plan import STAGED
+from raftmq.store.properties import (
+    ADDED_PROPERTIES,
+    KEYS,
+    TAGS,
+    encode_properties,
+    java_string_hash,
+)
+
+BODY_BYTES_MAX = (4 << 20) - (64 << 10)  # what a broker takes as a batch, besides properties
+SHARDING_KEY = "__SHARDINGKEY"
+COLUMNS = ("body", "tags", "keys", "sharding_key", "properties", "flag")
+_TEXTS = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
+_PROPERTIES = pa.map_(pa.string(), pa.string())
+
+
+class RowError(ValueError):
+    """A row, or the DataFrame's columns, cannot be messages."""
+
+
+def check_columns(names: Sequence[str]) -> None:
+    """Raise RowError unless rows with these columns can be written."""
+    strange = sorted(set(names).difference(COLUMNS))
+    if strange:
+        raise RowError(
+            f"there is no place in a message for column {strange[0]}: select some of "
+            f"{', '.join(COLUMNS)} (a value in a message's properties: column properties)"
+        )
+    if "body" not in names:
+        raise RowError("column body is missing")
+
+
+def staged(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows as they are staged. Raises RowError."""
+    names = set(rows.schema.names)
+    body = _cast(rows, "body", pa.binary())
+    _check_bodies(body)
+    columns = {name: _cast(rows, name, pa.string()) for name in _TEXTS.keys() & names}
+    given = _cast(rows, "properties", _PROPERTIES) if "properties" in names else None
+    flag = _cast(rows, "flag", pa.int32()) if "flag" in names else pa.nulls(len(rows), pa.int32())
+    columns = {name: column for name, column in columns.items() if column.null_count < len(rows)}
+    if given is None or given.null_count == len(rows):
+        encoded, keys = _encoded_texts(columns, len(rows))
+    else:
+        encoded, keys = _encoded(columns, given)
+    return pa.record_batch([body, encoded, flag, keys], schema=STAGED)
+
+
+def _cast(rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+    column = rows.column(name)
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise RowError(f"column {name}: {error}") from None
+
+
+def _check_bodies(body: pa.Array) -> None:
+    sizes = pc.binary_length(body)
+    if body.null_count or pc.min(sizes).as_py() == 0:
+        raise RowError("a row's body is null or empty: a message has at least a byte")
+    if (pc.max(sizes).as_py() or 0) > BODY_BYTES_MAX:
+        raise RowError(f"a row's body has over {BODY_BYTES_MAX} bytes")
+
+
+def _encoded_texts(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array, pa.Array]:
+    """Return the properties of rows that have texts only, and the sharding keys' hashes."""
+    if not columns:
+        return pa.nulls(count, pa.binary()), pa.nulls(count, pa.int32())
+    known: dict[tuple[str | None, ...], bytes] = {}
+    names = [_TEXTS[name] for name in columns]
+    encoded = []
+    for values in zip(*(column.to_pylist() for column in columns.values()), strict=True):
+        found = known.get(values)
+        if found is None:
+            found = known[values] = _properties(dict(zip(names, values, strict=True)))
+            if len(known) > 10_000:
+                known.clear()
+        encoded.append(found)
+    key = columns.get("sharding_key")
+    return pa.array(encoded, pa.binary()), _hashes(None if key is None else key.to_pylist(), count)
+
+
+def _encoded(columns: Mapping[str, pa.Array], given: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the properties of rows, and the hashes of their sharding keys. A column counts more
+    than a property of its name."""
+    texts = {_TEXTS[name]: column.to_pylist() for name, column in columns.items()}
+    encoded, keys = [], []
+    for number, pairs in enumerate(given.to_pylist()):
+        own = {name: value for name, value in pairs or () if name not in ADDED_PROPERTIES}
+        for name, values in texts.items():
+            if values[number] is not None:
+                own[name] = values[number]
+        encoded.append(_properties(own))
+        keys.append(own.get(SHARDING_KEY))
+    return pa.array(encoded, pa.binary()), _hashes(keys, len(encoded))
+
+
+def _properties(given: Mapping[str, str | None]) -> bytes:
+    """Return properties as on the wire; those without a value are left out. Raises RowError."""
+    try:
+        return encode_properties({name: value for name, value in given.items() if value})
+    except ValueError as error:
+        raise RowError(f"a row's properties: {error}") from None
+
+
+def _hashes(keys: Sequence[str | None] | None, count: int) -> pa.Array:
+    """Return Java's hash of each sharding key; null where there is none."""
+    if keys is None:
+        return pa.nulls(count, pa.int32())
+    known = {key: java_string_hash(key) for key in set(keys) if key}
+    return pa.array([known.get(key) if key else None for key in keys], pa.int32())

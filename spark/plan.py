@@ -1,0 +1,192 @@
+"""A batch's plan: which staged rows go into which requests, the same in every attempt. Pure.
+
+Rows are numbered through the files in order. A row with a sharding key goes to the queue that
+RocketMQ's SelectMessageQueueByHash chooses for it; the others in runs, queue after queue. A queue's
+rows are cut into requests by number and size. So everything follows from the plan:
+
+    {"version":1,"topic":t,"writer":w,"batch":b,"queues":[[broker,id],…],"files":[name,…],
+     "rows":n,"requestMessages":n,"requestBytes":n}
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from raftmq.client.message import MessageQueue
+from raftmq.client.writer import Place
+
+VERSION = 1
+REQUEST_MESSAGES = 1_000  # of a request; it has room for 65,536
+REQUEST_BYTES = 256 << 10
+REQUESTS_BYTES = 64 << 20  # of all queues' requests that are being filled
+# Rows as tasks stage them. `properties` as on the wire, without UNIQ_KEY; `hash`: of the sharding
+# key, null if there is none.
+STAGED = pa.schema(
+    [
+        ("body", pa.binary()),
+        ("properties", pa.binary()),
+        ("flag", pa.int32()),
+        ("hash", pa.int32()),
+    ]
+)
+_ITEM = struct.Struct(">iiiii")
+_INT16 = struct.Struct(">h")
+_KEY_BYTES = len(b"UNIQ_KEY\x01") + 32 + 1
+
+
+class PlanError(ValueError):
+    """A plan cannot be read, or is not this sink's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plan of one batch."""
+
+    topic: str
+    writer: str
+    batch: int
+    queues: tuple[tuple[str, int], ...]
+    files: tuple[str, ...]
+    rows: int
+    request_messages: int
+    request_bytes: int
+
+    def to_json(self) -> bytes:
+        return orjson.dumps({"version": VERSION, **asdict(self)})
+
+    @property
+    def message_queues(self) -> list[MessageQueue]:
+        return [MessageQueue(self.topic, broker, number) for broker, number in self.queues]
+
+
+def new_plan(
+    topic: str,
+    writer: str,
+    batch: int,
+    queues: list[MessageQueue],
+    files: list[str],
+    rows: int,
+) -> Plan:
+    """Plan a batch for these queues."""
+    request_bytes = max(1, min(REQUEST_BYTES, REQUESTS_BYTES // len(queues)))
+    places = tuple((queue.broker_name, queue.queue_id) for queue in queues)
+    return Plan(topic, writer, batch, places, tuple(files), rows, REQUEST_MESSAGES, request_bytes)
+
+
+def plan_of(data: bytes, topic: str, writer: str) -> Plan:
+    """Read a plan. Raises PlanError."""
+    try:
+        value: dict[str, Any] = orjson.loads(data)
+        if value.pop("version") != VERSION:
+            raise PlanError("a later version wrote this plan: finish the batch with that one")
+        queues = tuple((str(broker), int(number)) for broker, number in value.pop("queues"))
+        plan = Plan(**value | {"queues": queues, "files": tuple(value["files"])})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise error if isinstance(error, PlanError) else PlanError(f"no plan: {error}") from error
+    if (plan.topic, plan.writer) != (topic, writer):
+        raise PlanError(
+            f"this location holds a batch of writer {plan.writer} for topic {plan.topic}, and not "
+            f"of {writer} for {topic}: one sink, one location"
+        )
+    return plan
+
+
+@dataclass(slots=True)
+class _Filling:
+    """The request of a queue that is being filled."""
+
+    queue: MessageQueue
+    place: Place
+    parts: list[bytes]
+    count: int = 0
+    size_bytes: int = 0
+
+
+Request = tuple[MessageQueue, Place, bytes]
+
+
+class Requests:
+    """Makes the requests of a plan out of its rows, in order."""
+
+    def __init__(self, plan: Plan, key_start: Callable[[MessageQueue, int], str]) -> None:
+        """`key_start(queue, batch)`: how the UNIQ_KEYs of a queue's messages begin."""
+        self._plan = plan
+        self._fillings = [_Filling(q, Place(plan.batch, 0), []) for q in plan.message_queues]
+        self._keys = [key_start(q, plan.batch).encode() for q in plan.message_queues]
+        self._row = 0
+
+    def add(self, rows: pa.RecordBatch) -> Iterator[Request]:
+        """Take the next rows; yield the requests that are full."""
+        bodies = rows.column("body").to_pylist()
+        properties = _values(rows.column("properties"), b"")
+        flags = _values(rows.column("flag"), 0)
+        for start, end, at in self._runs(rows.column("hash"), len(rows)):
+            yield from self._fill(
+                at, zip(bodies[start:end], properties[start:end], flags[start:end], strict=True)
+            )
+        self._row += len(rows)
+
+    def rest(self) -> Iterator[Request]:
+        """Yield the requests that are not full, once all rows were added."""
+        for filling in self._fillings:
+            if filling.count:
+                yield self._taken(filling)
+
+    def _runs(self, hashes: pa.Array, count: int) -> list[tuple[int, int, int]]:
+        """Return where rows of one queue stand together: first row, row behind, queue."""
+        if not count:
+            return []
+        queues, run = len(self._fillings), self._plan.request_messages
+        chosen = (np.arange(self._row, self._row + count) // run) % queues
+        if hashes.null_count < count:
+            given = hashes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            # As Java: the remainder has the dividend's sign, and then its amount counts.
+            chosen = np.where(hashes.is_valid().to_numpy(zero_copy_only=False),
+                              np.abs(given) % queues, chosen)  # fmt: skip
+        cuts = np.flatnonzero(np.diff(chosen)) + 1
+        starts = [0, *cuts.tolist()]
+        return [
+            (start, end, int(chosen[start]))
+            for start, end in zip(starts, [*starts[1:], count], strict=True)
+        ]
+
+    def _fill(self, at: int, messages: Iterable[tuple[bytes, bytes, int]]) -> Iterator[Request]:
+        filling, plan = self._fillings[at], self._plan
+        for body, properties, flag in messages:
+            size = _ITEM.size + len(body) + _INT16.size + _KEY_BYTES + len(properties)
+            if filling.count and (
+                filling.count >= plan.request_messages
+                or filling.size_bytes + size > plan.request_bytes
+            ):
+                yield self._taken(filling)
+            sequence, count = filling.place.sequence & 0xFFFF, filling.count
+            filling.parts += (
+                _ITEM.pack(size, 0, 0, flag, len(body)),
+                body,
+                _INT16.pack(_KEY_BYTES + len(properties)),
+                b"UNIQ_KEY\x01%b%04X%04X\x02" % (self._keys[at], sequence, count),
+                properties,
+            )
+            filling.count += 1
+            filling.size_bytes += size
+
+    def _taken(self, filling: _Filling) -> Request:
+        request = filling.queue, filling.place, b"".join(filling.parts)
+        filling.place = Place(filling.place.batch, filling.place.sequence + 1)
+        filling.parts, filling.count, filling.size_bytes = [], 0, 0
+        return request
+
+
+def _values(column: pa.Array, default: Any) -> list[Any]:
+    """Return the column's values, `default` for those that are null."""
+    if column.null_count == len(column):
+        return [default] * len(column)
+    values: list[Any] = column.fill_null(default).to_pylist()
+    return values

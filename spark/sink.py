@@ -1,0 +1,228 @@
+"""The sink of format `raftmq`: a DataFrame's or a stream's rows into a topic, each batch once.
+
+    df.write.format("raftmq").option("namesrv", …).option("topic", …).mode("append").save()
+    stream.writeStream.format("raftmq")….option("checkpointLocation", …).start()
+
+Tasks send nothing: each stages its rows in a file. When all have, the driver's process writes the
+batch's plan (spark.plan), and then sends the requests that follow from it, as an exactly-once
+writer (client.writer). Whatever fails, the next attempt finds the plan and makes the same requests,
+and the brokers store those that they do not have. So neither a task that runs twice, nor rows that
+come out differently the second time, nor another number of partitions can store a row twice or
+leave one out.
+
+`commit` opens the writer before it looks for a plan. Another process that is still at work on the
+same batch is fenced by that: if it sent anything, its plan is there to be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from raftmq.client.errors import ClientError
+from raftmq.client.instance import InstanceConfig
+from raftmq.client.message import MessageQueue
+from raftmq.client.writer import ExactlyOnceWriter, Place
+from raftmq.spark.options import WriteOptions
+from raftmq.spark.outgoing import staged
+from raftmq.spark.plan import STAGED, Plan, Requests, new_plan, plan_of
+from raftmq.spark.staging import Staging
+
+log = logging.getLogger("raftmq.spark")
+
+WAITING_MAX = 2  # requests of a queue that are made and not sent
+
+
+class NotWritten(Exception):
+    """A batch cannot be written, or not without risking what was promised."""
+
+
+@dataclass
+class Staged(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped here
+    """What one task has staged."""
+
+    file: str
+    rows: int
+
+
+class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
+    """Writes one batch, as the writer that is named or as a new one."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+        self.writer = options.writer or f"spark-{uuid.uuid4().hex}"
+        self.own = "" if options.staging else str(Path(tempfile.gettempdir()) / self.writer)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        return _stage(self._staging, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        staging = self._staging
+        if staging.is_done(self.options.batch):
+            raise NotWritten(
+                f"writer {self.writer} has written its batch {self.options.batch} already: "
+                "give this one another number (option batch), or another writer"
+            )
+        _commit(staging, self.options, self.writer, self.options.batch, messages)
+        self._forget()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _abort(self._staging, self.options.batch, messages)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove what nobody can come back to."""
+        if self.own:
+            shutil.rmtree(self.own, ignore_errors=True)
+
+    @property
+    def _staging(self) -> Staging:
+        return Staging(self.options.staging or self.own)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as above
+    """Writes a stream's batches, each once, as the writer of its checkpoint."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        return _stage(Staging(self.options.staging), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        staging = Staging(self.options.staging)
+        if staging.is_done(batchId):  # and Spark had not noted it when it ended
+            _abort(staging, batchId, messages)
+            return
+        writer = self.options.writer or staging.writer()
+        _commit(staging, self.options, writer, batchId, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        _abort(Staging(self.options.staging), batchId, messages)
+
+
+def _stage(staging: Staging, batches: Iterator[pa.RecordBatch]) -> Staged:
+    """Stage a task's rows. Raises RowError, OSError."""
+    count = 0
+    with staging.new_rows(STAGED) as (name, out):
+        for batch in batches:
+            if len(batch):
+                out.write_batch(staged(batch))
+                count += len(batch)
+    return Staged(name, count)
+
+
+def _abort(staging: Staging, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Remove what tasks have staged, but for what is planned: the next attempt sends that."""
+    plan = staging.plan(batch) or b""
+    for message in messages:
+        if isinstance(message, Staged) and message.file.encode() not in plan:
+            staging.remove_rows(message.file)
+
+
+def _commit(
+    staging: Staging,
+    options: WriteOptions,
+    writer: str,
+    batch: int,
+    messages: Sequence[WriterCommitMessage | None],
+) -> None:
+    files = [message for message in messages if isinstance(message, Staged)]
+    if len(files) < len(messages):
+        raise NotWritten(f"batch {batch}: a task did not say what it staged")
+    asyncio.run(_Commit(staging, options, writer, batch).run(files))
+
+
+class _Commit:
+    """Writes one batch."""
+
+    def __init__(self, staging: Staging, options: WriteOptions, writer: str, batch: int) -> None:
+        self._staging = staging
+        self._batch = batch
+        connection = options.connection
+        self._writer = ExactlyOnceWriter(
+            writer,
+            options.topic,
+            connection.namesrv,
+            exactly_once=options.exactly_once,
+            patience_ms=connection.timeout_ms,
+            instance_config=InstanceConfig(credentials=connection.credentials, tls=connection.tls),
+        )
+
+    async def run(self, files: Sequence[Staged]) -> None:
+        """Write the batch. Raises NotWritten, PlanError, ClientError, OSError."""
+        async with self._writer:
+            plan = self._plan(files)
+            await self._writer.open_at(plan.message_queues)
+            self._staging.clean(self._batch, set(plan.files))
+            await self._send(plan)
+        self._staging.done(self._batch)
+
+    def _plan(self, files: Sequence[Staged]) -> Plan:
+        """Return the batch's plan: the one that is there, or a new one."""
+        writer, batch = self._writer, self._batch
+        found = self._staging.plan(batch)
+        if found is not None:
+            return plan_of(found, writer.topic, writer.name)
+        beyond = [queue for queue in writer.queues if writer.last(queue).batch >= batch]
+        if beyond:
+            raise NotWritten(
+                f"{beyond[0].broker_name} has batch {writer.last(beyond[0]).batch} of writer "
+                f"{writer.name}, and this location knows nothing of its batch {batch}: the writer "
+                "is another checkpoint's; give another one (option writer), or delete it"
+            )
+        names, rows = [each.file for each in files if each.rows], sum(each.rows for each in files)
+        if lost := self._staging.missing(names):
+            raise NotWritten(
+                f"{lost[0]}, which a task has staged, is not to be seen from the driver: give "
+                "option stagingLocation, a place that the driver and all executors reach"
+            )
+        plan = new_plan(writer.topic, writer.name, batch, list(writer.queues), names, rows)
+        self._staging.save_plan(batch, writer.epoch, plan.to_json())
+        return plan
+
+    async def _send(self, plan: Plan) -> None:
+        """Send the requests that the brokers do not have, one at a time for each queue."""
+        requests = Requests(plan, self._writer.unique_key_start)
+        lanes = {queue: asyncio.Queue[_Made](WAITING_MAX) for queue in plan.message_queues}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for queue, lane in lanes.items():
+                    tasks.create_task(self._send_lane(queue, lane))
+                count = 0
+                for name in plan.files:
+                    with self._staging.rows(name) as batches:
+                        for batch in batches:
+                            count += len(batch)
+                            for queue, place, body in requests.add(batch):
+                                await lanes[queue].put((place, body))
+                if count != plan.rows:
+                    raise NotWritten(
+                        f"{count} rows are staged, and {plan.rows} were: files changed"
+                    )
+                for queue, place, body in requests.rest():
+                    await lanes[queue].put((place, body))
+                for lane in lanes.values():
+                    await lane.put(None)
+        except* (ClientError, NotWritten, OSError) as errors:
+            raise errors.exceptions[0] from None
+
+    async def _send_lane(self, queue: MessageQueue, lane: asyncio.Queue[_Made]) -> None:
+        while (made := await lane.get()) is not None:
+            await self._writer.write_encoded(queue, *made)
+
+
+_Made = tuple[Place, bytes] | None

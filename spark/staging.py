@@ -1,0 +1,144 @@
+"""Where a sink keeps what it is about to write: beside the checkpoint, by path or URI.
+
+    <location>/raftmq/writer            the writer's name, if none was given: made once
+                     /rows/<id>.arrow   rows as one task staged them (Arrow IPC stream)
+                     /<batch>.<epoch>.json   the batch's plan (spark.plan)
+                     /<batch>.done      the batch is written
+
+Files are written once and never changed; each is complete, and on a local disk durable, before its
+name is given to anybody. Everything `pyarrow.fs` has a URI for works: file, hdfs, s3, gs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyarrow import fs
+
+_DIRECTORY = "raftmq"
+_PLAN = re.compile(r"(\d+)\.(\d+)\.json")
+_DONE = re.compile(r"(\d+)\.done")
+_LOCAL = re.compile(r"file:/*(?=/)")
+_ALIASES = {"s3a://": "s3://", "s3n://": "s3://"}  # Hadoop's names
+
+
+class Staging:
+    """The files of one sink. Methods raise OSError."""
+
+    def __init__(self, location: str) -> None:
+        """`location`: a path, absolute or not, or a URI. Raises ValueError for one of an unknown
+        kind."""
+        for alias, name in _ALIASES.items():
+            location = location.replace(alias, name, 1)
+        location = _LOCAL.sub("", location)
+        if "://" not in location:
+            location = os.path.abspath(location)
+        self._fs, root = fs.FileSystem.from_uri(location)
+        self._root = f"{root.rstrip('/')}/{_DIRECTORY}"
+        self._is_local = isinstance(self._fs, fs.LocalFileSystem)
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def new_rows(self, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatchWriter]]:
+        """Open a file for one task's rows; yield its name and what batches are written to."""
+        name = f"rows/{uuid.uuid4().hex}.arrow"
+        self._fs.create_dir(f"{self._root}/rows", recursive=True)
+        with self._fs.open_output_stream(f"{self._root}/{name}") as sink:
+            with pa.ipc.new_stream(sink, schema) as writer:
+                yield name, writer
+        self._sync(name)
+
+    @contextmanager
+    def rows(self, name: str) -> Iterator[pa.RecordBatchReader]:
+        with self._fs.open_input_stream(f"{self._root}/{name}") as source:
+            with pa.ipc.open_stream(source) as reader:
+                yield reader
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return those of these files that are not there."""
+        there = set(self._names("rows"))
+        return [name for name in names if name.removeprefix("rows/") not in there]
+
+    def remove_rows(self, name: str) -> None:
+        self._remove(name)
+
+    # -- plans ----------------------------------------------------------------------------------
+
+    def plan(self, batch: int) -> bytes | None:
+        """Return the batch's plan; of several that of the highest epoch: lower ones were written
+        by processes that had been fenced before, and nothing was sent by them."""
+        epochs = [int(found[2]) for found in map(_PLAN.fullmatch, self._names()) if found
+                  and int(found[1]) == batch]  # fmt: skip
+        return self._read(f"{batch}.{max(epochs)}.json") if epochs else None
+
+    def save_plan(self, batch: int, epoch: int, plan: bytes) -> None:
+        self._write(f"{batch}.{epoch}.json", plan)
+
+    def is_done(self, batch: int) -> bool:
+        return f"{batch}.done" in self._names()
+
+    def done(self, batch: int) -> None:
+        """Note that a batch is written."""
+        self._write(f"{batch}.done", b"")
+
+    def clean(self, batch: int, rows: set[str]) -> None:
+        """Remove what belongs to earlier batches than this one: all rows but these."""
+        for name in self._names():
+            found = _PLAN.fullmatch(name) or _DONE.fullmatch(name)
+            if found is not None and int(found[1]) < batch:
+                self._remove(name)
+        for name in self._names("rows"):
+            if f"rows/{name}" not in rows:
+                self._remove(f"rows/{name}")
+
+    def writer(self) -> str:
+        """Return the name made for this location's writer."""
+        name = "writer"
+        if name not in self._names():
+            self._write(name, f"spark-{uuid.uuid4().hex}".encode())
+        return self._read(name).decode()
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def _names(self, directory: str = "") -> list[str]:
+        path = f"{self._root}/{directory}".rstrip("/")
+        found = self._fs.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return [info.base_name for info in found if info.is_file]
+
+    def _read(self, name: str) -> bytes:
+        with self._fs.open_input_stream(f"{self._root}/{name}") as source:
+            data: bytes = source.read()
+        return data
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Write a file whole. Object stores show a file once it is complete; elsewhere it gets its
+        name then."""
+        beside = f"{name}.{uuid.uuid4().hex}.tmp"
+        self._fs.create_dir(self._root, recursive=True)
+        with self._fs.open_output_stream(f"{self._root}/{beside}") as sink:
+            sink.write(data)
+        self._sync(beside)
+        self._fs.move(f"{self._root}/{beside}", f"{self._root}/{name}")
+        self._sync("")
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._fs.delete_file(f"{self._root}/{name}")
+        except FileNotFoundError:
+            pass  # another attempt was there first
+
+    def _sync(self, name: str) -> None:
+        if not self._is_local:
+            return
+        for path in (f"{self._root}/{name}", os.path.dirname(f"{self._root}/{name}")):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,306 @@
+"""The sink of format `raftmq`: each batch once, whatever fails and is repeated."""
+
+import asyncio
+import json
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.client.errors import ClientError
+from raftmq.client.writer import ExactlyOnceWriter
+from raftmq.spark.options import write_options
+from raftmq.spark.sink import StreamWriter, _stage
+from raftmq.spark.staging import Staging
+from tests.spark.test_source import bodies, fill
+
+Rows = Callable[[str], list[bytes]]
+
+
+@pytest.fixture
+def namesrv(cluster: Cluster) -> str:
+    return cluster.state().namesrv
+
+
+@pytest.fixture
+def stored(spark: SparkSession, namesrv: str) -> Rows:
+    """The bodies that a topic has, sorted."""
+
+    def read(topic: str) -> list[bytes]:
+        frame = spark.read.format("raftmq").option("namesrv", namesrv).option("topic", topic)
+        return sorted(bytes(row["body"]) for row in frame.load().select("body").collect())
+
+    return read
+
+
+@pytest.fixture
+def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """A topic of this test's own."""
+    name = "Sink_" + "".join(c if c.isalnum() else "_" for c in request.node.name)[-60:]
+    fill(cluster, name, [b"first"])
+    return name
+
+
+def frame_of(spark: SparkSession, values: list[bytes], partitions: int = 3) -> DataFrame:
+    rows = spark.createDataFrame([(value,) for value in values], "body binary")
+    return rows.repartition(partitions)
+
+
+def test_a_dataframe_becomes_a_topic(
+    spark: SparkSession, namesrv: str, topic: str, stored: Rows
+) -> None:
+    rows = spark.range(3000).select(
+        F.col("id").cast("string").alias("body"),
+        F.when(F.col("id") % 2 == 0, "even").alias("tags"),
+        F.concat(F.lit("k"), F.col("id")).alias("keys"),
+        (F.col("id") % 7).cast("string").alias("sharding_key"),
+        F.create_map(F.lit("n"), F.col("id").cast("string")).alias("properties"),
+        F.col("id").cast("int").alias("flag"),
+    )
+    target = {"namesrv": namesrv, "topic": topic}
+    rows.write.format("raftmq").options(**target).mode("append").save()
+    assert stored(topic) == sorted([b"first", *bodies(0, 3000)])
+    options = target | {"includeProperties": "true"}
+    found = spark.read.format("raftmq").options(**options).load()
+    row = found.where("keys = 'k42'").collect()[0]
+    assert (row["tags"], row["flag"], row["properties"]["n"]) == ("even", 42, "42")
+    assert found.where("keys = 'k43'").collect()[0]["tags"] is None
+    spread = found.where("properties['n'] is not null").groupBy("properties.__SHARDINGKEY")
+    assert {r[1] for r in spread.agg(F.count_distinct("queue_id")).collect()} == {1}
+    assert found.select("msg_id").distinct().count() == 3001
+
+
+def test_a_named_job_is_written_once_and_a_repeated_one_is_told_so(
+    spark: SparkSession, namesrv: str, topic: str, stored: Rows, tmp_path: Path
+) -> None:
+    def job(batch: int, values: list[bytes]) -> None:
+        named = {"writer": topic, "stagingLocation": str(tmp_path), "batch": str(batch)}
+        options = {"namesrv": namesrv, "topic": topic, **named}
+        frame_of(spark, values).write.format("raftmq").options(**options).mode("append").save()
+
+    job(1, bodies(0, 50))
+    with pytest.raises(PySparkException, match="has written its batch 1 already"):
+        job(1, bodies(0, 50))
+    job(2, bodies(50, 50))
+    shutil.rmtree(tmp_path / "raftmq")
+    with pytest.raises(PySparkException, match="knows nothing of its batch 2"):
+        job(2, bodies(100, 50))
+    assert stored(topic) == sorted([b"first", *bodies(0, 100)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "select", "told"),
+    [
+        ({"topic": ""}, "body", "option topic is missing"),
+        ({"delivery": "sometimes"}, "body", "exactly-once or at-least-once"),
+        ({"batch": "1"}, "body", "needs options writer and stagingLocation"),
+        ({"colums": "x"}, "body", "there is no option colums"),
+        ({}, "body, 1 as prize", "column prize"),
+        ({}, "1 as flag", "column body is missing"),
+        ({}, "cast(null as string) as body", "null or empty"),
+        ({}, "body, 'a\\u0001b' as tags", "separator"),
+        ({"topic": "Nowhere"}, "body", "no route"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    spark: SparkSession, namesrv: str, topic: str, changes: dict[str, str], select: str, told: str
+) -> None:
+    options = {"namesrv": namesrv, "topic": topic, "timeoutMs": "500"} | changes
+    rows = frame_of(spark, [b"x"]).selectExpr(*select.split(", "))
+    with pytest.raises(PySparkException, match=told):
+        rows.write.format("raftmq").options(**options).mode("append").save()
+    with pytest.raises(PySparkException, match="only appended to"):
+        rows.selectExpr("'x' as body").write.format("raftmq").options(**options).mode(
+            "overwrite"
+        ).save()
+
+
+class Batches:
+    """A stream's sink as Spark's processes call it, batch by batch."""
+
+    def __init__(self, namesrv: str, topic: str, location: Path, **more: str) -> None:
+        given = {"namesrv": namesrv, "topic": topic, "checkpointLocation": str(location), **more}
+        self.options = write_options(given, streaming=True)
+        self.location = location
+
+    def staged(self, *tasks: list[bytes]) -> list[Any]:
+        import pyarrow as pa
+
+        schema = pa.schema([("body", pa.binary())])
+        return [
+            StreamWriter(self.options).write(iter([pa.record_batch([task], schema=schema)]))
+            for task in tasks
+        ]
+
+    def commit(self, number: int, *tasks: list[bytes]) -> None:
+        StreamWriter(self.options).commit(self.staged(*tasks), number)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.name for path in (self.location / "raftmq").iterdir() if path.is_file())
+
+
+def test_a_batch_that_comes_again_is_stored_once_though_its_rows_differ(
+    namesrv: str, topic: str, stored: Rows, tmp_path: Path
+) -> None:
+    """As after a driver that died behind its sink's commit and before its own note of it."""
+    sink = Batches(namesrv, topic, tmp_path)
+    sink.commit(0, bodies(0, 10), bodies(10, 10))
+    sink.commit(0, bodies(5, 10))
+    sink.commit(1, bodies(20, 10))
+    (tmp_path / "raftmq" / "1.done").unlink()  # it died a moment earlier
+    sink.commit(1, bodies(25, 3), bodies(20, 3), bodies(1000, 3))
+    assert stored(topic) == sorted([b"first", *bodies(0, 30)])
+    assert [name for name in sink.files if not name.startswith("writer")] == ["1.2.json", "1.done"]
+
+
+def test_a_batch_broken_off_goes_on_where_it_was(
+    namesrv: str, topic: str, stored: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Batches(namesrv, topic, tmp_path)
+    values = bodies(0, 25_000)
+    count = 0
+    write = ExactlyOnceWriter.write_encoded
+
+    async def breaking(self: ExactlyOnceWriter, *given: Any) -> bool:
+        nonlocal count
+        count += 1
+        if count % 5 == 0:
+            await write(self, *given)  # it is stored, and nobody hears that
+            raise ClientError(1, "broken off")
+        return await write(self, *given)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ExactlyOnceWriter, "write_encoded", breaking)
+        messages = sink.staged(values)
+        with pytest.raises(ClientError, match="broken off"):
+            StreamWriter(sink.options).commit(messages, 7)
+        StreamWriter(sink.options).abort(messages, 7)  # as Spark does then
+        for _ in range(3):
+            with pytest.raises(ClientError, match="broken off"):
+                sink.commit(7, values[:10])
+    sink.commit(7)
+    assert stored(topic) == sorted([b"first", *values])
+
+
+@pytest.mark.parametrize(
+    ("step", "winner"),
+    [
+        ("plan", b"new"),  # before it looks for a plan
+        ("save_plan", b"new"),  # it found none, and has not written its own
+        ("clean", b"old"),  # it wrote its own, and has not sent anything
+    ],
+)
+def test_a_driver_that_was_replaced_writes_nothing_any_more(
+    namesrv: str,
+    topic: str,
+    stored: Rows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    winner: bytes,
+) -> None:
+    """The old driver stands still at a step, while a new one writes the batch."""
+    sink = Batches(namesrv, topic, tmp_path)
+    real = getattr(Staging, step)
+    mine, its = sink.staged([b"old"] * 30), sink.staged([b"new"] * 30)
+    still = True
+
+    def standing_still(self: Staging, *given: Any) -> Any:
+        nonlocal still
+        if still:
+            still = False
+            with ThreadPoolExecutor(1) as pool:  # a loop of its own
+                pool.submit(StreamWriter(sink.options).commit, its, 0).result()
+        return real(self, *given)
+
+    monkeypatch.setattr(Staging, step, standing_still)
+    with pytest.raises((ClientError, OSError)):
+        StreamWriter(sink.options).commit(mine, 0)
+    assert Counter(stored(topic)) == {b"first": 1, winner: 30}
+    sink.commit(1, [b"next"])
+    assert Counter(stored(topic)) == {b"first": 1, b"next": 1, winner: 30}
+
+
+def test_rows_that_the_driver_cannot_see_are_told_before_anything_is_sent(
+    namesrv: str, topic: str, stored: Rows, tmp_path: Path
+) -> None:
+    sink = Batches(namesrv, topic, tmp_path)
+    messages = sink.staged(bodies(0, 3), bodies(3, 3))
+    (tmp_path / "raftmq" / messages[1].file).unlink()
+    with pytest.raises(Exception, match="stagingLocation"):
+        StreamWriter(sink.options).commit(messages, 0)
+    assert stored(topic) == [b"first"]
+
+
+def test_one_location_is_of_one_sink(namesrv: str, topic: str, tmp_path: Path) -> None:
+    Batches(namesrv, topic, tmp_path, writer="one").commit(0, [b"x"])
+    (tmp_path / "raftmq" / "0.done").unlink()
+    with pytest.raises(Exception, match="one sink, one location"):
+        Batches(namesrv, topic, tmp_path, writer="two").commit(0, [b"x"])
+
+
+def test_a_topic_into_another_topic_while_leaders_and_queries_die(
+    spark: SparkSession, cluster: Cluster, namesrv: str, topic: str, stored: Rows, tmp_path: Path
+) -> None:
+    """Rows flow through a stream that is stopped and begun again while leaders are killed."""
+    source = topic + "_from"
+    fill(cluster, source, bodies(0, 600))
+    target = {"namesrv": namesrv, "topic": topic, "checkpointLocation": str(tmp_path / "c")}
+
+    def begun() -> Any:
+        options = {"namesrv": namesrv, "topic": source, "includeProperties": "true"}
+        options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "150"}
+        rows = spark.readStream.format("raftmq").options(**options).load()
+        return (
+            rows.select("body", "tags", "keys", "properties")
+            .writeStream.format("raftmq")
+            .options(**target)
+            .start()
+        )
+
+    for round_ in range(2):
+        query = begun()
+        while not query.recentProgress and query.isActive:
+            time.sleep(0.1)
+        asyncio.run(kill_leader(cluster))
+        fill(cluster, source, bodies(600 + round_ * 100, 100))
+        query.stop()
+    query = begun()
+    query.processAllAvailable()
+    query.stop()
+    assert stored(topic) == sorted([b"first", *bodies(0, 800)])
+    options = {"namesrv": namesrv, "topic": topic, "includeProperties": "true"}
+    rows = spark.read.format("raftmq").options(**options).load()
+    row = rows.where("keys = 'k7' and body <> 'first'").collect()[0]
+    assert (row["tags"], row["properties"]["n"]) == ("B", "7")
+    plan = next((tmp_path / "c" / "raftmq").glob("*.json"))
+    assert json.loads(plan.read_text())["topic"] == topic
+
+
+async def kill_leader(cluster: Cluster) -> None:
+    here = Cluster(cluster.directory)
+    try:
+        leader = await here.leader()
+        assert leader is not None
+        await here.wait_dead(here.signal(leader.name, signal.SIGKILL))
+        here.start(leader.name)
+        await wait_whole(here, 120.0)
+    finally:
+        await here.close()
+
+
+def test_nothing_is_staged_where_a_task_has_no_rows(tmp_path: Path) -> None:
+    found = _stage(Staging(str(tmp_path)), iter([]))
+    assert found.rows == 0 and Staging(str(tmp_path)).missing([found.file]) == []

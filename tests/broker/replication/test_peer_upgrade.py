@@ -29,12 +29,12 @@ BETWEEN = 20  # messages acknowledged between two steps
 ELECTION = "electionTimeoutMinMs=1500\nelectionTimeoutMaxMs=3000\n"
 
 
-def program_before(directory):
-    """The tree of BEFORE, as git has it."""
+def program_before(directory, commit=BEFORE):
+    """The tree of a commit, as git has it."""
     git = ["git", "-C", str(ROOT)]
-    if subprocess.run([*git, "cat-file", "-e", BEFORE], capture_output=True).returncode:
-        pytest.fail(f"this clone does not have {BEFORE}: git fetch --unshallow")
-    made = subprocess.run([*git, "archive", BEFORE], capture_output=True, check=True)
+    if subprocess.run([*git, "cat-file", "-e", commit], capture_output=True).returncode:
+        pytest.fail(f"this clone does not have {commit}: git fetch --unshallow")
+    made = subprocess.run([*git, "archive", commit], capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
         archive.extractall(directory, filter="data")
     return directory

@@ -1,0 +1,65 @@
+"""A rolling upgrade, under load, from the last program without writers to this one: none is opened
+before the last replica knows them, and then they work; nothing that was acknowledged is lost."""
+
+import asyncio
+
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import loads_object
+from tests.broker.replication.test_peer_upgrade import (
+    BETWEEN,
+    QUEUES,
+    Acknowledged,
+    Upgrading,
+    all_there,
+    caught_up,
+    program_before,
+)
+from tests.broker.replication.test_refill_processes import NAMES, PATIENCE_S
+from tests.broker.sending.test_cut import batch_body, fields
+
+BEFORE = "4eb1ebd"  # the last commit without writers
+OPEN = {"op": "open", "topic": "T", "writer": "w", "epoch": "1"}
+
+
+async def opened(group):
+    """What the leader answers to an opening: the response, once somebody leads."""
+    leader = await group.leader()
+    return leader, await group.ask(leader, RequestCode.WRITERS, dict(OPEN))
+
+
+async def test_a_group_gets_writers_when_its_last_replica_knows_them(tmp_path):
+    before = await asyncio.to_thread(program_before, tmp_path / "before", BEFORE)
+    async with Upgrading(tmp_path, before) as group:
+        leader = await group.leader()
+        header = TopicHeader("T", QUEUES, QUEUES, 6)
+        await group.ask(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+        await group.until(caught_up)
+        async with Acknowledged(group) as load:
+            for name in NAMES:
+                await load.more(BETWEEN)
+                leader, refused = await opened(group)
+                assert refused.code in (
+                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,  # an old program leads
+                    ResponseCode.SYSTEM_BUSY,
+                    ResponseCode.SERVICE_NOT_AVAILABLE,
+                )
+                await asyncio.to_thread(group.upgrade, name)
+                await group.until(caught_up)
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    leader, answer = await opened(group)
+                    if answer.code == ResponseCode.SUCCESS:
+                        break
+                    await asyncio.sleep(0.1)
+            (writer,) = loads_object(answer.body)["writers"]
+            assert (writer["epoch"], writer["watermarks"]) == (1, {})
+            ext = fields(properties="", e="1", m="true")
+            ext |= {"writer": "w", "epoch": "1", "batch": "1", "sequence": "0"}
+            body = batch_body((b"of the writer", b"", 0))
+            for _ in range(2):
+                wrote = await group.ask(leader, RequestCode.SEND_WRITER_BATCH, ext, body)
+                assert wrote.code == ResponseCode.SUCCESS, wrote.remark
+            await load.more(BETWEEN)
+        await group.until(caught_up)
+        await all_there(group, [*load.bodies, b"of the writer"])

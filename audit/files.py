@@ -21,6 +21,7 @@ from raftmq.spark.layout import (
     UNIT_FILLER_SIZE,
 )
 
+Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # of a segment's or ConsumeQueue file's name, its start offset
 HASH_BLOCK_BYTES = 1 << 20
 
@@ -152,27 +153,53 @@ def units(file: QueueFile) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]
     return written + file.first_offset, content[written]
 
 
-def hashed_blocks(
-    segment: Segment,
-    start: int,
-    end: int,
-    skipped: Sequence[tuple[int, int]],
-    cuts: Sequence[int],
-) -> Iterator[tuple[int, int, bytes]]:
-    """Hash log positions [start, end) of a segment in blocks: (block start, block end, SHA-256).
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A store's copy of a segment, as far as `limit`. What is in a `skipped` range (garbage behind
+    a blank record) is taken as not there."""
+
+    store: str
+    segment: Segment
+    limit: int
+    skipped: Sequence[tuple[int, int]]
+
+
+def different_blocks(
+    copies: Sequence[BlockCopy], start: int, end: int, cuts: Sequence[int]
+) -> Iterator[tuple[str, int, int, bytes]]:
+    """Compare log positions [start, end) of a segment's copies in blocks. Where two copies differ,
+    yield (store, block start, block end, SHA-256) of each that has the block.
 
     Blocks end at multiples of HASH_BLOCK_BYTES from the segment's start and at each of `cuts`.
-    Bytes in a `skipped` range (garbage behind a blank record) are hashed as if they were not there.
     """
-    data = map_file(segment.path)
-    edges = set(range(segment.base, segment.end, HASH_BLOCK_BYTES))
-    edges.update(cuts)
+    base = copies[0].segment.base
+    edges = {*range(base, end, HASH_BLOCK_BYTES), *cuts}
     inner = sorted(edge for edge in edges if start < edge < end)
+    data = [map_file(copy.segment.path) for copy in copies]
     for low, high in zip([start, *inner], [*inner, end], strict=True):
-        digest = hashlib.sha256()
-        for part_low, part_high in _without(low, high, skipped):
-            digest.update(data[part_low - segment.base : part_high - segment.base])
-        yield low, high, digest.digest()
+        contents = []
+        for copy, whole in zip(copies, data, strict=True):
+            block_end = min(high, copy.limit, copy.segment.end)
+            if low < block_end:
+                parts = [
+                    np.frombuffer(whole, np.uint8)[part_low - base : part_high - base]
+                    for part_low, part_high in _without(low, block_end, copy.skipped)
+                ]
+                contents.append((copy.store, block_end, parts))
+        _, first_end, first = contents[0] if contents else ("", 0, [])
+        if all(e == first_end and _same(parts, first) for _, e, parts in contents[1:]):
+            continue
+        for store, block_end, parts in contents:
+            digest = hashlib.sha256()
+            for part in parts:
+                digest.update(part.data)
+            yield store, low, block_end, digest.digest()
+
+
+def _same(parts: Sequence[Bytes], others: Sequence[Bytes]) -> bool:
+    """Return whether bytes in pieces are equal, pieces and all: a copy whose pieces differ is
+    compared by its hash."""
+    return len(parts) == len(others) and all(map(np.array_equal, parts, others))
 
 
 def first_difference(left: str, right: str, start: int, end: int) -> int | None:

@@ -9,16 +9,21 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from google_crc32c import value as crc32c
 
-from raftmq.audit.walk import FrameItem, Gap, walk_range
+from raftmq.audit.walk import FrameItem, Gap, Walk, walk_range
 from raftmq.spark.columns import RECORD_FIELDS, record_columns
-from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
+from raftmq.spark.layout import (
+    SYSFLAG_TRANSACTION,
+    ItemKind,
+)
 from raftmq.store.frame import FrameKind
 
 BATCH_RECORDS_MAX = 65_536
+STORES_SEPARATOR = "\n"
 BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # with bodies, a batch holds about this many bytes of log
 
 # Fields that only a reader of a topic wants; every staged column costs time.
@@ -67,7 +72,40 @@ def log_batches(
     `intact` of a record means that its body's CRC is right, of a frame that its payload's is. A
     frame header with a wrong CRC counts as a hole, not as a frame.
     """
-    walk = walk_range(data, base, start, end)
+    yield from _item_batches(walk_range(data, base, start, end), data, base, store)
+
+
+def shared_log_batches(
+    copies: Sequence[tuple[str, memoryview]], base: int, start: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    """Do as `log_batches` for a segment of which several stores have a copy with these bytes. Items
+    that are equal in several are decoded once: `store` then names all of them, with
+    STORES_SEPARATOR."""
+    left = [
+        (name, data, walk_range(data, base, start, min(end, len(data)))) for name, data in copies
+    ]
+    while left:
+        _, data, walk = left[0]
+        low, high = _items_extent(walk, data)
+        content = np.frombuffer(data, np.uint8)[low:high]
+        same = [
+            name
+            for name, other, found in left
+            if found == walk and np.array_equal(np.frombuffer(other, np.uint8)[low:high], content)
+        ]
+        left = [copy for copy in left if copy[0] not in same]
+        yield from _item_batches(walk, data, base, STORES_SEPARATOR.join(same))
+
+
+def _items_extent(walk: Walk, data: memoryview) -> tuple[int, int]:
+    """Return from where to where records and frames stand, payloads included."""
+    starts = [*walk.records[:1], *(frame.at for frame in walk.frames[:1])]
+    ends = [at + int.from_bytes(data[at : at + 4], "big") for at in walk.records[-1:]]
+    ends += [frame.at + frame.header_size + frame.payload_length for frame in walk.frames[-1:]]
+    return min(starts, default=0), max(ends, default=0)
+
+
+def _item_batches(walk: Walk, data: memoryview, base: int, store: str) -> Iterator[pa.RecordBatch]:
     for chunk in _chunks(walk.records, BATCH_RECORDS_MAX):
         columns = record_columns(data, chunk, body=False)
         columns |= _sizes(data, base, chunk)

@@ -1,10 +1,10 @@
-"""Compares the replicas' bytes: each store is hashed in blocks, and the hashes are compared.
+"""Compares the replicas' bytes, block by block.
 
-Every store is hashed up to its limit (audit.limits), without the garbage behind blank records. A
-block counts as different if two stores that have it hash it differently; the majority's bytes count
-as the right ones, and for a deviating store the first differing position is named. But where a
-store holds an acknowledged message that the majority lost, its bytes are the right ones from there
-on (audit.holders): it is the one to mend the others from.
+Every store is compared up to its limit (audit.limits), without the garbage behind blank records. A
+block counts as different if its bytes are not the same in all stores that have it; the majority's
+bytes count as the right ones, and for a deviating store the first differing position is named. But
+where a store holds an acknowledged message that the majority lost, its bytes are the right ones
+from there on (audit.holders): it is the one to mend the others from.
 """
 
 import itertools

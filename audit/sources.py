@@ -5,13 +5,15 @@
 rocketmq         the CommitLog's records; with `topic` that topic's visible ones alone
 rocketmq_log     every item of the log: records, frame headers, blanks, holes, ends (for the audit)
 rocketmq_queue   the ConsumeQueues' units
-rocketmq_blocks  hashes of blocks of the log, to compare replicas
+rocketmq_blocks  hashes of the blocks of the log in which replicas differ
 
 Options: `path`, one store directory, or `stores`, a JSON object of names and directories; the name
 becomes the column `store` (with `path`, the directory). For rocketmq and rocketmq_log `splitBytes`
-(default 32 MiB): segments are split at any byte. For rocketmq `body` (default true: a source cannot
-prune columns, so say when bodies are not wanted) and `until`, the log position at which reading
-stops. For rocketmq_blocks `limits`, `skipped` and `cuts`, JSON (see BlockReader).
+(default 32 MiB): segments are split at any byte. For rocketmq_log `shared` (default false): what is
+equal in several stores is one row, whose `store` has their names in lines. For rocketmq `body`
+(default true: a source cannot prune columns, so say when bodies are not wanted) and `until`, the
+log position at which reading stops. For rocketmq_blocks `limits`, `skipped` and `cuts`, JSON (see
+BlockReader).
 
 `partitions` and `read` run in different processes, so readers hold plain data only.
 """
@@ -36,9 +38,10 @@ from pyspark.sql.types import (
 )
 
 from raftmq.audit.files import (
+    BlockCopy,
     QueueFile,
     Segment,
-    hashed_blocks,
+    different_blocks,
     map_file,
     queue_files,
     segments,
@@ -50,6 +53,7 @@ from raftmq.audit.parse import (
     RECORD_SCHEMA,
     log_batches,
     record_batches,
+    shared_log_batches,
 )
 
 SPLIT_BYTES = 32 * 1024 * 1024
@@ -104,6 +108,16 @@ class SegmentRange(InputPartition):  # type: ignore[misc]  # pyspark is untyped 
 
 
 @dataclass
+class SharedRange(InputPartition):  # type: ignore[misc]  # as above
+    """Log positions [start, end) of the segments that several stores have at `base`."""
+
+    base: int
+    copies: list[tuple[str, Segment]]
+    start: int
+    end: int
+
+
+@dataclass
 class QueueFiles(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
     """Some ConsumeQueue files of a store."""
 
@@ -127,6 +141,22 @@ class Stores:
                 for start in range(segment.base, segment.end, self.split_bytes):
                     end = min(start + self.split_bytes, segment.end)
                     found.append(SegmentRange(store, segment, start, end))
+        return found
+
+    def shared_partitions(self) -> list[InputPartition]:
+        """Return each range with all stores that have a segment there. Segments that begin at one
+        position may be of different sizes."""
+        copies: dict[int, list[tuple[str, Segment]]] = {}
+        for store, directory in self.directories.items():
+            for segment in segments(directory):
+                copies.setdefault(segment.base, []).append((store, segment))
+        found: list[InputPartition] = []
+        for base, same in sorted(copies.items()):
+            last = max(segment.end for _, segment in same)
+            for start in range(base, last, self.split_bytes):
+                end = min(start + self.split_bytes, last)
+                having = [copy for copy in same if copy[1].end > start]
+                found.append(SharedRange(base, having, start, end))
         return found
 
 
@@ -160,9 +190,18 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
     """Reads every item of the log."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.partitions = Stores(options).partitions
+        stores = Stores(options)
+        shared = _flag(options, "shared", False)
+        self.partitions = stores.shared_partitions if shared else stores.partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, SharedRange):
+            base = partition.base
+            copies = [(store, map_file(segment.path)) for store, segment in partition.copies]
+            yield from shared_log_batches(
+                copies, base, partition.start - base, partition.end - base
+            )
+            return
         if not isinstance(partition, SegmentRange):
             return  # as above
         base = partition.segment.base
@@ -213,35 +252,32 @@ class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
 
 
 class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """Reads block hashes.
+    """Reads the hashes of blocks that are not the same in all stores that have them.
 
     `limits` {store: position}: how far each store is read; `skipped` {store: [[from, to], …]}:
     positions left out; `cuts` [position, …]: additional block ends.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.partitions = Stores(options).partitions
+        self.partitions = Stores(options).shared_partitions
         self.limits: dict[str, int] = orjson.loads(options["limits"])
         self.skipped: dict[str, list[tuple[int, int]]] = orjson.loads(options["skipped"])
         self.cuts: list[int] = orjson.loads(options["cuts"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, SegmentRange):
+        if not isinstance(partition, SharedRange):
             return  # as above
-        store = partition.store
-        end = min(partition.end, self.limits[store])
-        if partition.start >= end:
-            return
-        skipped = self.skipped.get(store, [])
-        blocks = hashed_blocks(partition.segment, partition.start, end, skipped, self.cuts)
-        starts, ends, digests = zip(*blocks, strict=True)
-        columns = [
-            pa.repeat(pa.scalar(store), len(starts)),
-            pa.array(starts, pa.int64()),
-            pa.array(ends, pa.int64()),
-            pa.array(digests, pa.binary()),
+        copies = [
+            BlockCopy(store, segment, self.limits[store], self.skipped.get(store, ()))
+            for store, segment in partition.copies
         ]
-        yield pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
+        found = [*different_blocks(copies, partition.start, partition.end, self.cuts)]
+        if found:
+            columns = [
+                pa.array(column, kind)
+                for column, kind in zip(zip(*found, strict=True), BLOCK_SCHEMA.types, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
 
 
 class RecordSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
@@ -303,7 +339,18 @@ class BlockSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
 
 def _plain(options: MutableMapping[str, str]) -> dict[str, str]:
     """Return Spark's case-insensitive options under the names this module asks for."""
-    names = ("path", "stores", "topic", "body", "until", "splitBytes", "limits", "skipped", "cuts")
+    names = (
+        "path",
+        "stores",
+        "topic",
+        "body",
+        "until",
+        "splitBytes",
+        "limits",
+        "skipped",
+        "cuts",
+        "shared",
+    )
     return {name: options[name] for name in names if name in options}
 
 

@@ -4,8 +4,9 @@ The logs are parsed and verified in one pass over the bytes; every check then re
 here holds messages on the driver.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from raftmq.audit import history
+from raftmq.audit.files import segments
 from raftmq.audit.limits import Limits, find_limits
+from raftmq.audit.parse import STORES_SEPARATOR
 from raftmq.audit.subject import Subject
 from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
 
+SHUFFLED_BYTES = 512 << 20  # of logs, to a part of a shuffle
 # Two copies of a record on two stores are the same record if these fields are equal.
 _IDENTITY = (
     "size",
@@ -75,6 +79,21 @@ def _staged(spark: SparkSession, frame: DataFrame, path: Path) -> DataFrame:
     return spark.read.schema(frame.schema).parquet(str(path))
 
 
+@contextmanager
+def enough_partitions(spark: SparkSession, stores: Mapping[str, str]) -> Iterator[None]:
+    """Let shuffles have as many parts as the logs need, while the block runs: a part has to fit
+    into a task's memory."""
+    name = "spark.sql.shuffle.partitions"
+    before = int(spark.conf.get(name) or 0)
+    files = (Path(segment.path) for store in stores.values() for segment in segments(store))
+    size_bytes = sum(file.stat().st_blocks * 512 for file in files)
+    spark.conf.set(name, max(before, -(-size_bytes // SHUFFLED_BYTES)))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
 def stage(
     spark: SparkSession,
     stores: Mapping[str, str],
@@ -92,10 +111,11 @@ def stage(
     def stores_staged() -> tuple[DataFrame, DataFrame, Limits, DataFrame]:
         directories = orjson.dumps(dict(stores)).decode()
         reader = spark.read.option("stores", directories)
-        items = staged(reader.format("rocketmq_log").load(), "items")
+        shared = staged(reader.format("rocketmq_log").option("shared", "true").load(), "items")
+        items = _each(shared)
         units = staged(reader.format("rocketmq_queue").load(), "units")
         limits = find_limits(items, stores, subject)
-        return items, units, limits, staged(_log(items, limits), "log")
+        return items, units, limits, staged(_log(shared, limits), "log")
 
     def history_staged() -> tuple[DataFrame, DataFrame]:
         if history_path is None:
@@ -122,26 +142,35 @@ def records(items: DataFrame) -> DataFrame:
     return rows.withColumn("visible", bits.isin(0, 8))
 
 
-def _log(items: DataFrame, limits: Limits) -> DataFrame:
-    """Return the group's records: those that enough stores hold intact below the agreed end."""
+def _each(shared: DataFrame) -> DataFrame:
+    """Return one row for each store that has an item, of rows that may name several."""
+    return shared.withColumn("store", F.explode(F.split("store", STORES_SEPARATOR)))
+
+
+def _log(shared: DataFrame, limits: Limits) -> DataFrame:
+    """Return the group's records: those that enough stores hold intact below the agreed end.
+    `shared`: the items as they were decoded; what all stores hold alike is one row there."""
     kept = (
         *("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "fields_sum", "visible"),
         *("store_timestamp", "reconsume_times"),
     )
-    rows = (
-        records(items)
-        .where(F.col("intact") & (F.col("position") + F.col("size") <= limits.agreed_end))
-        .withColumn("identity", F.xxhash64(*_IDENTITY))
-    )
+
+    def sound(rows: DataFrame) -> DataFrame:
+        end = F.col("position") + F.col("size")
+        return records(rows).where(F.col("intact") & (end <= limits.agreed_end))
+
+    by_all = F.col("store") == STORES_SEPARATOR.join(store.store for store in limits.stores)
+    by_some = _each(shared.where(~by_all))
+    rows = sound(by_some).withColumn("identity", F.xxhash64(*_IDENTITY))
     held = rows.groupBy("position", "size", "identity").agg(
         F.count_if(F.col("store").isin(*limits.voting)).alias("holders"),
         *[F.first(name).alias(name) for name in kept],
     )
-    return (
-        held.where(F.col("holders") >= limits.needed)
-        .drop("holders", "identity")
-        .withColumn("id", history.binary_id("uniq_key"))
-        .withColumnRenamed("uniq_key", "id_text")
+    log = held.where(F.col("holders") >= limits.needed).drop("holders", "identity")
+    if len(limits.voting) >= limits.needed:
+        log = log.unionByName(sound(shared.where(by_all)).select(*log.columns))
+    return log.withColumn("id", history.binary_id("uniq_key")).withColumnRenamed(
+        "uniq_key", "id_text"
     )
 
 

@@ -1,0 +1,118 @@
+"""What is equal in several stores is decoded once, and what is not, for each store."""
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from raftmq.audit.files import BlockCopy, Segment, different_blocks
+from raftmq.audit.parse import LOG_SCHEMA, STORES_SEPARATOR, log_batches, shared_log_batches
+from tests.audit.stores import Log, Message
+
+Rows = set[tuple[object, ...]]
+BASE, SIZE = 0, 8192
+
+
+def segment(seed: int = 1) -> bytearray:
+    """Frames of some records each, and zeros."""
+    rng, log = random.Random(seed), Log(SIZE)
+    for number in range(10):
+        log.frame(
+            3,
+            [
+                Message(f"{number:016X}{at:016X}", rng.randbytes(rng.randrange(1, 200)))
+                for at in range(rng.randrange(1, 4))
+            ],
+        )
+    assert len(log.segments) == 1
+    return bytearray(log.segments[0])
+
+
+def rows(batches: list[pa.RecordBatch]) -> Rows:
+    """All rows, one for each store."""
+    found: Rows = set()
+    for batch in batches:
+        for row in batch.to_pylist():
+            for store in row.pop("store").split(STORES_SEPARATOR):
+                found.add((store, *map(str, row.values())))
+    return found
+
+
+def one_by_one(copies: list[tuple[str, bytearray]], start: int, end: int) -> Rows:
+    return rows(
+        [
+            batch
+            for store, data in copies
+            if start < len(data)
+            for batch in log_batches(
+                memoryview(bytes(data)), BASE, start, min(end, len(data)), store
+            )
+        ]
+    )
+
+
+def shared(copies: list[tuple[str, bytearray]], start: int, end: int) -> list[pa.RecordBatch]:
+    views = [(store, memoryview(bytes(data))) for store, data in copies if start < len(data)]
+    return list(shared_log_batches(views, BASE, start, end))
+
+
+def test_equal_copies_are_decoded_once() -> None:
+    copies = [(name, segment()) for name in ("n0", "n1", "n2")]
+    batches = shared(copies, 0, SIZE)
+    assert {name for b in batches for name in b["store"].to_pylist()} == {"n0\nn1\nn2"}
+    assert sum(map(len, batches)) * 3 == len(one_by_one(copies, 0, SIZE))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_differs_every_store_has_its_own_rows(seed: int) -> None:
+    """Copies that are damaged, cut short, or end elsewhere, in ranges from any byte to any other:
+    the rows are those of each store read by itself."""
+    rng = random.Random(seed)
+    copies = [(name, segment()) for name in ("n0", "n1", "n2", "n3")]
+    for _, data in rng.sample(copies, rng.randrange(3)):
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(SIZE)] ^= 1 << rng.randrange(8)
+    if rng.random() < 0.3:
+        del copies[0][1][rng.randrange(1, SIZE) :]
+    if rng.random() < 0.3:
+        at = rng.randrange(SIZE)
+        copies[1][1][at:] = bytes(SIZE - at)
+    for _ in range(4):
+        start, end = sorted(rng.sample(range(SIZE + 1), 2))
+        assert rows(shared(copies, start, end)) == one_by_one(copies, start, end)
+
+
+def test_batches_have_the_schema_that_spark_was_told() -> None:
+    for batch in shared([("a", segment()), ("b", segment(2))], 0, SIZE):
+        assert batch.schema == LOG_SCHEMA
+
+
+def blocks(tmp_path: Path, *copies: tuple[bytes, int, list[tuple[int, int]]]) -> list[str]:
+    made = []
+    for number, (data, limit, skipped) in enumerate(copies):
+        path = tmp_path / f"n{number}"
+        path.write_bytes(data)
+        made.append(BlockCopy(f"n{number}", Segment(str(path), 0, len(data)), limit, skipped))
+    cuts = sorted({limit for _, limit, _ in copies})
+    found = list(different_blocks(made, 0, 1 << 21, cuts))
+    kinds: dict[int, set[tuple[int, bytes]]] = {}
+    for _, start, end, digest in found:
+        kinds.setdefault(start, set()).add((end, digest))
+    return sorted(f"{start}:{store}" for store, start, *_ in found if len(kinds[start]) > 1)
+
+
+def test_blocks_that_differ_are_told_of_every_copy(tmp_path: Path) -> None:
+    whole = random.Random(3).randbytes(1 << 21)
+    size = len(whole)
+    other = bytearray(whole)
+    other[(1 << 20) + 5] ^= 1
+    assert blocks(tmp_path, (whole, size, []), (whole, size, [])) == []
+    told = blocks(tmp_path, (whole, size, []), (bytes(other), size, []), (whole, size, []))
+    assert told == ["1048576:n0", "1048576:n1", "1048576:n2"]
+    # Behind its limit a copy has no block; what is skipped is not there.
+    assert blocks(tmp_path, (whole, size, []), (bytes(other), 1 << 20, [])) == []
+    garbage = [((1 << 20) + 5, (1 << 20) + 6)]
+    assert blocks(tmp_path, (whole, size, garbage), (bytes(other), size, garbage)) == []
+    assert blocks(tmp_path, (whole, size, garbage), (bytes(other), size, [])) != []
+    assert blocks(tmp_path, (whole[:-1], size, []), (whole, size, [])) != []

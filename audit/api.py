@@ -7,7 +7,7 @@ with session() as spark:
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -28,6 +28,8 @@ def run_audit(
     mode: str | None = None,
     group: str | None = None,
     acknowledged: str | Path | None = None,
+    scratch: Path | None = None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> AuditReport:
     """Audit the stores of one broker group against the history of what was sent to `topic`; or,
     against a table of what was `acknowledged` (audit.acknowledged); or, without either, what can be
@@ -37,7 +39,9 @@ def run_audit(
     logs name (audit.voters); a voter whose store is missing is a finding, and holds nothing.
     `mode` ("raft", "classic") and `group` (brokerName, if the history covers several) are read from
     the cluster.json beside the stores if there is one; otherwise the logs tell the mode. Without
-    `spark` a session is started and stopped again (6 to 8 s). Raises ValueError without stores,
+    `spark` a session is started and stopped again (6 to 8 s). `scratch`: where there is room for
+    what is decoded, and where executors on other machines find it; `progress(what)` is told what is
+    done next. Raises ValueError without stores,
     StoreError, HistoryUnfit, JavaNotFound, OSError.
     """
     if not stores:
@@ -45,15 +49,20 @@ def run_audit(
     if spark is None:
         with session() as own:
             return run_audit(
-                own, stores, history, topic, mode=mode, group=group, acknowledged=acknowledged
+                *(own, stores, history, topic),
+                mode=mode,
+                group=group,
+                acknowledged=acknowledged,
+                scratch=scratch,
+                progress=progress,
             )
     if mode is not None and mode not in MODES:
         raise ValueError(f"a mode is one of {', '.join(MODES)}, not {mode}")
     directories = {name: str(path) for name, path in stores.items()}
     subject = subject_of(directories, mode, group)
-    with tempfile.TemporaryDirectory(prefix="mqaudit-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as staging:
         told, acks = (None if each is None else str(each) for each in (history, acknowledged))
-        return run(spark, directories, told, topic, Path(scratch), subject, acks)
+        return run(spark, directories, told, topic, Path(staging), subject, acks, progress)
 
 
 def topic_frame(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -77,7 +78,8 @@ CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
     "--scratch",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Of running brokers: where there is room for the logs of one group's replicas.",
+    help="Where there is room for what is decoded and, of running brokers, for the logs of one "
+    "group's replicas.",
 )
 @click.option(
     "--mib-per-s",
@@ -88,7 +90,27 @@ CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the report here.")
 @click.option(
+    "--results",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the reports here as Parquet tables, and mqaudit.prom for Prometheus.",
+)
+@click.option(
     "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores for Spark."
+)
+@click.option(
+    "--master",
+    default="",
+    metavar="URL",
+    help="A Spark cluster to run on, instead of this machine's cores. Its executors have "
+    "raftmq[audit], and see the stores and --scratch where this machine does.",
+)
+@click.option(
+    "--conf",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting for Spark; repeatable.",
 )
 def main(
     run_directory: Path | None,
@@ -102,7 +124,10 @@ def main(
     scratch: Path | None,
     mib_per_s: int,
     json_path: str | None,
+    results: Path | None,
     cores: int,
+    master: str,
+    settings: tuple[str, ...],
 ) -> None:
     """Read a group's stores with Spark and compare them with the history of a run, if there is one.
 
@@ -130,35 +155,62 @@ def main(
         raise click.UsageError("--history and --topic belong together.")
     if history and acknowledged:
         raise click.UsageError("Give --history or --acknowledged.")
+    spark = SparkOptions(cores, master, _parse_settings(settings))
+    what = Wanted(namesrv, directories, history, acknowledged, topic, mode, group)
+    audited_at_ms = time.time_ns() // 1_000_000
+    reports = _audited(what, spark, scratch, mib_per_s << 20)
     from raftmq.audit.printed import print_report
 
-    if namesrv:
-        told = {"history": history, "topic": topic or "", "acknowledged": acknowledged}
-        reports = _audit_running(namesrv, group, told, scratch, mib_per_s << 20, cores)
-    else:
-        reports = [_audit(directories, history, acknowledged, topic, cores, mode, group)]
     for report in reports:
         print_report(report)
     if json_path is not None:
         parts = [report.to_json() for report in reports]
         found = parts[0] if not namesrv else b"[" + b",".join(parts) + b"]"
         Path(json_path).write_bytes(found)
+    if results is not None:
+        from raftmq.audit.results import write_results
+
+        try:
+            write_results(results, reports, audited_at_ms)
+        except OSError as error:
+            _give_up(str(error))
     sys.exit(0 if all(report.ok for report in reports) else EXIT_WRONG)
 
 
-def _audit_running(
-    namesrv: str,
-    group: str | None,
-    told: Mapping[str, Any],
-    scratch: Path | None,
-    bytes_per_s: int,
-    cores: int,
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where Spark runs: on a cluster (`master`), or on this machine's cores."""
+
+    cores: int
+    master: str
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be audited: running brokers (`namesrv`), or stores; and what it is compared
+    with."""
+
+    namesrv: str | None
+    stores: Mapping[str, str]
+    history: str | None
+    acknowledged: str | None
+    topic: str | None
+    mode: str | None
+    group: str | None
+
+
+def _audited(
+    wanted: Wanted, options: SparkOptions, scratch: Path | None, bytes_per_s: int
 ) -> list[AuditReport]:
+    # Imported here, not above, so that --help and usage errors do not wait for Spark.
     try:
+        from raftmq.audit.api import run_audit
         from raftmq.audit.files import StoreError
         from raftmq.audit.history import HistoryUnfit
         from raftmq.audit.java import JavaNotFound
         from raftmq.audit.live import NotAudited, audit_cluster
+        from raftmq.audit.printed import progress_shown
         from raftmq.audit.session import session
         from raftmq.client.errors import ClientError
         from raftmq.remoting.acl.signature import credentials_of_environment
@@ -166,49 +218,37 @@ def _audit_running(
     except ImportError as missing:
         _not_installed(missing)
     unfit = (NotAudited, ClientError, JavaNotFound, StoreError, HistoryUnfit, OSError, ValueError)
+    topic = wanted.topic or ""
     try:
-        keys = credentials_of_environment(os.environ)
-        connection = replace(connection_of({"namesrv": namesrv}), credentials=keys)
-        with session(cores) as spark:
-            return audit_cluster(
-                spark,
-                connection,
-                group=group,
-                bytes_per_s=bytes_per_s,
-                scratch=scratch,
-                **told,
-            )
+        with progress_shown() as progress:
+            progress("starting Spark")
+            with session(options.cores, options.master, options.settings) as spark:
+                if wanted.namesrv is None:
+                    report = run_audit(
+                        *(spark, wanted.stores, wanted.history, topic),
+                        mode=wanted.mode,
+                        group=wanted.group,
+                        acknowledged=wanted.acknowledged,
+                        scratch=scratch,
+                        progress=progress,
+                    )
+                    return [report]
+                connection = replace(
+                    connection_of({"namesrv": wanted.namesrv}),
+                    credentials=credentials_of_environment(os.environ),
+                )
+                return audit_cluster(
+                    spark,
+                    connection,
+                    group=wanted.group,
+                    history=wanted.history,
+                    topic=topic,
+                    acknowledged=wanted.acknowledged,
+                    bytes_per_s=bytes_per_s,
+                    scratch=scratch,
+                    progress=progress,
+                )
     except unfit as error:
-        _give_up(str(error))
-
-
-def _audit(
-    stores: dict[str, str],
-    history: str | None,
-    acknowledged: str | None,
-    topic: str | None,
-    cores: int,
-    mode: str | None,
-    group: str | None,
-) -> AuditReport:
-    # Imported here, not above, so that --help and usage errors do not wait for Spark.
-    try:
-        from raftmq.audit.api import run_audit
-        from raftmq.audit.files import StoreError
-        from raftmq.audit.history import HistoryUnfit
-        from raftmq.audit.java import JavaNotFound
-        from raftmq.audit.session import session
-    except ImportError as missing:
-        _not_installed(missing)
-    try:
-        with session(cores) as spark:
-            return run_audit(
-                *(spark, stores, history, topic or ""),
-                mode=mode,
-                group=group,
-                acknowledged=acknowledged,
-            )
-    except (JavaNotFound, StoreError, HistoryUnfit, OSError) as error:
         _give_up(str(error))
 
 
@@ -231,6 +271,16 @@ def _not_installed(missing: ImportError) -> NoReturn:
 def _give_up(reason: str) -> NoReturn:
     click.echo(f"mqaudit: {reason}", err=True)
     sys.exit(EXIT_UNUSABLE)
+
+
+def _parse_settings(given: tuple[str, ...]) -> dict[str, str]:
+    settings = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise click.BadParameter(f"{text!r} is not spark.KEY=VALUE", param_hint="--conf")
+        settings[key] = value
+    return settings
 
 
 def _parse_stores(stores: tuple[str, ...]) -> dict[str, str]:

@@ -6,7 +6,7 @@ query, and a check costs another query for its offenders only when there are any
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from raftmq.audit.orderly import orderly_checks
 from raftmq.audit.replicas import absent_check, commit_check, replica_check, segment_check
 from raftmq.audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
 from raftmq.audit.subject import Subject
-from raftmq.audit.tables import Tables, stage
+from raftmq.audit.tables import Tables, enough_partitions, stage
 
 QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
 
@@ -44,16 +44,35 @@ def run(
     scratch: Path,
     subject: Subject,
     acknowledged: str | None = None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> AuditReport:
     """Audit `stores` (name → store directory), against a history file if there is one, or else a
     table of acknowledged messages (audit.acknowledged).
 
-    `scratch` is an empty directory for the staged tables. Raises StoreError, HistoryUnfit, OSError.
+    `scratch` is an empty directory for the staged tables; `progress(what)` is told what is done
+    next. Raises StoreError, HistoryUnfit, OSError.
     """
+    with enough_partitions(spark, stores):
+        return _report(spark, stores, history, topic, scratch, subject, acknowledged, progress)
+
+
+def _report(
+    spark: SparkSession,
+    stores: Mapping[str, str],
+    history: str | None,
+    topic: str,
+    scratch: Path,
+    subject: Subject,
+    acknowledged: str | None,
+    progress: Callable[[str], None],
+) -> AuditReport:
     begin = time.monotonic()
+    progress(f"reading the logs of {', '.join(stores)}")
     torn = 0 if history is None else torn_lines_allowed(history)
     tables = stage(spark, stores, history, topic, scratch, subject)
     staged = time.monotonic()
+    count = sum(store.records for store in tables.limits.stores)
+    progress(f"checking {count:,} records")
     results: list[CheckResult] = []
     copies = NONE
     if history is None:
@@ -69,6 +88,7 @@ def run(
         for together in pool.map(evaluate, _by_table(stored_checks(tables))):
             results += together
     checked = time.monotonic()
+    progress("comparing the replicas' bytes")
     results.append(absent_check(tables.limits))
     results.append(replica_check(tables, copies))
     results.append(commit_check(tables.limits))

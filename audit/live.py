@@ -17,8 +17,9 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -79,10 +80,12 @@ def audit_cluster(
     acknowledged: str | None = None,
     bytes_per_s: int = BYTES_PER_S,
     scratch: Path | None = None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> list[AuditReport]:
     """Audit every broker group of a running cluster, or `group` alone; return a report of each.
 
-    `scratch` must have room for the logs of one group's replicas; it is emptied again. Raises
+    `scratch` must have room for the logs of one group's replicas; it is emptied again.
+    `progress(what)` is told what is done next. Raises
     NotAudited, ClientError, StoreError, HistoryUnfit, OSError."""
     groups = asyncio.run(_groups(connection, group))
     if acknowledged is not None and len(groups) > 1:
@@ -95,9 +98,11 @@ def audit_cluster(
     for name, replicas in sorted(groups.items()):
         with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
             root = Path(directory)
+            progress(f"{name}: copying the replicas' logs")
             copied = asyncio.run(_copy(connection, replicas, root, bytes_per_s))
             if copied is None:
                 topics = asyncio.run(_topics(connection, replicas))
+                progress(f"{name}: pulling {len(topics)} topics")
                 report = pulled_report(spark, connection, name, topics)
                 if history is not None or acknowledged is not None:
                     unasked = "what was sent: only the logs of Raft groups are compared with that"
@@ -108,6 +113,7 @@ def audit_cluster(
             report = run(
                 *(spark, copied.stores, history, topic),
                 *(root / "tables", copied.subject, acknowledged),
+                progress=partial(_told_of, progress, name),
             )
             asked = [_ends_check(copied.ends, _log_ends(spark, root / "tables"))]
             asked.append(asyncio.run(_offsets_check(connection, copied.leader)))
@@ -119,6 +125,10 @@ def audit_cluster(
                 )
             )
     return reports
+
+
+def _told_of(progress: Callable[[str], None], group: str, what: str) -> None:
+    progress(f"{group}: {what}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from raftmq.audit.report import AuditReport
 
 OFFENDERS_SHOWN = 5
+
+
+@contextmanager
+def progress_shown() -> Iterator[Callable[[str], None]]:
+    """Show on a terminal's stderr what is being done, and for how long; nothing elsewhere. Yield
+    what is to be told of the next step."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task("")
+        yield lambda what: shown.update(task, description=what)
 
 
 def print_report(report: AuditReport) -> None:

@@ -7,7 +7,7 @@ the running one if there is one, and stops only a session that it started.
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,8 +33,11 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 
 
 @contextmanager
-def session(cores: int = CORES) -> Iterator[SparkSession]:
-    """Yield a Spark session with the project's data sources registered.
+def session(
+    cores: int = CORES, master: str = "", settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Yield a Spark session with the project's data sources registered. `master`: a Spark cluster
+    instead of this process' `cores`; `settings`: Spark's, over ours.
 
     Raises JavaNotFound. A session that is already running is used as it is and left running.
     """
@@ -44,14 +47,16 @@ def session(cores: int = CORES) -> Iterator[SparkSession]:
         yield running
         return
     with tempfile.TemporaryDirectory(prefix="mqaudit-spark-") as scratch:
-        spark = start(cores, Path(scratch))
+        spark = start(cores, Path(scratch), master, settings)
         try:
             yield spark
         finally:
             spark.stop()
 
 
-def start(cores: int, scratch: Path) -> SparkSession:
+def start(
+    cores: int, scratch: Path, master: str = "", more: Mapping[str, str] | None = None
+) -> SparkSession:
     """Start Spark with everything it writes below `scratch`. Raises JavaNotFound."""
     # The JVM and through it the Python workers inherit these from this process.
     os.environ["JAVA_HOME"] = find_java_home(os.environ)
@@ -79,9 +84,10 @@ def start(cores: int, scratch: Path) -> SparkSession:
         "spark.sql.parquet.compression.codec": "lz4",  # staged once, read a few times
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
-    builder = SparkSession.builder.master(f"local[{cores}]").appName("mqaudit")
-    for key, value in settings.items():
+    builder = SparkSession.builder.master(master or f"local[{cores}]").appName("mqaudit")
+    for key, value in (settings | dict(more or {})).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)

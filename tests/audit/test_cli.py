@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
@@ -40,6 +41,45 @@ def test_a_clean_run_exits_with_0(spark: SparkSession, run: Run) -> None:
     assert content["ok"] is True
     assert content["figures"]["acknowledged"] == 12
     assert {check["name"] for check in content["checks"]} >= {"missing", "phantom", "replicas"}
+
+
+def test_results_are_written_as_tables(spark: SparkSession, run: Run) -> None:
+    run.messages.pop(4)
+    run.store().write()
+    results = run.root / "results"
+    assert mqaudit(run, "--results", str(results)).exit_code == 1
+    (finding,) = [
+        row for row in pq.read_table(results / "findings.parquet").to_pylist() if row["fault"]
+    ]
+    assert finding["check"] == "missing" and message_id(4) in finding["details"]
+    assert 'raftmq_audit_ok{group=""} 0' in (results / "mqaudit.prom").read_text()
+    taken = run.root / "file"
+    taken.write_text("")
+    assert mqaudit(run, "--results", str(taken / "below")).exit_code == 2
+
+
+def test_settings_are_sparks(run: Run) -> None:
+    run.store().write()
+    for wrong in ("spark.driver.memory", "driver.memory=1g"):
+        result = mqaudit(run, "--conf", wrong)
+        assert result.exit_code == 2 and "spark.KEY=VALUE" in result.output
+
+
+@pytest.mark.long
+def test_executors_of_a_cluster_do_the_work(run: Run) -> None:
+    """Two executors, processes of their own."""
+    run.store().write()
+    stores = [word for name, at in run.stores.items() for word in ("--store", f"{name}={at}")]
+    cluster = ["--master", "local-cluster[2,1,700]", "--conf", "spark.executor.memory=600m"]
+    history = ["--history", str(run.history_path), "--topic", TOPIC]
+    done = subprocess.run(
+        [sys.executable, "-m", "raftmq.audit", *history, *stores, *cluster],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing is wrong" in done.stdout
 
 
 def test_a_lost_message_exits_with_1(spark: SparkSession, run: Run) -> None:

@@ -1,0 +1,68 @@
+"""An audit's files: the tables say what the report says, and Prometheus can read the text."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from raftmq.audit.report import AuditReport, CheckResult, StoreReport
+from raftmq.audit.results import write_results
+
+MS = 1_700_000_000_123
+LOST = CheckResult.of_faults(
+    "missing",
+    "acknowledged and lost",
+    [
+        {"id_text": "A1", "position": 77, "store": "n0", "place": "n0/commitlog/0:77"},
+        {"id_text": "A2", "held_by": ["n2"]},
+    ],
+)
+STORE = StoreReport("n0", 0, 900, 800, 700, 12, 3)
+
+
+def report(group: str = "broker-a", *checks: CheckResult) -> AuditReport:
+    return AuditReport("T", (STORE,), {"stored": 12}, checks, 1.5, group=group)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    retried = CheckResult("duplicate_retry", "stored twice by retries", False, 4)
+    for _ in range(2):  # the second replaces the first
+        write_results(tmp_path, [report("broker-a", LOST, retried), report('odd"\\name')], MS)
+    return tmp_path
+
+
+def test_the_tables_say_what_the_reports_say(written: Path) -> None:
+    tables = {p.stem: pq.read_table(p).to_pylist() for p in written.glob("*.parquet")}
+    assert set(tables) == {"stores", "figures", "checks", "findings"}
+    assert {row["audited_at"].timestamp() for row in tables["stores"]} == {MS / 1000}
+    assert [(row["group"], row["agreed"]) for row in tables["stores"]] == [
+        ("broker-a", 700),
+        ('odd"\\name', 700),
+    ]
+    assert tables["figures"][0]["figure"] == "stored" and tables["figures"][0]["count"] == 12
+    assert [(row["check"], row["count"], row["ok"]) for row in tables["checks"]] == [
+        ("missing", 2, False),
+        ("duplicate_retry", 4, True),
+    ]
+    first, second = tables["findings"]
+    assert (first["store"], first["position"], first["place"]) == ("n0", 77, "n0/commitlog/0:77")
+    assert second["store"] is None and json.loads(second["details"])["held_by"] == ["n2"]
+    assert not [path for path in written.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_prometheus_reads_the_text(written: Path) -> None:
+    families = text_string_to_metric_families((written / "mqaudit.prom").read_text())
+    found = {
+        (sample.name.removeprefix("raftmq_audit_"), *sorted(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert found["ok", "broker-a"] == 0 and found["ok", 'odd"\\name'] == 1
+    assert found["findings", "broker-a", "missing", "true"] == 2
+    assert found["findings", "broker-a", "duplicate_retry", "false"] == 4
+    assert found["time_seconds", "broker-a"] == MS / 1000
+    assert found["store_records", "broker-a", "n0"] == 12
+    assert found["agreed_end_bytes", "broker-a"] == 700

@@ -14,11 +14,13 @@ from pyspark.sql import functions as F
 from raftmq.audit.history import WEAK
 from raftmq.audit.limits import frame_end
 from raftmq.audit.subject import RAFT
-from raftmq.audit.tables import Tables, records
+from raftmq.audit.tables import Tables, each, records
 from raftmq.spark.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMED_TOPICS = (SCHEDULE_TOPIC, "rmq_sys_wheel_timer")  # units have times instead of tags codes
+RANGE_BYTES = 16 << 20  # of the log, for which units and records are summed up
+_SUMS = ("count", "low", "high")
 MULTI_QUEUE_PREFIX = "%LMQ%"  # such queues point at records of other topics on purpose
 
 
@@ -365,9 +367,10 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
 def queue_index_checks(tables: Tables) -> Iterator[Check]:
     """Check ConsumeQueue units against the records they point at, and records without a unit."""
     limits = tables.limits
+    suspects = F.broadcast(_suspect_ranges(tables))
     found = (
-        records(tables.items)
-        .where("visible")
+        each(_within(records(tables.shared_items).where("visible"), suspects))
+        .join(suspects, ["store", "range"], "left_semi")
         .select(
             "store",
             "position",
@@ -378,8 +381,11 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
             F.col("tags_code").alias("record_tags_code"),
         )
     )
-    units = tables.units.where(
-        (F.col("position") >= limits.of("begin")) & ~F.col("topic").startswith(MULTI_QUEUE_PREFIX)
+    units = (
+        each(_within(_of_records(tables.shared_units), suspects))
+        .where(F.col("position") >= limits.of("begin"))
+        .join(suspects, ["store", "range"], "left_semi")
+        .drop("range")
     )
     joined = units.join(found, ["store", "position"], "full_outer")
     has_unit, has_record = F.col("size").isNotNull(), F.col("record_size").isNotNull()
@@ -421,3 +427,50 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
         columns,
         ("store", "position"),
     )
+
+
+def _suspect_ranges(tables: Tables) -> DataFrame:
+    """Return the ranges of the log (store, range) in which the units are not just those of the
+    records, by count and sums of hashes: only these are compared one by one. A unit and its record
+    are in one range, because the one has the other's position."""
+    timed = F.col("topic").isin(*TIMED_TOPICS)
+    tags = F.when(timed, F.lit(0).cast("long")).otherwise(F.col("tags_code"))
+    fields = ("position", "size", "topic", "queue_id", "queue_offset")
+
+    def sums(rows: DataFrame, sign: int) -> DataFrame:
+        hashed = _ranged(rows).withColumn("hash", F.xxhash64(*fields, tags))
+        halves = F.col("hash").bitwiseAND(0xFFFFFFFF), F.shiftrightunsigned("hash", 32)
+        parts = F.lit(1), *halves
+        aggregated = hashed.groupBy("store", "range").agg(
+            *[
+                F.sum(part.cast("long") * sign).alias(name)
+                for name, part in zip(_SUMS, parts, strict=True)
+            ]
+        )
+        return each(aggregated)
+
+    units = sums(_of_records(tables.shared_units), 1)
+    found = sums(records(tables.shared_items).where("visible"), -1)
+    balance = (
+        units.unionByName(found)
+        .groupBy("store", "range")
+        .agg(*[F.sum(name).alias(name) for name in _SUMS])
+    )
+    differs = F.lit(False)
+    for name in _SUMS:
+        differs = differs | (F.col(name) != 0)
+    return balance.where(differs).select("store", "range")
+
+
+def _ranged(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("range", F.floor(F.col("position") / RANGE_BYTES))
+
+
+def _within(shared: DataFrame, suspects: DataFrame) -> DataFrame:
+    """Return the rows that are in a suspect range of any store, with `range`."""
+    return _ranged(shared).join(suspects.select("range").distinct(), "range", "left_semi")
+
+
+def _of_records(units: DataFrame) -> DataFrame:
+    """Return the units that point at records of their own queue."""
+    return units.where(~F.col("topic").startswith(MULTI_QUEUE_PREFIX))

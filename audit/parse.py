@@ -17,6 +17,8 @@ from google_crc32c import value as crc32c
 from raftmq.audit.walk import FrameItem, Gap, Walk, walk_range
 from raftmq.spark.columns import RECORD_FIELDS, record_columns
 from raftmq.spark.layout import (
+    BLANK_SIZE_BYTES,
+    ITEM_SIZE_BYTES_MAX,
     SYSFLAG_TRANSACTION,
     ItemKind,
 )
@@ -81,28 +83,38 @@ def shared_log_batches(
     """Do as `log_batches` for a segment of which several stores have a copy with these bytes. Items
     that are equal in several are decoded once: `store` then names all of them, with
     STORES_SEPARATOR."""
-    left = [
-        (name, data, walk_range(data, base, start, min(end, len(data)))) for name, data in copies
-    ]
+    left = [copy for copy in copies if start < len(copy[1])]
     while left:
-        _, data, walk = left[0]
-        low, high = _items_extent(walk, data)
+        (store, data), *left = left
+        walk = walk_range(data, base, start, min(end, len(data)))
+        low, high, walked = _compared(walk, data, start, end)
         content = np.frombuffer(data, np.uint8)[low:high]
-        same = [
-            name
-            for name, other, found in left
-            if found == walk and np.array_equal(np.frombuffer(other, np.uint8)[low:high], content)
-        ]
+        same = [store]
+        for name, other in left:
+            if len(other) == len(data) and np.array_equal(
+                np.frombuffer(other, np.uint8)[low:high], content
+            ):
+                if not walked or walk_range(other, base, start, min(end, len(data))) == walk:
+                    same.append(name)
         left = [copy for copy in left if copy[0] not in same]
         yield from _item_batches(walk, data, base, STORES_SEPARATOR.join(same))
 
 
-def _items_extent(walk: Walk, data: memoryview) -> tuple[int, int]:
-    """Return from where to where records and frames stand, payloads included."""
+def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, int, bool]:
+    """Return which bytes of another copy, of the same length, have to be equal for a range to have
+    the same items there; and whether the range has to be walked there, too.
+
+    A walk looks at the items of its range, at what begins in it and is none, and near the segment's
+    end at what stands before. A hole or the end of the data is followed up to the segment's end:
+    then the items have to be equal, and the walks."""
     starts = [*walk.records[:1], *(frame.at for frame in walk.frames[:1])]
     ends = [at + int.from_bytes(data[at : at + 4], "big") for at in walk.records[-1:]]
     ends += [frame.at + frame.header_size + frame.payload_length for frame in walk.frames[-1:]]
-    return min(starts, default=0), max(ends, default=0)
+    if any(gap.kind != ItemKind.BLANK for gap in walk.gaps):
+        return min(starts, default=0), max(ends, default=0), True
+    longest = ITEM_SIZE_BYTES_MAX + BLANK_SIZE_BYTES
+    low = min(start, max(0, len(data) - longest))
+    return low, min(len(data), max([end, *ends]) + longest), False
 
 
 def _item_batches(walk: Walk, data: memoryview, base: int, store: str) -> Iterator[pa.RecordBatch]:

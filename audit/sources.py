@@ -9,11 +9,11 @@ rocketmq_blocks  hashes of the blocks of the log in which replicas differ
 
 Options: `path`, one store directory, or `stores`, a JSON object of names and directories; the name
 becomes the column `store` (with `path`, the directory). For rocketmq and rocketmq_log `splitBytes`
-(default 32 MiB): segments are split at any byte. For rocketmq_log `shared` (default false): what is
-equal in several stores is one row, whose `store` has their names in lines. For rocketmq `body`
-(default true: a source cannot prune columns, so say when bodies are not wanted) and `until`, the
-log position at which reading stops. For rocketmq_blocks `limits`, `skipped` and `cuts`, JSON (see
-BlockReader).
+(default 32 MiB): segments are split at any byte. For rocketmq_log and rocketmq_queue `shared`
+(default false): what is equal in several stores is one row, whose `store` has their names in lines.
+For rocketmq `body` (default true: a source cannot prune columns, so say when bodies are not wanted)
+and `until`, the log position at which reading stops. For rocketmq_blocks `limits`, `skipped` and
+`cuts`, JSON (see BlockReader).
 
 `partitions` and `read` run in different processes, so readers hold plain data only.
 """
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -51,6 +52,7 @@ from raftmq.audit.parse import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
     RECORD_SCHEMA,
+    STORES_SEPARATOR,
     log_batches,
     record_batches,
     shared_log_batches,
@@ -119,10 +121,9 @@ class SharedRange(InputPartition):  # type: ignore[misc]  # as above
 
 @dataclass
 class QueueFiles(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
-    """Some ConsumeQueue files of a store."""
+    """Some ConsumeQueue files, each with the stores that have it."""
 
-    store: str
-    files: list[QueueFile]
+    files: list[list[tuple[str, QueueFile]]]
 
 
 class Stores:
@@ -215,40 +216,56 @@ class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.stores = Stores(options)
+        self.shared = _flag(options, "shared", False)
 
     def partitions(self) -> list[InputPartition]:
-        found: list[InputPartition] = []
+        copies: dict[tuple[str, str, int, int], list[tuple[str, QueueFile]]] = {}
         for store, directory in self.stores.directories.items():
-            files: list[QueueFile] = []
-            size_bytes = 0
             for file in queue_files(directory):
-                files.append(file)
-                size_bytes += file.size_bytes
-                if size_bytes >= self.stores.split_bytes:
-                    found.append(QueueFiles(store, files))
-                    files, size_bytes = [], 0
-            if files:
-                found.append(QueueFiles(store, files))
-        return found
+                own = "" if self.shared else store
+                key = (own, file.topic, file.queue_id, file.first_offset)
+                copies.setdefault(key, []).append((store, file))
+        found: list[InputPartition] = []
+        files: list[list[tuple[str, QueueFile]]] = []
+        size_bytes = 0
+        for same in copies.values():
+            files.append(same)
+            size_bytes += sum(file.size_bytes for _, file in same)
+            if size_bytes >= self.stores.split_bytes:
+                found.append(QueueFiles(files))
+                files, size_bytes = [], 0
+        return [*found, QueueFiles(files)] if files else found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueueFiles):
             return  # as above
-        for file in partition.files:
-            offsets, content = units(file)
-            count = len(offsets)
-            if not count:
-                continue
-            columns = [
-                pa.repeat(pa.scalar(partition.store), count),
-                pa.repeat(pa.scalar(file.topic), count),
-                pa.repeat(pa.scalar(file.queue_id, pa.int32()), count),
-                pa.array(offsets, pa.int64()),
-                pa.array(content["position"].astype("i8")),
-                pa.array(content["size"].astype("i4")),
-                pa.array(content["tags_code"].astype("i8")),
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=UNIT_SCHEMA)
+        for copies in partition.files:
+            read = [(store, *units(file)) for store, file in copies]
+            while read:
+                _, offsets, content = read[0]
+                same = [
+                    store
+                    for store, others, theirs in read
+                    if np.array_equal(others, offsets) and np.array_equal(theirs, content)
+                ]
+                read = [copy for copy in read if copy[0] not in same]
+                if len(offsets):
+                    yield self._batch(same, copies[0][1], offsets, content)
+
+    def _batch(
+        self, stores: list[str], file: QueueFile, offsets: Any, content: Any
+    ) -> pa.RecordBatch:
+        count = len(offsets)
+        columns = [
+            pa.repeat(pa.scalar(STORES_SEPARATOR.join(stores)), count),
+            pa.repeat(pa.scalar(file.topic), count),
+            pa.repeat(pa.scalar(file.queue_id, pa.int32()), count),
+            pa.array(offsets, pa.int64()),
+            pa.array(content["position"].astype("i8")),
+            pa.array(content["size"].astype("i4")),
+            pa.array(content["tags_code"].astype("i8")),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=UNIT_SCHEMA)
 
 
 class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here

@@ -17,7 +17,9 @@ from pyspark.sql import functions as F
 from raftmq.audit import history
 from raftmq.audit.files import segments
 from raftmq.audit.limits import Limits, find_limits
-from raftmq.audit.parse import STORES_SEPARATOR
+from raftmq.audit.parse import LOG_SCHEMA, STORES_SEPARATOR
+from raftmq.audit.sources import UNIT_SCHEMA, LogReader, QueueReader
+from raftmq.audit.staging import decoded
 from raftmq.audit.subject import Subject
 from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
 
@@ -45,6 +47,8 @@ class Tables:
 
     items: every item of every store's log (audit.parse.LOG_SCHEMA)
     units: every ConsumeQueue unit (audit.sources.UNIT_SCHEMA)
+    shared_items, shared_units: the same as they were decoded: what several stores have alike is one
+        row, which names them all
     log: the records the group holds (a majority, or in classic mode any store): position, size,
         topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
         store_timestamp, reconsume_times
@@ -58,12 +62,20 @@ class Tables:
     topic: str
     subject: Subject
     limits: Limits
-    items: DataFrame
-    units: DataFrame
+    shared_items: DataFrame
+    shared_units: DataFrame
     log: DataFrame
     events: DataFrame
     sends: DataFrame
     ledger: DataFrame
+
+    @property
+    def items(self) -> DataFrame:
+        return each(self.shared_items)
+
+    @property
+    def units(self) -> DataFrame:
+        return each(self.shared_units)
 
     @property
     def group(self) -> str | None:
@@ -109,13 +121,11 @@ def stage(
         return _staged(spark, frame, scratch / name)
 
     def stores_staged() -> tuple[DataFrame, DataFrame, Limits, DataFrame]:
-        directories = orjson.dumps(dict(stores)).decode()
-        reader = spark.read.option("stores", directories)
-        shared = staged(reader.format("rocketmq_log").option("shared", "true").load(), "items")
-        items = _each(shared)
-        units = staged(reader.format("rocketmq_queue").load(), "units")
-        limits = find_limits(items, stores, subject)
-        return items, units, limits, staged(_log(shared, limits), "log")
+        options = {"stores": orjson.dumps(dict(stores)).decode(), "shared": "true"}
+        items = decoded(spark, LogReader(options), LOG_SCHEMA, scratch / "items")
+        units = decoded(spark, QueueReader(options), UNIT_SCHEMA, scratch / "units")
+        limits = find_limits(each(items), stores, subject)
+        return items, units, limits, staged(_log(items, limits), "log")
 
     def history_staged() -> tuple[DataFrame, DataFrame]:
         if history_path is None:
@@ -142,7 +152,7 @@ def records(items: DataFrame) -> DataFrame:
     return rows.withColumn("visible", bits.isin(0, 8))
 
 
-def _each(shared: DataFrame) -> DataFrame:
+def each(shared: DataFrame) -> DataFrame:
     """Return one row for each store that has an item, of rows that may name several."""
     return shared.withColumn("store", F.explode(F.split("store", STORES_SEPARATOR)))
 
@@ -160,7 +170,7 @@ def _log(shared: DataFrame, limits: Limits) -> DataFrame:
         return records(rows).where(F.col("intact") & (end <= limits.agreed_end))
 
     by_all = F.col("store") == STORES_SEPARATOR.join(store.store for store in limits.stores)
-    by_some = _each(shared.where(~by_all))
+    by_some = each(shared.where(~by_all))
     rows = sound(by_some).withColumn("identity", F.xxhash64(*_IDENTITY))
     held = rows.groupBy("position", "size", "identity").agg(
         F.count_if(F.col("store").isin(*limits.voting)).alias("holders"),

@@ -100,6 +100,13 @@ class ExactlyOnceWriter:
             await self._open(sorted(wanted))
         self._opened |= wanted
 
+    async def delete(self) -> None:
+        """Delete the writer and its watermarks at the broker groups where it was opened: nothing
+        that it wrote will be repeated. Raises ClientError."""
+        if self.exactly_once:
+            for broker in sorted(self._opened):
+                await self._told(broker, "delete", 0)
+
     async def stop(self) -> None:
         """Close the connections; the writer stays."""
         await self._instance.stop()

@@ -76,7 +76,8 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
                 f"writer {self.writer} has written its batch {self.options.batch} already: "
                 "give this one another number (option batch), or another writer"
             )
-        _commit(staging, self.options, self.writer, self.options.batch, messages)
+        once = not self.options.writer
+        _commit(staging, self.options, self.writer, self.options.batch, messages, once=once)
         self._forget()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -139,11 +140,13 @@ def _commit(
     writer: str,
     batch: int,
     messages: Sequence[WriterCommitMessage | None],
+    *,
+    once: bool = False,
 ) -> None:
     files = [message for message in messages if isinstance(message, Staged)]
     if len(files) < len(messages):
         raise NotWritten(f"batch {batch}: a task did not say what it staged")
-    asyncio.run(_Commit(staging, options, writer, batch).run(files))
+    asyncio.run(_Commit(staging, options, writer, batch).run(files, once=once))
 
 
 class _Commit:
@@ -162,14 +165,17 @@ class _Commit:
             instance_config=InstanceConfig(credentials=connection.credentials, tls=connection.tls),
         )
 
-    async def run(self, files: Sequence[Staged]) -> None:
-        """Write the batch. Raises NotWritten, PlanError, ClientError, OSError."""
+    async def run(self, files: Sequence[Staged], *, once: bool) -> None:
+        """Write the batch; `once`: it is the only one of its writer. Raises NotWritten, PlanError,
+        ClientError, OSError."""
         async with self._writer:
             plan = self._plan(files)
             await self._writer.open_at(plan.message_queues)
             self._staging.clean(self._batch, set(plan.files))
             await self._send(plan)
-        self._staging.done(self._batch)
+            self._staging.done(self._batch)
+            if once:
+                await self._writer.delete()
 
     def _plan(self, files: Sequence[Staged]) -> Plan:
         """Return the batch's plan: the one that is there, or a new one."""

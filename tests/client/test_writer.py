@@ -73,6 +73,9 @@ async def test_who_opens_it_fences_who_had_it(tmp_path):
                 assert await new.write(queue, 1, 1, messages("b"))
                 async with ExactlyOnceWriter("v", "T", where) as other:
                     assert await other.write(queue, 1, 0, messages("c"))
+                await new.delete()
+                with pytest.raises(BrokerRefused, match="UNKNOWN_WRITER"):
+                    await new.write(queue, 2, 0, messages("d"))
         assert await bodies(group, 0) == ["a", "b", "c"]
 
 

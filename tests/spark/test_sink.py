@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.client import Admin
 from raftmq.client.errors import ClientError
 from raftmq.client.writer import ExactlyOnceWriter
 from raftmq.spark.options import write_options
@@ -79,6 +80,12 @@ def test_a_dataframe_becomes_a_topic(
     spread = found.where("properties['n'] is not null").groupBy("properties.__SHARDINGKEY")
     assert {r[1] for r in spread.agg(F.count_distinct("queue_id")).collect()} == {1}
     assert found.select("msg_id").distinct().count() == 3001
+    assert asyncio.run(writers(namesrv, topic)) == []  # nobody can come back to it
+
+
+async def writers(namesrv: str, topic: str) -> list[dict[str, Any]]:
+    async with Admin(namesrv) as admin:
+        return await admin.topic.writers(topic)
 
 
 def test_a_named_job_is_written_once_and_a_repeated_one_is_told_so(

@@ -82,6 +82,10 @@ def _send_v2(command: RemotingCommand) -> list[Need]:
     return [] if topic == TRACE_TOPIC else [topic_need(topic, PUB)]
 
 
+def _send_written(command: RemotingCommand) -> list[Need]:
+    return [topic_need(text(command.ext, "b"), PUB)]  # traces have no writers
+
+
 def _send_v1(command: RemotingCommand) -> list[Need]:
     topic = text(command.ext, "topic")
     return [] if topic == TRACE_TOPIC else [topic_need(topic, PUB)]
@@ -177,7 +181,7 @@ BROKER: dict[int, Needs | None] = {
         _CODE.SEND_MESSAGE: _send_v1,
         _CODE.SEND_MESSAGE_V2: _send_v2,
         _CODE.SEND_BATCH_MESSAGE: _send_v2,
-        _CODE.SEND_WRITER_BATCH: _send_v2,
+        _CODE.SEND_WRITER_BATCH: _send_written,
         _CODE.WRITERS: _topic(PUB),
         _CODE.SEND_REPLY_MESSAGE: _reply,
         _CODE.SEND_REPLY_MESSAGE_V2: _reply,

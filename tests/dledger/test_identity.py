@@ -17,6 +17,7 @@ from raftmq.dledger.identity import FOREIGN_MAX, FOREIGN_MS, GroupIdentity, Meet
 from raftmq.dledger.peers import PeerAddress, PeerLinks
 from raftmq.dledger.slots import SlotFile
 from raftmq.dledger.wire import (
+    VERSION,
     GroupAnnounced,
     Hello,
     HelloAnswer,
@@ -131,7 +132,7 @@ async def test_one_group_talks_and_so_do_those_that_know_none_yet(world: World) 
     await world.begin("n1", known(ONE), "n0", "n2")
     await world.begin("n2", GroupIdentity(), "n0", "n1")
     await first.until(lambda: sorted(first.opened) == ["n1", "n2"])
-    assert world.links["n0"].version("n2") == 4
+    assert world.links["n0"].version("n2") == VERSION
     assert foreign(world.links["n0"]) == []
 
 

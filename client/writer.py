@@ -20,7 +20,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from raftmq.client.errors import BrokerRefused, ClientError, InvalidMessage, WriterFenced
+from raftmq.client.errors import (
+    BrokerRefused,
+    ClientError,
+    InvalidMessage,
+    NoRoute,
+    WriterFenced,
+)
 from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import Message, MessageQueue
@@ -88,6 +94,8 @@ class ExactlyOnceWriter:
                 with attempt:
                     route = await self._instance.directory.refresh(self.topic)
             self.queues = self.queues or route.write_queues(self.topic)
+            if not self.queues:
+                raise NoRoute(self.topic, "no queue of it may be written to")
             await self.open_at(self.queues)
         except BaseException:
             await self._instance.stop()

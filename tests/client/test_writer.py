@@ -10,10 +10,13 @@ from raftmq.client import (
     ExactlyOnceWriter,
     InvalidMessage,
     Message,
+    NoRoute,
     WriterFenced,
 )
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode
 from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT, everything
 from tests.waiting import until
@@ -113,6 +116,15 @@ async def test_it_goes_on_over_a_failover(tmp_path):
             await group.kill(name)
             await filling
         assert await bodies(group, 0) == [str(n) for n in range(60)]
+
+
+async def test_a_topic_that_nobody_may_write_to_is_told(tmp_path):
+    async with serving(tmp_path) as (group, where):
+        header = TopicHeader("T", 4, 4, 4)
+        leader = await group.leading()
+        await group.ask(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+        with pytest.raises(NoRoute, match="may be written to"):
+            await ExactlyOnceWriter("w", "T", where, patience_ms=500).start()
 
 
 async def test_brokers_without_it_say_so_and_can_be_written_to_all_the_same(tmp_path):

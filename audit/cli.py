@@ -188,7 +188,7 @@ class SparkOptions:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be audited: running brokers (`namesrv`), or stores; and what it is compared
+    """Names the subject of an audit, running brokers (`namesrv`) or stores, and what it is compared
     with."""
 
     namesrv: str | None

@@ -53,67 +53,54 @@ def run(
     next. Raises StoreError, HistoryUnfit, OSError.
     """
     with enough_partitions(spark, stores):
-        return _report(spark, stores, history, topic, scratch, subject, acknowledged, progress)
-
-
-def _report(
-    spark: SparkSession,
-    stores: Mapping[str, str],
-    history: str | None,
-    topic: str,
-    scratch: Path,
-    subject: Subject,
-    acknowledged: str | None,
-    progress: Callable[[str], None],
-) -> AuditReport:
-    begin = time.monotonic()
-    progress(f"reading the logs of {', '.join(stores)}")
-    torn = 0 if history is None else torn_lines_allowed(history)
-    tables = stage(spark, stores, history, topic, scratch, subject)
-    staged = time.monotonic()
-    count = sum(store.records for store in tables.limits.stores)
-    progress(f"checking {count:,} records")
-    results: list[CheckResult] = []
-    copies = NONE
-    if history is None:
-        figures = _stored(tables)
-        if acknowledged is not None:
-            told = read_acknowledged(spark, acknowledged)
-            figures["acknowledged"] = told.count()
-            results, copies = _acknowledged_results(tables, told)
-    else:
-        figures = _figures(tables)
-        results, copies = _sent_results(tables, figures, torn)
-    with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
-        for together in pool.map(evaluate, _by_table(stored_checks(tables))):
-            results += together
-    checked = time.monotonic()
-    progress("comparing the replicas' bytes")
-    results.append(absent_check(tables.limits))
-    results.append(replica_check(tables, copies))
-    results.append(commit_check(tables.limits))
-    results.append(segment_check(stores, tables.limits))
-    end = time.monotonic()
-    return AuditReport(
-        topic=topic,
-        stores=tuple(
-            StoreReport(s.store, s.begin, s.data_end, s.commit, s.agreed, s.records, s.frames)
-            for s in tables.limits.stores
-        ),
-        figures=figures,
-        checks=tuple(_with_places(result, stores) for result in results),
-        mode=tables.limits.mode,
-        group=subject.group or "",
-        voters=tuple(sorted(tables.limits.members.voters)),
-        voters_told_by=tables.limits.members.told_by,
-        seconds=end - begin,
-        phases={
-            "stage": staged - begin,
-            "checks": checked - staged,
-            "replicas": end - checked,
-        },
-        not_judged=tuple(_not_judged(history, acknowledged, topic, subject)),
-    )
+        begin = time.monotonic()
+        progress(f"reading the logs of {', '.join(stores)}")
+        torn = 0 if history is None else torn_lines_allowed(history)
+        tables = stage(spark, stores, history, topic, scratch, subject)
+        staged = time.monotonic()
+        count = sum(store.records for store in tables.limits.stores)
+        progress(f"checking {count:,} records")
+        results: list[CheckResult] = []
+        copies = NONE
+        if history is None:
+            figures = _stored(tables)
+            if acknowledged is not None:
+                told = read_acknowledged(spark, acknowledged)
+                figures["acknowledged"] = told.count()
+                results, copies = _acknowledged_results(tables, told)
+        else:
+            figures = _figures(tables)
+            results, copies = _sent_results(tables, figures, torn)
+        with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+            for together in pool.map(evaluate, _by_table(stored_checks(tables))):
+                results += together
+        checked = time.monotonic()
+        progress("comparing the replicas' bytes")
+        results.append(absent_check(tables.limits))
+        results.append(replica_check(tables, copies))
+        results.append(commit_check(tables.limits))
+        results.append(segment_check(stores, tables.limits))
+        end = time.monotonic()
+        return AuditReport(
+            topic=topic,
+            stores=tuple(
+                StoreReport(s.store, s.begin, s.data_end, s.commit, s.agreed, s.records, s.frames)
+                for s in tables.limits.stores
+            ),
+            figures=figures,
+            checks=tuple(_with_places(result, stores) for result in results),
+            mode=tables.limits.mode,
+            group=subject.group or "",
+            voters=tuple(sorted(tables.limits.members.voters)),
+            voters_told_by=tables.limits.members.told_by,
+            seconds=end - begin,
+            phases={
+                "stage": staged - begin,
+                "checks": checked - staged,
+                "replicas": end - checked,
+            },
+            not_judged=tuple(_not_judged(history, acknowledged, topic, subject)),
+        )
 
 
 def _sent_results(

@@ -40,7 +40,6 @@ from raftmq.remoting.headers import SendHeader
 TIMEOUT_MS = 3_000  # of one attempt
 PATIENCE_MS = 60_000  # for which a request is repeated, through a failover
 OPENINGS_MAX = 10  # attempts to open a writer that others open at the same time
-_AGAIN = (ResponseCode.SYSTEM_BUSY,)
 
 
 class Place(NamedTuple):
@@ -65,21 +64,18 @@ class ExactlyOnceWriter:
         topic: str,
         namesrv: str | Sequence[str],
         *,
-        queues: Sequence[MessageQueue] | None = None,
         exactly_once: bool = True,
         patience_ms: int = PATIENCE_MS,
         instance_config: InstanceConfig | None = None,
     ) -> None:
-        """`queues`: those to be written to, none: the topic's. `patience_ms`: for so long a request
-        is repeated before an error is raised."""
+        """`patience_ms`: for so long a request is repeated before an error is raised."""
         self.name = name
         self.topic = topic
-        self.queues = tuple(queues or ())
+        self.queues: tuple[MessageQueue, ...] = ()
         self.exactly_once = exactly_once
         self._instance = ClientInstance(namesrv, instance_config)
         self._policy = replace(CONTROL, time_ms_max=patience_ms)
-        self._epochs: dict[str, int] = {}  # by broker group
-        self._opened: set[str] = set()
+        self._epochs: dict[str, int] = {}  # by broker group where it is open
         self._last: dict[MessageQueue, Place] = {}
         self._key_start = hashlib.blake2b(f"{topic}/{name}".encode(), digest_size=6).hexdigest()
 
@@ -93,7 +89,7 @@ class ExactlyOnceWriter:
             async for attempt in self._policy.while_retriable():
                 with attempt:
                     route = await self._instance.directory.refresh(self.topic)
-            self.queues = self.queues or route.write_queues(self.topic)
+            self.queues = route.write_queues(self.topic)
             if not self.queues:
                 raise NoRoute(self.topic, "no queue of it may be written to")
             await self.open_at(self.queues)
@@ -103,17 +99,15 @@ class ExactlyOnceWriter:
 
     async def open_at(self, queues: Sequence[MessageQueue]) -> None:
         """Open the writer at the broker groups of these queues, too. Raises ClientError."""
-        wanted = {queue.broker_name for queue in queues} - self._opened
+        wanted = {queue.broker_name for queue in queues} - self._epochs.keys()
         if self.exactly_once and wanted:
             await self._open(sorted(wanted))
-        self._opened |= wanted
 
     async def delete(self) -> None:
         """Delete the writer and its watermarks at the broker groups where it was opened: nothing
         that it wrote will be repeated. Raises ClientError."""
-        if self.exactly_once:
-            for broker in sorted(self._opened):
-                await self._told(broker, "delete", 0)
+        for broker in sorted(self._epochs):
+            await self._told(broker, "delete", 0)
 
     async def stop(self) -> None:
         """Close the connections; the writer stays."""
@@ -217,5 +211,5 @@ def _refusal(answer: RemotingCommand, broker: str, name: str) -> ClientError:
     if remark.startswith("[FENCED]"):
         return WriterFenced(name, broker, remark)
     refused = BrokerRefused(answer.code, remark, broker)
-    refused.retriable = answer.code in _AGAIN or refused.outcome_unknown
+    refused.retriable = answer.code == ResponseCode.SYSTEM_BUSY or refused.outcome_unknown
     return refused

@@ -52,7 +52,7 @@ class NotWritten(Exception):
 
 @dataclass
 class Staged(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped here
-    """What one task has staged."""
+    """Tells the driver which file a task has staged, and how many rows."""
 
     file: str
     rows: int

@@ -1,4 +1,4 @@
-"""What is equal in several stores is decoded once, and what is not, for each store."""
+"""The audit decodes once what is equal in several stores, and for each store what is not."""
 
 import random
 from pathlib import Path

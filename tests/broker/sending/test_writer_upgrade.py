@@ -23,7 +23,7 @@ OPEN = {"op": "open", "topic": "T", "writer": "w", "epoch": "1"}
 
 
 async def opened(group):
-    """What the leader answers to an opening: the response, once somebody leads."""
+    """Return the leader, and its answer to a request to open the writer."""
     leader = await group.leader()
     return leader, await group.ask(leader, RequestCode.WRITERS, dict(OPEN))
 

@@ -15,17 +15,15 @@ nobody can say whether that is the reason, so then nothing that is not found in 
 beginning was removed is judged.
 """
 
-import re
 from collections.abc import Iterator
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from raftmq.audit.checks import Check
 from raftmq.audit.history import HistoryUnfit
+from raftmq.audit.session import SPARK_ERRORS, cause
 from raftmq.audit.subject import RAFT
 from raftmq.audit.tables import Tables
 
@@ -40,7 +38,6 @@ SCHEMA = StructType(
     ]
 )
 NEEDED = ("msg_id", "topic")
-_CAUSE = re.compile(r"(\[[A-Z_.]+\] .*)")  # where Spark says what it is
 
 
 def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
@@ -57,8 +54,8 @@ def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
             ]
             found = stored.select(*columns)
         lacking = found.where(F.col("msg_id").isNull() | F.col("topic").isNull()).count()
-    except (PySparkException, Py4JJavaError) as error:
-        reason = next(iter(_CAUSE.findall(str(error))), type(error).__name__)
+    except SPARK_ERRORS as error:
+        reason = cause(error)
         raise HistoryUnfit(f"{path} cannot be read as acknowledged messages: {reason}") from error
     if lacking:
         raise HistoryUnfit(f"{path} has {lacking} rows without {' or '.join(NEEDED)}")

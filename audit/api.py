@@ -31,9 +31,9 @@ def run_audit(
     scratch: Path | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> AuditReport:
-    """Audit the stores of one broker group against the history of what was sent to `topic`; or,
-    against a table of what was `acknowledged` (audit.acknowledged); or, without either, what can be
-    said of any store.
+    """Audit the stores of one broker group against the history of what was sent, to all topics or
+    to `topic` alone; or against a table of what was `acknowledged` (audit.acknowledged); or,
+    without either, what can be said of any store.
 
     Give every replica, stopped or at least idle. A majority is counted among the voters that the
     logs name (audit.voters); a voter whose store is missing is a finding, and holds nothing.

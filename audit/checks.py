@@ -188,25 +188,26 @@ def _ledger_check(ledger: DataFrame) -> Callable[..., Check]:
     """Return a maker of checks on the ledger; offenders are sorted by their first column."""
 
     def check(name: str, title: str, fault: bool, wrong: Column, *columns: str) -> Check:
-        order = (columns[0], "id_text")
-        return Check(name, title, fault, ledger, wrong, ("id_text", *columns), order)
+        order = (columns[0], "topic", "id_text")
+        return Check(name, title, fault, ledger, wrong, ("id_text", "topic", *columns), order)
 
     return check
 
 
 def failed_but_stored(tables: Tables) -> Check:
     """Check that plain failures, which promise "certainly not stored", are in no store anywhere."""
-    failed = tables.sends.where((F.col("outcome") == "fail") & (F.col("topic") == tables.topic))
+    ours = F.col("topic").isin(*tables.topics)
+    failed = tables.sends.where((F.col("outcome") == "fail") & ours)
     found = (
         records(tables.items)
-        .where(F.col("topic") == tables.topic)
-        .select(F.col("uniq_key").alias("id_text"), "store", "position")
-        .join(F.broadcast(failed.select("id_text", "op")), "id_text")
-        .groupBy("id_text", "op")
+        .where(ours)
+        .select("topic", F.col("uniq_key").alias("id_text"), "store", "position")
+        .join(F.broadcast(failed.select("topic", "id_text", "op")), ["topic", "id_text"])
+        .groupBy("topic", "id_text", "op")
         .agg(F.min("position").alias("position"), F.sort_array(F.collect_set("store")).alias("in"))
     )
     title = "failed for certain, but stored nevertheless"
-    columns = ("id_text", "op", "position", "in")
+    columns = ("id_text", "topic", "op", "position", "in")
     return Check("failed_stored", title, True, found, F.lit(True), columns, ("position",))
 
 
@@ -254,13 +255,13 @@ def order_checks(tables: Tables) -> Iterator[Check]:
         & F.col("seq").isNotNull()
     )
     before = (
-        Window.partitionBy("order")
+        Window.partitionBy("topic", "order")
         .orderBy("first_position")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
     ranked = ordered.withColumn("after_seq", F.max(F.when(acknowledged, F.col("seq"))).over(before))
     late = F.col("after_seq") >= F.col("seq")
-    columns = ("first_position", "order", "seq", "after_seq", "outcome", "id_text")
+    columns = ("first_position", "topic", "order", "seq", "after_seq", "outcome", "id_text")
     yield Check(
         "order",
         "acknowledged messages behind a later one of their order key",
@@ -284,11 +285,11 @@ def order_checks(tables: Tables) -> Iterator[Check]:
         "order keys whose messages stand in more than one queue",
         True,
         ordered.where(acknowledged)
-        .groupBy("order")
+        .groupBy("topic", "order")
         .agg(F.min("first_queue").alias("queue_min"), F.max("first_queue").alias("queue_max")),
         F.col("queue_min") != F.col("queue_max"),
-        ("order", "queue_min", "queue_max"),
-        ("order",),
+        ("topic", "order", "queue_min", "queue_max"),
+        ("topic", "order"),
     )
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
-CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,8 +32,7 @@ CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
     "run_directory",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="What `mqchaos run --dir DIR` left: its history and its stores, instead of naming them, "
-    f"and its topic {CHAOS_TOPIC}.",
+    help="What `mqchaos run --dir DIR` left: its history and its stores, instead of naming them.",
 )
 @click.option(
     "--history",
@@ -47,7 +45,9 @@ CHAOS_TOPIC = "Chaos"  # where mqchaos' workload `log` sends
     type=click.Path(exists=True),
     help="What producers were acknowledged, as Parquet or JSON lines, instead of a history.",
 )
-@click.option("--topic", help="The topic whose messages are audited.")
+@click.option(
+    "--topic", help="Judge the history's sends to this topic alone, instead of to every topic."
+)
 @click.option(
     "--store",
     "stores",
@@ -134,7 +134,7 @@ def main(
     \b
       mqaudit --namesrv 127.0.0.1:9876
       mqaudit --run /tmp/run
-      mqaudit --history h.jsonl --topic T --store n0=d0/store --store n1=d1/store …
+      mqaudit --history h.jsonl --store n0=d0/store --store n1=d1/store …
 
     Finds messages acknowledged and lost, never sent, altered, stored twice or out of order, holes
     in queue offsets, damaged bytes, replicas that differ, ConsumeQueues that point wrong, consumer
@@ -147,12 +147,11 @@ def main(
     directories = _parse_stores(stores)
     if run_directory is not None:
         history = history or str(run_directory / "history.jsonl")
-        topic = topic or CHAOS_TOPIC
         directories = directories or _stores_of(run_directory, group)
     if bool(namesrv) == bool(directories):
         raise click.UsageError("Name running brokers (--namesrv), or stores (--store, --run).")
-    if bool(history) != bool(topic):
-        raise click.UsageError("--history and --topic belong together.")
+    if topic is not None and not (topic and history):
+        raise click.UsageError("--topic names a topic of a --history.")
     if history and acknowledged:
         raise click.UsageError("Give --history or --acknowledged.")
     spark = SparkOptions(cores, master, _parse_settings(settings))
@@ -211,7 +210,7 @@ def _audited(
         from raftmq.audit.java import JavaNotFound
         from raftmq.audit.live import NotAudited, audit_cluster
         from raftmq.audit.printed import progress_shown
-        from raftmq.audit.session import session
+        from raftmq.audit.session import SPARK_ERRORS, cause, session
         from raftmq.client.errors import ClientError
         from raftmq.remoting.acl.signature import credentials_of_environment
         from raftmq.spark.options import connection_of
@@ -250,6 +249,8 @@ def _audited(
                 )
     except unfit as error:
         _give_up(str(error))
+    except SPARK_ERRORS as error:
+        _give_up(f"Spark failed: {cause(error)}")
 
 
 def _stores_of(run_directory: Path, group: str | None) -> dict[str, str]:

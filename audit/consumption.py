@@ -1,8 +1,8 @@
 """The checks that compare what consumers saw with what is stored. Builds queries only."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from raftmq.audit.checks import Check
@@ -10,56 +10,66 @@ from raftmq.audit.history import binary_id, of_group
 from raftmq.audit.tables import Tables
 
 
-def consumption_checks(tables: Tables, kinds: Mapping[str, Row]) -> Iterator[Check]:
-    """Yield the checks of consumed against stored; none for a topic that nobody consumed.
+def consumption_checks(tables: Tables, kinds: frozenset[str]) -> Iterator[Check]:
+    """Yield the checks of consumed against stored; none of a topic that nobody consumed.
 
-    A message stored and never consumed is a fault only if the history says that the consumers were
-    done (`drain`, complete).
+    A message stored and never consumed is a fault only if the history says that the consumers of
+    its topic were done (`drain`, complete).
     """
-    events = of_topic(tables)
-    stored = tables.log.where((F.col("topic") == tables.topic) & F.col("visible")).select(
-        F.col("queue_id").alias("queue"), F.col("queue_offset").alias("offset"), "id", "position"
+    events = tables.events.where(
+        (F.col("type") == "ok") & F.col("topic").isin(*tables.topics) & of_group(tables.group)
+    )
+    stored = tables.log.where(F.col("topic").isin(*tables.topics) & F.col("visible")).select(
+        "topic",
+        F.col("queue_id").alias("queue"),
+        F.col("queue_offset").alias("offset"),
+        "id",
+        "position",
     )
     if "consume" in kinds:
-        drained = "drain" in kinds and bool(kinds["drain"]["complete"])
-        yield from _consumed(_consumed_offsets(events), stored, drained)
+        yield from _consumed(events, stored)
     if "commit" in kinds:
         yield _committed(events, stored)
 
 
-def of_topic(tables: Tables) -> DataFrame:
-    """Return the answered events about the audited topic and the audited broker group."""
-    answered = F.col("type") == "ok"
-    ours = (F.col("topic") == tables.topic) & of_group(tables.group)
-    return tables.events.where(answered & ours)
-
-
-def event_kinds(tables: Tables) -> Mapping[str, Row]:
-    """Return the kinds of answered events (of the topic if they name one): f → row."""
-    elsewhere = F.col("topic").isNotNull() & (F.col("topic") != tables.topic)
+def event_kinds(tables: Tables) -> frozenset[str]:
+    """Return the kinds (`f`) of answered events, of the audited topics if they name one."""
+    elsewhere = F.col("topic").isNotNull() & ~F.col("topic").isin(*tables.topics)
     found = tables.events.where((F.col("type") == "ok") & ~elsewhere)
-    rows = found.groupBy("f").agg(F.max("complete").alias("complete")).collect()
-    return {row["f"]: row for row in rows}
+    return frozenset(row["f"] for row in found.select("f").distinct().collect())
 
 
 def _consumed_offsets(events: DataFrame) -> DataFrame:
-    """Return one row per (queue, offset) consumed: times, and the id seen if recorded."""
+    """Return one row per (topic, queue, offset) consumed: times, and the id seen if recorded."""
     each = events.where(F.col("f") == "consume").select(
-        "queue", "ids", F.posexplode("offsets").alias("place", "offset")
+        "topic", "queue", "ids", F.posexplode("offsets").alias("place", "offset")
     )
     seen = each.withColumn("seen_id", F.get("ids", "place")).withColumn(
         "seen", binary_id("seen_id")
     )
-    return seen.groupBy("queue", "offset").agg(
+    return seen.groupBy("topic", "queue", "offset").agg(
         F.count("*").alias("times"),
         F.min("seen").alias("seen_min"),
         F.max("seen").alias("seen_max"),
     )
 
 
-def _consumed(consumed: DataFrame, stored: DataFrame, drained: bool) -> Iterator[Check]:
-    both = consumed.join(stored, ["queue", "offset"], "full_outer")
+def _consumed(events: DataFrame, stored: DataFrame) -> Iterator[Check]:
+    topics = (
+        events.where(F.col("f").isin("consume", "drain"))
+        .groupBy("topic")
+        .agg(
+            F.max(F.col("f") == "consume").alias("consumed"),
+            F.coalesce(F.max("complete"), F.lit(False)).alias("drained"),
+        )
+    )
+    both = (
+        _consumed_offsets(events)
+        .join(stored, ["topic", "queue", "offset"], "full_outer")
+        .join(F.broadcast(topics.where("consumed")), "topic")
+    )
     times, position = F.col("times"), F.col("position")
+    place = ("topic", "queue", "offset")
     unlike = position.isNotNull() & (
         (F.col("seen_min") != F.col("id")) | (F.col("seen_max") != F.col("id"))
     )
@@ -69,17 +79,26 @@ def _consumed(consumed: DataFrame, stored: DataFrame, drained: bool) -> Iterator
         True,
         both,
         times.isNotNull() & (position.isNull() | unlike),
-        ("queue", "offset", "times", "position"),
-        ("queue", "offset"),
+        (*place, "times", "position"),
+        place,
     )
     yield Check(
         "not_consumed",
-        "stored, but never consumed",
-        drained,
+        "stored, but not consumed when its consumers had come to the end",
+        True,
         both,
-        times.isNull(),
-        ("queue", "offset", "position"),
-        ("queue", "offset"),
+        times.isNull() & F.col("drained"),
+        (*place, "position"),
+        place,
+    )
+    yield Check(
+        "not_consumed_yet",
+        "stored, but not consumed until the history ends",
+        False,
+        both,
+        times.isNull() & ~F.col("drained"),
+        (*place, "position"),
+        place,
     )
     yield Check(
         "redelivered",
@@ -87,24 +106,24 @@ def _consumed(consumed: DataFrame, stored: DataFrame, drained: bool) -> Iterator
         False,
         both,
         times > 1,
-        ("queue", "offset", "times"),
-        ("queue", "offset"),
+        (*place, "times"),
+        place,
     )
 
 
 def _committed(events: DataFrame, stored: DataFrame) -> Check:
-    ends = stored.groupBy("queue").agg((F.max("offset") + 1).alias("end"))
+    ends = stored.groupBy("topic", "queue").agg((F.max("offset") + 1).alias("end"))
     highest = (
         events.where(F.col("f") == "commit")
-        .groupBy("group", "queue")
+        .groupBy("group", "topic", "queue")
         .agg(F.max("offset").alias("committed"))
     )
     return Check(
         "committed_beyond",
         "consumer offsets committed beyond what is stored",
         True,
-        highest.join(ends, "queue", "left"),
+        highest.join(ends, ["topic", "queue"], "left"),
         F.col("committed") > F.coalesce("end", F.lit(0)),
-        ("group", "queue", "committed", "end"),
-        ("group", "queue"),
+        ("group", "topic", "queue", "committed", "end"),
+        ("group", "topic", "queue"),
     )

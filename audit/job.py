@@ -46,8 +46,9 @@ def run(
     acknowledged: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> AuditReport:
-    """Audit `stores` (name → store directory), against a history file if there is one, or else a
-    table of acknowledged messages (audit.acknowledged).
+    """Audit `stores` (name → store directory), against a history file if there is one (what it says
+    of `topic`, or "": of every topic), or else a table of acknowledged messages
+    (audit.acknowledged).
 
     `scratch` is an empty directory for the staged tables; `progress(what)` is told what is done
     next. Raises StoreError, HistoryUnfit, OSError.
@@ -70,7 +71,7 @@ def run(
                 results, copies = _acknowledged_results(tables, told)
         else:
             figures = _figures(tables)
-            results, copies = _sent_results(tables, figures, torn)
+            results, copies = _sent_results(tables, topic, figures["sent"], torn)
         with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
             for together in pool.map(evaluate, _by_table(stored_checks(tables))):
                 results += together
@@ -99,23 +100,24 @@ def run(
                 "checks": checked - staged,
                 "replicas": end - checked,
             },
-            not_judged=tuple(_not_judged(history, acknowledged, topic, subject)),
+            not_judged=tuple(_not_judged(tables, history, acknowledged, topic)),
         )
 
 
 def _sent_results(
-    tables: Tables, figures: Mapping[str, int], torn: int
+    tables: Tables, topic: str, sent: int, torn: int
 ) -> tuple[list[CheckResult], LastCopies]:
     """Run the checks of what a history says; also return who holds what is missing. Raises
     HistoryUnfit."""
-    found = evidence(tables)
-    if not figures["sent"] and not found.events:
-        raise HistoryUnfit(f"the history has no sends to topic {tables.topic}")
+    found, kinds = evidence(tables), event_kinds(tables)
+    if topic and not sent and not found.events:
+        raise HistoryUnfit(f"the history has no sends to topic {topic}")
+    if not (sent or kinds or found.events):
+        raise HistoryUnfit("the history has nothing that can be judged")
     results = [_history_lines(tables, torn)]
     with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
         for together in pool.map(evaluate, _by_table(sent_checks(tables))):
             results += together
-        kinds = event_kinds(tables)
         seen = (*consumption_checks(tables, kinds), *observed_checks(tables, kinds))
         later = [*later_checks(tables, found)]
         if found.has("work"):
@@ -123,7 +125,7 @@ def _sent_results(
         for together in pool.map(evaluate, _by_table((*seen, *later))):
             results += together
     lost = tables.ledger.where((F.col("outcome") == "ok") & (F.col("copies") == 0))
-    return _with_copies(tables, results, lost.select(F.lit(tables.topic).alias("topic"), "id_text"))
+    return _with_copies(tables, results, lost.select("topic", "id_text"))
 
 
 def _acknowledged_results(
@@ -146,15 +148,17 @@ def _with_copies(
 
 
 def _not_judged(
-    history: str | None, acknowledged: str | None, topic: str, subject: Subject
+    tables: Tables, history: str | None, acknowledged: str | None, topic: str
 ) -> Iterator[str]:
     if acknowledged is not None:
         yield "messages never sent, and order: only what was acknowledged is known of the sends"
     elif history is None:
         yield "losses, messages never sent, order and duplicates: there is no history of the sends"
-    else:
+    elif not tables.topics:
+        yield "losses, messages never sent, order and duplicates: the history has no sends"
+    elif topic:
         yield f"sends to other topics than {topic}, except messages to come later"
-    if not subject.queues:
+    if not tables.subject.queues:
         yield "ConsumeQueues: the log of a running replica is read, not its other files"
     yield "IndexFiles, config/, and raft/ but for the configuration"
 
@@ -217,7 +221,7 @@ def _stored(tables: Tables) -> dict[str, int]:
 
 
 def _figures(tables: Tables) -> dict[str, int]:
-    """Count messages of the topic: sends by outcome, copies stored, distinct messages stored."""
+    """Count messages of the topics: sends by outcome, copies stored, distinct messages stored."""
     sent = F.col("sent")
     outcome, copies = F.col("outcome"), F.col("copies")
     row = tables.ledger.agg(

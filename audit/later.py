@@ -180,7 +180,8 @@ def _records(tables: Tables) -> DataFrame:
         "store_timestamp",
         "reconsume_times",
     ).join(F.broadcast(at), "at_topic", "left")
-    return records.where((F.col("at_topic") != tables.topic) | F.col("work_at").isNotNull())
+    plain = F.col("at_topic").isin(*tables.topics)
+    return records.where(~plain | F.col("work_at").isNotNull())
 
 
 def _seen(tables: Tables) -> DataFrame:

@@ -5,9 +5,9 @@ compared with what had been answered before the read was asked for (`invoked_ns`
 the time of its answer).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from raftmq.audit.checks import Check
@@ -20,7 +20,7 @@ EXPECTED_LINES = "OSError|No space left|Input/output error|fsync|member_failed|S
 CLOCKS_APART_NS = 100_000_000  # logs have milliseconds of a clock that may be set during a run
 
 
-def observed_checks(tables: Tables, kinds: Mapping[str, Row]) -> Iterator[Check]:
+def observed_checks(tables: Tables, kinds: frozenset[str]) -> Iterator[Check]:
     """Yield every check for which the history has events."""
     if "commit" in kinds or "fetch" in kinds:
         yield from offset_checks(tables)
@@ -40,7 +40,7 @@ def offset_checks(tables: Tables) -> Iterator[Check]:
     values of the same epoch are compared. A fetch may also answer the value of a lower commit that
     was still unanswered when the fetch was asked for.
     """
-    place = ("group", "broker", "queue")
+    place = ("group", "broker", "topic", "queue")
     moments = _moments(_operations(tables, ("commit", "fetch", "reset"), place, "offset"))
     table = _judged_offsets(moments, place)
     low = F.coalesce("offset", F.lit(-1)) < F.col("floor")
@@ -107,7 +107,7 @@ def _operations(
     asked_ns, done_ns (null: no answer)."""
     ours = F.col("f").isin(*functions) & of_group(tables.group)
     if "queue" in place:
-        ours = ours & (F.col("topic") == tables.topic)
+        ours = ours & F.col("topic").isin(*tables.topics)
     begun = F.col("type") == "invoke"
     answered = F.when(F.col("type") == "ok", F.col("t_ns"))
     return (

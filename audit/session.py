@@ -5,18 +5,24 @@ the running one if there is one, and stops only a session that it started.
 """
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import raftmq
 from raftmq.audit.java import find_java_home
 from raftmq.audit.sources import register
 
+SPARK_ERRORS = (PySparkException, Py4JJavaError)  # whatever a query can end with
+_CLASSIFIED = re.compile(r"(\[[A-Z_.]+\] .*)")  # where Spark says what it is
+_CAUSE = "Caused by: "
 CORES = 2
 DRIVER_MEMORY = "2g"  # in local mode this is all the memory there is for sorts and joins
 LOG4J = """\
@@ -92,6 +98,14 @@ def start(
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def cause(error: Exception) -> str:
+    """Return one of SPARK_ERRORS in a line: what happened, without Java's stack."""
+    text = str(error)
+    deepest = [line for line in text.splitlines() if line.startswith(_CAUSE)][-1:]
+    found = _CLASSIFIED.findall(text)[:1] or [line.removeprefix(_CAUSE) for line in deepest]
+    return str((found or [type(error).__name__])[0])
 
 
 def _let_workers_import_us() -> None:

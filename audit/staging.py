@@ -1,7 +1,8 @@
 """Decodes stores into Parquet files, which Spark then reads.
 
 The tasks write the files themselves: rows that pass from Python to Spark only to be written cost
-more than their decoding. A task that is repeated replaces its file.
+more than their decoding. A task that is repeated replaces its file. Compressed by Snappy: Spark has
+once failed to read what Arrow had compressed by LZ4.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Write:
         number, partition = part
         path = f"{self.directory}/part-{number:06}.parquet"
         beside = f"{self.directory}/.{number:06}-{uuid.uuid4().hex}"
-        with pq.ParquetWriter(beside, self.schema, compression="lz4") as out:
+        with pq.ParquetWriter(beside, self.schema, compression="snappy") as out:
             for batch in self.reader.read(partition):
                 out.write_batch(batch)
         os.replace(beside, path)

@@ -4,7 +4,7 @@ The logs are parsed and verified in one pass over the bytes; every check then re
 here holds messages on the driver.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,17 +49,18 @@ class Tables:
     units: every ConsumeQueue unit (audit.sources.UNIT_SCHEMA)
     shared_items, shared_units: the same as they were decoded: what several stores have alike is one
         row, which names them all
+    topics: those whose messages are judged, see `_topics`
     log: the records the group holds (a majority, or in classic mode any store): position, size,
         topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
         store_timestamp, reconsume_times
     events: the history's lines; sends: one row per send (history.sends)
-    ledger: one row per message id of the topic, sent or stored: see `_ledger`
+    ledger: one row per topic and message id, sent or stored: see `_ledger`
     """
 
     spark: SparkSession
     scratch: Path
     stores: Mapping[str, str]
-    topic: str
+    topics: tuple[str, ...]
     subject: Subject
     limits: Limits
     shared_items: DataFrame
@@ -115,7 +116,8 @@ def stage(
     subject: Subject,
 ) -> Tables:
     """Decode stores and history into `scratch`. Without a history there are no events, no sends and
-    no ledger. Raises StoreError, HistoryUnfit or OSError."""
+    no ledger. `topic` "": every topic that the history sends to. Raises StoreError, HistoryUnfit or
+    OSError."""
 
     def staged(frame: DataFrame, name: str) -> DataFrame:
         return _staged(spark, frame, scratch / name)
@@ -139,10 +141,17 @@ def stage(
         of_stores, of_history = pool.submit(stores_staged), pool.submit(history_staged)
         items, units, limits, log = of_stores.result()
         events, sends = of_history.result()
-    ledger = sends if history_path is None else staged(_ledger(log, sends, topic), "ledger")
+    topics = (topic,) if topic else _topics(sends)
+    ledger = sends if history_path is None else staged(_ledger(log, sends, topics), "ledger")
     return Tables(
-        spark, scratch, stores, topic, subject, limits, items, units, log, events, sends, ledger
+        spark, scratch, stores, topics, subject, limits, items, units, log, events, sends, ledger
     )
+
+
+def _topics(sends: DataFrame) -> tuple[str, ...]:
+    """Return the topics that were sent to, sorted: only of these is known what they should hold."""
+    rows = sends.where(F.col("topic").isNotNull()).select("topic").distinct().collect()
+    return tuple(sorted(row["topic"] for row in rows))
 
 
 def records(items: DataFrame) -> DataFrame:
@@ -184,14 +193,16 @@ def _log(shared: DataFrame, limits: Limits) -> DataFrame:
     )
 
 
-def _ledger(log: DataFrame, sends: DataFrame, topic: str) -> DataFrame:
-    """Return one row per id: what was sent under it, and what is stored under it.
+def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFrame:
+    """Return one row per topic and id: what was sent under it, and what is stored under it.
 
-    id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset (null if never
-    sent); copies; altered (copies with another body, or other fields, than the sent one); at_ack
-    (a copy stands where the acknowledgement says); first_position, first_queue, first_offset.
+    topic, id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset (null if
+    never sent); copies; altered (copies with another body, or other fields, than the sent one);
+    at_ack (a copy stands where the acknowledgement says); first_position, first_queue,
+    first_offset.
     """
-    copies = log.where((F.col("topic") == topic) & F.col("visible")).select(
+    copies = log.where(F.col("topic").isin(*topics) & F.col("visible")).select(
+        "topic",
         "id",
         F.col("id_text").alias("log_id"),
         "position",
@@ -200,7 +211,7 @@ def _ledger(log: DataFrame, sends: DataFrame, topic: str) -> DataFrame:
         "content_crc",
         "fields_sum",
     )
-    sent = sends.where(F.col("topic") == topic).drop("topic", "invokes", "outcomes")
+    sent = sends.where(F.col("topic").isin(*topics)).drop("invokes", "outcomes")
     at_ack = (
         (F.col("queue_id") == F.col("ack_queue"))
         & (F.col("queue_offset") == F.col("ack_offset"))
@@ -212,8 +223,8 @@ def _ledger(log: DataFrame, sends: DataFrame, topic: str) -> DataFrame:
     once = ("op", "outcome", "attempts", "order", "seq", "ack_queue", "ack_offset")
     stored = F.col("position").isNotNull()
     return (
-        copies.join(sent, "id", "full_outer")
-        .groupBy("id")
+        copies.join(sent, ["topic", "id"], "full_outer")
+        .groupBy("topic", "id")
         .agg(
             F.max(F.coalesce("id_text", "log_id")).alias("id_text"),
             *[F.max(name).alias(name) for name in once],
@@ -223,6 +234,7 @@ def _ledger(log: DataFrame, sends: DataFrame, topic: str) -> DataFrame:
             F.min(F.when(stored, F.struct("position", "queue_id", "queue_offset"))).alias("first"),
         )
         .select(
+            "topic",
             "id",
             "id_text",
             F.col("op").isNotNull().alias("sent"),

@@ -20,7 +20,7 @@ EXIT_WRONG, EXIT_UNUSABLE = 1, 2
 def main() -> int:
     parser = argparse.ArgumentParser(prog="raftmq-audit")
     parser.add_argument("--run", default="run", help="a directory below /runs")
-    parser.add_argument("--topic", default="Chaos")
+    parser.add_argument("--topic", default="", help="judge the sends to this topic alone")
     parser.add_argument("groups", nargs="*", metavar="GROUP")
     options = parser.parse_args()
     history = RUNS / options.run / "history.jsonl"
@@ -60,7 +60,8 @@ def audit(history: Path, topic: str, groups: dict[str, list[Path]]) -> int:
     statuses = []
     with session():
         for group, nodes in groups.items():
-            words = [f"--history={history}", f"--topic={topic}", f"--group={group}"]
+            words = [f"--history={history}", f"--group={group}"]
+            words += [f"--topic={topic}"] if topic else []
             words += [f"--store={node.name}={node / 'store'}" for node in nodes]
             try:
                 mqaudit(words)

@@ -112,7 +112,7 @@ def test_what_is_allowed_is_counted(clean: AuditReport) -> None:
     assert ids(clean, "duplicate_retry") == [message_id(10)]
     assert ids(clean, "order_unknown") == [message_id(20)]
     assert clean.count("redelivered") == 1
-    assert clean.count("not_consumed") == 40
+    assert clean.count("not_consumed_yet") == 40
     assert b'"ok": true' in clean.to_json()
 
 

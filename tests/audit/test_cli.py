@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from raftmq.audit import java
-from raftmq.audit.cli import CHAOS_TOPIC, main
+from raftmq.audit import java, tables
+from raftmq.audit.cli import main
 from raftmq.audit.java import JavaNotFound, find_java_home, java_version
 from raftmq.audit.subject import stores_of_run
-from raftmq.chaos.workloads.load import LOG
 from tests.audit.run import TOPIC, Run, message_id
 
 
@@ -98,6 +98,22 @@ def test_a_topic_nobody_sent_to_exits_with_2(spark: SparkSession, run: Run) -> N
     assert "no sends to topic Trains" in result.output
 
 
+def test_a_failure_of_spark_is_a_line(
+    spark: SparkSession, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither Java's stack nor ours, and no verdict."""
+    run.store().write()
+
+    def fails(items: DataFrame, *_: object) -> None:
+        items.select(F.raise_error(F.lit("the disk is gone"))).collect()
+
+    monkeypatch.setattr(tables, "find_limits", fails)
+    result = mqaudit(run)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("mqaudit: Spark failed: [USER_RAISED_EXCEPTION] the disk is gone")
+
+
 def test_an_empty_history_exits_with_2(spark: SparkSession, run: Run) -> None:
     run.store().write()
     run.history_path.write_bytes(b"")
@@ -115,17 +131,13 @@ def test_what_mqchaos_left_is_found_in_its_directory(spark: SparkSession, tmp_pa
     left = {"mode": "raft", "nodes": [{"name": "namesrv", "group": ""}, *nodes]}
     (tmp_path / "cluster" / "cluster.json").write_text(json.dumps(left))
     run.history_path.rename(tmp_path / "history.jsonl")
-    found = CliRunner().invoke(main, ["--run", str(tmp_path), "--topic", TOPIC])
+    found = CliRunner().invoke(main, ["--run", str(tmp_path)])
     assert found.exit_code == 0, found.output
     assert all(f" {name} " in found.output for name in run.stores)
     assert "n0" in stores_of_run(tmp_path, "broker-a")
     other = CliRunner().invoke(main, ["--run", str(tmp_path), "--group", "broker-z"])
     assert other.exit_code == 2
     assert "no stores of broker-z" in other.output
-
-
-def test_the_topic_of_a_run_is_that_of_its_workload() -> None:
-    assert CHAOS_TOPIC == LOG.topic
 
 
 @pytest.mark.parametrize(

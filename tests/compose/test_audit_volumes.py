@@ -43,7 +43,7 @@ def test_all_groups_or_those_that_are_named(script, monkeypatch):
     assert run(script, monkeypatch, "--run", "two", "b") == 0
     assert [(path.parent.name, topic, list(groups)) for path, topic, groups in asked] == [
         ("one", "T", ["a", "b"]),
-        ("two", "Chaos", ["b"]),
+        ("two", "", ["b"]),
     ]
 
 

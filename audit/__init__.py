@@ -1,5 +1,6 @@
 """audit: compare the files of a broker group with the answers its clients got.
 
-Reads CommitLogs, ConsumeQueues and histories with Spark; `api.py` has the entry points. The only
-code it shares with the store it audits is the frame header's layout.
+Reads CommitLogs, what stands beside them, and histories with Spark; `api.py` has the entry points.
+Of what it audits it shares only the frame header's layout, and the commands of the tables under
+config/, which it makes again from the log.
 """

@@ -131,5 +131,7 @@ def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
 
 
 def lost(rows: DataFrame) -> DataFrame:
-    """Return topic and id_text of what is missing."""
-    return rows.where(F.col("copies").isNull() & ~F.col("gone")).select("topic", "id_text")
+    """Return topic, id_text and body_crc of what is missing or altered."""
+    altered = F.col("body_crc").isNotNull() & ~F.array_contains("crcs", F.col("body_crc"))
+    unlike = (F.col("copies").isNull() & ~F.col("gone")) | F.coalesce(altered, F.lit(False))
+    return rows.where(unlike).select("topic", "id_text", "body_crc")

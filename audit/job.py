@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from raftmq.audit.acknowledged import (
@@ -23,14 +23,18 @@ from raftmq.audit.acknowledged import (
 from raftmq.audit.checks import Check, sent_checks, stored_checks
 from raftmq.audit.consumption import consumption_checks, event_kinds
 from raftmq.audit.files import file_at
+from raftmq.audit.frames import group_frames
 from raftmq.audit.history import WEAK, HistoryUnfit, torn_lines_allowed
 from raftmq.audit.holders import NONE, LastCopies, last_copies, with_holders
+from raftmq.audit.indexes import index_check
 from raftmq.audit.later import evidence, later_checks
 from raftmq.audit.observed import observed_checks
 from raftmq.audit.orderly import orderly_checks
+from raftmq.audit.raftfiles import LogFacts, raft_files_check
+from raftmq.audit.replay import configurations_of, replay
 from raftmq.audit.replicas import absent_check, commit_check, replica_check, segment_check
 from raftmq.audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
-from raftmq.audit.subject import Subject
+from raftmq.audit.subject import RAFT, Subject
 from raftmq.audit.tables import Tables, enough_partitions, stage
 
 QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
@@ -76,6 +80,10 @@ def run(
             for together in pool.map(evaluate, _by_table(stored_checks(tables))):
                 results += together
         checked = time.monotonic()
+        progress("judging indexes and tables by the log")
+        beside, gaps = _beside(tables)
+        results += beside
+        judged = time.monotonic()
         progress("comparing the replicas' bytes")
         results.append(absent_check(tables.limits))
         results.append(replica_check(tables, copies))
@@ -98,9 +106,10 @@ def run(
             phases={
                 "stage": staged - begin,
                 "checks": checked - staged,
-                "replicas": end - checked,
+                "beside": judged - checked,
+                "replicas": end - judged,
             },
-            not_judged=tuple(_not_judged(tables, history, acknowledged, topic)),
+            not_judged=(*_not_judged(tables, history, acknowledged, topic), *gaps),
         )
 
 
@@ -124,8 +133,13 @@ def _sent_results(
             later += orderly_checks(tables)
         for together in pool.map(evaluate, _by_table((*seen, *later))):
             results += together
-    lost = tables.ledger.where((F.col("outcome") == "ok") & (F.col("copies") == 0))
-    return _with_copies(tables, results, lost.select("topic", "id_text"))
+    unlike = (F.col("copies") == 0) | (F.col("altered") > 0)
+    lost = tables.ledger.where((F.col("outcome") == "ok") & unlike).select("topic", "id_text")
+    return _with_copies(
+        tables,
+        results,
+        lost.join(tables.sends.select("topic", "id_text", "crc", "fields"), ["topic", "id_text"]),
+    )
 
 
 def _acknowledged_results(
@@ -134,16 +148,18 @@ def _acknowledged_results(
     """Run the checks of what was acknowledged; also return who holds what is missing."""
     rows = compared(tables, acknowledged)
     results = evaluate([*acknowledged_checks(tables, rows)])
-    return _with_copies(tables, results, lost(rows))
+    sent = lost(rows).withColumn("fields", F.lit(None).cast("long"))
+    return _with_copies(tables, results, sent.withColumnRenamed("body_crc", "crc"))
 
 
 def _with_copies(
     tables: Tables, results: list[CheckResult], lost: DataFrame
 ) -> tuple[list[CheckResult], LastCopies]:
-    """Say of what is missing who still has it."""
-    (missing,) = (n for n, result in enumerate(results) if result.name == "missing")
-    copies = last_copies(tables, results[missing], lost)
-    results[missing] = with_holders(results[missing], copies)
+    """Say of what is missing or altered who has it as it was sent."""
+    about = [n for n, result in enumerate(results) if result.name in ("missing", "altered")]
+    copies = last_copies(tables, [results[n] for n in about], lost)
+    for n in about:
+        results[n] = with_holders(results[n], copies)
     return results, copies
 
 
@@ -158,9 +174,31 @@ def _not_judged(
         yield "losses, messages never sent, order and duplicates: the history has no sends"
     elif topic:
         yield f"sends to other topics than {topic}, except messages to come later"
+
+
+def _beside(tables: Tables) -> tuple[list[CheckResult], list[str]]:
+    """Judge what is beside the log in a store; also return what was not judged."""
     if not tables.subject.queues:
-        yield "ConsumeQueues: the log of a running replica is read, not its other files"
-    yield "IndexFiles, config/, and raft/ but for the configuration"
+        return [], [
+            "ConsumeQueues, IndexFiles, config/ and raft/: of a running replica the log is read"
+        ]
+    indexes, gaps = index_check(tables)
+    if tables.limits.mode != RAFT:
+        gaps.append("config/: only in Raft mode is what it has in the log")
+        return [indexes], gaps
+    held = group_frames(tables)
+    replayed = replay(tables, held)
+    facts = LogFacts(
+        held.terms,
+        configurations_of(tables.stores, held),
+        held.first,
+        replayed.group_id,
+    )
+    raft_files, judged = raft_files_check(tables.stores, facts)
+    gaps += replayed.gaps
+    if not judged:
+        gaps.append("raft/: no store has files of our engine there")
+    return [indexes, replayed.check, raft_files], gaps
 
 
 def evaluate(checks: list[Check]) -> list[CheckResult]:
@@ -172,10 +210,21 @@ def evaluate(checks: list[Check]) -> list[CheckResult]:
         count = counts[check.name]
         rows = []
         if count:
-            rows = check.offenders.orderBy(*check.order).limit(OFFENDERS_MAX).collect()
+            rows = _first_of(check)
         offenders = tuple(row.asDict() for row in rows)
         results.append(CheckResult(check.name, check.title, check.fault, count, offenders))
     return results
+
+
+def _first_of(check: Check) -> list[Row]:
+    """Return the first offenders; of each store as many as of the others."""
+    found = check.offenders
+    if "store" not in check.columns:
+        return [*found.orderBy(*check.order).limit(OFFENDERS_MAX).collect()]
+    of_store = Window.partitionBy("store").orderBy(*check.order)
+    ranked = found.withColumn("rank", F.row_number().over(of_store))
+    first = ranked.orderBy("rank", "store").limit(OFFENDERS_MAX)
+    return [*first.orderBy(*check.order).drop("rank").collect()]
 
 
 def _with_places(result: CheckResult, stores: Mapping[str, str]) -> CheckResult:

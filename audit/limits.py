@@ -130,7 +130,7 @@ def find_limits(items: DataFrame, stores: Mapping[str, str], subject: Subject) -
         for name, data_end in zip(names, data_ends, strict=True)
     ]
     nodes = {name: subject.nodes.get(name, name) for name in names}
-    members = _members(held, stores, dict(zip(names, commits, strict=True)), subject, nodes)
+    members = _members(items, held, stores, dict(zip(names, commits, strict=True)), subject, nodes)
     voting = tuple(name for name in names if nodes[name] in members.voters)
     if not voting:
         raise StoreError(
@@ -160,6 +160,7 @@ def find_limits(items: DataFrame, stores: Mapping[str, str], subject: Subject) -
 
 
 def _members(
+    items: DataFrame,
     held: Sequence[_Held],
     stores: Mapping[str, str],
     commits: Mapping[str, int],
@@ -178,10 +179,24 @@ def _members(
     return members_of(
         frames,
         {nodes[name]: commit for name, commit in commits.items()},
-        [each for each in saved if each is not None],
+        _of_no_other_frame([each for each in saved if each is not None], items),
         subject.founders or nodes.values(),
         subject.founded_by if subject.founders else "the stores that were given",
     )
+
+
+def _of_no_other_frame(
+    saved: Sequence[tuple[int, bytes]], items: DataFrame
+) -> list[tuple[int, bytes]]:
+    """Return the saved configurations, without those at whose index a log has another frame."""
+    if not saved:
+        return []
+    indexes = [index for index, _ in saved]
+    there = items.where((F.col("kind") == int(ItemKind.FRAME)) & F.col("intact"))
+    other = F.col("frame_kind") != int(FrameKind.CONFIGURATION)
+    rows = there.where(other & F.col("frame_index").isin(indexes)).select("frame_index")
+    taken = {row["frame_index"] for row in rows.distinct().collect()}
+    return [each for each in saved if each[0] not in taken]
 
 
 def _agreed(held: Sequence[_Held], name: str, voting: frozenset[str], majority: int) -> int:

@@ -43,6 +43,7 @@ _FRAME_FIELDS: list[tuple[str, Any]] = [
     ("frame_index", pa.int64()),
     ("frame_term", pa.int64()),
     ("frame_kind", pa.int32()),
+    ("records_at", pa.int64()),  # behind the header and a command, if there is one
     ("record_count", pa.int32()),  # as the header says
     ("records_found", pa.int32()),
     ("payload_length", pa.int32()),
@@ -200,6 +201,7 @@ def _frame_batch(
         frame_index=[frame.index for frame in frames],
         frame_term=[frame.term for frame in frames],
         frame_kind=[frame.kind for frame in frames],
+        records_at=[base + frame.at + frame.size for frame in frames],
         record_count=[frame.record_count for frame in frames],
         records_found=found,
         payload_length=[frame.payload_length for frame in frames],

@@ -6,7 +6,8 @@ committed, by one of these:
 
 - a majority of its own voters hold its frame, intact;
 - a store that holds its frame has a commit position behind it;
-- a store keeps it in its file raft/configuration, which is written only after the commit.
+- a store keeps it in its file raft/configuration, which is written only after the commit, and
+  no log has another frame of this index.
 
 Before the first change there is none: then the founders are the voters, whom cluster.json names
 (audit.subject), or else the stores that were given.
@@ -14,9 +15,8 @@ Before the first change there is none: then the founders are the voters, whom cl
 A configuration is the payload of a frame of kind CONFIGURATION, big-endian: version (1 or 2),
 members, removed ids (1 byte each), next broker id (4); then for each member role (1 voter,
 2 learner), flags (1 byte each), broker id (4), length of the id, length of the address (1 each),
-id, address. What follows is not needed here. The file holds it twice, in slots of 4,096 bytes:
-magic "RSLT", version 1, length (2 bytes each), sequence (8), then the frame's index (8) and the
-payload, together `length` bytes, and the CRC-32C of all that.
+id, address. What follows is not needed here. The file (audit.slots) has the frame's index (8) and
+the payload.
 """
 
 import struct
@@ -24,16 +24,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from google_crc32c import value as crc32c
+from raftmq.audit.slots import parse_slots
 
 VERSIONS = (1, 2)
 VOTER, LEARNER = 1, 2
 FILE = Path("raft") / "configuration"
 _HEAD = struct.Struct(">BBBI")
 _MEMBER = struct.Struct(">BBIBB")
-_SLOT = struct.Struct(">IHHQ")
-_SLOT_MAGIC = 0x52534C54
-_SLOT_SIZE_BYTES = 4096
 _INDEX_SIZE_BYTES = 8
 
 
@@ -90,21 +87,9 @@ def saved_configuration(store: str) -> tuple[int, bytes] | None:
     """Return (index of its frame, payload) of the configuration that a store keeps in a file; None
     if it keeps none, or the file is damaged."""
     path = Path(store) / FILE
-    data = path.read_bytes() if path.is_file() else b""
-    newest: tuple[int, bytes] | None = None
-    for at in (0, _SLOT_SIZE_BYTES):
-        slot = data[at : at + _SLOT_SIZE_BYTES]
-        if len(slot) < _SLOT.size:
-            continue
-        magic, version, length, sequence = _SLOT.unpack_from(slot)
-        end = _SLOT.size + length
-        crc = int.from_bytes(slot[end : end + 4], "big")
-        sound = magic == _SLOT_MAGIC and version == 1 and crc == crc32c(slot[:end])
-        if sound and (newest is None or sequence > newest[0]):
-            newest = sequence, slot[_SLOT.size : end]
-    if newest is None or len(newest[1]) <= _INDEX_SIZE_BYTES:
+    content = parse_slots(path.read_bytes()).content if path.is_file() else None
+    if content is None or len(content) <= _INDEX_SIZE_BYTES:
         return None
-    content = newest[1]
     return int.from_bytes(content[:_INDEX_SIZE_BYTES], "big"), content[_INDEX_SIZE_BYTES:]
 
 
@@ -120,7 +105,9 @@ def members_of(
     `commits`: the commit position of each store. `saved`: what `saved_configuration` returned.
     `founded_by`: who names the founders."""
     known: dict[int, bytes] = {}
+    in_logs: dict[int, bytes] = {}
     for frame in frames:
+        in_logs[frame.index] = frame.payload
         try:
             voters, _ = decode_members(frame.payload)
         except BadConfiguration:
@@ -128,7 +115,9 @@ def members_of(
         by_majority = len(voters & frame.holders) > len(voters) // 2
         if by_majority or any(commits[name] >= frame.end for name in frame.holders):
             known[frame.index] = frame.payload
-    known |= dict(saved)
+    for index, payload in saved:
+        if in_logs.get(index, payload) == payload:
+            known.setdefault(index, payload)
     for index in sorted(known, reverse=True):
         try:
             voters, learners = decode_members(known[index])

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "broker": {"ops", "remoting", "store", "dledger", "web"},
     "client": {"remoting", "store"},
     "spark": {"client", "remoting", "store"},
-    "audit": {"client", "remoting", "spark", "store"},
+    "audit": {"broker", "client", "remoting", "spark", "store"},
     "chaos": {"client", "remoting", "store", "web"},
     "mqadmin": {"client", "remoting"},
 }
@@ -183,6 +183,9 @@ IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threadi
 # The one seam of the CommitLog's layout that client and chaos share with the audit.
 STORE_LAYOUT = {"store.record", "store.properties", "store.frame"}
 
+# The audit makes tables under config/ again by the broker's own commands: all that it has of it.
+AUDITED_TABLES = {"broker.errors", "broker.tables.snapshot", "broker.tables.state"}
+
 # The fault layer is the store's disk made to fail, and runs a whole broker over it (another
 # process than the harness); who changes a dead node's files owns its store meanwhile: these files,
 # by name, and nothing else of those rooms.
@@ -212,6 +215,8 @@ def test_imports_point_down(path: Path) -> None:
             assert top in MAY_IMPORT[room], f"{room} must not import {name}"
             if top == "store" and room in ("audit", "client", "chaos"):
                 assert name in STORE_LAYOUT, f"{room} may know the layout only, not {name}"
+            if top == "broker" and room == "audit":
+                assert name in AUDITED_TABLES, f"the audit may know the tables only, not {name}"
         assert top != "tests", f"{name}: the product does not import its tests"
         assert top != "pickle", "nothing is pickled"
 

@@ -103,6 +103,7 @@ class RemotingProbe:
     async def consumer_offset(self, address: str, group: str, topic: str, queue: int) -> int | None:
         """Return the broker's offset for a group's queue (14); None: no answer, or none yet."""
         fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
+        fields["setZeroIfNotFound"] = "false"  # a 0 that nobody has committed may become none again
         return await self._ask_offset(address, RequestCode.QUERY_CONSUMER_OFFSET, fields)
 
     async def max_offset(self, address: str, topic: str, queue: int) -> int | None:

@@ -52,7 +52,12 @@ class Run:
             run.seqs[message.id] = i // 9
         return run
 
-    def store(self, first_index: int = 0, terms: tuple[int, ...] = (1, 1, 2, 2, 5)) -> Run:
+    def store(
+        self,
+        first_index: int = 0,
+        terms: tuple[int, ...] = (1, 1, 2, 2, 5),
+        command: bytes = b'{"offsets":[]}' * 20,
+    ) -> Run:
         """Lay the messages out in frames, with other frames between, the same on every node."""
         log = self.log
         log.index = first_index
@@ -63,7 +68,7 @@ class Run:
             term = terms[min(number * len(terms) // len(groups), len(terms) - 1)]
             log.frame(term, group)
             if log.framed and number % 3 == 0:
-                log.other(term, FrameKind.COMMAND, b'{"offsets":[]}' * 20)
+                log.other(term, FrameKind.COMMAND, command)
             log.frame(term, [Message(message_id(10_000 + number), b"x" * 300, topic="Other")])
         for name in NAMES:
             self.logs[name] = log.copy()

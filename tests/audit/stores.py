@@ -65,11 +65,13 @@ class Log:
     frames: list[tuple[int, int]] = field(default_factory=list)  # (position, size)
     next_offsets: dict[tuple[str, int], int] = field(default_factory=lambda: defaultdict(int))
 
-    def frame(self, term: int, messages: list[Message], index: int | None = None) -> None:
-        """Append one frame of messages (without frames: the bare records)."""
+    def frame(
+        self, term: int, messages: list[Message], index: int | None = None, command: bytes = b""
+    ) -> None:
+        """Append one frame of messages behind a command (without frames: the bare records)."""
         size = sum(len(self._encode(m, 0, 0)) for m in messages) + (60 if self.framed else 0)
-        at = self._place(size)
-        payload = b""
+        at = self._place(size + len(command))
+        payload = command
         for message in messages:
             position = at + (60 if self.framed else 0) + len(payload)
             key = (message.topic, message.queue)
@@ -82,7 +84,8 @@ class Log:
             self.placed.append(Placed(message, position, len(data), offset))
             payload += data
         if self.framed:
-            self._seal(term, at, FrameKind.MESSAGES, payload, len(messages), index)
+            kind = FrameKind.MESSAGES
+            self._seal(term, at, kind, payload, len(messages), index, len(command))
         else:
             self._write(at, payload)
 
@@ -113,10 +116,18 @@ class Log:
         return log
 
     def _seal(
-        self, term: int, at: int, kind: int, payload: bytes, count: int, index: int | None
+        self,
+        term: int,
+        at: int,
+        kind: int,
+        payload: bytes,
+        count: int,
+        index: int | None,
+        command_length: int = 0,
     ) -> None:
         self.index = self.index + 1 if index is None else index
-        data = seal_frame(self.index, term, at, 1_700_000_000_000, kind, count, payload).data
+        stamp_ms = 1_700_000_000_000
+        data = seal_frame(self.index, term, at, stamp_ms, kind, count, payload, command_length).data
         self.frames.append((at, len(data)))
         self._write(at, data)
 

@@ -94,3 +94,9 @@ def test_a_saved_configuration_is_a_committed_one() -> None:
     saved = [(8, configuration("ab")), (4, configuration("abc"))]
     members = members_of([frame(5, "abcd", "abc")], dict.fromkeys("abc", 0), saved, "abc", "")
     assert members.voters == frozenset("ab")
+
+
+def test_the_log_is_believed_before_a_file() -> None:
+    saved = [(5, configuration("xyz"))]
+    members = members_of([frame(5, "abcd", "abc")], dict.fromkeys("abc", 0), saved, "abc", "")
+    assert members.voters == frozenset("abcd")

@@ -1,0 +1,106 @@
+"""The frames that a group holds, beside its records: its commands and configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from raftmq.audit.files import Segment, map_file, segments
+from raftmq.audit.limits import frame_end
+from raftmq.audit.tables import Tables, each
+from raftmq.spark.layout import ItemKind
+from raftmq.store.frame import FrameKind
+
+_IDENTITY = ("frame_index", "position", "payload_crc", "header_crc")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFrames:
+    """Frames that enough stores hold intact, below the agreed end.
+
+    `first` and `last`: the smallest and the largest index, 0 without any; `whole`: every index
+    between them is there. `terms`: of each store, the highest term of its frames below its limit.
+    `frames`: _IDENTITY, frame_kind, frame_term, store_timestamp, payload_at, records_at (where a
+    command ends), holder.
+    """
+
+    first: int
+    last: int
+    whole: bool
+    terms: Mapping[str, int]
+    frames: DataFrame
+
+    @property
+    def commands(self) -> DataFrame:
+        """The frames that are or begin with a command, by index."""
+        begins = F.col("records_at") > F.col("payload_at")
+        messages = F.col("frame_kind") == int(FrameKind.MESSAGES)
+        command = F.col("frame_kind") == int(FrameKind.COMMAND)
+        return self.frames.where(command | (messages & begins)).orderBy("frame_index")
+
+    @property
+    def configurations(self) -> DataFrame:
+        return self.frames.where(F.col("frame_kind") == int(FrameKind.CONFIGURATION))
+
+
+def group_frames(tables: Tables) -> GroupFrames:
+    """Collect them from the staged items."""
+    limits = tables.limits
+    frames = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
+    intact = each(frames.where(F.col("intact") & (frame_end() <= limits.agreed_end)))
+    voting = F.col("store").isin(*limits.voting)
+    held = (
+        intact.groupBy(*_IDENTITY)
+        .agg(
+            F.count_if(voting).alias("holders"),
+            F.min("store").alias("holder"),
+            F.first("frame_kind").alias("frame_kind"),
+            F.first("frame_term").alias("frame_term"),
+            F.first("store_timestamp").alias("store_timestamp"),
+            F.first(F.col("position") + F.col("size")).alias("payload_at"),
+            F.first("records_at").alias("records_at"),
+        )
+        .where(F.col("holders") >= limits.needed)
+        .drop("holders")
+    )
+    staged = tables.staged(held, "frames")
+    row = staged.agg(
+        F.min("frame_index").alias("first"),
+        F.max("frame_index").alias("last"),
+        F.count_distinct("frame_index").alias("count"),
+    ).collect()[0]
+    below = each(frames).where(F.col("position") < limits.of("limit"))
+    terms = below.groupBy("store").agg(F.max("frame_term").alias("term")).collect()
+    first, last = int(row["first"] or 0), int(row["last"] or 0)
+    return GroupFrames(
+        first,
+        last,
+        bool(row["count"]) and row["count"] == last - first + 1,
+        {each_row["store"]: int(each_row["term"]) for each_row in terms},
+        staged,
+    )
+
+
+def payloads(
+    stores: Mapping[str, str], places: Iterable[tuple[str, int, int]]
+) -> Iterator[memoryview]:
+    """Yield the bytes at each (store, first log position, position behind the last). None of them
+    spans segments. Raises OSError."""
+    known = {name: segments(directory) for name, directory in stores.items()}
+    mapped: dict[str, memoryview] = {}
+    for store, start, end in places:
+        segment = _holding(known[store], start)
+        if segment.path not in mapped:
+            mapped[segment.path] = map_file(segment.path)
+        yield mapped[segment.path][start - segment.base : end - segment.base]
+
+
+def _holding(among: list[Segment], position: int) -> Segment:
+    low, high = 0, len(among)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if among[middle].base <= position else (low, middle)
+    return among[low]

@@ -1,0 +1,345 @@
+"""Checks IndexFiles, by which messages are found by key, against the log.
+
+    index/yyyyMMddHHmmssSSS   a header of 40 bytes, slots of 4, entries of 20; big-endian
+    header   store time of the first and of the last entry's message (8 bytes each), their log
+             positions (8 each), slots in use (4), number of the next entry (4), from 1
+    slot     the number of its newest entry, 0: none
+    entry    hash of `topic#key` (4), log position (8), seconds since the first store time (4),
+             number of the entry before it in its slot (4)
+
+There are four entries to a slot (maxHashSlotNum, maxIndexNum as they come), so a file's size tells
+their numbers; files of other proportions are not judged. Asked are, of each file, whether every
+entry leads to a message that has such a key, and is reached from its slot; and, from the first file
+to the last entry, whether every message with a key is there. An entry is wrong if it fits no
+store's log: where it fits another replica's, its own log is damaged, which other checks say.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.sql import functions as F
+
+from raftmq.audit.files import Segment, map_file, segments
+from raftmq.audit.indexkeys import ROLLED_BACK, expected_keys
+from raftmq.audit.limits import ABORT
+from raftmq.audit.report import OFFENDERS_MAX, CheckResult, Offender
+from raftmq.audit.tables import Tables, each, records
+from raftmq.spark.layout import SYSFLAG_TRANSACTION
+
+HEADER = struct.Struct(">qqqqii")
+SLOT = np.dtype(">i4")
+ENTRY = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
+ENTRIES_TO_A_SLOT = 4
+ENTRIES_AT_ONCE = 500_000
+RANGE_BYTES = 16 << 20  # of the log, by which entries and messages are counted
+FAULTS_MAX = 1_000  # told by one task
+NAME_DIGITS = 17
+SECONDS_MAX = 0x7FFFFFFF
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """One file of a store. Its entries are those of numbers [1, count)."""
+
+    store: str
+    path: str
+    begin_ms: int
+    begin: int  # log position of the first entry's message, and of the last one's
+    end: int
+    slots: int
+    count: int
+
+    @property
+    def full(self) -> bool:
+        return self.count >= ENTRIES_TO_A_SLOT * self.slots
+
+    def entries(self) -> Array:
+        data = map_file(self.path)
+        return np.frombuffer(data, ENTRY, self.count, HEADER.size + self.slots * SLOT.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """A task: entries [first, last) of a file that several stores may have alike."""
+
+    copies: tuple[IndexFile, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a task found: faults as (store, path, entry, position, what), and by (store, range) how
+    many messages have an entry for their own id, and the sum of their positions."""
+
+    faults: tuple[tuple[str, str, int, int, str], ...]
+    reached: Mapping[tuple[str, int], tuple[int, int]]
+
+
+def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
+    """Check the IndexFiles of all stores; also return what was not judged. Raises OSError."""
+    offenders: list[Offender] = []
+    gaps: list[str] = []
+    files: dict[str, list[IndexFile]] = {}
+    for store, directory in tables.stores.items():
+        own = [*_files(store, directory, offenders, gaps)]
+        if own:
+            files[store] = own
+        else:
+            gaps.append(f"IndexFiles: store {store} has none")
+    count = len(offenders)
+    if files:
+        judge = _Judge(
+            {name: segments(directory) for name, directory in tables.stores.items()},
+            {one.store: (one.begin, one.limit) for one in tables.limits.stores},
+            {name: own[0].begin for name, own in files.items()},
+            frozenset(n for n, d in tables.stores.items() if not (Path(d) / ABORT).exists()),
+        )
+        tasks = _tasks(files)
+        found = tables.spark.sparkContext.parallelize(tasks, len(tasks)).map(judge).collect()
+        reached: dict[tuple[str, int], tuple[int, int]] = {}
+        for part in found:
+            count += len(part.faults)
+            for store, path, number, position, what in part.faults[:OFFENDERS_MAX]:
+                place = {"store": store, "file": path, "entry": number}
+                offenders.append({**place, "position": position, "what": what})
+            for key, sums in part.reached.items():
+                before = reached.get(key, (0, 0))
+                reached[key] = before[0] + sums[0], before[1] + sums[1]
+        missing = _missing(tables, files, reached)
+        count += len(missing)
+        offenders += missing
+    offenders.sort(key=lambda row: (str(row["store"]), row.get("position", -1)))
+    title = "IndexFiles that lead to no message with the key, or lack a message"
+    return CheckResult("index", title, True, count, tuple(offenders[:OFFENDERS_MAX])), gaps
+
+
+def _files(
+    store: str, directory: str, offenders: list[Offender], gaps: list[str]
+) -> Iterator[IndexFile]:
+    for path in sorted((Path(directory) / "index").glob("*")):
+        if len(path.name) != NAME_DIGITS or not path.name.isdigit():
+            continue
+        name = f"index/{path.name}"
+        size_bytes = path.stat().st_size
+        slots, rest = divmod(
+            size_bytes - HEADER.size, SLOT.itemsize + ENTRIES_TO_A_SLOT * ENTRY.itemsize
+        )
+        if rest or slots <= 0:
+            gaps.append(f"IndexFiles: {store}/{name} has not four entries to a slot")
+            continue
+        with path.open("rb") as file:
+            begin_ms, end_ms, begin, end, _, count = HEADER.unpack(file.read(HEADER.size))
+        if not (0 <= count <= ENTRIES_TO_A_SLOT * slots and begin <= end and begin_ms <= end_ms):
+            offenders.append({"store": store, "file": name, "what": "the header is damaged"})
+        elif count > 1:
+            yield IndexFile(store, str(path), begin_ms, begin, end, slots, count)
+
+
+def _tasks(files: Mapping[str, Sequence[IndexFile]]) -> list[_Entries]:
+    """Return what is to be done, files of one extent together."""
+    alike: dict[tuple[int, ...], list[IndexFile]] = {}
+    for own in files.values():
+        for file in own:
+            alike.setdefault((file.begin_ms, file.begin, file.slots, file.count), []).append(file)
+    return [
+        _Entries(tuple(copies), first, min(first + ENTRIES_AT_ONCE, copies[0].count))
+        for copies in alike.values()
+        for first in range(1, copies[0].count, ENTRIES_AT_ONCE)
+    ]
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Judges a task's entries; runs in Spark's workers. By store: `logs`; `bounds`, where the log
+    begins and how far it is judged; `firsts`, where the index begins. `closed`: the stores that
+    were closed in order."""
+
+    logs: Mapping[str, Sequence[Segment]]
+    bounds: Mapping[str, tuple[int, int]]
+    firsts: Mapping[str, int]
+    closed: frozenset[str]
+
+    def __call__(self, task: _Entries) -> Found:
+        faults: list[tuple[str, str, int, int, str]] = []
+        reached: dict[tuple[str, int], tuple[int, int]] = {}
+        left = [(file, file.entries()) for file in task.copies]
+        while left:
+            entries = left[0][1]
+            same = [file for file, other in left if np.array_equal(other, entries)]
+            left = [copy for copy in left if copy[0] not in same]
+            wrong, positions = self._judged(same, entries, task)
+            if task.first == 1:
+                wrong = [*wrong, *_chain_faults(entries, same[0].slots)]
+            for file in same:
+                begin, limit = self.bounds[file.store]
+                name = f"index/{Path(file.path).name}"
+                faults += [
+                    (file.store, name, number, at, what)
+                    for number, at, what in wrong[:FAULTS_MAX]
+                    if at >= begin and (at < limit or file.store in self.closed)
+                ]
+                if task.first == 1 and file.store in self.closed:
+                    faults += [(file.store, name, *fault) for fault in _slot_faults(file, entries)]
+                counted = (positions >= begin) & (positions > self.firsts[file.store])
+                for part, sums in _sums(positions[counted]).items():
+                    reached[file.store, part] = sums
+        return Found(tuple(faults), reached)
+
+    def _judged(
+        self, files: Sequence[IndexFile], entries: Array, task: _Entries
+    ) -> tuple[list[tuple[int, int, str]], Array]:
+        """Return the faults of the task's entries as (number, position, what), and the positions of
+        messages that have an entry for their own id."""
+        first, last = _whole_messages(entries, task.first, task.last)
+        part = entries[first:last]
+        positions = part["position"].astype(np.int64)
+        hashes = part["hash"].astype(np.int64)
+        places, which = np.unique(positions, return_inverse=True)
+        codes = which.astype(np.int64) << 32 | hashes
+        fits = np.zeros(len(part), bool)
+        timely = np.zeros(len(part), bool)
+        own_id = np.zeros(len(places), bool)
+        lacking: dict[int, str] = {}
+        begin_ms, full = files[0].begin_ms, files[0].full
+        names = [file.store for file in files]
+        for store in [*names[:1], *(name for name in self.logs if name not in names[:1])]:
+            doubtful = np.unique(which[~(fits & timely)])
+            if not len(doubtful):
+                break
+            keys = expected_keys(self.logs[store], places[doubtful])
+            owners = doubtful[keys.owners]
+            expected = owners << 32 | keys.hashes
+            fits |= np.isin(codes, expected)
+            seconds = np.full(len(places), -1)
+            late_ms = np.clip(keys.store_ms - begin_ms, 0, SECONDS_MAX * 1000)
+            seconds[doubtful[keys.found]] = late_ms // 1000
+            timely |= seconds[which] == part["seconds"]
+            there = np.isin(expected, codes)
+            own_id[owners[there & keys.of_id]] = True
+            if store == names[0]:
+                inner = np.ones(len(places), bool)
+                inner[:1] = own_id[
+                    :1
+                ]  # before a file's first message there may be more of its keys
+                inner[-1:] &= not (full and last == len(entries))
+                for owner in owners[~there & inner[owners]].tolist():
+                    lacking[owner] = "a key of the message has no entry"
+        wrong = [
+            (first + int(at), int(positions[at]), "leads to no message with such a key")
+            for at in np.flatnonzero(~fits)[:FAULTS_MAX]
+        ]
+        wrong += [
+            (first + int(at), int(positions[at]), "has another store time than the message")
+            for at in np.flatnonzero(fits & ~timely)[:FAULTS_MAX]
+        ]
+        # A message of which the log says another key than its entries is told once.
+        unfit = {position for _, position, _ in wrong}
+        wrong += [
+            (0, int(places[owner]), what)
+            for owner, what in lacking.items()
+            if int(places[owner]) not in unfit
+        ]
+        return wrong, places[own_id]
+
+
+def _whole_messages(entries: Array, first: int, last: int) -> tuple[int, int]:
+    """Move the ends of a part to where another message's entries begin."""
+    positions = entries["position"]
+    while 1 < first < len(entries) and positions[first] == positions[first - 1]:
+        first += 1
+    while last < len(entries) and positions[last] == positions[last - 1]:
+        last += 1
+    return first, max(first, last)
+
+
+def _chain_faults(entries: Array, slots: int) -> Iterator[tuple[int, int, str]]:
+    """Yield the entries that do not lead on to the one before them in their slot."""
+    numbers, which = _by_slot(entries, slots)
+    before = np.zeros(len(numbers), np.int64)
+    same = which[1:] == which[:-1]
+    before[1:][same] = numbers[:-1][same]
+    wrong = np.flatnonzero(entries["before"][numbers] != before)
+    for number in np.sort(numbers[wrong])[:FAULTS_MAX].tolist():
+        yield number, int(entries["position"][number]), "leads not to the entry before it"
+
+
+def _slot_faults(file: IndexFile, entries: Array) -> Iterator[tuple[int, int, str]]:
+    """Yield the newest entries of slots that do not name them."""
+    numbers, which = _by_slot(entries, file.slots)
+    newest = np.ones(len(numbers), bool)
+    newest[:-1] = which[1:] != which[:-1]
+    slots = np.frombuffer(map_file(file.path), SLOT, file.slots, HEADER.size)
+    wrong = np.flatnonzero(slots[which[newest]] != numbers[newest])
+    for number in np.sort(numbers[newest][wrong])[:FAULTS_MAX].tolist():
+        yield number, int(entries["position"][number]), "is not reached from its slot"
+
+
+def _by_slot(entries: Array, slots: int) -> tuple[Array, Array]:
+    """Return the numbers of all entries sorted by slot, and the slot of each."""
+    which = entries["hash"][1:].astype(np.int64) % slots
+    order = np.argsort(which, kind="stable")
+    return order + 1, which[order]
+
+
+def _sums(positions: Array) -> dict[int, tuple[int, int]]:
+    """Return count and sum of positions by range of the log."""
+    parts, firsts, counts = np.unique(
+        positions // RANGE_BYTES, return_index=True, return_counts=True
+    )
+    sums = np.add.reduceat(positions, firsts) if len(positions) else positions
+    found = zip(parts.tolist(), counts.tolist(), sums.tolist(), strict=True)
+    return {part: (count, total) for part, count, total in found}
+
+
+def _missing(
+    tables: Tables,
+    files: Mapping[str, Sequence[IndexFile]],
+    reached: Mapping[tuple[str, int], tuple[int, int]],
+) -> list[Offender]:
+    """Return messages to which no entry leads, of the ranges in which numbers differ."""
+    extent = {name: (own[0].begin, own[-1].end) for name, own in files.items()}
+    covered = F.lit(False)
+    for store, (begin, end) in extent.items():
+        # The first message's id may have its entry in a file that retention has removed.
+        inside = (F.col("position") > begin) & (F.col("position") <= end)
+        covered = covered | ((F.col("store") == store) & inside)
+    rolled_back = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION) == ROLLED_BACK
+    rows = (
+        each(records(tables.shared_items).where((F.length("uniq_key") > 0) & ~rolled_back))
+        .where(covered)
+        .withColumn("range", F.floor(F.col("position") / RANGE_BYTES))
+    )
+    suspects = []
+    for row in (
+        rows.groupBy("store", "range")
+        .agg(F.count("*").alias("count"), F.sum("position").alias("sum"))
+        .collect()
+    ):
+        key = row["store"], row["range"]
+        if reached.get(key) != (row["count"], row["sum"]):
+            suspects.append(key)
+    missing: list[Offender] = []
+    for store, part in sorted(suspects):
+        low, high = part * RANGE_BYTES, (part + 1) * RANGE_BYTES
+        here = (F.col("store") == store) & (F.col("range") == part)
+        wanted = {row["position"] for row in rows.where(here).select("position").collect()}
+        for position in sorted(wanted.difference(_positions(files[store], low, high).tolist())):
+            what = "no entry leads to the message"
+            missing.append({"store": store, "position": position, "what": what})
+    return missing
+
+
+def _positions(files: Sequence[IndexFile], low: int, high: int) -> Array:
+    """Return the log positions that entries have in [low, high)."""
+    found = [file.entries()["position"][1:].astype(np.int64) for file in files]
+    positions = np.concatenate(found)
+    return positions[(positions >= low) & (positions < high)]

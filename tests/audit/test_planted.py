@@ -1,0 +1,106 @@
+"""Every kind of planted damage is named by its check, with the stores that have it and the place.
+
+Here, kinds that can be planted together are, on one, two or all replicas by turns. `make test-long`
+plants each alone on one, on two and on all, and prints the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from raftmq.audit.api import AuditReport, run_audit
+from tests.audit.planted import HISTORY_KINDS, STORE_KINDS, Hit, Kind, group_at
+from tests.audit.run import NAMES, Run
+
+pytestmark = pytest.mark.timeout(900)
+DAMAGED = {1: ("n1",), 2: ("n0", "n1"), 3: NAMES}
+IN_ORDER = sorted((*STORE_KINDS, *HISTORY_KINDS), key=lambda kind: kind.together)
+TOGETHER = [
+    (name, tuple(kinds), turn % 3 + 1)
+    for turn, (name, kinds) in enumerate(
+        itertools.groupby(IN_ORDER, key=lambda kind: kind.together)
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return group_at(tmp_path_factory.mktemp("group"))
+
+
+def audited(
+    spark: SparkSession, sound: Run, root: Path, kinds: Iterable[Kind], damaged: int
+) -> AuditReport:
+    """Plant kinds in a copy of the group, on so many of its stores, and audit that."""
+    shutil.copytree(sound.root, root, dirs_exist_ok=True)
+    stores = {name: root / name / "store" for name in NAMES}
+    hit = Hit(sound, [stores[name] for name in DAMAGED[damaged]], root / "history.jsonl")
+    for kind in kinds:
+        kind.plant(hit)
+    there = {name: store for name, store in stores.items() if store.is_dir()}
+    return run_audit(spark, there, hit.history)
+
+
+def unnamed(report: AuditReport, run: Run, kind: Kind, damaged: int) -> str:
+    """Say what is not as it has to be; empty if the damage is named."""
+    name = kind.check_on(damaged)
+    rows = [row for row in report.check(name).offenders if kind.place(run) in str(row)]
+    if report.check(name).ok or not rows:
+        return f"{name} says nothing of {kind.place(run)!r}: {report.check(name).offenders}"
+    stores = {row["store"] for row in rows if "store" in row}
+    if kind.names and name != "replicas" and stores and stores != {*DAMAGED[damaged]}:
+        return f"{name} names {sorted(stores)}"
+    return ""
+
+
+def test_nothing_is_wrong_with_what_the_damage_is_planted_in(
+    spark: SparkSession, sound: Run
+) -> None:
+    report = run_audit(spark, sound.stores, sound.history_path)
+    assert {check.name for check in report.checks if not check.ok} == set()
+    assert report.not_judged == ()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "damaged"), [each[1:] for each in TOGETHER], ids=[each[0] for each in TOGETHER]
+)
+def test_damage_is_named(
+    spark: SparkSession, sound: Run, tmp_path: Path, kinds: tuple[Kind, ...], damaged: int
+) -> None:
+    if damaged == 3 and any(kind.check == "absent_stores" for kind in kinds):
+        damaged = 2  # without a store there is no audit
+    report = audited(spark, sound, tmp_path, kinds, damaged)
+    problems = {kind.name: unnamed(report, sound, kind, damaged) for kind in kinds}
+    assert not {name: problem for name, problem in problems.items() if problem}
+
+
+@pytest.mark.long
+def test_the_table_of_planted_damage(
+    spark: SparkSession, sound: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each kind alone: on one, on two, on all replicas. What the audit says of it is printed."""
+    lines, problems = [], []
+    for kind in (*STORE_KINDS, *HISTORY_KINDS):
+        cells = []
+        for damaged in (1, 2, 3) if kind in STORE_KINDS else (3,):
+            if damaged == 3 and kind.check == "absent_stores":
+                continue
+            root = tmp_path / "copy"
+            report = audited(spark, sound, root, [kind], damaged)
+            shutil.rmtree(root)
+            problem = unnamed(report, sound, kind, damaged)
+            if problem:
+                problems.append(f"{kind.name} on {damaged}: {problem}")
+            others = sorted(check.name for check in report.checks if not check.ok)
+            others.remove(kind.check_on(damaged)) if not problem else None
+            cells.append(f"**{kind.check_on(damaged)}** {' '.join(others)}")
+        lines.append(f"| {kind.name} | {' | '.join(cells)} |")
+    with capsys.disabled():
+        print("", *lines, sep="\n")
+    assert not problems

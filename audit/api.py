@@ -14,8 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from raftmq.audit.files import confirmed_position
 from raftmq.audit.job import run
+from raftmq.audit.places import fetched
 from raftmq.audit.report import AuditReport, CheckResult, StoreReport
 from raftmq.audit.session import session
+from raftmq.audit.since import Kept
 from raftmq.audit.subject import MODES, subject_of
 
 
@@ -30,22 +32,28 @@ def run_audit(
     acknowledged: str | Path | None = None,
     scratch: Path | None = None,
     progress: Callable[[str], None] = lambda what: None,
+    results: str | Path | None = None,
+    incremental: bool = False,
 ) -> AuditReport:
     """Audit the stores of one broker group against the history of what was sent, to all topics or
     to `topic` alone; or against a table of what was `acknowledged` (audit.acknowledged); or,
     without either, what can be said of any store.
 
-    Give every replica, stopped or at least idle. A majority is counted among the voters that the
+    Give every replica, stopped or at least idle, as a directory or by URI (audit.places: those are
+    copied first). A majority is counted among the voters that the
     logs name (audit.voters); a voter whose store is missing is a finding, and holds nothing.
     `mode` ("raft", "classic") and `group` (brokerName, if the history covers several) are read from
     the cluster.json beside the stores if there is one; otherwise the logs tell the mode. Without
     `spark` a session is started and stopped again (6 to 8 s). `scratch`: where there is room for
     what is decoded, and where executors on other machines find it; `progress(what)` is told what is
-    done next. Raises ValueError without stores,
-    StoreError, HistoryUnfit, JavaNotFound, OSError.
+    done next. `results`: a directory for what the next audit has to know of this one;
+    `incremental`: begin where the audit before ended that noted that there (audit.since). Raises
+    ValueError without stores, StoreError, HistoryUnfit, JavaNotFound, OSError.
     """
     if not stores:
         raise ValueError("an audit needs at least one store")
+    if incremental and (results is None or history is not None):
+        raise ValueError("an incremental audit needs the results before, and has no history")
     if spark is None:
         with session() as own:
             return run_audit(
@@ -55,14 +63,24 @@ def run_audit(
                 acknowledged=acknowledged,
                 scratch=scratch,
                 progress=progress,
+                results=results,
+                incremental=incremental,
             )
     if mode is not None and mode not in MODES:
         raise ValueError(f"a mode is one of {', '.join(MODES)}, not {mode}")
-    directories = {name: str(path) for name, path in stores.items()}
-    subject = subject_of(directories, mode, group)
-    with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as staging:
+    with (
+        tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as staging,
+        tempfile.TemporaryDirectory(prefix="mqaudit-stores-", dir=scratch) as copies,
+    ):
+        named = {name: str(path) for name, path in stores.items()}
+        directories = fetched(named, Path(copies), progress)
+        subject = subject_of(directories, mode, group)
         told, acks = (None if each is None else str(each) for each in (history, acknowledged))
-        return run(spark, directories, told, topic, Path(staging), subject, acks, progress)
+        kept = None if results is None else Kept(Path(results), subject.group or "")
+        return run(
+            *(spark, directories, told, topic, Path(staging), subject, acks, progress),
+            *(kept, incremental),
+        )
 
 
 def topic_frame(

@@ -215,9 +215,14 @@ def offset_checks(tables: Tables) -> Iterator[Check]:
     """Check that queue offsets rise by one along the log, per queue, from 0 if the log is whole."""
     in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
     first = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col("queue_offset")
-    rows = tables.log.where("visible").withColumn(
-        "expected", F.coalesce(F.lag("queue_offset").over(in_queue) + 1, first)
-    )
+    rows = tables.log.where("visible")
+    if tables.since is not None:
+        ends = [(*queue, offset) for queue, offset in tables.since.queues.items()]
+        schema = "topic string, queue_id int, ended long"
+        ended = tables.spark.createDataFrame(ends, schema)
+        rows = rows.join(F.broadcast(ended), ["topic", "queue_id"], "left")
+        first = F.coalesce("ended", F.lit(0))
+    rows = rows.withColumn("expected", F.coalesce(F.lag("queue_offset").over(in_queue) + 1, first))
     columns = ("position", "topic", "queue_id", "expected", "queue_offset", "id_text")
     yield Check(
         "offset_holes",
@@ -322,9 +327,10 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
     frames = tables.items.where(
         (F.col("kind") == int(ItemKind.FRAME)) & (F.col("position") < tables.limits.of("limit"))
     )
-    frames = frames.withColumn("index_before", F.lag("frame_index").over(in_store)).withColumn(
-        "term_before", F.lag("frame_term").over(in_store)
-    )
+    since = tables.since
+    for name, ended in (("index", since and since.index), ("term", since and since.term)):
+        before = F.coalesce(F.lag(f"frame_{name}").over(in_store), F.lit(ended).cast("long"))
+        frames = frames.withColumn(f"{name}_before", before)
     columns = ("store", "position", "index_before", "frame_index", "term_before", "frame_term")
     wrong = (index != F.col("index_before") + 1) | (term < F.col("term_before"))
     yield Check(

@@ -53,7 +53,8 @@ EXIT_UNUSABLE = 2
     "stores",
     multiple=True,
     metavar="NAME=DIR",
-    help="A replica's store directory (with commitlog/, consumequeue/, checkpoint). "
+    help="A replica's store directory (with commitlog/, consumequeue/, checkpoint), or its URI "
+    "(s3://…, hdfs://…), from which it is copied to --scratch first. "
     "Give every replica of the group.",
 )
 @click.option(
@@ -96,6 +97,12 @@ EXIT_UNUSABLE = 2
     help="Write the reports here as Parquet tables, and mqaudit.prom for Prometheus.",
 )
 @click.option(
+    "--incremental",
+    is_flag=True,
+    help="Read only what the log has since the audit before whose --results these are, if that "
+    "found nothing wrong; else all of it.",
+)
+@click.option(
     "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores for Spark."
 )
 @click.option(
@@ -125,6 +132,7 @@ def main(
     mib_per_s: int,
     json_path: str | None,
     results: Path | None,
+    incremental: bool,
     cores: int,
     master: str,
     settings: tuple[str, ...],
@@ -154,8 +162,12 @@ def main(
         raise click.UsageError("--topic names a topic of a --history.")
     if history and acknowledged:
         raise click.UsageError("Give --history or --acknowledged.")
+    if incremental and (history or results is None):
+        raise click.UsageError("--incremental goes with --results, and without a history.")
     spark = SparkOptions(cores, master, _parse_settings(settings))
-    what = Wanted(namesrv, directories, history, acknowledged, topic, mode, group)
+    what = Wanted(
+        namesrv, directories, history, acknowledged, topic, mode, group, results, incremental
+    )
     audited_at_ms = time.time_ns() // 1_000_000
     reports = _audited(what, spark, scratch, mib_per_s << 20)
     from raftmq.audit.printed import print_report
@@ -197,6 +209,8 @@ class Wanted:
     topic: str | None
     mode: str | None
     group: str | None
+    results: Path | None
+    incremental: bool
 
 
 def _audited(
@@ -230,6 +244,8 @@ def _audited(
                         acknowledged=wanted.acknowledged,
                         scratch=scratch,
                         progress=progress,
+                        results=wanted.results,
+                        incremental=wanted.incremental,
                     )
                     return [report]
                 connection = replace(
@@ -246,6 +262,8 @@ def _audited(
                     bytes_per_s=bytes_per_s,
                     scratch=scratch,
                     progress=progress,
+                    results=wanted.results,
+                    incremental=wanted.incremental,
                 )
     except unfit as error:
         _give_up(str(error))
@@ -293,7 +311,11 @@ def _parse_stores(stores: tuple[str, ...]) -> dict[str, str]:
         if name in directories:
             raise click.BadParameter(f"{name} is given twice", param_hint="--store")
         path = Path(directory)
-        if not (path / "commitlog").is_dir() and not [*path.glob("dledger-*/data")]:
+        if (
+            "://" not in directory
+            and not (path / "commitlog").is_dir()
+            and not [*path.glob("dledger-*/data")]
+        ):
             raise click.BadParameter(f"{directory} has no commitlog/", param_hint="--store")
         directories[name] = directory
     return directories

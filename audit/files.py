@@ -1,6 +1,7 @@
 """The files of one store directory: listed, mapped for reading, hashed and compared.
 
-A store is a directory with commitlog/, consumequeue/ and checkpoint. Files are only ever read.
+A store is a directory with commitlog/, consumequeue/ and checkpoint; its records can be read from
+one that a URI names, too (audit.places). Files are only ever read.
 Segments are mapped, not copied: reading a range does not cost anything for the rest of its segment.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from raftmq.audit.places import files_in, is_uri, read
 from raftmq.spark.layout import (
     CHECKPOINT_CONFIRM_AT,
     CHECKPOINT_SIZE_BYTES_MIN,
@@ -59,21 +61,28 @@ def segments(store: str) -> list[Segment]:
 
     Raises StoreError if there is no commitlog directory or a segment begins inside another one.
     """
-    directory = log_directory(store)
     found = []
-    for path in sorted(directory.iterdir()):
-        if not _is_offset(path.name):
-            continue  # a temporary or foreign file: the store itself would not open it either
-        size_bytes = path.stat().st_size
-        if size_bytes:
-            found.append(Segment(str(path), int(path.name), size_bytes))
+    for path, size_bytes in _log_files(store):
+        name = path.rpartition("/")[2]
+        if size_bytes and _is_offset(name):  # the store itself would not open any other file
+            found.append(Segment(path, int(name), size_bytes))
     for before, after in itertools.pairwise(found):
         if before.end > after.base:
             raise StoreError(f"{after.path} begins inside {before.path}")
     return found
 
 
-def log_directory(store: str) -> Path:
+def _log_files(store: str) -> list[tuple[str, int]]:
+    """Return path and size of the files of a store's log, by name. Raises StoreError."""
+    if is_uri(store):
+        listed = files_in(f"{store.rstrip('/')}/commitlog")
+        if listed is None:
+            raise StoreError(f"{store} is no store: it has no commitlog directory")
+        return sorted(listed)
+    return [(str(path), path.stat().st_size) for path in sorted(_log_directory(store).iterdir())]
+
+
+def _log_directory(store: str) -> Path:
     """Return the directory of a store's log: commitlog, or data of Apache's DLedger. Raises
     StoreError."""
     directories = [Path(store) / "commitlog", *sorted(Path(store).glob("dledger-*/data"))]
@@ -114,12 +123,16 @@ def confirmed_position(store: str) -> int:
     0 if there is no checkpoint (a store killed before it wrote one). Raises StoreError if the file
     is too short.
     """
-    path = Path(store) / "checkpoint"
-    if not path.exists():
+    if is_uri(store):
+        content = read(f"{store.rstrip('/')}/checkpoint")
+    else:
+        path = Path(store) / "checkpoint"
+        content = memoryview(path.read_bytes()) if path.exists() else None
+    if content is None:
         return 0
-    head = path.read_bytes()[:CHECKPOINT_SIZE_BYTES_MIN]
+    head = bytes(content[:CHECKPOINT_SIZE_BYTES_MIN])
     if len(head) < CHECKPOINT_SIZE_BYTES_MIN:
-        raise StoreError(f"{path} is cut short: {len(head)} bytes")
+        raise StoreError(f"{store}/checkpoint is cut short: {len(head)} bytes")
     return int.from_bytes(head[CHECKPOINT_CONFIRM_AT:], "big", signed=True)
 
 
@@ -135,20 +148,29 @@ def committed_index(store: str) -> int | None:
 
 
 def map_file(path: str) -> memoryview:
-    """Map a whole file read-only; it is unmapped when the last view of it is gone."""
+    """Map a whole file read-only; it is unmapped when the last view of it is gone. What a URI
+    names is read instead."""
+    if is_uri(path):
+        content = read(path)
+        if content is None:
+            raise StoreError(f"{path} is not there any more")
+        return content
     with open(path, "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def units(file: QueueFile) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-    """Return the written units of a ConsumeQueue file: their queue offsets and the units (UNIT).
+def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+    """Return the written units of a ConsumeQueue file that point at log position `begin` or behind
+    it: their queue offsets and the units (UNIT).
 
     Units never written (all zero) and fillers before a queue's first message are left out.
     """
     content = np.fromfile(file.path, UNIT, count=file.size_bytes // UNIT.itemsize)
     size = content["size"]
     written = np.flatnonzero(
-        ((size != 0) | (content["position"] != 0)) & (size != UNIT_FILLER_SIZE)
+        ((size != 0) | (content["position"] != 0))
+        & (size != UNIT_FILLER_SIZE)
+        & (content["position"] >= begin)
     )
     return written + file.first_offset, content[written]
 
@@ -183,7 +205,7 @@ def different_blocks(
             if low < block_end:
                 parts = [
                     np.frombuffer(whole, np.uint8)[part_low - base : part_high - base]
-                    for part_low, part_high in _without(low, block_end, copy.skipped)
+                    for part_low, part_high in without(low, block_end, copy.skipped)
                 ]
                 contents.append((copy.store, block_end, parts))
         _, first_end, first = contents[0] if contents else ("", 0, [])
@@ -233,7 +255,7 @@ def _is_offset(name: str) -> bool:
     return len(name) == NAME_DIGITS and name.isdigit()
 
 
-def _without(low: int, high: int, skipped: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def without(low: int, high: int, skipped: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield [low, high) minus the skipped ranges, which are sorted and do not overlap."""
     for skip_low, skip_high in skipped:
         if skip_high <= low or skip_low >= high:

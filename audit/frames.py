@@ -21,14 +21,16 @@ _IDENTITY = ("frame_index", "position", "payload_crc", "header_crc")
 class GroupFrames:
     """Frames that enough stores hold intact, below the agreed end.
 
-    `first` and `last`: the smallest and the largest index, 0 without any; `whole`: every index
-    between them is there. `terms`: of each store, the highest term of its frames below its limit.
+    `first` and `last`: the smallest and the largest index (without any, `last` is that before
+    them); `term`: of the last; `whole`: every index between them is there. `terms`: of each store,
+    the highest term of its frames below its limit.
     `frames`: _IDENTITY, frame_kind, frame_term, store_timestamp, payload_at, records_at (where a
     command ends), holder.
     """
 
     first: int
     last: int
+    term: int
     whole: bool
     terms: Mapping[str, int]
     frames: DataFrame
@@ -70,18 +72,33 @@ def group_frames(tables: Tables) -> GroupFrames:
     row = staged.agg(
         F.min("frame_index").alias("first"),
         F.max("frame_index").alias("last"),
+        F.max_by("frame_term", "frame_index").alias("term"),
         F.count_distinct("frame_index").alias("count"),
     ).collect()[0]
+    since = tables.since
+    before, term = (since.index, since.term) if since else (0, 0)
     below = each(frames).where(F.col("position") < limits.of("limit"))
     terms = below.groupBy("store").agg(F.max("frame_term").alias("term")).collect()
-    first, last = int(row["first"] or 0), int(row["last"] or 0)
+    last = int(row["last"] or before)
+    first = int(row["first"] or last + 1)
+    if since is not None:
+        first = min(first, before + 1)  # if it is above, frames are missing between
     return GroupFrames(
         first,
         last,
-        bool(row["count"]) and row["count"] == last - first + 1,
+        int(row["term"] or term),
+        row["count"] == last - first + 1,
         {each_row["store"]: int(each_row["term"]) for each_row in terms},
         staged,
     )
+
+
+def configurations_of(stores: Mapping[str, str], held: GroupFrames) -> dict[int, bytes]:
+    """Return the payloads of the group's configuration frames, by index. Raises OSError."""
+    rows = held.configurations.collect()
+    places = ((row["holder"], row["payload_at"], row["records_at"]) for row in rows)
+    found = payloads(stores, places)
+    return {row["frame_index"]: bytes(each) for row, each in zip(rows, found, strict=True)}
 
 
 def payloads(

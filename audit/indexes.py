@@ -16,6 +16,7 @@ store's log: where it fits another replica's, its own log is damaged, which othe
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from pyspark.sql import functions as F
 from raftmq.audit.files import Segment, map_file, segments
 from raftmq.audit.indexkeys import ROLLED_BACK, expected_keys
 from raftmq.audit.limits import ABORT
-from raftmq.audit.report import OFFENDERS_MAX, CheckResult, Offender
+from raftmq.audit.report import CheckResult, Offender, first_of_each_store
 from raftmq.audit.tables import Tables, each, records
 from raftmq.spark.layout import SYSFLAG_TRANSACTION
 
@@ -43,6 +44,7 @@ FAULTS_MAX = 1_000  # told by one task
 NAME_DIGITS = 17
 SECONDS_MAX = 0x7FFFFFFF
 Array = npt.NDArray[Any]
+Fault = tuple[str, str, int, int, str]  # store, path, entry, position, what
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,18 @@ class _Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a task found: faults as (store, path, entry, position, what), and by (store, range) how
-    many messages have an entry for their own id, and the sum of their positions."""
+class _Chains:
+    """A task: how the entries of a file are reached."""
 
-    faults: tuple[tuple[str, str, int, int, str], ...]
+    file: IndexFile
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a task found: faults, and by (store, range) how many messages have an entry for their
+    own id, and the sum of their positions."""
+
+    faults: tuple[Fault, ...]
     reached: Mapping[tuple[str, int], tuple[int, int]]
 
 
@@ -103,12 +112,13 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
             {name: own[0].begin for name, own in files.items()},
             frozenset(n for n, d in tables.stores.items() if not (Path(d) / ABORT).exists()),
         )
-        tasks = _tasks(files)
-        found = tables.spark.sparkContext.parallelize(tasks, len(tasks)).map(judge).collect()
+        tasks = _tasks(files, tables.limits.begin)
+        context = tables.spark.sparkContext
+        found = context.parallelize(tasks, len(tasks)).map(judge).collect() if tasks else []
         reached: dict[tuple[str, int], tuple[int, int]] = {}
         for part in found:
             count += len(part.faults)
-            for store, path, number, position, what in part.faults[:OFFENDERS_MAX]:
+            for store, path, number, position, what in part.faults:
                 place = {"store": store, "file": path, "entry": number}
                 offenders.append({**place, "position": position, "what": what})
             for key, sums in part.reached.items():
@@ -119,7 +129,7 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
         offenders += missing
     offenders.sort(key=lambda row: (str(row["store"]), row.get("position", -1)))
     title = "IndexFiles that lead to no message with the key, or lack a message"
-    return CheckResult("index", title, True, count, tuple(offenders[:OFFENDERS_MAX])), gaps
+    return CheckResult("index", title, True, count, first_of_each_store(offenders)), gaps
 
 
 def _files(
@@ -138,23 +148,37 @@ def _files(
             continue
         with path.open("rb") as file:
             begin_ms, end_ms, begin, end, _, count = HEADER.unpack(file.read(HEADER.size))
-        if not (0 <= count <= ENTRIES_TO_A_SLOT * slots and begin <= end and begin_ms <= end_ms):
+        file_of = IndexFile(store, str(path), begin_ms, begin, end, slots, count)
+        sound = 0 <= count <= ENTRIES_TO_A_SLOT * slots and begin <= end and begin_ms <= end_ms
+        if sound and count > 1:
+            positions = file_of.entries()["position"]
+            sound = positions[1] == begin and positions[-1] <= end
+        if not sound:
             offenders.append({"store": store, "file": name, "what": "the header is damaged"})
         elif count > 1:
-            yield IndexFile(store, str(path), begin_ms, begin, end, slots, count)
+            yield file_of
 
 
-def _tasks(files: Mapping[str, Sequence[IndexFile]]) -> list[_Entries]:
-    """Return what is to be done, files of one extent together."""
-    alike: dict[tuple[int, ...], list[IndexFile]] = {}
+def _tasks(files: Mapping[str, Sequence[IndexFile]], begin: int) -> list[_Entries | _Chains]:
+    """Return what is to be done of the log from `begin` on. Files that begin alike are judged
+    together, as far as each of them goes: replicas flush at moments of their own."""
+    alike: dict[tuple[int, int, int], list[IndexFile]] = {}
     for own in files.values():
         for file in own:
-            alike.setdefault((file.begin_ms, file.begin, file.slots, file.count), []).append(file)
-    return [
-        _Entries(tuple(copies), first, min(first + ENTRIES_AT_ONCE, copies[0].count))
-        for copies in alike.values()
-        for first in range(1, copies[0].count, ENTRIES_AT_ONCE)
-    ]
+            if file.end >= begin:
+                alike.setdefault((file.begin_ms, file.begin, file.slots), []).append(file)
+    tasks: list[_Entries | _Chains] = []
+    for copies in alike.values():
+        tasks += map(_Chains, copies)
+        low = 1
+        if copies[0].begin < begin:
+            low += int(np.searchsorted(copies[0].entries()["position"][1:], begin))
+        counts = {file.count for file in copies}
+        edges = sorted({low, *range(low, max(counts), ENTRIES_AT_ONCE), *counts})
+        for first, last in itertools.pairwise(edge for edge in edges if edge >= low):
+            there = tuple(file for file in copies if file.count >= last)
+            tasks.append(_Entries(there, first, last))
+    return tasks
 
 
 @dataclass(frozen=True)
@@ -168,31 +192,36 @@ class _Judge:
     firsts: Mapping[str, int]
     closed: frozenset[str]
 
-    def __call__(self, task: _Entries) -> Found:
-        faults: list[tuple[str, str, int, int, str]] = []
+    def __call__(self, task: _Entries | _Chains) -> Found:
+        if isinstance(task, _Chains):
+            faults = _chain_faults(task.file, task.file.store in self.closed)
+            return Found(tuple(self._told(task.file, list(faults))), {})
+        told: list[Fault] = []
         reached: dict[tuple[str, int], tuple[int, int]] = {}
         left = [(file, file.entries()) for file in task.copies]
         while left:
             entries = left[0][1]
-            same = [file for file, other in left if np.array_equal(other, entries)]
+            part = entries[task.first : task.last]
+            same = [
+                file for file, other in left if np.array_equal(other[task.first : task.last], part)
+            ]
             left = [copy for copy in left if copy[0] not in same]
             wrong, positions = self._judged(same, entries, task)
-            if task.first == 1:
-                wrong = [*wrong, *_chain_faults(entries, same[0].slots)]
             for file in same:
-                begin, limit = self.bounds[file.store]
-                name = f"index/{Path(file.path).name}"
-                faults += [
-                    (file.store, name, number, at, what)
-                    for number, at, what in wrong[:FAULTS_MAX]
-                    if at >= begin and (at < limit or file.store in self.closed)
-                ]
-                if task.first == 1 and file.store in self.closed:
-                    faults += [(file.store, name, *fault) for fault in _slot_faults(file, entries)]
-                counted = (positions >= begin) & (positions > self.firsts[file.store])
-                for part, sums in _sums(positions[counted]).items():
-                    reached[file.store, part] = sums
-        return Found(tuple(faults), reached)
+                told += self._told(file, wrong)
+                counted = positions >= self.bounds[file.store][0]
+                counted &= positions > self.firsts[file.store]
+                for number, sums in _sums(positions[counted]).items():
+                    reached[file.store, number] = sums
+        return Found(tuple(told), reached)
+
+    def _told(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
+        """Yield the faults of a file. What leads behind the log of a store that was killed is none:
+        it is dropped at the next start."""
+        begin, limit = self.bounds[file.store]
+        for number, at, what in wrong[:FAULTS_MAX]:
+            if at >= begin and (at < limit or file.store in self.closed):
+                yield file.store, f"index/{Path(file.path).name}", number, at, what
 
     def _judged(
         self, files: Sequence[IndexFile], entries: Array, task: _Entries
@@ -203,7 +232,7 @@ class _Judge:
         part = entries[first:last]
         positions = part["position"].astype(np.int64)
         hashes = part["hash"].astype(np.int64)
-        places, which = np.unique(positions, return_inverse=True)
+        places, which = _distinct(positions)
         codes = which.astype(np.int64) << 32 | hashes
         fits = np.zeros(len(part), bool)
         timely = np.zeros(len(part), bool)
@@ -212,25 +241,25 @@ class _Judge:
         begin_ms, full = files[0].begin_ms, files[0].full
         names = [file.store for file in files]
         for store in [*names[:1], *(name for name in self.logs if name not in names[:1])]:
-            doubtful = np.unique(which[~(fits & timely)])
+            open_places = np.zeros(len(places), bool)
+            open_places[which[~(fits & timely)]] = True
+            doubtful = np.flatnonzero(open_places)
             if not len(doubtful):
                 break
             keys = expected_keys(self.logs[store], places[doubtful])
             owners = doubtful[keys.owners]
             expected = owners << 32 | keys.hashes
-            fits |= np.isin(codes, expected)
+            fits |= _among(codes, expected)
             seconds = np.full(len(places), -1)
             late_ms = np.clip(keys.store_ms - begin_ms, 0, SECONDS_MAX * 1000)
             seconds[doubtful[keys.found]] = late_ms // 1000
             timely |= seconds[which] == part["seconds"]
-            there = np.isin(expected, codes)
+            there = _among(expected, codes)
             own_id[owners[there & keys.of_id]] = True
             if store == names[0]:
                 inner = np.ones(len(places), bool)
-                inner[:1] = own_id[
-                    :1
-                ]  # before a file's first message there may be more of its keys
-                inner[-1:] &= not (full and last == len(entries))
+                inner[:1] = own_id[:1]  # else its first keys are in the file before
+                inner[-1:] &= not (full and last == len(entries))  # or its last in the next one
                 for owner in owners[~there & inner[owners]].tolist():
                     lacking[owner] = "a key of the message has no entry"
         wrong = [
@@ -261,24 +290,40 @@ def _whole_messages(entries: Array, first: int, last: int) -> tuple[int, int]:
     return first, max(first, last)
 
 
-def _chain_faults(entries: Array, slots: int) -> Iterator[tuple[int, int, str]]:
-    """Yield the entries that do not lead on to the one before them in their slot."""
-    numbers, which = _by_slot(entries, slots)
+def _distinct(positions: Array) -> tuple[Array, Array]:
+    """Return the different positions, rising, and which of them each is."""
+    if (positions[1:] < positions[:-1]).any():  # only where there is damage
+        places, which = np.unique(positions, return_inverse=True)
+        return places, which
+    first = np.ones(len(positions), bool)
+    np.not_equal(positions[1:], positions[:-1], out=first[1:])
+    return positions[first], np.cumsum(first) - 1
+
+
+def _among(values: Array, others: Array) -> Array:
+    """Return of each value whether it is one of `others`."""
+    if not len(others):
+        return np.zeros(len(values), bool)
+    known = np.sort(others)
+    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    found: Array = known[places] == values
+    return found
+
+
+def _chain_faults(file: IndexFile, closed: bool) -> Iterator[tuple[int, int, str]]:
+    """Yield the entries that do not lead on to the one before them in their slot, and, if the store
+    was closed in order, those that should be the first of their slot and are not."""
+    entries = file.entries()
+    numbers, which = _by_slot(entries, file.slots)
     before = np.zeros(len(numbers), np.int64)
     same = which[1:] == which[:-1]
     before[1:][same] = numbers[:-1][same]
     wrong = np.flatnonzero(entries["before"][numbers] != before)
     for number in np.sort(numbers[wrong])[:FAULTS_MAX].tolist():
         yield number, int(entries["position"][number]), "leads not to the entry before it"
-
-
-def _slot_faults(file: IndexFile, entries: Array) -> Iterator[tuple[int, int, str]]:
-    """Yield the newest entries of slots that do not name them."""
-    numbers, which = _by_slot(entries, file.slots)
-    newest = np.ones(len(numbers), bool)
-    newest[:-1] = which[1:] != which[:-1]
+    newest = np.append(~same, True)
     slots = np.frombuffer(map_file(file.path), SLOT, file.slots, HEADER.size)
-    wrong = np.flatnonzero(slots[which[newest]] != numbers[newest])
+    wrong = np.flatnonzero(slots[which[newest]] != numbers[newest]) if closed else wrong[:0]
     for number in np.sort(numbers[newest][wrong])[:FAULTS_MAX].tolist():
         yield number, int(entries["position"][number]), "is not reached from its slot"
 
@@ -307,23 +352,34 @@ def _missing(
 ) -> list[Offender]:
     """Return messages to which no entry leads, of the ranges in which numbers differ."""
     extent = {name: (own[0].begin, own[-1].end) for name, own in files.items()}
+    rolled_back = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION) == ROLLED_BACK
+    with_id = records(tables.shared_items).where((F.length("uniq_key") > 0) & ~rolled_back)
+    shared = with_id.withColumn("range", F.floor(F.col("position") / RANGE_BYTES))
     covered = F.lit(False)
     for store, (begin, end) in extent.items():
         # The first message's id may have its entry in a file that retention has removed.
         inside = (F.col("position") > begin) & (F.col("position") <= end)
         covered = covered | ((F.col("store") == store) & inside)
-    rolled_back = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION) == ROLLED_BACK
-    rows = (
-        each(records(tables.shared_items).where((F.length("uniq_key") > 0) & ~rolled_back))
-        .where(covered)
-        .withColumn("range", F.floor(F.col("position") / RANGE_BYTES))
+    rows = each(shared).where(covered)
+    # What all indexes cover is summed up before it is told apart by stores.
+    low = max(begin for begin, _ in extent.values())
+    high = min(end for _, end in extent.values())
+    by_all = (
+        (F.col("position") > low)
+        & (F.col("position") <= high)
+        & (len(extent) == len(tables.stores))
+    )
+    sums = F.count("*").alias("count"), F.sum("position").alias("sum")
+    counted = (
+        each(shared.where(by_all).groupBy("store", "range").agg(*sums))
+        .unionByName(
+            each(shared.where(~by_all)).where(covered).groupBy("store", "range").agg(*sums)
+        )
+        .groupBy("store", "range")
+        .agg(F.sum("count").alias("count"), F.sum("sum").alias("sum"))
     )
     suspects = []
-    for row in (
-        rows.groupBy("store", "range")
-        .agg(F.count("*").alias("count"), F.sum("position").alias("sum"))
-        .collect()
-    ):
+    for row in counted.collect():
         key = row["store"], row["range"]
         if reached.get(key) != (row["count"], row["sum"]):
             suspects.append(key)

@@ -5,10 +5,13 @@ Spark's fixed cost per query is most of a small audit's time, so all checks on o
 query, and a check costs another query for its offenders only when there are any.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import DataFrame, Row, SparkSession, Window
@@ -20,22 +23,29 @@ from raftmq.audit.acknowledged import (
     lost,
     read_acknowledged,
 )
+from raftmq.audit.beside import judge_beside
 from raftmq.audit.checks import Check, sent_checks, stored_checks
 from raftmq.audit.consumption import consumption_checks, event_kinds
 from raftmq.audit.files import file_at
 from raftmq.audit.frames import group_frames
 from raftmq.audit.history import WEAK, HistoryUnfit, torn_lines_allowed
 from raftmq.audit.holders import NONE, LastCopies, last_copies, with_holders
-from raftmq.audit.indexes import index_check
 from raftmq.audit.later import evidence, later_checks
 from raftmq.audit.observed import observed_checks
 from raftmq.audit.orderly import orderly_checks
-from raftmq.audit.raftfiles import LogFacts, raft_files_check
-from raftmq.audit.replay import configurations_of, replay
-from raftmq.audit.replicas import absent_check, commit_check, replica_check, segment_check
+from raftmq.audit.ranges import ended_at, ranges_check, timeline
+from raftmq.audit.replicas import (
+    absent_check,
+    commit_check,
+    earlier_check,
+    replica_check,
+    segment_check,
+)
 from raftmq.audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
+from raftmq.audit.since import Kept, Range
 from raftmq.audit.subject import RAFT, Subject
 from raftmq.audit.tables import Tables, enough_partitions, stage
+from raftmq.audit.waiting import waiting_checks
 
 QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
 
@@ -49,19 +59,23 @@ def run(
     subject: Subject,
     acknowledged: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
+    kept: Kept | None = None,
+    incremental: bool = False,
 ) -> AuditReport:
     """Audit `stores` (name → store directory), against a history file if there is one (what it says
     of `topic`, or "": of every topic), or else a table of acknowledged messages
     (audit.acknowledged).
 
     `scratch` is an empty directory for the staged tables; `progress(what)` is told what is done
-    next. Raises StoreError, HistoryUnfit, OSError.
+    next. Where this audit ends is noted in `kept`, if nothing is wrong; an `incremental` one begins
+    where the one before has ended. Raises StoreError, HistoryUnfit, OSError.
     """
     with enough_partitions(spark, stores):
-        begin = time.monotonic()
+        begin, begun_ms = time.monotonic(), time.time_ns() // 1_000_000
+        since = kept.ended() if kept is not None and incremental else None
         progress(f"reading the logs of {', '.join(stores)}")
         torn = 0 if history is None else torn_lines_allowed(history)
-        tables = stage(spark, stores, history, topic, scratch, subject)
+        tables = stage(spark, stores, history, topic, scratch, subject, since)
         staged = time.monotonic()
         count = sum(store.records for store in tables.limits.stores)
         progress(f"checking {count:,} records")
@@ -81,16 +95,25 @@ def run(
                 results += together
         checked = time.monotonic()
         progress("judging indexes and tables by the log")
-        beside, gaps = _beside(tables)
-        results += beside
+        held = group_frames(tables) if tables.limits.mode == RAFT else None
+        beside = judge_beside(tables, held)
+        results += beside.results
+        for checks in _by_table(waiting_checks(tables, beside.delivered)):
+            results += evaluate(checks)
         judged = time.monotonic()
         progress("comparing the replicas' bytes")
         results.append(absent_check(tables.limits))
         results.append(replica_check(tables, copies))
         results.append(commit_check(tables.limits))
         results.append(segment_check(stores, tables.limits))
+        if since is not None:
+            results.append(earlier_check(tables, since))
+        ranges: list[Range] = []
+        if kept is not None:
+            check, ranges = ranges_check(tables, [] if incremental else kept.ranges(), begun_ms)
+            results.append(check)
         end = time.monotonic()
-        return AuditReport(
+        report = AuditReport(
             topic=topic,
             stores=tuple(
                 StoreReport(s.store, s.begin, s.data_end, s.commit, s.agreed, s.records, s.frames)
@@ -109,8 +132,13 @@ def run(
                 "beside": judged - checked,
                 "replicas": end - judged,
             },
-            not_judged=(*_not_judged(tables, history, acknowledged, topic), *gaps),
+            timeline=timeline(tables) if kept is not None else (),
+            not_judged=(*_not_judged(tables, history, acknowledged, topic), *beside.gaps),
         )
+        if kept is not None and report.ok:
+            earlier = kept.ranges() if incremental else []
+            kept.save(ended_at(tables, held, beside, begun_ms), [*earlier, *ranges])
+        return report
 
 
 def _sent_results(
@@ -166,6 +194,12 @@ def _with_copies(
 def _not_judged(
     tables: Tables, history: str | None, acknowledged: str | None, topic: str
 ) -> Iterator[str]:
+    if tables.since is not None:
+        at = datetime.fromtimestamp(tables.since.audited_at_ms / 1000, UTC)
+        yield (
+            f"the log before {tables.since.position:,}: "
+            f"the audit of {at:%Y-%m-%d %H:%M} UTC found nothing wrong with it"
+        )
     if acknowledged is not None:
         yield "messages never sent, and order: only what was acknowledged is known of the sends"
     elif history is None:
@@ -174,31 +208,6 @@ def _not_judged(
         yield "losses, messages never sent, order and duplicates: the history has no sends"
     elif topic:
         yield f"sends to other topics than {topic}, except messages to come later"
-
-
-def _beside(tables: Tables) -> tuple[list[CheckResult], list[str]]:
-    """Judge what is beside the log in a store; also return what was not judged."""
-    if not tables.subject.queues:
-        return [], [
-            "ConsumeQueues, IndexFiles, config/ and raft/: of a running replica the log is read"
-        ]
-    indexes, gaps = index_check(tables)
-    if tables.limits.mode != RAFT:
-        gaps.append("config/: only in Raft mode is what it has in the log")
-        return [indexes], gaps
-    held = group_frames(tables)
-    replayed = replay(tables, held)
-    facts = LogFacts(
-        held.terms,
-        configurations_of(tables.stores, held),
-        held.first,
-        replayed.group_id,
-    )
-    raft_files, judged = raft_files_check(tables.stores, facts)
-    gaps += replayed.gaps
-    if not judged:
-        gaps.append("raft/: no store has files of our engine there")
-    return [indexes, replayed.check, raft_files], gaps
 
 
 def evaluate(checks: list[Check]) -> list[CheckResult]:

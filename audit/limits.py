@@ -40,6 +40,7 @@ from raftmq.audit.files import (
     read_positions,
     segments,
 )
+from raftmq.audit.since import TAIL_BYTES, Ended, tail_of
 from raftmq.audit.subject import CLASSIC, RAFT, Subject
 from raftmq.audit.voters import ConfigurationFrame, Members, members_of, saved_configuration
 from raftmq.spark.layout import ItemKind
@@ -114,23 +115,29 @@ def frame_end() -> Column:
     return F.col("position") + F.col("size") + F.col("payload_length")
 
 
-def find_limits(items: DataFrame, stores: Mapping[str, str], subject: Subject) -> Limits:
-    """Compute the limits from the staged log items (LOG_SCHEMA).
+def find_limits(
+    items: DataFrame, stores: Mapping[str, str], subject: Subject, since: Ended | None = None
+) -> Limits:
+    """Compute the limits from the staged log items (LOG_SCHEMA), which begin where the audit before
+    ended, if `since` is given.
 
     If the subject has no mode, logs with frames are taken as Raft's, others as classic. Raises
     StoreError, also if none of the stores is a voter's.
     """
     names = list(stores)
     ends = _data_ends(items)
-    data_ends = [ends.get(name, (0, 0, 0))[0] for name in names]
-    held = [] if subject.mode == CLASSIC else _held(items, stores)
-    mode = subject.mode or (RAFT if held else CLASSIC)
+    earlier = {name: _earlier_end(stores[name], since) for name in names}
+    data_ends = [max(ends.get(name, (0, 0, 0))[0], earlier[name]) for name in names]
+    held = [] if subject.mode == CLASSIC else _held(items, stores, since.term if since else 0)
+    framed = held or (since is not None and since.index > 0)
+    mode = subject.mode or (RAFT if framed else CLASSIC)
     commits = [
         _commit_of_dledger(items, name, stores[name]) or _commit(stores[name], mode, data_end)
         for name, data_end in zip(names, data_ends, strict=True)
     ]
     nodes = {name: subject.nodes.get(name, name) for name in names}
-    members = _members(items, held, stores, dict(zip(names, commits, strict=True)), subject, nodes)
+    told = dict(zip(names, commits, strict=True))
+    members = _members(items, held, stores, told, subject, nodes, since)
     voting = tuple(name for name in names if nodes[name] in members.voters)
     if not voting:
         raise StoreError(
@@ -140,15 +147,19 @@ def find_limits(items: DataFrame, stores: Mapping[str, str], subject: Subject) -
     absent = members.voters - {nodes[name] for name in voting}
     agreed = data_ends
     if mode == RAFT:
-        agreed = [_agreed(held, name, frozenset(voting), members.majority) for name in names]
+        agreed = [
+            max(earlier[name], _agreed(held, name, frozenset(voting), members.majority))
+            for name in names
+        ]
     found = []
     for name, commit, agreed_end in zip(names, commits, agreed, strict=True):
         files = segments(stores[name])
-        data_end, records, frames = ends.get(name, (0, 0, 0))
+        _, records, frames = ends.get(name, (0, 0, 0))
+        data_end = max(ends.get(name, (0, 0, 0))[0], earlier[name])
         found.append(
             StoreLimits(
                 store=name,
-                begin=files[0].base if files else 0,
+                begin=max(files[0].base if files else 0, since.position if since else 0),
                 data_end=data_end,
                 commit=commit,
                 agreed=agreed_end,
@@ -166,9 +177,11 @@ def _members(
     commits: Mapping[str, int],
     subject: Subject,
     nodes: Mapping[str, str],
+    since: Ended | None,
 ) -> Members:
     """Return the group's members; `nodes` are those that the stores are of."""
     saved = [saved_configuration(directory) for directory in stores.values()]
+    saved.append(since.configuration if since else None)
     frames = []
     for group in held:
         holder = min(group.holders)
@@ -183,6 +196,20 @@ def _members(
         subject.founders or nodes.values(),
         subject.founded_by if subject.founders else "the stores that were given",
     )
+
+
+def _earlier_end(store: str, since: Ended | None) -> int:
+    """Return where the audit before ended, if this store has what is before it; else 0. Raises
+    StoreError if the log no longer goes back so far."""
+    if since is None:
+        return 0
+    files = segments(store)
+    if files and files[0].base > max(0, since.position - TAIL_BYTES):
+        raise StoreError(
+            f"the log of {store} begins at {files[0].base}, and the audit before ended at "
+            f"{since.position}: audit all of it (without --incremental)"
+        )
+    return since.position if tail_of(store, since.position) == since.tail else 0
 
 
 def _of_no_other_frame(
@@ -243,9 +270,9 @@ def _data_ends(items: DataFrame) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def _held(items: DataFrame, stores: Mapping[str, str]) -> list[_Held]:
+def _held(items: DataFrame, stores: Mapping[str, str], term: int) -> list[_Held]:
     """Return the frames, intact and with no higher term before them, by the stores that hold them
-    alike; empty if there is no frame."""
+    alike; empty if there is no frame. `term`: of the frame before the items."""
     names = list(stores)
     frames = items.where(F.col("kind") == int(ItemKind.FRAME))
     before = (
@@ -254,7 +281,7 @@ def _held(items: DataFrame, stores: Mapping[str, str]) -> list[_Held]:
     highest = F.max("frame_term").over(before)
     sound = (
         frames.withColumn("highest", highest)
-        .where(F.col("intact") & (F.coalesce("highest", F.lit(0)) <= F.col("frame_term")))
+        .where(F.col("intact") & (F.coalesce("highest", F.lit(term)) <= F.col("frame_term")))
         .withColumn("start", F.col("position") + F.col("size"))
         .withColumn("end", frame_end())
     )

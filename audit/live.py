@@ -30,6 +30,7 @@ from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.job import run
 from raftmq.audit.pulled import pulled_report
 from raftmq.audit.report import AuditReport, CheckResult, Offender
+from raftmq.audit.since import TAIL_BYTES, Kept
 from raftmq.audit.subject import RAFT, Subject
 from raftmq.client.admin.admin import Admin
 from raftmq.client.admin.bodies import consume_stats, topic_offsets
@@ -81,12 +82,18 @@ def audit_cluster(
     bytes_per_s: int = BYTES_PER_S,
     scratch: Path | None = None,
     progress: Callable[[str], None] = lambda what: None,
+    results: Path | None = None,
+    incremental: bool = False,
 ) -> list[AuditReport]:
     """Audit every broker group of a running cluster, or `group` alone; return a report of each.
 
     `scratch` must have room for the logs of one group's replicas; it is emptied again.
-    `progress(what)` is told what is done next. Raises
-    NotAudited, ClientError, StoreError, HistoryUnfit, OSError."""
+    `progress(what)` is told what is done next. `results`: a directory for what the next audit has
+    to know of this one; `incremental`: of Raft groups only that is read what they hold since the
+    audit before that noted its end there (audit.since). Raises NotAudited, ClientError, StoreError,
+    HistoryUnfit, ValueError, OSError."""
+    if incremental and (results is None or history is not None):
+        raise ValueError("an incremental audit needs the results before, and has no history")
     groups = asyncio.run(_groups(connection, group))
     if acknowledged is not None and len(groups) > 1:
         nameless = read_acknowledged(spark, acknowledged).where("broker is null").count()
@@ -99,7 +106,10 @@ def audit_cluster(
         with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
             root = Path(directory)
             progress(f"{name}: copying the replicas' logs")
-            copied = asyncio.run(_copy(connection, replicas, root, bytes_per_s))
+            kept = None if results is None else Kept(results, name)
+            since = kept.ended() if kept and incremental else None
+            start = max(0, since.position - TAIL_BYTES) if since else 0
+            copied = asyncio.run(_copy(connection, replicas, root, bytes_per_s, start))
             if copied is None:
                 topics = asyncio.run(_topics(connection, replicas))
                 progress(f"{name}: pulling {len(topics)} topics")
@@ -114,8 +124,11 @@ def audit_cluster(
                 *(spark, copied.stores, history, topic),
                 *(root / "tables", copied.subject, acknowledged),
                 progress=partial(_told_of, progress, name),
+                kept=kept,
+                incremental=incremental,
             )
-            asked = [_ends_check(copied.ends, _log_ends(spark, root / "tables"))]
+            in_log = _log_ends(spark, root / "tables")
+            asked = [_ends_check(copied.ends, {**(since.queues if since else {}), **in_log})]
             asked.append(asyncio.run(_offsets_check(connection, copied.leader)))
             reports.append(
                 replace(
@@ -168,10 +181,10 @@ def _admin(connection: Connection) -> Admin:
 
 
 async def _copy(
-    connection: Connection, group: BrokerData, root: Path, bytes_per_s: int
+    connection: Connection, group: BrokerData, root: Path, bytes_per_s: int, start: int
 ) -> _Copied | None:
-    """Copy the logs of a Raft group's replicas; None if it is none. Raises NotAudited,
-    ClientError."""
+    """Copy the logs of a Raft group's replicas from `start` on; None if it is none. Raises
+    NotAudited, ClientError."""
     async with _admin(connection) as admin:
         if not await _is_raft(admin, group):
             return None
@@ -184,7 +197,11 @@ async def _copy(
         index = await _mark(admin, leader)
         addresses = sorted(group.addresses.values())
         begun = await asyncio.gather(*(_begin(admin, each, index) for each in addresses))
-        replicas = [each for each in begun if isinstance(each, Replica)]
+        replicas = [
+            replace(each, begin=max(each.begin, start))
+            for each in begun
+            if isinstance(each, Replica)
+        ]
         unseen = tuple(each for each in begun if isinstance(each, str))
         if not replicas:
             raise NotAudited("; ".join(unseen))

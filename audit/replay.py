@@ -23,9 +23,17 @@ from google_crc32c import value as crc32c
 from raftmq.audit.frames import GroupFrames, payloads
 from raftmq.audit.limits import ABORT
 from raftmq.audit.report import CheckResult, Offender
+from raftmq.audit.since import Ended
 from raftmq.audit.tables import Tables
 from raftmq.broker.errors import StateError
-from raftmq.broker.tables.snapshot import CHECKSUM_KEY, DIRECTORY, FILES, INDEX_KEY, NEWER
+from raftmq.broker.tables.snapshot import (
+    CHECKSUM_KEY,
+    DIRECTORY,
+    FILES,
+    INDEX_KEY,
+    NEWER,
+    capture,
+)
 from raftmq.broker.tables.state import BrokerState
 
 COMMANDS_MAX = 2_000_000  # replayed: some 30 s
@@ -54,6 +62,7 @@ class Replayed:
     offenders: list[Offender] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
     group_id: str = ""
+    tables: dict[str, Any] | None = None  # what the log makes of all of them
 
     @property
     def check(self) -> CheckResult:
@@ -76,7 +85,7 @@ def replay(tables: Tables, held: GroupFrames) -> Replayed:
         outcome.gaps.append(f"config/: the log has more than {COMMANDS_MAX:,} commands")
         return outcome
     state = BrokerState()
-    _start(state, judged, held, outcome)
+    _start(state, judged, held, outcome, tables.since)
     places = ((row["holder"], row["payload_at"], row["records_at"]) for row in rows)
     waiting = sorted(judged, key=lambda file: (file.index, file.store, file.path), reverse=True)
     for row, payload in zip(rows, payloads(tables.stores, places), strict=True):
@@ -90,6 +99,9 @@ def replay(tables: Tables, held: GroupFrames) -> Replayed:
     for file in reversed(waiting):
         _compare(file, state, outcome)
     outcome.group_id = state.group.value.hex()
+    if not outcome.gaps:
+        state.advance(held.last)
+        outcome.tables = capture(state).to_json()
     return outcome
 
 
@@ -155,15 +167,28 @@ def _judgeable(files: Iterable[TableFile], held: GroupFrames, outcome: Replayed)
 
 
 def _start(
-    state: BrokerState, files: list[TableFile], held: GroupFrames, outcome: Replayed
+    state: BrokerState,
+    files: list[TableFile],
+    held: GroupFrames,
+    outcome: Replayed,
+    since: Ended | None,
 ) -> None:
-    """Fill the tables with what they were before the first frame that the group still has."""
+    """Fill the tables with what they were before the first frame that there is, as the audit before
+    left them, or else as the oldest file says."""
     if held.first <= 1:
+        return
+    if since is not None and since.tables is not None:
+        for name, table in zip(FILES, state.tables, strict=True):
+            table.load(since.tables[name], since.index)
         return
     for number, table in enumerate(state.tables):
         of_table = [file for file in files if file.number == number]
         if not of_table:
             table.applied_index = held.last  # nothing to judge: no command is to be applied
+            gap = (
+                f"{DIRECTORY}/{FILES[number]}: no store has it, and the log's beginning is removed"
+            )
+            outcome.gaps.append(gap)
             continue
         oldest = min(of_table, key=lambda file: file.index)
         try:
@@ -202,11 +227,3 @@ def _difference(found: Any, made: Any, at: str = "") -> str:
 
 def _wrong(outcome: Replayed, store: str, path: str, what: str) -> None:
     outcome.offenders.append({"store": store, "file": path, "what": what})
-
-
-def configurations_of(stores: Mapping[str, str], held: GroupFrames) -> dict[int, bytes]:
-    """Return the payloads of the group's configuration frames, by index. Raises OSError."""
-    rows = held.configurations.collect()
-    places = ((row["holder"], row["payload_at"], row["records_at"]) for row in rows)
-    found = payloads(stores, places)
-    return {row["frame_index"]: bytes(each) for row, each in zip(rows, found, strict=True)}

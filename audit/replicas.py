@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from raftmq.audit.files import file_at, first_difference, segments
 from raftmq.audit.holders import LastCopies
 from raftmq.audit.limits import Limits
 from raftmq.audit.report import OFFENDERS_MAX, CheckResult, Offender
+from raftmq.audit.since import Ended, tail_of
 from raftmq.audit.tables import Tables
 from raftmq.spark.layout import BLANK_SIZE_BYTES, ItemKind
 
@@ -29,7 +30,7 @@ BLANKS_MAX = 1_000_000  # blank records collected to the driver; a log of 1 PB h
 
 def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
     """Compare the stores block by block below their limits."""
-    blocks = _different_blocks(tables.spark, tables.items, tables.stores, tables.limits)
+    blocks = _different_blocks(tables)
     count = blocks.count()
     offenders: list[Offender] = []
     if count:
@@ -51,6 +52,26 @@ def absent_check(limits: Limits) -> CheckResult:
     )
     title = "voters whose store is not there: they count as holding nothing"
     return CheckResult("absent_stores", title, True, len(offenders), offenders)
+
+
+def earlier_check(tables: Tables, since: Ended) -> CheckResult:
+    """Check that what is before the end of the audit before, where this one begins, is what it was:
+    the last bytes of it. A store may lack some of them if enough others have them."""
+    limits = tables.limits
+    offenders: list[Offender] = []
+    short = []
+    for name, directory in tables.stores.items():
+        tail = tail_of(directory, since.position)
+        if tail is not None and tail != since.tail:
+            what = "other bytes than there were"
+            offenders.append({"store": name, "position": since.position, "what": what})
+        elif tail is None:
+            short.append(name)
+    if len(set(limits.voting).difference(short)) < limits.needed:
+        what = "ends before what was agreed there"
+        offenders += [{"store": name, "position": since.position, "what": what} for name in short]
+    title = "stores that are not as before where the audit before ended"
+    return CheckResult.of_faults("earlier", title, offenders)
 
 
 def commit_check(limits: Limits) -> CheckResult:
@@ -77,33 +98,37 @@ def commit_check(limits: Limits) -> CheckResult:
 
 
 def segment_check(stores: Mapping[str, str], limits: Limits) -> CheckResult:
-    """Check for segments missing between others, below the store's limit."""
+    """Check for segments missing between others, below the store's limit, in what was read."""
     offenders: list[Offender] = []
     for store in limits.stores:
         files = segments(stores[store.store])
         for before, after in itertools.pairwise(files):
-            if before.end < after.base and before.end < store.limit:
+            if before.end < after.base and store.begin < after.base and before.end < store.limit:
                 gap: Offender = {"store": store.store, "from": before.end, "to": after.base}
                 offenders.append(gap)
     title = "log positions no segment file holds"
     return CheckResult.of_faults("segments", title, offenders)
 
 
-def _different_blocks(
-    spark: SparkSession, items: DataFrame, stores: Mapping[str, str], limits: Limits
-) -> DataFrame:
-    """Return blocks that differ: block_start, copies (array of store, block_end, digest)."""
+def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
+    """Return by store the log positions [from, to) behind blank records, where anything may be."""
     skipped: dict[str, list[tuple[int, int]]] = {}
-    blanks = items.where(F.col("kind") == int(ItemKind.BLANK)).orderBy("position")
+    blanks = tables.items.where(F.col("kind") == int(ItemKind.BLANK)).orderBy("position")
     for row in blanks.select("store", "position", "size").limit(BLANKS_MAX).collect():
         tail = (row["position"] + BLANK_SIZE_BYTES, row["position"] + row["size"])
         skipped.setdefault(row["store"], []).append(tail)
-    reach = {store.store: store.limit for store in limits.stores}
+    return skipped
+
+
+def _different_blocks(tables: Tables) -> DataFrame:
+    """Return blocks that differ: block_start, copies (array of store, block_end, digest)."""
+    reach = {store.store: store.limit for store in tables.limits.stores}
     return (
-        spark.read.format("rocketmq_blocks")
-        .option("stores", orjson.dumps(dict(stores)).decode())
+        tables.spark.read.format("rocketmq_blocks")
+        .option("stores", orjson.dumps(dict(tables.stores)).decode())
+        .option("from", str(tables.since.position if tables.since else 0))
         .option("limits", orjson.dumps(reach).decode())
-        .option("skipped", orjson.dumps(skipped).decode())
+        .option("skipped", orjson.dumps(garbage(tables)).decode())
         .option("cuts", orjson.dumps(sorted(set(reach.values()))).decode())
         .load()
         .groupBy("block_start")

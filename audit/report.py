@@ -6,6 +6,7 @@ worth knowing that at-least-once delivery allows (a client's retry stored twice,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -30,11 +31,23 @@ class CheckResult:
     @classmethod
     def of_faults(cls, name: str, title: str, offenders: Sequence[Offender]) -> CheckResult:
         """Return the result of a check whose offenders are all known."""
-        return cls(name, title, True, len(offenders), tuple(offenders[:OFFENDERS_MAX]))
+        return cls(name, title, True, len(offenders), first_of_each_store(offenders))
 
     @property
     def ok(self) -> bool:
         return self.count == 0 or not self.fault
+
+
+def first_of_each_store(offenders: Sequence[Offender]) -> tuple[Offender, ...]:
+    """Return the first OFFENDERS_MAX, of each store as many as of the others, in their order."""
+    met: Counter[Any] = Counter()
+    ranked = []
+    for place, offender in enumerate(offenders):
+        store = offender.get("store")
+        ranked.append((met[store], place))
+        met[store] += 1
+    chosen = sorted(place for _, place in sorted(ranked)[:OFFENDERS_MAX])
+    return tuple(offenders[place] for place in chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,8 @@ class AuditReport:
     voters_told_by: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the work
     not_judged: tuple[str, ...] = ()  # what no check looked at, and why
+    # The group's messages by store time: from when (ms), how many, log position of the first.
+    timeline: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def ok(self) -> bool:

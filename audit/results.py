@@ -4,6 +4,7 @@
         figures.parquet   how much was stored, sent, acknowledged
         checks.parquet    each check with its count and verdict
         findings.parquet  the first offenders of each check, with file and offset if they have any
+        audit.html        all of that as a page with pictures (audit.page)
         mqaudit.prom      verdict and counts for Prometheus' textfile collector
 
 A file is replaced as a whole, so that a reader never sees half of one.
@@ -20,6 +21,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raftmq.audit.page import page
 from raftmq.audit.report import AuditReport
 
 _RUN = [
@@ -83,9 +85,14 @@ def write_results(directory: Path, reports: Sequence[AuditReport], audited_at_ms
         beside = directory / f".{name}.parquet.tmp"
         pq.write_table(pa.Table.from_arrays(columns, schema=schema), beside)
         os.replace(beside, directory / f"{name}.parquet")
-    beside = directory / ".mqaudit.prom.tmp"
-    beside.write_text("".join(prometheus_lines(reports, audited_at_ms)))
-    os.replace(beside, directory / "mqaudit.prom")
+    texts = {
+        "audit.html": page(reports, audited_at_ms),
+        "mqaudit.prom": "".join(prometheus_lines(reports, audited_at_ms)),
+    }
+    for name, text in texts.items():
+        beside = directory / f".{name}.tmp"
+        beside.write_text(text)
+        os.replace(beside, directory / name)
 
 
 def prometheus_lines(reports: Sequence[AuditReport], audited_at_ms: int) -> Iterator[str]:

@@ -7,13 +7,14 @@ rocketmq_log     every item of the log: records, frame headers, blanks, holes, e
 rocketmq_queue   the ConsumeQueues' units
 rocketmq_blocks  hashes of the blocks of the log in which replicas differ
 
-Options: `path`, one store directory, or `stores`, a JSON object of names and directories; the name
-becomes the column `store` (with `path`, the directory). For rocketmq and rocketmq_log `splitBytes`
-(default 32 MiB): segments are split at any byte. For rocketmq_log and rocketmq_queue `shared`
-(default false): what is equal in several stores is one row, whose `store` has their names in lines.
-For rocketmq `body` (default true: a source cannot prune columns, so say when bodies are not wanted)
-and `until`, the log position at which reading stops. For rocketmq_blocks `limits`, `skipped` and
-`cuts`, JSON (see BlockReader).
+Options: `path`, one store directory (for rocketmq perhaps by URI), or `stores`, a JSON object of
+names and directories; the name becomes the column `store` (with `path`, the directory). For
+rocketmq and rocketmq_log `splitBytes` (default 32 MiB): segments are split at any byte. For
+rocketmq_log and rocketmq_queue `shared` (default false): what is equal in several stores is one
+row, whose `store` has their names in lines. For rocketmq `body` (default true: a source cannot
+prune columns, so say when bodies are not wanted) and `until`, the log position at which reading
+stops. For the three others `from`, the log position of an item at which reading begins (of units:
+that they point at). For rocketmq_blocks `limits`, `skipped` and `cuts`, JSON (see BlockReader).
 
 `partitions` and `read` run in different processes, so readers hold plain data only.
 """
@@ -57,6 +58,7 @@ from raftmq.audit.parse import (
     record_batches,
     shared_log_batches,
 )
+from raftmq.audit.places import is_uri
 
 SPLIT_BYTES = 32 * 1024 * 1024
 SPLIT_BYTES_MIN = 4096
@@ -134,13 +136,17 @@ class Stores:
         self.split_bytes = int(options.get("splitBytes", SPLIT_BYTES))
         if self.split_bytes < SPLIT_BYTES_MIN:
             raise ValueError(f"splitBytes must be at least {SPLIT_BYTES_MIN}")
+        self.start = int(options.get("from", 0))
 
     def partitions(self) -> list[InputPartition]:
         found: list[InputPartition] = []
         for store, directory in self.directories.items():
             for segment in segments(directory):
-                for start in range(segment.base, segment.end, self.split_bytes):
-                    end = min(start + self.split_bytes, segment.end)
+                begin = max(segment.base, self.start)
+                # What a URI names is read whole, so that it is read once.
+                step = segment.size_bytes if is_uri(segment.path) else self.split_bytes
+                for start in range(begin, segment.end, step):
+                    end = min(start + step, segment.end)
                     found.append(SegmentRange(store, segment, start, end))
         return found
 
@@ -154,7 +160,7 @@ class Stores:
         found: list[InputPartition] = []
         for base, same in sorted(copies.items()):
             last = max(segment.end for _, segment in same)
-            for start in range(base, last, self.split_bytes):
+            for start in range(max(base, self.start), last, self.split_bytes):
                 end = min(start + self.split_bytes, last)
                 having = [copy for copy in same if copy[1].end > start]
                 found.append(SharedRange(base, having, start, end))
@@ -240,7 +246,7 @@ class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         if not isinstance(partition, QueueFiles):
             return  # as above
         for copies in partition.files:
-            read = [(store, *units(file)) for store, file in copies]
+            read = [(store, *units(file, self.stores.start)) for store, file in copies]
             while read:
                 _, offsets, content = read[0]
                 same = [
@@ -367,6 +373,7 @@ def _plain(options: MutableMapping[str, str]) -> dict[str, str]:
         "skipped",
         "cuts",
         "shared",
+        "from",
     )
     return {name: options[name] for name in names if name in options}
 

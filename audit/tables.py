@@ -18,6 +18,7 @@ from raftmq.audit import history
 from raftmq.audit.files import segments
 from raftmq.audit.limits import Limits, find_limits
 from raftmq.audit.parse import LOG_SCHEMA, STORES_SEPARATOR
+from raftmq.audit.since import Ended
 from raftmq.audit.sources import UNIT_SCHEMA, LogReader, QueueReader
 from raftmq.audit.staging import decoded
 from raftmq.audit.subject import Subject
@@ -52,8 +53,9 @@ class Tables:
     topics: those whose messages are judged, see `_topics`
     log: the records the group holds (a majority, or in classic mode any store): position, size,
         topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
-        store_timestamp, reconsume_times
+        store_timestamp, reconsume_times, sysflag
     events: the history's lines; sends: one row per send (history.sends)
+    since: where the audit before ended, if this one begins there
     ledger: one row per topic and message id, sent or stored: see `_ledger`
     """
 
@@ -69,6 +71,7 @@ class Tables:
     events: DataFrame
     sends: DataFrame
     ledger: DataFrame
+    since: Ended | None = None
 
     @property
     def items(self) -> DataFrame:
@@ -114,6 +117,7 @@ def stage(
     topic: str,
     scratch: Path,
     subject: Subject,
+    since: Ended | None = None,
 ) -> Tables:
     """Decode stores and history into `scratch`. Without a history there are no events, no sends and
     no ledger. `topic` "": every topic that the history sends to. Raises StoreError, HistoryUnfit or
@@ -124,9 +128,10 @@ def stage(
 
     def stores_staged() -> tuple[DataFrame, DataFrame, Limits, DataFrame]:
         options = {"stores": orjson.dumps(dict(stores)).decode(), "shared": "true"}
+        options["from"] = str(since.position if since else 0)
         items = decoded(spark, LogReader(options), LOG_SCHEMA, scratch / "items")
         units = decoded(spark, QueueReader(options), UNIT_SCHEMA, scratch / "units")
-        limits = find_limits(each(items), stores, subject)
+        limits = find_limits(each(items), stores, subject, since)
         return items, units, limits, staged(_log(items, limits), "log")
 
     def history_staged() -> tuple[DataFrame, DataFrame]:
@@ -144,7 +149,21 @@ def stage(
     topics = (topic,) if topic else _topics(sends)
     ledger = sends if history_path is None else staged(_ledger(log, sends, topics), "ledger")
     return Tables(
-        spark, scratch, stores, topics, subject, limits, items, units, log, events, sends, ledger
+        *(
+            spark,
+            scratch,
+            stores,
+            topics,
+            subject,
+            limits,
+            items,
+            units,
+            log,
+            events,
+            sends,
+            ledger,
+        ),
+        since,
     )
 
 
@@ -171,7 +190,7 @@ def _log(shared: DataFrame, limits: Limits) -> DataFrame:
     `shared`: the items as they were decoded; what all stores hold alike is one row there."""
     kept = (
         *("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "fields_sum", "visible"),
-        *("store_timestamp", "reconsume_times"),
+        *("store_timestamp", "reconsume_times", "sysflag"),
     )
 
     def sound(rows: DataFrame) -> DataFrame:

@@ -21,7 +21,12 @@ from google_crc32c import value as crc32c
 
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.groupid import group_id
-from raftmq.broker.tables.state import BrokerState, commit_offsets, put_topic
+from raftmq.broker.tables.state import (
+    BrokerState,
+    commit_offsets,
+    delay_progress,
+    put_topic,
+)
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.dledger.configuration import Configuration, GroupMember, encode_configuration
 from raftmq.dledger.configurationfile import ConfigurationFile
@@ -43,6 +48,8 @@ INDEX_NAME = "20231114221320001"
 SLOTS = 512
 INDEX_HEADER = struct.Struct(">qqqqii")
 INDEX_ENTRY = struct.Struct(">iqii")
+DUE_MS = 1_700_000_010_001
+DELAYED, DECIDED = message_id(7_000), message_id(7_001)
 OFFSETS = commit_offsets([(TOPIC, "G", 0, 5), (TOPIC, "G", 1, 7)])
 
 
@@ -55,6 +62,11 @@ def group_at(root: Path) -> Run:
     log.other(1, FrameKind.COMMAND, put_topic(TopicConfig(TOPIC)))
     first = Message(message_id(5_000), b"behind a command", topic="Other")
     log.frame(1, [first], command=commit_offsets([("Other", "G", 0, 1)]))
+    log.frame(1, [Message(DELAYED, b"later", "SCHEDULE_TOPIC_XXXX", queue=2, due_ms=DUE_MS)])
+    log.frame(1, [Message(DECIDED, b"perhaps", "RMQ_SYS_TRANS_HALF_TOPIC")])
+    came = Message(DELAYED, b"later", "Other", store_ms=DUE_MS + 1)
+    log.frame(1, [came], command=delay_progress(3, 1))
+    log.frame(1, [Message(DECIDED, b"perhaps", "Other", sys_flag=8)])
     run.store(first_index=log.index, command=OFFSETS)
     run.write()
     for name in NAMES:
@@ -221,6 +233,10 @@ class Kind:
         return (self.check, of_two, self.all or of_two)[damaged - 1]
 
 
+def said(text: str) -> Callable[[Run], str]:
+    return lambda run: text
+
+
 def at(number: int) -> Callable[[Run], str]:
     """The log position of a message, as offenders show it."""
     return lambda run: f"'position': {run.placed(number).position}"
@@ -233,10 +249,6 @@ def within(number: int) -> Callable[[Run], str]:
         return f"'position': {Hit(run, [], run.root).frame_of(run.placed(number).position)[0]}"
 
     return place
-
-
-def said(text: str) -> Callable[[Run], str]:
-    return lambda run: text
 
 
 def frame(hit: Hit, number: int) -> int:
@@ -271,6 +283,14 @@ def _letter(hit: Hit, number: int) -> None:
     """Change the same letter, with the checksum as it was."""
     for place, letter in _property(hit, number).items():
         hit.log(frame(hit, number) + place, letter)
+
+
+def _other_id(hit: Hit, id: str, topic: str) -> None:
+    """Change the id of the message in that topic, with right checksums."""
+    (placed,) = (p for p in hit.run.log.placed if p.message.id == id and p.message.topic == topic)
+    begin = hit.frame_of(placed.position)[0]
+    data = bytes(hit.run.log.byte(placed.position + i) for i in range(placed.size))
+    hit.reseal(begin, {placed.position - begin + data.index(id.encode()): b"A"})
 
 
 def _cut_tail(hit: Hit) -> None:
@@ -491,6 +511,24 @@ LOG_KINDS = (
         two="altered",
         place=lambda run: message_id(77),
     ),
+    Kind(
+        "a delayed message that came, under another id",
+        "waited",
+        lambda hit: _other_id(hit, DELAYED, "Other"),
+        "replicas",
+        two="due_missing",
+        place=said(DELAYED),
+        names=False,
+    ),
+    Kind(
+        "a half message, under another id",
+        "waited",
+        lambda hit: _other_id(hit, DECIDED, "RMQ_SYS_TRANS_HALF_TOPIC"),
+        "replicas",
+        two="committed_unprepared",
+        place=said(DECIDED),
+        names=False,
+    ),
     Kind("the log stops too early", "tail", _cut_tail, "damage"),
     Kind("a segment in the middle", "segment", _middle_segment, "segments"),
     Kind("a store", "store", _store_gone, "absent_stores"),
@@ -557,7 +595,7 @@ INDEX_KINDS = (
     ),
     Kind(
         "an entry's position",
-        "index",
+        "indexhead",
         lambda hit: hit.entry(21, 4, struct.pack(">q", hit.run.log.end + 100)),
         "index",
         said("'entry': 21,"),
@@ -586,7 +624,7 @@ INDEX_KINDS = (
     Kind("a message without an entry", "entry", _fewer_entries, "index", at(70)),
     Kind(
         "an IndexFile's header",
-        "indexhead",
+        "header",
         lambda hit: hit.patch(f"index/{INDEX_NAME}", 16, b"\x7f"),
         "index",
         said("the header is damaged"),

@@ -126,6 +126,20 @@ class Load:
         assert self.error is None
 
 
+def test_an_incremental_audit_reads_what_was_added(
+    spark: SparkSession, group: Cluster, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    (first,) = audit_cluster(spark, connection(group), results=results)
+    asyncio.run(send(group, "Added", 100))
+    (second,) = audit_cluster(spark, connection(group), results=results, incremental=True)
+    assert first.ok and second.ok, [check for check in second.checks if not check.ok]
+    assert {store.begin for store in second.stores} == {first.agreed_end}
+    assert 100 <= second.figures["stored"] < COUNT
+    assert second.agreed_end > first.agreed_end
+    assert "found nothing wrong with it" in " ".join(second.not_judged)
+
+
 def test_a_group_under_load_is_clean(spark: SparkSession, group: Cluster, tmp_path: Path) -> None:
     with Load(group) as load:
         while load.acknowledged < 10 and load.error is None:

@@ -1,6 +1,7 @@
 """An audit's files: the tables say what the report says, and Prometheus can read the text."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -51,6 +52,21 @@ def test_the_tables_say_what_the_reports_say(written: Path) -> None:
     assert (first["store"], first["position"], first["place"]) == ("n0", 77, "n0/commitlog/0:77")
     assert second["store"] is None and json.loads(second["details"])["held_by"] == ["n2"]
     assert not [path for path in written.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_the_page_shows_where_and_when(tmp_path: Path) -> None:
+    odd = CheckResult.of_faults(
+        "phantom", "<never> sent", [{"id_text": "</script>", "position": 9}]
+    )
+    shown = replace(report("broker-a", LOST, odd), timeline=((MS, 5, 0), (MS + 1000, 7, 50)))
+    write_results(tmp_path, [shown], MS)
+    text = (tmp_path / "audit.html").read_text()
+    assert "Something is wrong." in text and "2023-11-14 22:13:20 UTC" in text
+    assert "&lt;never&gt; sent" in text and "id_text=</script>" not in text
+    assert text.count("Plotly.newPlot(") == 2  # where, and when
+    assert "n0/commitlog/0:77" in text
+    write_results(tmp_path, [], MS)
+    assert "Nothing is wrong." in (tmp_path / "audit.html").read_text()
 
 
 def test_prometheus_reads_the_text(written: Path) -> None:

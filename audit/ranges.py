@@ -1,0 +1,90 @@
+"""What an audit keeps of the log that it found right: digests and ends of queues, for the audits
+after it (audit.since), and when its messages were stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import functions as F
+
+from raftmq.audit.beside import Beside
+from raftmq.audit.frames import GroupFrames
+from raftmq.audit.replicas import garbage
+from raftmq.audit.report import CheckResult, Offender
+from raftmq.audit.since import Digest, Ended, Range, split, tail_of
+from raftmq.audit.tables import Tables
+
+TIMELINE_PARTS = 200
+
+
+def ranges_check(
+    tables: Tables, known: Sequence[Range], audited_at_ms: int
+) -> tuple[CheckResult, list[Range]]:
+    """Check that the known ranges are what they were, of the log as the group holds it; also return
+    the ranges that this audit has read, as far as enough stores agree. Raises OSError."""
+    limits = tables.limits
+    reference = max(limits.stores, key=lambda store: store.agreed)
+    there = [each for each in known if reference.begin <= each.begin < each.end]
+    there = [each for each in there if each.end <= limits.agreed_end]
+    edges = sorted({edge for each in there for edge in (each.begin, each.end)})
+    begin = edges[-1] if edges else reference.begin
+    new = split(begin, limits.agreed_end)
+    parts = [*((each.begin, each.end) for each in there), *new]
+    digests: list[str] = []
+    if parts:
+        digest = Digest(tables.stores[reference.store], garbage(tables).get(reference.store, []))
+        digests = tables.spark.sparkContext.parallelize(parts, len(parts)).map(digest).collect()
+    now = [Range(*part, sha256, audited_at_ms) for part, sha256 in zip(parts, digests, strict=True)]
+    offenders: list[Offender] = [
+        {"store": reference.store, "position": before.begin, "end": before.end}
+        for before, after in zip(there, now, strict=False)
+        if before.sha256 != after.sha256
+    ]
+    title = "ranges of the log that are not what an earlier audit found right"
+    return CheckResult.of_faults("ranges", title, offenders), now
+
+
+def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
+    """Return the group's messages by store time, in at most TIMELINE_PARTS parts: when each begins
+    (ms), how many there are, the log position of the first."""
+    log = tables.log.where("visible")
+    ms = F.col("store_timestamp")
+    row = log.agg(F.min(ms).alias("first"), F.max(ms).alias("last")).collect()[0]
+    if row["first"] is None:
+        return ()
+    part_ms = (row["last"] - row["first"]) // TIMELINE_PARTS + 1
+    part = F.floor((ms - row["first"]) / part_ms).alias("part")
+    counted = log.groupBy(part).agg(F.count("*").alias("count"), F.min("position").alias("at"))
+    return tuple(
+        (row["first"] + found["part"] * part_ms, found["count"], found["at"])
+        for found in counted.orderBy("part").collect()
+    )
+
+
+def ended_at(tables: Tables, held: GroupFrames | None, beside: Beside, audited_at_ms: int) -> Ended:
+    """Return what the next audit has to know of where this one ended."""
+    since, position = tables.since, tables.limits.agreed_end
+    reference = max(tables.limits.stores, key=lambda store: store.agreed).store
+    configurations = beside.configurations or {}
+    configuration = since.configuration if since else None
+    if configurations:
+        configuration = max(configurations), configurations[max(configurations)]
+    return Ended(
+        audited_at_ms,
+        position,
+        held.last if held else 0,
+        held.term if held else 0,
+        tail_of(tables.stores[reference], position) or "",
+        _queue_ends(tables),
+        configuration,
+        beside.tables,
+    )
+
+
+def _queue_ends(tables: Tables) -> dict[tuple[str, int], int]:
+    """Return where the queues end in the log that the group holds, by topic and number."""
+    ends = dict(tables.since.queues) if tables.since else {}
+    log = tables.log.where("visible").groupBy("topic", "queue_id")
+    for row in log.agg((F.max("queue_offset") + 1).alias("end")).collect():
+        ends[row["topic"], row["queue_id"]] = row["end"]
+    return ends

@@ -1,0 +1,48 @@
+"""Stores that a URI names, through pyarrow.fs; here file://, which goes the way of all others."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from raftmq.audit.api import run_audit, topic_frame
+from raftmq.audit.cli import main
+from raftmq.audit.files import StoreError, segments
+from tests.audit.run import TOPIC, Run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run.plan(tmp_path_factory.mktemp("places")).store().write()
+
+
+def uris(run: Run) -> dict[str, str]:
+    return {name: Path(store).as_uri() for name, store in run.stores.items()}
+
+
+def test_an_audit_copies_them(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+    told: list[str] = []
+    report = run_audit(spark, uris(run), run.history_path, scratch=tmp_path, progress=told.append)
+    assert report.ok
+    assert report.figures["stored"] == 60
+    assert f"copying {uris(run)['n0']}" in told
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_topic_is_read_where_it_lies(spark: SparkSession, run: Run) -> None:
+    rows = topic_frame(spark, uris(run)["n1"], TOPIC)
+    assert rows.count() == 60
+    assert {bytes(row["body"]) for row in rows.select("body").collect()} == {
+        message.body for message in run.messages
+    }
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no commitlog directory"):
+        segments(tmp_path.as_uri())
+    with pytest.raises(OSError, match="nowhere"):
+        segments("nowhere://bucket/n0/store")
+    done = CliRunner().invoke(main, ["--store", "n0=nowhere://bucket/n0/store"])
+    assert done.exit_code == 2
+    assert "nowhere" in done.output

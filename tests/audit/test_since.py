@@ -1,0 +1,187 @@
+"""Incremental audits: they begin where the one before ended, and find what a whole one would."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from raftmq.audit.api import AuditReport, run_audit
+from raftmq.audit.cli import main
+from raftmq.audit.files import StoreError
+from raftmq.audit.since import TAIL_BYTES, Kept
+from tests.audit.planted import Hit, group_at, write_beside
+from tests.audit.run import NAMES, Run
+from tests.audit.stores import Log, queue_units, write_store
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def until(log: Log, position: int) -> Log:
+    """The log as it was when it ended there, where a frame begins."""
+    early = log.copy()
+    base = position - position % log.segment_size_bytes
+    early.segments = {at: data for at, data in early.segments.items() if at <= base}
+    early.segments[base][position - base :] = bytes(log.segment_size_bytes - (position - base))
+    early.placed = [placed for placed in log.placed if placed.position < position]
+    early.frames = [frame for frame in log.frames if frame[0] < position]
+    early.end, early.index = position, len(early.frames)
+    return early
+
+
+def write(root: Path, log: Log) -> dict[str, str]:
+    """Write the group's stores, in place of those there."""
+    stores = {}
+    for name in NAMES:
+        store = root / name / "store"
+        shutil.rmtree(store, ignore_errors=True)
+        write_store(store, log, log.end, queue_units(log))
+        write_beside(store, log)
+        stores[name] = str(store)
+    return stores
+
+
+def wrong(report: AuditReport) -> set[str]:
+    return {check.name for check in report.checks if not check.ok}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return group_at(tmp_path_factory.mktemp("group"))
+
+
+@pytest.fixture(scope="module")
+def begun(run: Run, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an audit left of the first two thirds of the log."""
+    root = tmp_path_factory.mktemp("begun")
+    stores = write(root, until(run.log, middle(run)))
+    report = run_audit(spark, stores, results=root / "results")
+    assert wrong(report) == set()
+    assert Kept(root / "results", "").ended().position == middle(run)  # type: ignore[union-attr]
+    return root / "results"
+
+
+def middle(run: Run) -> int:
+    """A frame's position in the second segment."""
+    second = sorted(run.log.segments)[1]
+    return [at for at, _ in run.log.frames if at > second][4]
+
+
+def results_of(begun: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(begun, tmp_path / "results"))
+
+
+def test_only_what_was_added_is_read(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    results, stores = results_of(begun, tmp_path), write(tmp_path, run.log)
+    report = run_audit(spark, stores, results=results, incremental=True)
+    assert wrong(report) == set()
+    added = [placed for placed in run.log.placed if placed.position >= middle(run)]
+    assert report.figures["stored"] == len(added)
+    assert {store.begin for store in report.stores} == {middle(run)}
+    assert report.agreed_end == run.log.end
+    assert report.not_judged[0].startswith(f"the log before {middle(run):,}: ")
+    # Nothing has been added since.
+    again = run_audit(spark, stores, results=results, incremental=True)
+    assert wrong(again) == set()
+    assert again.figures["stored"] == 0
+    assert again.agreed_end == run.log.end
+    ranges = pq.read_table(results / "ranges.parquet").to_pylist()
+    edges = [(row["begin"], row["end"]) for row in ranges]
+    assert edges == [(0, middle(run)), (middle(run), run.log.end)]
+
+
+def test_what_was_added_is_judged_as_ever(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    """Offsets and indexes go on where they were; so do tables and IndexFiles."""
+    first = next(placed for placed in run.log.placed if placed.position > middle(run))
+    stores = write(tmp_path, run.log)
+    hit = Hit(run, [Path(stores["n1"])], tmp_path)
+    hit.flip(first.position + 90)
+    hit.table("consumerOffset.json", offsetTable={})
+    hit.patch("index/20231114221320001", 40 + 512 * 4 + 20 * 2 * (len(run.log.placed) - 2), b"\x01")
+    results = results_of(begun, tmp_path)
+    report = run_audit(spark, stores, results=results, incremental=True)
+    assert wrong(report) == {"damage", "replicas", "tables", "index"}
+    assert Kept(results, "").ended().position == middle(run)  # type: ignore[union-attr]
+    assert report.count("offset_holes") == 0
+
+
+def test_a_gap_between_the_audits_is_found(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    """The frame behind the first audit's end had been there, and others stand in its place."""
+    log = until(run.log, middle(run))
+    log.index += 1
+    queue = next(iter(log.next_offsets))
+    log.next_offsets[queue] = run.log.next_offsets[queue] + 5
+    later = [p.message for p in run.log.placed if p.position >= middle(run)]
+    log.frame(5, [message for message in later if (message.topic, message.queue) == queue][:1])
+    stores = write(tmp_path, log)
+    report = run_audit(spark, stores, results=results_of(begun, tmp_path), incremental=True)
+    assert {"frame_sequence", "offset_holes"} <= wrong(report)
+
+
+def test_another_log_is_not_gone_on_with(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    stores = write(tmp_path, run.log)
+    Hit(run, [Path(stores["n2"])], tmp_path).flip(middle(run) - 40)
+    results = results_of(begun, tmp_path)
+    report = run_audit(spark, stores, results=results, incremental=True)
+    (row,) = report.check("earlier").offenders
+    assert (row["store"], row["what"]) == ("n2", "other bytes than there were")
+
+
+def test_a_log_that_lost_what_was_agreed_is_found(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    stores = write(tmp_path, until(run.log, run.log.frames[5][0]))
+    report = run_audit(spark, stores, results=results_of(begun, tmp_path), incremental=True)
+    assert {row["store"] for row in report.check("earlier").offenders} == {*NAMES}
+
+
+def test_a_whole_audit_finds_what_has_changed_since(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    """All replicas have another store host in one message, with right checksums."""
+    stores = write(tmp_path, run.log)
+    hit = Hit(run, [Path(store) for store in stores.values()], tmp_path)
+    placed = run.placed(3)
+    begin = hit.frame_of(placed.position)[0]
+    hit.reseal(begin, {placed.position + 64 - begin: b"\x7f\x00\x00\x02"})  # its store host
+    report = run_audit(spark, stores, results=results_of(begun, tmp_path))
+    (row,) = report.check("ranges").offenders
+    assert (row["position"], row["end"]) == (0, middle(run))
+
+
+def test_a_log_that_begins_behind_it_is_refused(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    """Retention has removed what is between; here, segments are small."""
+    stores = write(tmp_path, run.log)
+    for store in stores.values():
+        for base in sorted(run.log.segments)[:2]:
+            (Path(store) / "commitlog" / f"{base:020d}").unlink()
+    assert middle(run) < TAIL_BYTES
+    with pytest.raises(StoreError, match="audit all of it"):
+        run_audit(spark, stores, results=results_of(begun, tmp_path), incremental=True)
+
+
+def test_the_command(spark: SparkSession, run: Run, begun: Path, tmp_path: Path) -> None:
+    stores = write(tmp_path, run.log)
+    words = [word for name, at in stores.items() for word in ("--store", f"{name}={at}")]
+    results = ["--results", str(results_of(begun, tmp_path)), "--incremental"]
+    done = CliRunner().invoke(main, [*words, *results])
+    assert done.exit_code == 0, done.output
+    assert "found nothing wrong with it" in done.output
+    assert CliRunner().invoke(main, [*words, "--incremental"]).exit_code == 2
+    (Path(results[1]) / "ended.parquet").write_bytes(b"no table")
+    broken = CliRunner().invoke(main, [*words, *results])
+    assert broken.exit_code == 2 and "cannot be read" in broken.output

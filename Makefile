@@ -29,7 +29,8 @@ $(VENV)/.demo-ready: $(VENV)/.audit-ready demo/requirements.txt
 	@touch $@
 
 # Foreign clients with what drives them (Go, Node, a Java compiler), beside the environment: 240 MB, about a minute.
-$(VENV)/.interop-ready: $(VENV)/.ready $(wildcard tests/interop/toolchain.py tests/interop/*.xml tests/interop/requirements.txt tests/interop/go/* tests/interop/java/* tests/interop/node/package*)
+# Py4J, which drives the Java ones, comes with Spark.
+$(VENV)/.interop-ready: $(VENV)/.audit-ready $(wildcard tests/interop/toolchain.py tests/interop/*.xml tests/interop/requirements.txt tests/interop/go/* tests/interop/java/* tests/interop/node/package*)
 	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && $(BIN)/python -m tests.interop.toolchain
 	@touch $@
 

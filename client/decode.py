@@ -46,9 +46,10 @@ def decode_messages(
     Raises RecordError for bytes that are not complete records.
     """
     messages: list[MessageExt] = []
+    topic, topic_field = "", b"\0"  # of the record before: TOPIC, and TOPICLEN with TOPIC
     offset = 0
     end = len(body)
-    unpack = _HEAD.unpack_from
+    unpack, unpack_short, new = _HEAD.unpack_from, _SHORT.unpack_from, MessageExt.__new__
     while offset < end:
         if end - offset < _HEAD_SIZE_BYTES + 3:
             raise RecordError(StopReason.CUT_SHORT, f"{end - offset} bytes left")
@@ -57,50 +58,55 @@ def decode_messages(
             born_host, store_ms, store_host, reconsumed, prepared, body_size,
         ) = unpack(body, offset)  # fmt: skip
         if magic != MAGIC_V1 or sys_flag & _UNUSUAL:
-            size = _decode_unusual(messages, body, offset, broker_name, wanted_tags)
-            offset += size
+            offset += _decode_unusual(messages, body, offset, broker_name, wanted_tags)
             continue
         body_start = offset + _HEAD_SIZE_BYTES
-        topic_start = body_start + body_size + 1
+        body_stop = body_start + body_size
         stop = offset + size
-        if not (0 <= body_size and topic_start + 2 <= stop <= end):
-            check_record(body, offset)  # raises, with the reason
-            raise RecordError(StopReason.BAD_SIZE, str(size))
-        properties_start = topic_start + body[topic_start - 1] + 2
-        content = body[body_start : topic_start - 1]
+        if not (0 <= body_size and body_stop + 3 <= stop <= end):
+            raise _damage(body, offset, str(size))
+        if not body.startswith(topic_field, body_stop):
+            topic_field = body[body_stop : body_stop + 1 + body[body_stop]]
+            topic = topic_field[1:].decode("utf-8", "replace")
+        properties_start = body_stop + len(topic_field) + 2
+        content = body[body_start:body_stop]
         if properties_start > stop or (crc and crc32(content) & 0x7FFFFFFF != crc):
-            check_record(body, offset)
-            raise RecordError(StopReason.BAD_SIZE, f"topic at {topic_start}")
+            raise _damage(body, offset, f"topic at {body_stop + 1}")
         properties = body[properties_start:stop]
-        if _SHORT.unpack_from(body, properties_start - 2)[0] != len(properties):
+        if unpack_short(body, properties_start - 2)[0] != len(properties):
             raise RecordError(StopReason.BAD_SIZE, "properties")
         offset = stop
         if wanted_tags is not None and tag_of(properties) not in wanted_tags:
             continue
         if sys_flag & SYS_COMPRESSED:
             content, sys_flag = _plain(content, sys_flag)
-        topic = body[topic_start : properties_start - 2].decode()
-        messages.append(
-            MessageExt(
-                topic,
-                content,
-                properties,
-                broker_name,
-                queue_id,
-                queue_offset,
-                position,
-                sys_flag,
-                flag,
-                born_ms,
-                born_host,
-                store_ms,
-                store_host,
-                reconsumed,
-                prepared,
-                size,
-            )
-        )
+        message = new(MessageExt)  # a call of __init__ takes three times as long as these lines
+        message.topic = topic
+        message.body = content
+        message.properties_raw = properties
+        message.broker_name = broker_name
+        message.queue_id = queue_id
+        message.queue_offset = queue_offset
+        message.commit_log_offset = position
+        message.sys_flag = sys_flag
+        message.flag = flag
+        message.born_timestamp_ms = born_ms
+        message.born_host_raw = born_host
+        message.store_timestamp_ms = store_ms
+        message.store_host_raw = store_host
+        message.reconsume_times = reconsumed
+        message.prepared_transaction_offset = prepared
+        message.store_size_bytes = size
+        message._properties = None
+        messages.append(message)
     return messages
+
+
+def _damage(body: bytes, offset: int, detail: str) -> RecordError:
+    """Return the error for a record whose sizes or CRC are wrong; or raise that of `check_record`,
+    which knows better what is wrong with it."""
+    check_record(body, offset)
+    return RecordError(StopReason.BAD_SIZE, detail)
 
 
 def _plain(body: bytes, sys_flag: int) -> tuple[bytes, int]:

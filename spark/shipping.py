@@ -1,4 +1,4 @@
-"""Ships this package to Spark's executors, for clusters whose machines do not have it installed."""
+"""Ships this package to Spark, for clusters and Connect servers that do not have it installed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import raftmq
+from raftmq.spark.source import RaftMqSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,10 +19,12 @@ ROOMS = ("client", "remoting", "spark", "store")  # what tasks import
 
 
 def ship(spark: SparkSession) -> None:
-    """Give all executors of a session the modules that tasks of format `raftmq` import.
+    """Give all executors of a session the modules that tasks of format `raftmq` import, and tell
+    the session of the format: a Spark Connect server that lacks this package cannot find it.
 
-    What those import in turn must be installed there: google-crc32c, lz4, msgspec, numpy, orjson,
-    pyarrow, tenacity and zstandard, which have parts that are not Python.
+    What the modules import in turn must be installed there: google-crc32c, lz4, msgspec, numpy,
+    orjson, pyarrow, tenacity and zstandard, which have parts that are not Python. Spark (4.3) gives
+    the streams of a Connect session nothing that was shipped: their server needs this package.
     """
     directory = tempfile.mkdtemp(prefix="raftmq-")
     atexit.register(
@@ -30,6 +33,7 @@ def ship(spark: SparkSession) -> None:
     path = Path(directory) / "raftmq.zip"
     write_archive(path)
     spark.addArtifacts(str(path), pyfile=True)
+    spark.dataSource.register(RaftMqSource)
 
 
 def write_archive(path: Path) -> None:

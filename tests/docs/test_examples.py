@@ -82,6 +82,7 @@ EVENT = re.compile(r"[a-z]+(_[a-z]+)+ [a-z_]+=.*")
 BEHIND_A_NAME_SERVER = re.compile(r"^/api/v1/brokers/[^/]+/[^/]+/")
 FRAMES = "frames.py"  # a test of its own
 OF_THE_TOUR = {"consume.py", "longest_gap.py"}  # tests/docs/test_tour.py
+OF_SPARK = {"flights_by_month.py"}  # tests/spark/test_flights.py
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +175,7 @@ async def stop(directory: Path) -> None:
 
 def test_every_example_is_run_and_shown() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == PRINTS.keys() | OF_THE_TOUR | {FRAMES}
+    assert names == PRINTS.keys() | OF_THE_TOUR | OF_SPARK | {FRAMES}
     shown = {block.title for block in PYTHON}
     assert {f"docs/examples/{name}" for name in names} <= shown
 

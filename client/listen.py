@@ -163,10 +163,11 @@ class ConcurrentDeliverer:
         if delivery.going_back is not None:
             await asyncio.wait((delivery.going_back,))  # a cancellation does not cancel that
             delivery.going_back = None
-        left = set(map(id, delivery.messages))
-        if len(left) < len(given):
-            logger.info("late_answer_ignored count=%d", len(given) - len(left))
-        failed = [message for message in failed_of(given, answer) if id(message) in left]
+        failed = failed_of(given, answer)
+        if len(delivery.messages) < len(given):  # a time-out has sent some of them back
+            logger.info("late_answer_ignored count=%d", len(given) - len(delivery.messages))
+            left = set(map(id, delivery.messages))
+            failed = [message for message in failed if id(message) in left]
         if failed and self._policy.send_back:
             failed = await self._send_back(failed, answer.delay_level if answer else 0)
         delivery.messages = failed
@@ -265,7 +266,8 @@ def failed_of(messages: list[MessageExt], answer: Later | None) -> list[MessageE
 
 
 def restore_topics(messages: list[MessageExt]) -> None:
-    """Give messages of the retry topic the topic they were first sent to."""
-    for message in messages:
-        if message.topic.startswith(RETRY_PREFIX):
+    """Give messages of the retry topic the topic they were first sent to. All are of one queue, so
+    the first one tells whether that is the retry topic's."""
+    if messages and messages[0].topic.startswith(RETRY_PREFIX):
+        for message in messages:
             message.topic = message.properties.get("RETRY_TOPIC") or message.topic

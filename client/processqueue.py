@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from raftmq.client.message import MessageExt
+
+_SIZE_BYTES = attrgetter("store_size_bytes")
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +82,7 @@ class ProcessQueue:
         self._budget = budget or CacheBudget(limits)
         self._discarded = False
         self._last = start - 1  # offset of the last message that was added
-        self._waiting: deque[tuple[MessageExt, int]] = deque()  # message, bytes
+        self._waiting: deque[MessageExt] = deque()
         self._taken: deque[Batch] = deque()
         self._finished_to = start
         self.next_pull = start
@@ -107,7 +110,7 @@ class ProcessQueue:
         if self._taken:
             return self._taken[0].first
         if self._waiting:
-            return self._waiting[0][0].queue_offset
+            return self._waiting[0].queue_offset
         return self._finished_to
 
     def add(self, messages: Sequence[MessageExt], next_pull: int) -> None:
@@ -116,14 +119,10 @@ class ProcessQueue:
         Offsets below `next_pull` that are not among the messages were filtered out.
         """
         assert next_pull >= self.next_pull, (next_pull, self.next_pull)
-        total = 0
-        for message in messages:
-            size = message.store_size_bytes
-            self._waiting.append((message, size))
-            total += size
+        self._waiting.extend(messages)
         if messages:
             self._last = messages[-1].queue_offset
-        self._account(len(messages), total)
+        self._account(len(messages), sum(map(_SIZE_BYTES, messages)))
         self.next_pull = next_pull
         if not self._taken and not self._waiting:
             self._finished_to = next_pull
@@ -132,13 +131,9 @@ class ProcessQueue:
         """Take out the next messages, at most `count_max`; None if nothing waits."""
         if not self._waiting:
             return None
-        count = min(count_max, len(self._waiting))
-        messages: list[MessageExt] = []
-        size_bytes = 0
-        for _ in range(count):
-            message, size = self._waiting.popleft()
-            messages.append(message)
-            size_bytes += size
+        next_one = self._waiting.popleft
+        messages = [next_one() for _ in range(min(count_max, len(self._waiting)))]
+        size_bytes = sum(map(_SIZE_BYTES, messages))  # before a user changes one
         batch = Batch(messages, messages[0].queue_offset, self._next_offset(), size_bytes)
         self._taken.append(batch)
         return batch
@@ -169,4 +164,4 @@ class ProcessQueue:
 
     def _next_offset(self) -> int:
         """Return where the batch just taken ends: filtered offsets after it belong to it."""
-        return self._waiting[0][0].queue_offset if self._waiting else self.next_pull
+        return self._waiting[0].queue_offset if self._waiting else self.next_pull

@@ -21,10 +21,11 @@ from raftmq.client.compression import (
 from raftmq.client.decode import decode_messages
 from raftmq.client.errors import ClientError, SendFailed, SendOutcomeUnknown, UnsupportedCompression
 from raftmq.client.fault import FaultAvoidance
+from raftmq.client.listen import restore_topics
 from raftmq.client.message import Message, MessageExt, UniqueKeys
 from raftmq.client.offsets import OffsetMoved, OffsetTable
 from raftmq.client.pending import Pending, Verdict, judge
-from raftmq.client.processqueue import CacheLimits, ProcessQueue
+from raftmq.client.processqueue import CacheBudget, CacheLimits, ProcessQueue
 from raftmq.client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_route
 from raftmq.client.sendframe import SendTemplate, encoded_properties, outgoing, outgoing_batch
 from raftmq.client.subscription import subscribe, tag_of
@@ -443,6 +444,45 @@ def test_process_queue_limits(limits: CacheLimits, full_after: int) -> None:
     assert batch is not None and pq.full, "what is with the listener still counts"
     pq.finish(batch)
     assert not pq.full
+
+
+def test_process_queue_counts_bytes_as_they_came_whatever_the_user_changes() -> None:
+    budget = CacheBudget(CacheLimits())
+    pq = ProcessQueue(0, CacheLimits(), budget)
+    pq.add(messages_at(0, 1, 2), 3)
+    pq.add(messages_at(3, 4), 5)
+    sizes = [500]
+    while (batch := pq.take(2)) is not None:
+        for message in batch.messages:
+            message.store_size_bytes = 7
+        pq.finish(batch)
+        sizes.append(pq.cached_bytes)
+    assert sizes == [500, 300, 100, 0]
+    assert (budget.count, budget.size_bytes) == (0, 0)
+
+
+# ---- listeners
+
+
+@pytest.mark.parametrize(
+    ("topics", "shown"),
+    [
+        ([], []),
+        ([("T", "U")], ["T"]),
+        ([("%RETRY%g", "U"), ("%RETRY%g", "V")], ["U", "V"]),
+        ([("%RETRY%g", ""), ("%RETRY%g", "V")], ["%RETRY%g", "V"]),
+    ],
+)
+def test_retried_messages_are_shown_under_the_topic_they_were_sent_to(
+    topics: list[tuple[str, str]], shown: list[str]
+) -> None:
+    messages = messages_at(*range(len(topics)))
+    for message, (topic, sent_to) in zip(messages, topics, strict=True):
+        message.topic = topic
+        message.properties_raw = f"RETRY_TOPIC\x01{sent_to}\x02".encode()
+    for _ in range(2):  # a message that is delivered again has its topic already
+        restore_topics(messages)
+        assert [message.topic for message in messages] == shown
 
 
 # ---- offsets

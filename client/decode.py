@@ -32,7 +32,10 @@ logger = logging.getLogger(__name__)
 # TOTALSIZE .. BODYLEN of a record with IPv4 hosts, 88 bytes
 _HEAD = struct.Struct(">iiIiiqqiq8sq8siqi")
 _HEAD_SIZE_BYTES = _HEAD.size
-_SHORT = struct.Struct(">h")
+# TOPICLEN, TOPIC and PROPERTIESLEN by TOPICLEN: (size, how to read topic field and length)
+_TAILS = [
+    (tail.size, tail.unpack_from) for tail in (struct.Struct(f">{1 + n}sh") for n in range(256))
+]
 _UNUSUAL = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
 assert _HEAD_SIZE_BYTES == 88
@@ -46,10 +49,10 @@ def decode_messages(
     Raises RecordError for bytes that are not complete records.
     """
     messages: list[MessageExt] = []
-    topic, topic_field = "", b"\0"  # of the record before: TOPIC, and TOPICLEN with TOPIC
+    topic, topic_field = "", b"\0"  # TOPIC, and TOPICLEN with it, of the record before
     offset = 0
     end = len(body)
-    unpack, unpack_short, new = _HEAD.unpack_from, _SHORT.unpack_from, MessageExt.__new__
+    unpack, tails, new = _HEAD.unpack_from, _TAILS, MessageExt.__new__
     while offset < end:
         if end - offset < _HEAD_SIZE_BYTES + 3:
             raise RecordError(StopReason.CUT_SHORT, f"{end - offset} bytes left")
@@ -65,15 +68,17 @@ def decode_messages(
         stop = offset + size
         if not (0 <= body_size and body_stop + 3 <= stop <= end):
             raise _damage(body, offset, str(size))
-        if not body.startswith(topic_field, body_stop):
-            topic_field = body[body_stop : body_stop + 1 + body[body_stop]]
-            topic = topic_field[1:].decode("utf-8", "replace")
-        properties_start = body_stop + len(topic_field) + 2
+        tail_size, unpack_tail = tails[body[body_stop]]
+        properties_start = body_stop + tail_size
         content = body[body_start:body_stop]
         if properties_start > stop or (crc and crc32(content) & 0x7FFFFFFF != crc):
             raise _damage(body, offset, f"topic at {body_stop + 1}")
+        field, properties_size = unpack_tail(body, body_stop)
+        if field != topic_field:
+            topic_field = field
+            topic = field[1:].decode("utf-8", "replace")
         properties = body[properties_start:stop]
-        if unpack_short(body, properties_start - 2)[0] != len(properties):
+        if properties_size != len(properties):
             raise RecordError(StopReason.BAD_SIZE, "properties")
         offset = stop
         if wanted_tags is not None and tag_of(properties) not in wanted_tags:

@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from raftmq.client.message import MessageExt
-
-_SIZE_BYTES = attrgetter("store_size_bytes")
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +119,10 @@ class ProcessQueue:
         self._waiting.extend(messages)
         if messages:
             self._last = messages[-1].queue_offset
-        self._account(len(messages), sum(map(_SIZE_BYTES, messages)))
+        size_bytes = 0
+        for message in messages:
+            size_bytes += message.store_size_bytes
+        self._account(len(messages), size_bytes)
         self.next_pull = next_pull
         if not self._taken and not self._waiting:
             self._finished_to = next_pull
@@ -131,9 +131,12 @@ class ProcessQueue:
         """Take out the next messages, at most `count_max`; None if nothing waits."""
         if not self._waiting:
             return None
-        next_one = self._waiting.popleft
-        messages = [next_one() for _ in range(min(count_max, len(self._waiting)))]
-        size_bytes = sum(map(_SIZE_BYTES, messages))  # before a user changes one
+        messages: list[MessageExt] = []
+        size_bytes = 0  # kept with the batch: the user may change its messages
+        for _ in range(min(count_max, len(self._waiting))):
+            message = self._waiting.popleft()
+            messages.append(message)
+            size_bytes += message.store_size_bytes
         batch = Batch(messages, messages[0].queue_offset, self._next_offset(), size_bytes)
         self._taken.append(batch)
         return batch

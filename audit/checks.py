@@ -128,7 +128,7 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
     )
     yield check(
         "altered",
-        "stored with another body, key, tag, flag or property than was sent",
+        "stored with another body, key, tag, flag, property or born time than was sent",
         True,
         F.col("sent") & (F.col("altered") > 0),
         "first_position",

@@ -36,6 +36,7 @@ EVENT_SCHEMA = StructType(
         StructField("seq", LongType()),
         StructField("crc", LongType()),
         StructField("fields", LongType()),
+        StructField("born", LongType()),
         StructField("queue", IntegerType()),
         StructField("offset", LongType()),
         StructField("msg_id", StringType()),
@@ -113,9 +114,9 @@ def of_group(group: str | None) -> Column:
 def sends(events: DataFrame, group: str | None = None) -> DataFrame:
     """Return one row per send operation of any topic, as seen by `group` (None: the only one).
 
-    Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, fields, outcome
-    (also WEAK, ELSEWHERE), attempts (null: any number), ack_queue, ack_offset, ack_position (null
-    if the message id has none), invokes and outcomes (1 and at most 1 in a sane history).
+    Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, fields, born,
+    outcome (also WEAK, ELSEWHERE), attempts (null: any number), ack_queue, ack_offset, ack_position
+    (null if the message id has none), invokes and outcomes (1 and at most 1 in a sane history).
     """
     invoke = F.col("type") == "invoke"
     outcome = F.col("type").isin(*OUTCOMES)
@@ -130,7 +131,7 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
         events.where(F.col("f") == "send")
         .groupBy("op")
         .agg(
-            *[at_invoke(name) for name in ("id", "topic", "order", "seq", "crc", "fields", "once")],
+            *map(at_invoke, ("id", "topic", "order", "seq", "crc", "fields", "born", "once")),
             at_outcome("type", "outcome"),
             at_outcome("attempts", "attempts"),
             at_outcome("queue", "ack_queue"),

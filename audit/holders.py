@@ -26,16 +26,17 @@ class LastCopies:
 
 
 NONE = LastCopies({}, {})
+_AS_SENT = {"content_crc": "crc", "fields_sum": "fields", "born_timestamp": "born"}
 
 
 def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) -> LastCopies:
     """Look for the messages that these checks counted. `lost`: their topic and id_text, and what
-    was sent as far as it is known, `crc` of the body and `fields`."""
+    was sent as far as it is known, `crc` of the body, `fields` and `born`."""
     if not any(check.count for check in checks):
         return NONE
-    as_sent = F.coalesce(F.col("content_crc") == F.col("crc"), F.lit(True)) & F.coalesce(
-        F.col("fields_sum") == F.col("fields"), F.lit(True)
-    )
+    as_sent = F.lit(True)
+    for stored, sent in _AS_SENT.items():
+        as_sent &= F.coalesce(F.col(stored) == F.col(sent), F.lit(True))
     found = (
         records(tables.items)
         .where(F.col("visible") & F.col("intact"))

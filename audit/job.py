@@ -166,7 +166,9 @@ def _sent_results(
     return _with_copies(
         tables,
         results,
-        lost.join(tables.sends.select("topic", "id_text", "crc", "fields"), ["topic", "id_text"]),
+        lost.join(
+            tables.sends.select("topic", "id_text", "crc", "fields", "born"), ["topic", "id_text"]
+        ),
     )
 
 
@@ -176,8 +178,9 @@ def _acknowledged_results(
     """Run the checks of what was acknowledged; also return who holds what is missing."""
     rows = compared(tables, acknowledged)
     results = evaluate([*acknowledged_checks(tables, rows)])
-    sent = lost(rows).withColumn("fields", F.lit(None).cast("long"))
-    return _with_copies(tables, results, sent.withColumnRenamed("body_crc", "crc"))
+    sent = lost(rows).withColumnRenamed("body_crc", "crc")
+    unknown = {name: F.lit(None).cast("long") for name in ("fields", "born")}
+    return _with_copies(tables, results, sent.withColumns(unknown))
 
 
 def _with_copies(

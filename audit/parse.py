@@ -33,7 +33,6 @@ _NOT_STAGED = (
     "magic",
     "flag",
     "physical_offset",
-    "born_timestamp",
     "body_size",
     "keys",
     "sharding_key",

@@ -53,7 +53,7 @@ class Tables:
     topics: those whose messages are judged, see `_topics`
     log: the records the group holds (a majority, or in classic mode any store): position, size,
         topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
-        store_timestamp, reconsume_times, sysflag
+        born_timestamp, store_timestamp, reconsume_times, sysflag
     events: the history's lines; sends: one row per send (history.sends)
     since: where the audit before ended, if this one begins there
     ledger: one row per topic and message id, sent or stored: see `_ledger`
@@ -190,7 +190,7 @@ def _log(shared: DataFrame, limits: Limits) -> DataFrame:
     `shared`: the items as they were decoded; what all stores hold alike is one row there."""
     kept = (
         *("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "fields_sum", "visible"),
-        *("store_timestamp", "reconsume_times", "sysflag"),
+        *("born_timestamp", "store_timestamp", "reconsume_times", "sysflag"),
     )
 
     def sound(rows: DataFrame) -> DataFrame:
@@ -216,7 +216,8 @@ def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFram
     """Return one row per topic and id: what was sent under it, and what is stored under it.
 
     topic, id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset (null if
-    never sent); copies; altered (copies with another body, or other fields, than the sent one);
+    never sent); copies; altered (copies with another body, other fields or another born time than
+    the sent one);
     at_ack (a copy stands where the acknowledgement says); first_position, first_queue,
     first_offset.
     """
@@ -229,6 +230,7 @@ def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFram
         "queue_offset",
         "content_crc",
         "fields_sum",
+        "born_timestamp",
     )
     sent = sends.where(F.col("topic").isin(*topics)).drop("invokes", "outcomes")
     at_ack = (
@@ -238,7 +240,8 @@ def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFram
     )
     other_body = F.col("crc").isNotNull() & ~F.col("content_crc").eqNullSafe(F.col("crc"))
     other_fields = F.col("fields").isNotNull() & (F.col("fields_sum") != F.col("fields"))
-    altered = other_body | other_fields
+    other_birth = F.col("born").isNotNull() & (F.col("born_timestamp") != F.col("born"))
+    altered = other_body | other_fields | other_birth
     once = ("op", "outcome", "attempts", "order", "seq", "ack_queue", "ack_offset")
     stored = F.col("position").isNotNull()
     return (

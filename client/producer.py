@@ -338,10 +338,11 @@ class Producer:
     def _outgoing(
         self, message: Message, code: int = SEND_MESSAGE_V2, sys_flag: int = 0, suffix: str = ""
     ) -> OutgoingSend:
+        born_ms = message.born_timestamp_ms
         return outgoing(
             message,
             message.unique_key or self._keys.next(),
-            int(time.time() * 1000),
+            int(time.time() * 1000) if born_ms is None else born_ms,
             compression=self.config.compression,
             code=code,
             sys_flag=sys_flag,

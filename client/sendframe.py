@@ -145,6 +145,8 @@ def outgoing_batch(
         raise InvalidMessage("a batch has one topic and no delayed messages")
     if first.topic.startswith(RETRY_PREFIX):
         raise InvalidMessage("a retry topic takes no batches")
+    if any(m.born_timestamp_ms is not None for m in messages):
+        raise InvalidMessage("a batch is born when it is sent")
     if any(m.wait_store is not first.wait_store for m in messages):
         raise InvalidMessage("the messages of a batch wait for storage all or none")
     parts: list[bytes] = []

@@ -207,14 +207,15 @@ class KeyedSender:
             self._ready.append((item, due_ns))
             self._backlog += 1
 
-    def _invoke(self, item: Item, due_ns: int) -> tuple[int, str]:
-        """Record that a send begins; return its operation number and message id."""
+    def _invoke(self, item: Item, due_ns: int) -> tuple[int, str, int]:
+        """Record that a send begins; return its operation number, message id and born time."""
         order = item.order
         sequence = self._sequence.get(order, 0) if order else 0
         if order:
             self._sequence[order] = sequence + 1
         op = self._history.next_op()
         unique_key = self._ids.next()
+        born_ms = time.time_ns() // 1_000_000
         self.tally.invoked += 1
         due = {"due_ns": due_ns} if due_ns else {}
         named = (("KEYS", item.key), ("TAGS", item.tag))
@@ -231,13 +232,14 @@ class KeyedSender:
             seq=sequence,
             crc=zlib.crc32(item.body) & 0x7FFFFFFF,
             fields=fields_sum(0, given),
+            born=born_ms,
             **due,
             **self._more,
         )
-        return op, unique_key
+        return op, unique_key, born_ms
 
     def _shed(self, item: Item, due_ns: int) -> None:
-        op, _ = self._invoke(item, due_ns)
+        op, _, _ = self._invoke(item, due_ns)
         self.tally.shed += 1
         reason = f"not sent: {self._backlog} sends were waiting already"
         self._history.event("fail", "send", self._process, op, error=reason, attempts=0, shed=True)
@@ -251,10 +253,10 @@ class KeyedSender:
         else:
             self._turn += 1
             queue = self._queues[self._turn % len(self._queues)]
-        op, unique_key = self._invoke(item, due_ns)
+        op, unique_key, born_ms = self._invoke(item, due_ns)
         message = Message(
             item.topic, item.body, item.tag or None, item.key, item.properties,
-            unique_key=unique_key,
+            unique_key=unique_key, born_timestamp_ms=born_ms,
         )  # fmt: skip
         self._in_flight += 1
         try:

@@ -37,7 +37,7 @@ from raftmq.spark.layout import java_hash
 from raftmq.store.disk import OsDisk
 from raftmq.store.frame import FrameKind, parse_header
 from tests.audit.run import NAMES, TOPIC, Run, message_id
-from tests.audit.stores import BLANK, UNIT, Log, Message, Placed, properties_of
+from tests.audit.stores import BLANK, BORN_MS, UNIT, Log, Message, Placed, properties_of
 
 COUNT = 150  # messages: three segments and more
 GROUP_ID = bytes(range(16))
@@ -279,6 +279,12 @@ def _property(hit: Hit, number: int) -> dict[int, bytes]:
     return {placed.position - begin + data.index(b"KEYS\x01k") + 5: b"x"}
 
 
+def _born(hit: Hit, number: int) -> dict[int, bytes]:
+    """The change of the message's born time by some hours, in its frame."""
+    record = hit.run.placed(number).position - frame(hit, number)
+    return {record + 40: struct.pack(">q", BORN_MS + 7_200_000)}
+
+
 def _letter(hit: Hit, number: int) -> None:
     """Change the same letter, with the checksum as it was."""
     for place, letter in _property(hit, number).items():
@@ -510,6 +516,14 @@ LOG_KINDS = (
         "replicas",
         two="altered",
         place=lambda run: message_id(77),
+    ),
+    Kind(
+        "another born time, with right checksums",
+        "messages",
+        lambda hit: hit.reseal(frame(hit, 100), _born(hit, 100)),
+        "replicas",
+        two="altered",
+        place=lambda run: message_id(100),
     ),
     Kind(
         "a delayed message that came, under another id",

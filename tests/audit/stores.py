@@ -20,6 +20,7 @@ SEGMENT_SIZE_BYTES = 16 * 1024
 HOST = ("127.0.0.1", 10911)
 BLANK = struct.Struct(">iI")
 UNIT = struct.Struct(">qiq")
+BORN_MS = 1_700_000_000_000  # all messages
 GARBAGE = b"\xda\xa3\x20\xa7 stale "  # stands behind blank records, where anything may stand
 
 
@@ -160,7 +161,7 @@ class Log:
                 queue_offset=queue_offset,
                 physical_offset=position,
                 sys_flag=message.sys_flag,
-                born_timestamp_ms=1_700_000_000_000,
+                born_timestamp_ms=BORN_MS,
                 born_host=("127.0.0.1", 50000),
                 store_timestamp_ms=message.store_ms,
                 store_host=HOST,
@@ -249,6 +250,7 @@ class History:
             seq=seq,
             crc=crc,
             fields=fields_sum(flag, properties),
+            born=BORN_MS,
         )
         return self.op
 

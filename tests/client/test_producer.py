@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from dataclasses import replace
 
@@ -550,6 +551,7 @@ async def test_what_a_failing_batch_leaves_unsent_is_told() -> None:
         [Message("T", b"x"), Message("U", b"x")],
         [Message("T", b"x"), Message("T", b"x", delay_level=1)],
         [Message("T", b"x"), Message("T", b"x", wait_store=False)],
+        [Message("T", b"x"), Message("T", b"x", born_timestamp_ms=1)],
         [Message("%RETRY%g", b"x")],
         [],
     ],
@@ -558,6 +560,17 @@ async def test_what_cannot_be_a_batch(messages: list[Message]) -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         with pytest.raises(InvalidMessage):
             await producer.send_batch(messages)
+
+
+async def test_a_message_is_born_when_it_says_so_or_when_it_is_sent() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        begin_ms = int(time.time() * 1000)
+        await producer.send(Message("T", b"x"))
+        await producer.send(Message("T", b"x", born_timestamp_ms=77))
+        sent = cluster.brokers["g0"][0].received(RequestCode.SEND_MESSAGE_V2)
+        now, said = (SendHeader.parse(one.ext).born_timestamp_ms for one in sent)
+        assert begin_ms <= now <= time.time() * 1000
+        assert said == 77
 
 
 async def test_idempotent_sends_say_so_and_stay_in_their_group() -> None:

@@ -8,7 +8,7 @@ which positions records count.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
 from raftmq.audit.history import WEAK
@@ -331,11 +331,14 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
     for name, ended in (("index", since and since.index), ("term", since and since.term)):
         before = F.coalesce(F.lag(f"frame_{name}").over(in_store), F.lit(ended).cast("long"))
         frames = frames.withColumn(f"{name}_before", before)
+    frames = frames.withColumn(
+        "term_is_wrong", _has_wrong_term(in_store, term, F.col("term_before"))
+    )
     columns = ("store", "position", "index_before", "frame_index", "term_before", "frame_term")
-    wrong = (index != F.col("index_before") + 1) | (term < F.col("term_before"))
+    wrong = (index != F.col("index_before") + 1) | F.col("term_is_wrong")
     yield Check(
         "frame_sequence",
-        "frames whose index does not follow, or whose term falls",
+        "frames whose index does not follow, or whose term falls or is too high",
         True,
         frames,
         wrong,
@@ -369,6 +372,18 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
         ("store", "position", "frame_index", "record_count", "records_found"),
         ("store", "position"),
     )
+
+
+def _has_wrong_term(in_store: WindowSpec, term: Column, before: Column) -> Column:
+    """Return whether a frame is the wrong one of two of which the later has the lower term. That is
+    the later one, unless without the earlier one the terms would rise, and without it not."""
+    two_before = F.lag(before).over(in_store)
+    behind, two_behind = (F.lead(term, count).over(in_store) for count in (1, 2))
+    yes, no = F.lit(True), F.lit(False)
+    earlier_is = F.coalesce(two_before <= term, yes) & F.coalesce(before > behind, no)
+    is_earlier = F.coalesce(before <= behind, yes) & F.coalesce(term > two_behind, no)
+    falls = F.coalesce(term < before, no)
+    return (falls & ~earlier_is) | (F.coalesce(behind < term, no) & is_earlier)
 
 
 def queue_index_checks(tables: Tables) -> Iterator[Check]:

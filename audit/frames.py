@@ -23,7 +23,7 @@ class GroupFrames:
 
     `first` and `last`: the smallest and the largest index (without any, `last` is that before
     them); `term`: of the last; `whole`: every index between them is there. `terms`: of each store,
-    the highest term of its frames below its limit.
+    the term of its last frame below its limit.
     `frames`: _IDENTITY, frame_kind, frame_term, store_timestamp, payload_at, records_at (where a
     command ends), holder.
     """
@@ -78,7 +78,8 @@ def group_frames(tables: Tables) -> GroupFrames:
     since = tables.since
     before, term = (since.index, since.term) if since else (0, 0)
     below = each(frames).where(F.col("position") < limits.of("limit"))
-    terms = below.groupBy("store").agg(F.max("frame_term").alias("term")).collect()
+    last_term = F.max_by("frame_term", "position").alias("term")  # none before it is higher
+    terms = below.groupBy("store").agg(last_term).collect()
     last = int(row["last"] or before)
     first = int(row["first"] or last + 1)
     if since is not None:

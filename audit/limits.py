@@ -15,9 +15,12 @@ the group:
   hold it intact below this position. A store may lag: its own limit is then smaller.
 
 Frames left over behind a truncation have a lower term than frames before them in the file; they do
-not vouch for anything. audit.voters says who the voters are. A voter whose store was not given
-counts as one that holds nothing; the store of a learner, or of a member that was removed, is
-judged, and counts for no majority.
+not vouch for anything. Nothing is truncated below a commit position, so there each intact frame
+counts whatever the terms: one that is wrong makes nothing doubtful but itself.
+
+audit.voters says who the voters are. A voter whose store was not given counts as one that holds
+nothing; the store of a learner, or of a member that was removed, is judged, and counts for no
+majority.
 
 Classic mode (a master, perhaps slaves that copy its bytes; a log without frames) has no majority: a
 message is stored if any of the stores holds it intact, and each store must be right up to its own
@@ -93,11 +96,7 @@ class Limits:
 
     def of(self, name: str) -> Column:
         """Return a column of `name` ('limit', 'commit', 'begin') by the row's `store`."""
-        value = F.lit(0).cast("long")
-        for store in self.stores:
-            position = F.lit(int(getattr(store, name))).cast("long")
-            value = F.when(F.col("store") == store.store, position).otherwise(value)
-        return value
+        return _by_store({store.store: int(getattr(store, name)) for store in self.stores})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,10 @@ def find_limits(
     ends = _data_ends(items)
     earlier = {name: _earlier_end(stores[name], since) for name in names}
     data_ends = [max(ends.get(name, (0, 0, 0))[0], earlier[name]) for name in names]
-    held = [] if subject.mode == CLASSIC else _held(items, stores, since.term if since else 0)
+    held = []
+    if subject.mode != CLASSIC:
+        known_ends = dict(zip(names, data_ends, strict=True))
+        held = _held(items, known_ends, stores, since.term if since else 0)
     framed = held or (since is not None and since.index > 0)
     mode = subject.mode or (RAFT if framed else CLASSIC)
     commits = [
@@ -196,6 +198,14 @@ def _members(
         subject.founders or nodes.values(),
         subject.founded_by if subject.founders else "the stores that were given",
     )
+
+
+def _by_store(positions: Mapping[str, int]) -> Column:
+    """Return a column of the position of the row's `store`; 0 for another one."""
+    value = F.lit(0).cast("long")
+    for store, position in positions.items():
+        value = F.when(F.col("store") == store, F.lit(position).cast("long")).otherwise(value)
+    return value
 
 
 def _earlier_end(store: str, since: Ended | None) -> int:
@@ -270,21 +280,50 @@ def _data_ends(items: DataFrame) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def _held(items: DataFrame, stores: Mapping[str, str], term: int) -> list[_Held]:
-    """Return the frames, intact and with no higher term before them, by the stores that hold them
-    alike; empty if there is no frame. `term`: of the frame before the items."""
+def _relied_on(store: str, data_end: int) -> int:
+    """Return a store's commit position if it can be one; else 0. DLedger keeps an index, which
+    frames behind a truncation may have, too."""
+    position = confirmed_position(store)
+    return position if committed_index(store) is None and position <= data_end else 0
+
+
+def not_left_over(frames: DataFrame, commits: Mapping[str, int], term: int) -> DataFrame:
+    """Return the intact frames, with `end`, but for those that are left over behind a truncation.
+    `commits`: by store, where what cannot be truncated ends; `term`: of the frame before all.
+
+    Beyond the commit position a frame's term has to be the highest so far. A term of a committed
+    frame that its neighbour does not reach is damage, and does not count for that; nor does a last
+    one that has fallen."""
+    in_store = Window.partitionBy("store").orderBy("position")
+    before = in_store.rowsBetween(Window.unboundedPreceding, -1)
+    committed, last = F.col("committed"), F.lag("frame_term").over(in_store)
+    of_two = F.when(last.isNotNull(), F.least("frame_term", last))
+    at_commit = F.when(committed, F.col("frame_term"))
+    lowest = F.greatest(
+        F.lit(term).cast("long"),
+        F.max("told").over(before),
+        F.last(at_commit, ignorenulls=True).over(before),
+    )
+    return (
+        frames.withColumn("end", frame_end())
+        .withColumn("committed", F.col("end") <= _by_store(commits))
+        .withColumn("told", F.when(committed, of_two).otherwise(F.col("frame_term")))
+        .withColumn("lowest", lowest)
+        .where(F.col("intact") & (committed | (F.col("frame_term") >= F.col("lowest"))))
+    )
+
+
+def _held(
+    items: DataFrame, ends: Mapping[str, int], stores: Mapping[str, str], term: int
+) -> list[_Held]:
+    """Return the frames that are intact and not left over behind a truncation, by the stores that
+    hold them alike; empty if there is no frame. `term`: of the frame before the items. `ends`: per
+    store the end of its last item."""
     names = list(stores)
     frames = items.where(F.col("kind") == int(ItemKind.FRAME))
-    before = (
-        Window.partitionBy("store").orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
-    )
-    highest = F.max("frame_term").over(before)
-    sound = (
-        frames.withColumn("highest", highest)
-        .where(F.col("intact") & (F.coalesce("highest", F.lit(term)) <= F.col("frame_term")))
-        .withColumn("start", F.col("position") + F.col("size"))
-        .withColumn("end", frame_end())
-    )
+    commits = {name: _relied_on(stores[name], ends[name]) for name in names}
+    start = F.col("position") + F.col("size")
+    sound = not_left_over(frames, commits, term).withColumn("start", start)
     bits = F.lit(0).cast("long")
     for i, name in enumerate(names):
         bits = F.when(F.col("store") == name, F.lit(1 << i).cast("long")).otherwise(bits)

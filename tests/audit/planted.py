@@ -480,6 +480,13 @@ LOG_KINDS = (
         within(130),
     ),
     Kind(
+        "a frame's term rises",
+        "frames",
+        lambda hit: hit.reseal(frame(hit, 100), {16: struct.pack(">q", 9)}),
+        "frame_sequence",
+        within(100),
+    ),
+    Kind(
         "a frame's index jumps",
         "frames",
         lambda hit: hit.reseal(frame(hit, 60), {8: struct.pack(">q", 9_000)}),

@@ -1,0 +1,53 @@
+"""Which frames count: those below a commit position, and behind it those of the highest term."""
+
+import pytest
+from pyspark.sql import SparkSession
+
+from raftmq.audit.limits import not_left_over
+
+SIZE_BYTES = 100  # of a frame: header and payload
+
+
+@pytest.mark.parametrize(
+    ("terms", "committed", "term_before", "kept"),
+    [
+        ([], 0, 0, []),
+        ([1, 1, 2, 2], 0, 0, [0, 1, 2, 3]),
+        ([1, 2, 1, 1], 0, 0, [0, 1]),  # left over
+        ([1, 2, 1, 2], 0, 0, [0, 1, 3]),
+        ([1, 9, 1, 2, 2], 5, 0, [0, 1, 2, 3, 4]),  # damage, but nothing is left over there
+        ([1, 9, 1, 2, 2], 4, 0, [0, 1, 2, 3, 4]),
+        ([1, 9, 1, 2, 2], 1, 0, [0, 1]),  # nobody knows
+        ([3, 3, 2, 2], 2, 0, [0, 1]),
+        ([2, 3, 9, 3, 2, 3], 4, 0, [0, 1, 2, 3, 5]),
+        ([5, 5, 1, 4, 5], 3, 0, [0, 1, 2, 4]),  # a last one that has fallen
+        ([5, 5, 9, 5], 3, 0, [0, 1, 2]),  # one that has risen: it may be right
+        ([5, 6, 5], 2, 0, [0, 1]),
+        ([3, 4, 5], 0, 4, [1, 2]),
+        ([3, 4, 5], 1, 4, [0, 1, 2]),
+    ],
+)
+def test_frames_left_over_behind_a_truncation_do_not_count(
+    spark: SparkSession, terms: list[int], committed: int, term_before: int, kept: list[int]
+) -> None:
+    schema = (
+        "store string, position long, size int, payload_length int, frame_term long, intact boolean"
+    )
+    rows = [("n0", i * SIZE_BYTES, 60, 40, each, True) for i, each in enumerate(terms)]
+    # Another store, whose commit position is another one.
+    rows += [("n1", i * SIZE_BYTES, 60, 40, each, True) for i, each in enumerate((1, 2, 1))]
+    frames = spark.createDataFrame(rows, schema)
+    found = not_left_over(frames, {"n0": committed * SIZE_BYTES, "n1": 300}, term_before).collect()
+    assert sorted(r["position"] // SIZE_BYTES for r in found if r["store"] == "n0") == kept
+    assert sorted(r["position"] // SIZE_BYTES for r in found if r["store"] == "n1") == [0, 1, 2]
+
+
+def test_a_damaged_frame_counts_nowhere(spark: SparkSession) -> None:
+    schema = (
+        "store string, position long, size int, payload_length int, frame_term long, intact boolean"
+    )
+    rows = [("n0", 0, 60, 40, 1, True), ("n0", 100, 60, 40, 1, False), ("n0", 200, 60, 40, 1, True)]
+    frames = spark.createDataFrame(rows, schema)
+    for committed in (0, 300):
+        found = not_left_over(frames, {"n0": committed}, 0).collect()
+        assert sorted(row["position"] for row in found) == [0, 200]

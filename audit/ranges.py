@@ -20,8 +20,9 @@ TIMELINE_PARTS = 200
 def ranges_check(
     tables: Tables, known: Sequence[Range], audited_at_ms: int
 ) -> tuple[CheckResult, list[Range]]:
-    """Check that the known ranges are what they were, of the log as the group holds it; also return
-    the ranges that this audit has read, as far as enough stores agree. Raises OSError."""
+    """Check that the known ranges are what they were, of the log as the group holds it, and that it
+    still goes on to where they end; also return the ranges that this audit has read, as far as
+    enough stores agree. Raises OSError."""
     limits = tables.limits
     reference = max(limits.stores, key=lambda store: store.agreed)
     there = [each for each in known if reference.begin <= each.begin < each.end]
@@ -35,13 +36,26 @@ def ranges_check(
         digest = Digest(tables.stores[reference.store], garbage(tables).get(reference.store, []))
         digests = tables.spark.sparkContext.parallelize(parts, len(parts)).map(digest).collect()
     now = [Range(*part, sha256, audited_at_ms) for part, sha256 in zip(parts, digests, strict=True)]
-    offenders: list[Offender] = [
+    offenders = _lost_end(tables, known)
+    offenders += [
         {"store": reference.store, "position": before.begin, "end": before.end}
         for before, after in zip(there, now, strict=False)
         if before.sha256 != after.sha256
     ]
     title = "ranges of the log that are not what an earlier audit found right"
     return CheckResult.of_faults("ranges", title, offenders), now
+
+
+def _lost_end(tables: Tables, known: Sequence[Range]) -> list[Offender]:
+    """Return what the group no longer holds of the end of the known ranges, with the stores whose
+    log still goes so far. (The beginning may have been removed by retention.)"""
+    limits = tables.limits
+    end = max((each.end for each in known), default=0)
+    if end <= limits.agreed_end:
+        return []
+    held_by = [store.store for store in limits.stores if store.data_end >= end]
+    what = "the log ends before what was right"
+    return [{"position": limits.agreed_end, "end": end, "what": what, "held_by": held_by}]
 
 
 def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:

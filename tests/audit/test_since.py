@@ -161,6 +161,33 @@ def test_a_whole_audit_finds_what_has_changed_since(
     assert (row["position"], row["end"]) == (0, middle(run))
 
 
+def test_a_whole_audit_finds_that_the_log_has_lost_its_end(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    end = run.log.frames[5][0]
+    stores = write(tmp_path, until(run.log, end))
+    report = run_audit(spark, stores, results=results_of(begun, tmp_path))
+    (row,) = report.check("ranges").offenders
+    assert (row["position"], row["end"], row["held_by"]) == (end, middle(run), [])
+    assert "store" not in row
+    assert [each.end for each in Kept(tmp_path / "results", "").ranges()] == [middle(run)]
+    # One replica still has it.
+    whole = write(tmp_path / "whole", run.log)
+    report = run_audit(spark, stores | {"n2": whole["n2"]}, results=tmp_path / "results")
+    (row,) = report.check("ranges").offenders
+    assert (row["position"], row["end"], row["held_by"]) == (end, middle(run), ["n2"])
+
+
+def test_what_retention_has_removed_is_not_missed(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    stores = write(tmp_path, run.log)
+    for store in stores.values():
+        (Path(store) / "commitlog" / f"{0:020d}").unlink()
+    report = run_audit(spark, stores, results=results_of(begun, tmp_path))
+    assert report.check("ranges").ok
+
+
 def test_a_log_that_begins_behind_it_is_refused(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
+from zlib import crc32
 
+import orjson
 import pytest
 
 from raftmq.chaos.checks.suite import check_all
@@ -35,6 +37,7 @@ from raftmq.client import (
     SendResult,
     SendStatus,
 )
+from raftmq.store.properties import fields_sum
 from tests.waiting import until
 
 QUEUES = [MessageQueue("T", "b", number) for number in range(4)]
@@ -94,6 +97,26 @@ def items(count: int, keys: int, rng: random.Random) -> Iterator[Item]:
 def writer(tmp_path: Path) -> Iterator[HistoryWriter]:
     with HistoryWriter(tmp_path / "h.jsonl") as history:
         yield history
+
+
+async def test_what_is_sent_is_written_down_before(writer: HistoryWriter, tmp_path: Path) -> None:
+    sent: dict[str | None, Message] = {}
+
+    def fate(message: Message) -> str:
+        sent[message.unique_key] = message
+        return ("ok", "fail", "unknown")[len(sent) % 3]
+
+    await sender_of(StandInProducer(fate=fate), writer).run(items(20, 3, random.Random(3)))
+    writer.flush()
+    lines = [orjson.loads(line) for line in (tmp_path / "h.jsonl").read_bytes().splitlines()]
+    invoked = [line for line in lines if line["type"] == "invoke" and line["f"] == "send"]
+    assert len(invoked) == len(sent) == 20
+    for line in invoked:
+        message = sent[line["id"]]
+        given = message.properties | {"KEYS": str(message.keys), "TAGS": str(message.tags)}
+        assert line["crc"] == crc32(message.body) & 0x7FFFFFFF
+        assert line["fields"] == fields_sum(0, given)
+        assert line["born"] == message.born_timestamp_ms
 
 
 @pytest.mark.parametrize("rate", [None, 20_000.0])

@@ -1,9 +1,14 @@
 """Which frames count: those below a commit position, and behind it those of the highest term."""
 
+from pathlib import Path
+
 import pytest
 from pyspark.sql import SparkSession
 
+from raftmq.audit.api import run_audit
 from raftmq.audit.limits import not_left_over
+from raftmq.store.frame import FrameKind
+from tests.audit.run import NAMES, Run
 
 SIZE_BYTES = 100  # of a frame: header and payload
 
@@ -51,3 +56,20 @@ def test_a_damaged_frame_counts_nowhere(spark: SparkSession) -> None:
     for committed in (0, 300):
         found = not_left_over(frames, {"n0": committed}, 0).collect()
         assert sorted(row["position"] for row in found) == [0, 200]
+
+
+@pytest.mark.parametrize("beyond", [0, 1_000])
+def test_a_commit_position_beyond_the_log_makes_nothing_count(
+    spark: SparkSession, tmp_path: Path, beyond: int
+) -> None:
+    """All replicas have the same frame left over, of a lower term than the last ones."""
+    run = Run.plan(tmp_path).store()
+    end = run.log.end
+    run.log.other(4, FrameKind.NOOP)
+    for name in NAMES:
+        run.logs[name] = run.log
+        run.commits[name] = run.log.end + beyond if beyond else end
+    run.write()
+    report = run_audit(spark, run.stores, run.history_path)
+    assert report.agreed_end == end
+    assert report.check("commit").ok is not bool(beyond)

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
+from raftmq.audit.digests import RANGE_BYTES, by_store, unlike
+from raftmq.audit.files import STORES_SEPARATOR
 from raftmq.audit.history import WEAK
 from raftmq.audit.limits import frame_end
 from raftmq.audit.subject import RAFT
+from raftmq.audit.systemtopics import MULTI_QUEUE_PREFIX, TIMED_TOPICS
 from raftmq.audit.tables import Tables, each, records
 from raftmq.spark.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-TIMED_TOPICS = (SCHEDULE_TOPIC, "rmq_sys_wheel_timer")  # units have times instead of tags codes
-RANGE_BYTES = 16 << 20  # of the log, for which units and records are summed up
-_SUMS = ("count", "low", "high")
-MULTI_QUEUE_PREFIX = "%LMQ%"  # such queues point at records of other topics on purpose
+OPEN_RANGES_MAX = 50  # beyond, all queues are looked at record by record
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: the rows of `table` for which `wrong` holds are its offenders.
+    """One check: the rows of `table` for which `wrong` holds are its offenders. `table` None: it is
+    known to have no rows, and no query is needed.
 
     Checks that share a `table` object are counted together, in one query. Offenders are shown with
     `columns`, sorted by `order`.
@@ -35,13 +35,14 @@ class Check:
     name: str
     title: str
     fault: bool
-    table: DataFrame
+    table: DataFrame | None
     wrong: Column
     columns: tuple[str, ...]
     order: tuple[str, ...]
 
     @property
     def offenders(self) -> DataFrame:
+        assert self.table is not None
         return self.table.where(self.wrong).select(*self.columns)
 
 
@@ -213,16 +214,11 @@ def failed_but_stored(tables: Tables) -> Check:
 
 def offset_checks(tables: Tables) -> Iterator[Check]:
     """Check that queue offsets rise by one along the log, per queue, from 0 if the log is whole."""
-    in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
-    first = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col("queue_offset")
-    rows = tables.log.where("visible")
-    if tables.since is not None:
-        ends = [(*queue, offset) for queue, offset in tables.since.queues.items()]
-        schema = "topic string, queue_id int, ended long"
-        ended = tables.spark.createDataFrame(ends, schema)
-        rows = rows.join(F.broadcast(ended), ["topic", "queue_id"], "left")
-        first = F.coalesce("ended", F.lit(0))
-    rows = rows.withColumn("expected", F.coalesce(F.lag("queue_offset").over(in_queue) + 1, first))
+    suspects = _suspect_queues(tables)
+    rows = None
+    if suspects is not None:
+        log = tables.log.where("visible").join(suspects, ["topic", "queue_id"], "left_semi")
+        rows = _expected(tables, log, "queue_offset", "queue_offset")
     columns = ("position", "topic", "queue_id", "expected", "queue_offset", "id_text")
     yield Check(
         "offset_holes",
@@ -242,6 +238,58 @@ def offset_checks(tables: Tables) -> Iterator[Check]:
         columns,
         ("position",),
     )
+
+
+def _expected(tables: Tables, rows: DataFrame, first: str, last: str) -> DataFrame:
+    """Add `expected`: the queue offset with which each row should begin, the one after the `last`
+    of the row before it in its queue. A queue's first row may begin anywhere in a log without its
+    beginning."""
+    in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
+    start = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col(first)
+    if tables.since is not None:
+        ends = [(*queue, offset) for queue, offset in tables.since.queues.items()]
+        schema = "topic string, queue_id int, ended long"
+        ended = tables.spark.createDataFrame(ends, schema)
+        rows = rows.join(F.broadcast(ended), ["topic", "queue_id"], "left")
+        start = F.coalesce("ended", F.lit(0))
+    return rows.withColumn("expected", F.coalesce(F.lag(last).over(in_queue) + 1, start))
+
+
+def _suspect_queues(tables: Tables) -> DataFrame | None:
+    """Return the queues (topic, queue_id) whose offsets do not just go on from run to run, or have
+    a run that may not be the group's; None if there are none. Only the records of these are looked
+    at one by one."""
+    limits, open_ranges = tables.limits, _open_ranges(tables)
+    if len(open_ranges) > OPEN_RANGES_MAX:
+        return tables.log.select("topic", "queue_id").distinct()
+    parts = F.split("store", STORES_SEPARATOR)
+    voting = F.array(*[F.lit(name) for name in limits.voting])
+    held = F.size(F.array_intersect(parts, voting)) >= limits.needed
+    is_open = F.lit(False)
+    for start, end in open_ranges:
+        is_open |= (F.col("position") >= start) & (F.col("position") < end)
+    runs = tables.staged_log.runs.where(held | is_open)
+    rows = _expected(tables, runs, "first_offset", "last_offset")
+    goes_on = F.col("first_offset") == F.col("expected")
+    sound = goes_on & ~is_open & (F.col("end") <= limits.agreed_end)
+    count = rows.agg(F.count_if(~sound).alias("count")).collect()[0]["count"]
+    return rows.where(~sound).select("topic", "queue_id").distinct() if count else None
+
+
+def _open_ranges(tables: Tables) -> list[tuple[int, int]]:
+    """Return the decoded ranges of the log that no majority has alike. (Where one has, whatever
+    else another store has there is held by too few.) In classic mode any store is enough, so what
+    two have unlike is open, too."""
+    limits = tables.limits
+    parts: dict[tuple[int, int], list[int]] = {}
+    for part in tables.staged_log.digests:
+        count = sum(store in limits.voting for store in part.stores)
+        parts.setdefault((part.start, part.end), []).append(count)
+    return [
+        bounds
+        for bounds, counts in sorted(parts.items())
+        if max(counts) < limits.needed or (limits.mode != RAFT and len(counts) > 1)
+    ]
 
 
 def order_checks(tables: Tables) -> Iterator[Check]:
@@ -309,12 +357,17 @@ def damage(tables: Tables) -> Check:
         .when(kind == int(ItemKind.END), F.concat(F.lit("log stops: "), F.col("reason")))
         .otherwise(F.concat(F.lit("hole: "), F.col("reason")))
     )
+    found = (digest.damage_at for digest in tables.staged_log.digests)
+    first = min((at for at in found if at is not None), default=None)
+    table = None
+    if first is not None and any(first < store.limit for store in tables.limits.stores):
+        table = each(tables.shared_items.where(unreadable | ~intact)).withColumn("what", what)
     return Check(
         "damage",
         "damaged places below a store's limit",
         True,
-        tables.items.withColumn("what", what),
-        (unreadable | ~intact) & (F.col("position") < tables.limits.of("limit")),
+        table,
+        F.col("position") < tables.limits.of("limit"),
         ("store", "position", "size", "what"),
         ("store", "position"),
     )
@@ -322,18 +375,8 @@ def damage(tables: Tables) -> Check:
 
 def frame_checks(tables: Tables) -> Iterator[Check]:
     """Check Raft's invariants as the frames show them, in each store and between stores."""
-    in_store = Window.partitionBy("store").orderBy("position")
-    index, term = F.col("frame_index"), F.col("frame_term")
-    frames = tables.items.where(
-        (F.col("kind") == int(ItemKind.FRAME)) & (F.col("position") < tables.limits.of("limit"))
-    )
-    since = tables.since
-    for name, ended in (("index", since and since.index), ("term", since and since.term)):
-        before = F.coalesce(F.lag(f"frame_{name}").over(in_store), F.lit(ended).cast("long"))
-        frames = frames.withColumn(f"{name}_before", before)
-    frames = frames.withColumn(
-        "term_is_wrong", _has_wrong_term(in_store, term, F.col("term_before"))
-    )
+    index = F.col("frame_index")
+    frames = None if tables.alike is not None else _frames(tables)
     columns = ("store", "position", "index_before", "frame_index", "term_before", "frame_term")
     wrong = (index != F.col("index_before") + 1) | F.col("term_is_wrong")
     yield Check(
@@ -346,10 +389,12 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
         ("store", "position"),
     )
     same = ("frame_term", "position", "payload_length", "payload_crc", "header_crc")
-    spread = frames.groupBy("frame_index").agg(
-        *[F.min(name).alias(f"{name}_min") for name in same],
-        *[F.max(name).alias(f"{name}_max") for name in same],
-    )
+    spread = None
+    if frames is not None:
+        spread = frames.groupBy("frame_index").agg(
+            *[F.min(name).alias(f"{name}_min") for name in same],
+            *[F.max(name).alias(f"{name}_max") for name in same],
+        )
     differs = F.lit(False)
     for name in same:
         differs = differs | (F.col(f"{name}_min") != F.col(f"{name}_max"))
@@ -374,6 +419,19 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
     )
 
 
+def _frames(tables: Tables) -> DataFrame:
+    """Return the frames below the stores' limits, each with those before it."""
+    in_store = Window.partitionBy("store").orderBy("position")
+    term = F.col("frame_term")
+    shared = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
+    frames = each(shared).where(F.col("position") < tables.limits.of("limit"))
+    since = tables.since
+    for name, ended in (("index", since and since.index), ("term", since and since.term)):
+        before = F.coalesce(F.lag(f"frame_{name}").over(in_store), F.lit(ended).cast("long"))
+        frames = frames.withColumn(f"{name}_before", before)
+    return frames.withColumn("term_is_wrong", _has_wrong_term(in_store, term, F.col("term_before")))
+
+
 def _has_wrong_term(in_store: WindowSpec, term: Column, before: Column) -> Column:
     """Return whether a frame is the wrong one of two of which the later has the lower term. That is
     the later one, unless without the earlier one the terms would rise, and without it not."""
@@ -388,8 +446,36 @@ def _has_wrong_term(in_store: WindowSpec, term: Column, before: Column) -> Colum
 
 def queue_index_checks(tables: Tables) -> Iterator[Check]:
     """Check ConsumeQueue units against the records they point at, and records without a unit."""
+    suspects = _suspect_ranges(tables)
+    judged = None
+    if suspects:
+        schema = "store string, range long"
+        judged = _units_judged(tables, F.broadcast(tables.spark.createDataFrame(suspects, schema)))
+    columns = ("store", "position", "what", "topic", "queue_id", "queue_offset")
+    without = F.col("what") == "record without unit"
+    yield Check(
+        "queue_index",
+        "ConsumeQueue units that point wrong",
+        True,
+        judged,
+        ~without,
+        columns,
+        ("store", "position"),
+    )
+    yield Check(
+        "not_indexed",
+        "committed records without a ConsumeQueue unit",
+        True,
+        judged,
+        without,
+        columns,
+        ("store", "position"),
+    )
+
+
+def _units_judged(tables: Tables, suspects: DataFrame) -> DataFrame:
+    """Return the units and records of suspect ranges (store, range), with `what` is wrong."""
     limits = tables.limits
-    suspects = F.broadcast(_suspect_ranges(tables))
     found = (
         each(_within(records(tables.shared_items).where("visible"), suspects))
         .join(suspects, ["store", "range"], "left_semi")
@@ -421,7 +507,7 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
         .when(hashed & (F.col("tags_code") != F.col("record_tags_code")), "wrong tags code")
         .when(~has_unit & (F.col("position") < limits.of("commit")), "record without unit")
     )
-    judged = joined.select(
+    return joined.select(
         "store",
         "position",
         what.alias("what"),
@@ -429,59 +515,19 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
         F.coalesce("queue_id", "record_queue").alias("queue_id"),
         F.coalesce("queue_offset", "record_offset").alias("queue_offset"),
     )
-    columns = ("store", "position", "what", "topic", "queue_id", "queue_offset")
-    without = F.col("what") == "record without unit"
-    yield Check(
-        "queue_index",
-        "ConsumeQueue units that point wrong",
-        True,
-        judged,
-        ~without,
-        columns,
-        ("store", "position"),
-    )
-    yield Check(
-        "not_indexed",
-        "committed records without a ConsumeQueue unit",
-        True,
-        judged,
-        without,
-        columns,
-        ("store", "position"),
-    )
 
 
-def _suspect_ranges(tables: Tables) -> DataFrame:
+def _suspect_ranges(tables: Tables) -> list[tuple[str, int]]:
     """Return the ranges of the log (store, range) in which the units are not just those of the
     records, by count and sums of hashes: only these are compared one by one. A unit and its record
     are in one range, because the one has the other's position."""
-    timed = F.col("topic").isin(*TIMED_TOPICS)
-    tags = F.when(timed, F.lit(0).cast("long")).otherwise(F.col("tags_code"))
-    fields = ("position", "size", "topic", "queue_id", "queue_offset")
-
-    def sums(rows: DataFrame, sign: int) -> DataFrame:
-        hashed = _ranged(rows).withColumn("hash", F.xxhash64(*fields, tags))
-        halves = F.col("hash").bitwiseAND(0xFFFFFFFF), F.shiftrightunsigned("hash", 32)
-        parts = F.lit(1), *halves
-        aggregated = hashed.groupBy("store", "range").agg(
-            *[
-                F.sum(part.cast("long") * sign).alias(name)
-                for name, part in zip(_SUMS, parts, strict=True)
-            ]
-        )
-        return each(aggregated)
-
-    units = sums(_of_records(tables.shared_units), 1)
-    found = sums(records(tables.shared_items).where("visible"), -1)
-    balance = (
-        units.unionByName(found)
-        .groupBy("store", "range")
-        .agg(*[F.sum(name).alias(name) for name in _SUMS])
-    )
-    differs = F.lit(False)
-    for name in _SUMS:
-        differs = differs | (F.col(name) != 0)
-    return balance.where(differs).select("store", "range")
+    units = by_store((digest.stores, digest.units) for digest in tables.unit_digests)
+    found = by_store((digest.stores, digest.units) for digest in tables.staged_log.digests)
+    return [
+        (store, part)
+        for store in tables.stores
+        for part in unlike(units.get(store, {}), found.get(store, {}))
+    ]
 
 
 def _ranged(rows: DataFrame) -> DataFrame:

@@ -5,9 +5,11 @@ one that a URI names, too (audit.places). Files are only ever read.
 Segments are mapped, not copied: reading a range does not cost anything for the rest of its segment.
 """
 
+import errno
 import hashlib
 import itertools
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from raftmq.spark.layout import (
 Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # of a segment's or ConsumeQueue file's name, its start offset
 HASH_BLOCK_BYTES = 1 << 20
+STORES_SEPARATOR = "\n"  # of the names of stores that have a row alike
 
 
 class StoreError(Exception):
@@ -159,20 +162,51 @@ def map_file(path: str) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+def written_bytes(path: str) -> int:
+    """Return how much of a file is written: behind it is a hole, zeros that take no room, or
+    nothing. The size, where the file system does not tell."""
+    if is_uri(path):
+        return 1 << 62
+    with open(path, "rb") as file:
+        end = 0
+        try:
+            while True:
+                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+                end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+        except OSError as error:
+            return end if error.errno == errno.ENXIO else os.fstat(file.fileno()).st_size
+
+
 def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
     """Return the written units of a ConsumeQueue file that point at log position `begin` or behind
     it: their queue offsets and the units (UNIT).
 
     Units never written (all zero) and fillers before a queue's first message are left out.
     """
-    content = np.fromfile(file.path, UNIT, count=file.size_bytes // UNIT.itemsize)
+    mapped = np.memmap(file.path, UNIT, "r", shape=(file.size_bytes // UNIT.itemsize,))
+    first = _first_unit(mapped, begin) if begin else 0
+    content = np.array(mapped[first:])
     size = content["size"]
     written = np.flatnonzero(
         ((size != 0) | (content["position"] != 0))
         & (size != UNIT_FILLER_SIZE)
         & (content["position"] >= begin)
     )
-    return written + file.first_offset, content[written]
+    return written + first + file.first_offset, content[written]
+
+
+def _first_unit(content: npt.NDArray[np.void], begin: int) -> int:
+    """Return the number of the first unit that points at `begin` or behind it, or was never
+    written: positions rise along a queue."""
+    low, high = 0, len(content)
+    while low < high:
+        middle = (low + high) // 2
+        unit = content[middle]
+        if unit["position"] >= begin or unit["size"] == 0:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +256,19 @@ def _same(parts: Sequence[Bytes], others: Sequence[Bytes]) -> bool:
     """Return whether bytes in pieces are equal, pieces and all: a copy whose pieces differ is
     compared by its hash."""
     return len(parts) == len(others) and all(map(np.array_equal, parts, others))
+
+
+def same_bytes(left: Bytes, right: Bytes, start: int, end: int) -> bool:
+    """Return whether bytes [start, end) of two mapped files are equal: a word at a time, as far as
+    whole words reach."""
+    first, last = -(-start // 8), end // 8
+    if first >= last:
+        return np.array_equal(left[start:end], right[start:end])
+    low, high = first * 8, last * 8
+    words, others = left[low:high].view(np.uint64), right[low:high].view(np.uint64)
+    if (words != others).any():
+        return False
+    return all(np.array_equal(left[a:b], right[a:b]) for a, b in ((start, low), (high, end)))
 
 
 def first_difference(left: str, right: str, start: int, end: int) -> int | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from raftmq.audit.digests import FrameRun
 from raftmq.audit.files import Segment, map_file, segments
 from raftmq.audit.limits import frame_end
 from raftmq.audit.tables import Tables, each
@@ -25,7 +26,8 @@ class GroupFrames:
     them); `term`: of the last; `whole`: every index between them is there. `terms`: of each store,
     the term of its last frame below its limit.
     `frames`: _IDENTITY, frame_kind, frame_term, store_timestamp, payload_at, records_at (where a
-    command ends), holder.
+    command ends), holder. `configurations`: of each frame with one the index, a holder, and start
+    and end of its payload.
     """
 
     first: int
@@ -34,6 +36,7 @@ class GroupFrames:
     whole: bool
     terms: Mapping[str, int]
     frames: DataFrame
+    configurations: Sequence[tuple[int, str, int, int]]
 
     @property
     def commands(self) -> DataFrame:
@@ -43,15 +46,15 @@ class GroupFrames:
         command = F.col("frame_kind") == int(FrameKind.COMMAND)
         return self.frames.where(command | (messages & begins)).orderBy("frame_index")
 
-    @property
-    def configurations(self) -> DataFrame:
-        return self.frames.where(F.col("frame_kind") == int(FrameKind.CONFIGURATION))
-
 
 def group_frames(tables: Tables) -> GroupFrames:
     """Collect them from the staged items."""
     limits = tables.limits
     frames = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
+    if tables.alike is not None and len(limits.voting) >= limits.needed:
+        run = tables.alike.frames
+        if run is None or run.end <= limits.agreed_end:
+            return _of_all(tables, run, frames)
     intact = each(frames.where(F.col("intact") & (frame_end() <= limits.agreed_end)))
     voting = F.col("store").isin(*limits.voting)
     held = (
@@ -69,6 +72,7 @@ def group_frames(tables: Tables) -> GroupFrames:
         .drop("holders")
     )
     staged = tables.staged(held, "frames")
+    configures = F.col("frame_kind") == int(FrameKind.CONFIGURATION)
     row = staged.agg(
         F.min("frame_index").alias("first"),
         F.max("frame_index").alias("last"),
@@ -91,15 +95,39 @@ def group_frames(tables: Tables) -> GroupFrames:
         row["count"] == last - first + 1,
         {each_row["store"]: int(each_row["term"]) for each_row in terms},
         staged,
+        [
+            (row["frame_index"], row["holder"], row["payload_at"], row["records_at"])
+            for row in staged.where(configures).collect()
+        ],
+    )
+
+
+def _of_all(tables: Tables, run: FrameRun | None, frames: DataFrame) -> GroupFrames:
+    """Return the frames where all stores have the same log; no query is needed."""
+    since, names = tables.since, tuple(tables.stores)
+    before, term = (since.index, since.term) if since else (0, 0)
+    payload_at = F.col("position") + F.col("size")
+    columns = (*_IDENTITY, "frame_kind", "frame_term", "store_timestamp", "records_at")
+    rows = frames.select(*columns, payload_at.alias("payload_at"), F.lit(names[0]).alias("holder"))
+    if run is None:
+        return GroupFrames(before + 1, before, term, True, {}, rows, [])
+    return GroupFrames(
+        run.first,
+        run.last,
+        run.last_term,
+        True,
+        dict.fromkeys(names, run.last_term),
+        rows,
+        [(index, names[0], start, end) for index, start, end in run.configurations],
     )
 
 
 def configurations_of(stores: Mapping[str, str], held: GroupFrames) -> dict[int, bytes]:
     """Return the payloads of the group's configuration frames, by index. Raises OSError."""
-    rows = held.configurations.collect()
-    places = ((row["holder"], row["payload_at"], row["records_at"]) for row in rows)
+    places = ((holder, start, end) for _, holder, start, end in held.configurations)
     found = payloads(stores, places)
-    return {row["frame_index"]: bytes(each) for row, each in zip(rows, found, strict=True)}
+    indexes = (index for index, *_ in held.configurations)
+    return {index: bytes(payload) for index, payload in zip(indexes, found, strict=True)}
 
 
 def payloads(

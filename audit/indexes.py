@@ -25,21 +25,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pyspark.sql import functions as F
 
-from raftmq.audit.files import Segment, map_file, segments
-from raftmq.audit.indexkeys import ROLLED_BACK, expected_keys
+from raftmq.audit.digests import RANGE_BYTES, by_store, sums, total
+from raftmq.audit.files import map_file
+from raftmq.audit.indexkeys import StagedPart, expected_keys, indexed_positions
 from raftmq.audit.limits import ABORT
 from raftmq.audit.report import CheckResult, Offender, first_of_each_store
-from raftmq.audit.tables import Tables, each, records
-from raftmq.spark.layout import SYSFLAG_TRANSACTION
+from raftmq.audit.tables import Tables
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = np.dtype(">i4")
 ENTRY = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
 ENTRIES_TO_A_SLOT = 4
 ENTRIES_AT_ONCE = 500_000
-RANGE_BYTES = 16 << 20  # of the log, by which entries and messages are counted
 FAULTS_MAX = 1_000  # told by one task
 NAME_DIGITS = 17
 SECONDS_MAX = 0x7FFFFFFF
@@ -107,7 +105,8 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
     count = len(offenders)
     if files:
         judge = _Judge(
-            {name: segments(directory) for name, directory in tables.stores.items()},
+            tuple(tables.stores),
+            _staged(tables),
             {one.store: (one.begin, one.limit) for one in tables.limits.stores},
             {name: own[0].begin for name, own in files.items()},
             frozenset(n for n, d in tables.stores.items() if not (Path(d) / ABORT).exists()),
@@ -121,9 +120,9 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
             for store, path, number, position, what in part.faults:
                 place = {"store": store, "file": path, "entry": number}
                 offenders.append({**place, "position": position, "what": what})
-            for key, sums in part.reached.items():
-                before = reached.get(key, (0, 0))
-                reached[key] = before[0] + sums[0], before[1] + sums[1]
+            for (store, number), found_there in part.reached.items():
+                parts = {number: reached.get((store, number), (0, 0))}, {number: found_there}
+                reached[store, number] = total(parts)[number]
         missing = _missing(tables, files, reached)
         count += len(missing)
         offenders += missing
@@ -183,11 +182,12 @@ def _tasks(files: Mapping[str, Sequence[IndexFile]], begin: int) -> list[_Entrie
 
 @dataclass(frozen=True)
 class _Judge:
-    """Judges a task's entries; runs in Spark's workers. By store: `logs`; `bounds`, where the log
-    begins and how far it is judged; `firsts`, where the index begins. `closed`: the stores that
-    were closed in order."""
+    """Judges a task's entries; runs in Spark's workers. `log`: the files in which the log is
+    staged. By store: `bounds`, where the log begins and how far it is judged; `firsts`, where the
+    index begins. `closed`: the stores that were closed in order."""
 
-    logs: Mapping[str, Sequence[Segment]]
+    stores: Sequence[str]
+    log: Sequence[StagedPart]
     bounds: Mapping[str, tuple[int, int]]
     firsts: Mapping[str, int]
     closed: frozenset[str]
@@ -211,8 +211,9 @@ class _Judge:
                 told += self._told(file, wrong)
                 counted = positions >= self.bounds[file.store][0]
                 counted &= positions > self.firsts[file.store]
-                for number, sums in _sums(positions[counted]).items():
-                    reached[file.store, number] = sums
+                inside = positions[counted]
+                for number, counts in sums(inside, inside).items():
+                    reached[file.store, number] = counts
         return Found(tuple(told), reached)
 
     def _told(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
@@ -240,13 +241,13 @@ class _Judge:
         lacking: dict[int, str] = {}
         begin_ms, full = files[0].begin_ms, files[0].full
         names = [file.store for file in files]
-        for store in [*names[:1], *(name for name in self.logs if name not in names[:1])]:
+        for store in [*names[:1], *(name for name in self.stores if name not in names[:1])]:
             open_places = np.zeros(len(places), bool)
             open_places[which[~(fits & timely)]] = True
             doubtful = np.flatnonzero(open_places)
             if not len(doubtful):
                 break
-            keys = expected_keys(self.logs[store], places[doubtful])
+            keys = expected_keys(self.log, store, places[doubtful])
             owners = doubtful[keys.owners]
             expected = owners << 32 | keys.hashes
             fits |= _among(codes, expected)
@@ -335,67 +336,46 @@ def _by_slot(entries: Array, slots: int) -> tuple[Array, Array]:
     return order + 1, which[order]
 
 
-def _sums(positions: Array) -> dict[int, tuple[int, int]]:
-    """Return count and sum of positions by range of the log."""
-    parts, firsts, counts = np.unique(
-        positions // RANGE_BYTES, return_index=True, return_counts=True
-    )
-    sums = np.add.reduceat(positions, firsts) if len(positions) else positions
-    found = zip(parts.tolist(), counts.tolist(), sums.tolist(), strict=True)
-    return {part: (count, total) for part, count, total in found}
-
-
 def _missing(
     tables: Tables,
     files: Mapping[str, Sequence[IndexFile]],
     reached: Mapping[tuple[str, int], tuple[int, int]],
 ) -> list[Offender]:
-    """Return messages to which no entry leads, of the ranges in which numbers differ."""
-    extent = {name: (own[0].begin, own[-1].end) for name, own in files.items()}
-    rolled_back = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION) == ROLLED_BACK
-    with_id = records(tables.shared_items).where((F.length("uniq_key") > 0) & ~rolled_back)
-    shared = with_id.withColumn("range", F.floor(F.col("position") / RANGE_BYTES))
-    covered = F.lit(False)
-    for store, (begin, end) in extent.items():
-        # The first message's id may have its entry in a file that retention has removed.
-        inside = (F.col("position") > begin) & (F.col("position") <= end)
-        covered = covered | ((F.col("store") == store) & inside)
-    rows = each(shared).where(covered)
-    # What all indexes cover is summed up before it is told apart by stores.
-    low = max(begin for begin, _ in extent.values())
-    high = min(end for _, end in extent.values())
-    by_all = (
-        (F.col("position") > low)
-        & (F.col("position") <= high)
-        & (len(extent) == len(tables.stores))
-    )
-    sums = F.count("*").alias("count"), F.sum("position").alias("sum")
-    counted = (
-        each(shared.where(by_all).groupBy("store", "range").agg(*sums))
-        .unionByName(
-            each(shared.where(~by_all)).where(covered).groupBy("store", "range").agg(*sums)
-        )
-        .groupBy("store", "range")
-        .agg(F.sum("count").alias("count"), F.sum("sum").alias("sum"))
-    )
-    suspects = []
-    for row in counted.collect():
-        key = row["store"], row["range"]
-        if reached.get(key) != (row["count"], row["sum"]):
-            suspects.append(key)
+    """Return messages to which no entry leads: of each store between the first and the last message
+    of its index. (The first one's id may have its entry in a file that retention has removed.)
+    Ranges of the log with as many messages as are reached, and the same sum of positions, need no
+    look."""
+    log = _staged(tables)
+    there = by_store((digest.stores, digest.ids) for digest in tables.staged_log.digests)
     missing: list[Offender] = []
-    for store, part in sorted(suspects):
-        low, high = part * RANGE_BYTES, (part + 1) * RANGE_BYTES
-        here = (F.col("store") == store) & (F.col("range") == part)
-        wanted = {row["position"] for row in rows.where(here).select("position").collect()}
-        for position in sorted(wanted.difference(_positions(files[store], low, high).tolist())):
-            what = "no entry leads to the message"
-            missing.append({"store": store, "position": position, "what": what})
+    for store, own in files.items():
+        begin, end = max(own[0].begin, tables.limits.begin - 1), own[-1].end
+        edges = begin // RANGE_BYTES, end // RANGE_BYTES
+        for part in range(edges[0], edges[1] + 1):
+            found = reached.get((store, part), (0, 0))
+            if part not in edges and there.get(store, {}).get(part, (0, 0)) == found:
+                continue
+            low = max(part * RANGE_BYTES, begin + 1)
+            high = min((part + 1) * RANGE_BYTES, end + 1)
+            wanted = indexed_positions(log, store, low, high)
+            if sums(wanted, wanted).get(part, (0, 0)) == found:
+                continue
+            for position in np.setdiff1d(wanted, _positions(own, low, high)).tolist():
+                what = "no entry leads to the message"
+                missing.append({"store": store, "position": position, "what": what})
     return missing
 
 
 def _positions(files: Sequence[IndexFile], low: int, high: int) -> Array:
     """Return the log positions that entries have in [low, high)."""
-    found = [file.entries()["position"][1:].astype(np.int64) for file in files]
-    positions = np.concatenate(found)
+    found = [
+        file.entries()["position"][1:].astype(np.int64)
+        for file in files
+        if file.begin < high and low <= file.end
+    ]
+    positions = np.concatenate(found) if found else np.empty(0, np.int64)
     return positions[(positions >= low) & (positions < high)]
+
+
+def _staged(tables: Tables) -> list[StagedPart]:
+    return [StagedPart(part.start, part.end, part.path) for part in tables.staged_log.digests]

@@ -1,5 +1,5 @@
-"""The keys by which messages have to be found, for many records at once. Pure but for the maps of
-segments.
+"""The keys by which messages have to be found, for many records at once. Pure but for reading
+what is staged.
 
 A message is indexed by `topic#key`, for its UNIQ_KEY and for each word of its KEYS; the record of a
 transaction that was rolled back is not. The hash is the absolute value of Java's String.hashCode,
@@ -9,7 +9,7 @@ store's own code is not what it is judged by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,29 +17,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from raftmq.audit.files import Segment, map_file
-from raftmq.spark.columns import PROPERTY_NAMES, records_at
-from raftmq.spark.layout import (
-    BODY_AT,
-    HOST_IPV6_SIZE_BYTES,
-    HOST_SIZE_BYTES,
-    RECORD_HEAD,
-    RECORD_MAGIC_V1,
-    RECORD_MAGIC_V2,
-    RECORD_SIZE_BYTES_MIN,
-    SYSFLAG_BORN_IPV6,
-    SYSFLAG_STORE_IPV6,
-    SYSFLAG_TRANSACTION,
-    java_hash,
-)
+from raftmq.audit.files import STORES_SEPARATOR
+from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind, java_hash
 
 ROLLED_BACK = 12  # transaction bits
+KEY_FIELDS: list[tuple[str, Any]] = [
+    ("id_hash", pa.int64()),  # under which the message's own id is indexed
+    ("key_hashes", pa.list_(pa.int64())),  # and its KEYS
+]
 _BASE = np.uint32(31)
 _SEPARATOR = np.uint32(ord("#"))
-_IPV6 = (SYSFLAG_BORN_IPV6, SYSFLAG_STORE_IPV6)
-_NAMES = {name: PROPERTY_NAMES[name] for name in ("uniq_key", "keys")}
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """A file with the items of log positions [start, end)."""
+
+    start: int
+    end: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,81 +54,92 @@ class ExpectedKeys:
     of_id: Array
 
 
-def expected_keys(log: Sequence[Segment], positions: Array) -> ExpectedKeys:
-    """Return the keys of the records at these log positions, which rise. Raises OSError."""
-    parts = []
-    for segment in log:
-        low, high = np.searchsorted(positions, (segment.base, segment.end))
-        if low < high:
-            parts.append(_of_segment(segment, positions[low:high] - segment.base, int(low)))
-    none = np.empty(0, np.int64)
-    columns = zip(*parts, strict=True) if parts else [[none]] * 4 + [[np.empty(0, bool)]]
-    return ExpectedKeys(*map(np.concatenate, columns))
-
-
-def _of_segment(segment: Segment, at: Array, number: int) -> tuple[Array, ...]:
-    """Return the fields of ExpectedKeys; `number`: of the first position."""
-    data = map_file(segment.path)
-    sound = _records_among(data, segment.base, at)
-    records = records_at(data, at[sound].tolist())
-    named = records.pairs().named(_NAMES)
-    prefixes = hashes_of(records.topics()) * _BASE + _SEPARATOR
-    indexed = records.sysflag & SYSFLAG_TRANSACTION != ROLLED_BACK
-    owners, hashes, of_id = [], [], []
-    ids = np.flatnonzero(indexed & named["uniq_key"].is_valid().to_numpy(False))
-    owners.append(ids)
-    hashes.append(_joined(prefixes[ids], named["uniq_key"].take(pa.array(ids))))
-    of_id.append(np.ones(len(ids), bool))
-    keyed = np.flatnonzero(indexed & named["keys"].is_valid().to_numpy(False))
-    words = pc.split_pattern(named["keys"].take(pa.array(keyed)), " ")
+def key_hashes(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """Return KEY_FIELDS of records; null where there is no key. `columns`: topic, uniq_key, keys,
+    sysflag."""
+    indexed = pc.not_equal(
+        pc.bit_wise_and(columns["sysflag"], SYSFLAG_TRANSACTION), ROLLED_BACK
+    ).to_numpy(False)
+    prefixes = hashes_of(columns["topic"]) * _BASE + _SEPARATOR
+    named = {
+        name: np.flatnonzero(indexed & columns[name].is_valid().to_numpy(False))
+        for name in ("uniq_key", "keys")
+    }
+    ids, keyed = named["uniq_key"], named["keys"]
+    own = np.zeros(len(prefixes), np.int64)
+    own[ids] = _joined(prefixes[ids], columns["uniq_key"].take(pa.array(ids)))
+    without = np.ones(len(prefixes), bool)
+    without[ids] = False
+    words = pc.split_pattern(columns["keys"].take(pa.array(keyed)), " ")
     whose = keyed[pc.list_parent_indices(words).to_numpy()]
     flat = pc.list_flatten(words)
     said = np.flatnonzero(pc.greater(pc.binary_length(flat), 0).to_numpy(False))
-    owners.append(whose[said])
-    hashes.append(_joined(prefixes[whose[said]], flat.take(pa.array(said))))
-    of_id.append(np.zeros(len(said), bool))
+    ends = np.searchsorted(whose[said], np.arange(len(prefixes) + 1)).astype(np.int32)
+    hashes = _joined(prefixes[whose[said]], flat.take(pa.array(said)))
+    return {
+        "id_hash": pa.array(own, mask=without),
+        "key_hashes": pa.ListArray.from_arrays(pa.array(ends), pa.array(hashes)),
+    }
+
+
+def expected_keys(parts: Sequence[StagedPart], store: str, positions: Array) -> ExpectedKeys:
+    """Return the keys of a store's records at these log positions, which rise. Raises OSError."""
+    found = []
+    for part in dict.fromkeys(parts):
+        low, high = np.searchsorted(positions, (part.start, part.end))
+        if low < high:
+            found.append(_of_part(part, store, positions[low:high], int(low)))
+    none = np.empty(0, np.int64)
+    columns = zip(*found, strict=True) if found else [[none]] * 4 + [[np.empty(0, bool)]]
+    return ExpectedKeys(*map(np.concatenate, columns))
+
+
+def indexed_positions(parts: Sequence[StagedPart], store: str, low: int, high: int) -> Array:
+    """Return the positions in [low, high) of a store's records that are indexed by their own id,
+    rising. Raises OSError."""
+    found = [np.empty(0, np.int64)]
+    for part in dict.fromkeys(parts):
+        if part.start < high and low < part.end:
+            rows = _records_of(part.path, store, ["position", "id_hash"])
+            at = rows["position"].to_numpy()[rows["id_hash"].is_valid().to_numpy()]
+            found.append(at[(at >= low) & (at < high)])
+    return np.sort(np.concatenate(found))
+
+
+def _records_of(path: str, store: str, names: Sequence[str]) -> pa.Table:
+    """Return columns of the records that a store has in a staged file."""
+    is_record = pc.field("kind") == int(ItemKind.RECORD)
+    rows = pq.read_table(path, columns=["store", *names], filters=is_record, use_threads=False)
+    stores = rows["store"].combine_chunks().dictionary_encode()
+    own = [store in each.split(STORES_SEPARATOR) for each in stores.dictionary.to_pylist()]
+    if not all(own):
+        rows = rows.filter(pa.array(np.array(own, bool)[stores.indices.to_numpy()]))
+    return rows
+
+
+def _of_part(part: StagedPart, store: str, positions: Array, number: int) -> tuple[Array, ...]:
+    """Return the fields of ExpectedKeys; `number`: of the first position."""
+    names = ["position", "store_timestamp", "id_hash", "key_hashes"]
+    rows = _records_of(part.path, store, names)
+    if not len(rows):
+        none = np.empty(0, np.int64)
+        return none, none, none, none, np.empty(0, bool)
+    at = rows["position"].to_numpy()
+    places = np.minimum(np.searchsorted(at, positions), len(at) - 1)
+    sound = np.flatnonzero(at[places] == positions)
+    rows = rows.take(pa.array(places[sound])).combine_chunks()
+    ids = rows["id_hash"].combine_chunks()
+    with_id = np.flatnonzero(ids.is_valid().to_numpy(False))
+    keys = rows["key_hashes"].combine_chunks()
+    whose = pc.list_parent_indices(keys).to_numpy()
+    hashes = pc.list_flatten(keys).to_numpy()
     return (
         number + sound,
-        records.store_timestamp,
-        number + sound[np.concatenate(owners)],
-        np.concatenate(hashes),
-        np.concatenate(of_id),
+        rows["store_timestamp"].to_numpy(),
+        number + sound[np.concatenate((with_id, whose))],
+        np.concatenate((ids.take(pa.array(with_id)).to_numpy(), hashes)),
+        np.repeat((True, False), (len(with_id), len(hashes))),
     )
-
-
-def _records_among(data: memoryview, base: int, at: Array) -> Array:
-    """Return the numbers of the positions at which a record begins: the lengths add up."""
-    raw = np.frombuffer(data, np.uint8)
-    rows = np.flatnonzero(at + RECORD_SIZE_BYTES_MIN <= len(data))
-    head = _gathered(raw, at[rows], RECORD_HEAD)
-    end = at[rows] + head["size"]
-    longer = HOST_IPV6_SIZE_BYTES - HOST_SIZE_BYTES
-    hosts = sum((head["sysflag"] & flag != 0).astype(np.int64) for flag in _IPV6) * longer
-    body_at = at[rows] + BODY_AT + hosts
-    kept = np.isin(head["magic"], (RECORD_MAGIC_V1, RECORD_MAGIC_V2)) & (end <= len(data))
-    kept &= (head["physical_offset"] == base + at[rows]) & (body_at + 3 <= end)
-    rows, head, end, body_at = rows[kept], head[kept], end[kept], body_at[kept]
-    body_size = _gathered(raw, body_at - 4, np.dtype(">i4")).astype(np.int64)
-    topic_at = body_at + body_size
-    kept = (body_size >= 0) & (topic_at + 3 <= end)
-    rows, head, end, topic_at = rows[kept], head[kept], end[kept], topic_at[kept]
-    two = _gathered(raw, topic_at, np.dtype(">u2")).astype(np.int64)
-    long_topic = head["magic"] == RECORD_MAGIC_V2
-    properties_at = topic_at + np.where(long_topic, 2 + two, 1 + (two >> 8))
-    kept = properties_at + 2 <= end
-    rows, end, properties_at = rows[kept], end[kept], properties_at[kept]
-    size = _gathered(raw, properties_at, np.dtype(">i2"))
-    found: Array = rows[(size >= 0) & (properties_at + 2 + size == end)]
-    return found
-
-
-def _gathered(raw: Array, at: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the values of `dtype` at these positions."""
-    windows = np.ndarray(
-        (max(0, len(raw) - dtype.itemsize + 1),), f"V{dtype.itemsize}", raw.data, strides=(1,)
-    )
-    found: Array = windows[at].view(dtype)
-    return found
 
 
 def _joined(prefixes: Array, keys: pa.Array) -> Array:

@@ -33,7 +33,7 @@ from raftmq.audit.holders import NONE, LastCopies, last_copies, with_holders
 from raftmq.audit.later import evidence, later_checks
 from raftmq.audit.observed import observed_checks
 from raftmq.audit.orderly import orderly_checks
-from raftmq.audit.ranges import ended_at, ranges_check, timeline
+from raftmq.audit.ranges import ended_at, ends_check, queue_ends, ranges_check, timeline
 from raftmq.audit.replicas import (
     absent_check,
     commit_check,
@@ -61,6 +61,7 @@ def run(
     progress: Callable[[str], None] = lambda what: None,
     kept: Kept | None = None,
     incremental: bool = False,
+    shown: Mapping[tuple[str, int], int] | None = None,
 ) -> AuditReport:
     """Audit `stores` (name → store directory), against a history file if there is one (what it says
     of `topic`, or "": of every topic), or else a table of acknowledged messages
@@ -68,7 +69,8 @@ def run(
 
     `scratch` is an empty directory for the staged tables; `progress(what)` is told what is done
     next. Where this audit ends is noted in `kept`, if nothing is wrong; an `incremental` one begins
-    where the one before has ended. Raises StoreError, HistoryUnfit, OSError.
+    where the one before has ended. `shown`: of a running group, where consumers saw its queues end
+    (by topic and number). Raises StoreError, HistoryUnfit, OSError.
     """
     with enough_partitions(spark, stores):
         begin, begun_ms = time.monotonic(), time.time_ns() // 1_000_000
@@ -108,6 +110,8 @@ def run(
         results.append(segment_check(stores, tables.limits))
         if since is not None:
             results.append(earlier_check(tables, since))
+        if shown is not None:
+            results.append(ends_check(shown, queue_ends(tables)))
         ranges: list[Range] = []
         if kept is not None:
             check, ranges = ranges_check(tables, [] if incremental else kept.ranges(), begun_ms)
@@ -215,8 +219,11 @@ def _not_judged(
 
 def evaluate(checks: list[Check]) -> list[CheckResult]:
     """Count the offenders of checks that share a table, and fetch the first of them."""
+    table = checks[0].table
+    if table is None:
+        return [CheckResult(check.name, check.title, check.fault, 0, ()) for check in checks]
     counted = [F.count_if(check.wrong).alias(check.name) for check in checks]
-    counts = checks[0].table.agg(*counted).collect()[0]
+    counts = table.agg(*counted).collect()[0]
     results = []
     for check in checks:
         count = counts[check.name]
@@ -274,10 +281,11 @@ def _history_lines(tables: Tables, torn: int) -> CheckResult:
 
 def _stored(tables: Tables) -> dict[str, int]:
     """Count the messages that the group holds, and their topics."""
-    visible = tables.log.where("visible")
-    row = visible.agg(
-        F.count("*").alias("stored"), F.count_distinct("topic").alias("topics")
-    ).collect()[0]
+    rows, count = tables.group_runs, F.sum(F.col("last_offset") - F.col("first_offset") + 1)
+    if rows is None:
+        rows, count = tables.log.where("visible"), F.count("*")
+    stored = F.coalesce(count, F.lit(0)).alias("stored")
+    row = rows.agg(stored, F.count_distinct("topic").alias("topics")).collect()[0]
     return {name: int(value) for name, value in row.asDict().items()}
 
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from raftmq.audit.checks import SCHEDULE_TOPIC, Check
+from raftmq.audit.checks import Check
 from raftmq.audit.history import of_group
+from raftmq.audit.systemtopics import SCHEDULE_TOPIC
 from raftmq.audit.tables import Tables
 
 TRANSACTIONS, DELAYED, RETRIES = "transactions", "delayed", "retries"  # values of `work`

@@ -36,6 +36,7 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from raftmq.audit.digests import Alike
 from raftmq.audit.files import (
     StoreError,
     committed_index,
@@ -115,20 +116,28 @@ def frame_end() -> Column:
 
 
 def find_limits(
-    items: DataFrame, stores: Mapping[str, str], subject: Subject, since: Ended | None = None
+    items: DataFrame,
+    ends: Mapping[str, tuple[int, int, int]],
+    alike: Alike | None,
+    stores: Mapping[str, str],
+    subject: Subject,
+    since: Ended | None = None,
 ) -> Limits:
-    """Compute the limits from the staged log items (LOG_SCHEMA), which begin where the audit before
-    ended, if `since` is given.
+    """Compute the limits from the frames among the staged log items (LOG_SCHEMA), which begin where
+    the audit before ended, if `since` is given. `ends`: per store the end of its last item, its
+    number of intact records and of frames; `alike`: if all stores have the same log.
 
     If the subject has no mode, logs with frames are taken as Raft's, others as classic. Raises
     StoreError, also if none of the stores is a voter's.
     """
     names = list(stores)
-    ends = _data_ends(items)
     earlier = {name: _earlier_end(stores[name], since) for name in names}
     data_ends = [max(ends.get(name, (0, 0, 0))[0], earlier[name]) for name in names]
     held = []
-    if subject.mode != CLASSIC:
+    if alike is not None:
+        frames_of_all = [alike.frames] if alike.frames and subject.mode != CLASSIC else []
+        held = [_Held(frozenset(names), run.end, run.configurations) for run in frames_of_all]
+    elif subject.mode != CLASSIC:
         known_ends = dict(zip(names, data_ends, strict=True))
         held = _held(items, known_ends, stores, since.term if since else 0)
     framed = held or (since is not None and since.index > 0)
@@ -139,7 +148,8 @@ def find_limits(
     ]
     nodes = {name: subject.nodes.get(name, name) for name in names}
     told = dict(zip(names, commits, strict=True))
-    members = _members(items, held, stores, told, subject, nodes, since)
+    saved = _saved(items, alike, stores, since)
+    members = _members(held, stores, told, subject, nodes, saved)
     voting = tuple(name for name in names if nodes[name] in members.voters)
     if not voting:
         raise StoreError(
@@ -173,17 +183,15 @@ def find_limits(
 
 
 def _members(
-    items: DataFrame,
     held: Sequence[_Held],
     stores: Mapping[str, str],
     commits: Mapping[str, int],
     subject: Subject,
     nodes: Mapping[str, str],
-    since: Ended | None,
+    saved: Sequence[tuple[int, bytes]],
 ) -> Members:
-    """Return the group's members; `nodes` are those that the stores are of."""
-    saved = [saved_configuration(directory) for directory in stores.values()]
-    saved.append(since.configuration if since else None)
+    """Return the group's members; `nodes` are those that the stores are of, `saved` the
+    configurations that stand in files of their own."""
     frames = []
     for group in held:
         holder = min(group.holders)
@@ -194,10 +202,31 @@ def _members(
     return members_of(
         frames,
         {nodes[name]: commit for name, commit in commits.items()},
-        _of_no_other_frame([each for each in saved if each is not None], items),
+        saved,
         subject.founders or nodes.values(),
         subject.founded_by if subject.founders else "the stores that were given",
     )
+
+
+def _saved(
+    items: DataFrame, alike: Alike | None, stores: Mapping[str, str], since: Ended | None
+) -> list[tuple[int, bytes]]:
+    """Return the configurations that stores and the audit before have saved, without those at whose
+    index a log has another frame."""
+    each = [saved_configuration(directory) for directory in stores.values()]
+    each.append(since.configuration if since else None)
+    saved = [one for one in each if one is not None]
+    if not saved:
+        return []
+    if alike is None:
+        return _of_no_other_frame(saved, items)
+    run = alike.frames
+    configurations = {index for index, _, _ in run.configurations} if run else set()
+    return [
+        one
+        for one in saved
+        if run is None or one[0] in configurations or not run.first <= one[0] <= run.last
+    ]
 
 
 def _by_store(positions: Mapping[str, int]) -> Column:
@@ -226,8 +255,6 @@ def _of_no_other_frame(
     saved: Sequence[tuple[int, bytes]], items: DataFrame
 ) -> list[tuple[int, bytes]]:
     """Return the saved configurations, without those at whose index a log has another frame."""
-    if not saved:
-        return []
     indexes = [index for index, _ in saved]
     there = items.where((F.col("kind") == int(ItemKind.FRAME)) & F.col("intact"))
     other = F.col("frame_kind") != int(FrameKind.CONFIGURATION)
@@ -263,21 +290,6 @@ def _commit_of_dledger(items: DataFrame, name: str, store: str) -> int:
     frame = (F.col("store") == name) & (F.col("kind") == int(ItemKind.FRAME))
     known = items.where(frame & (F.col("frame_index") <= index))
     return int(known.agg(F.coalesce(F.max(frame_end()), F.lit(0)).alias("end")).collect()[0]["end"])
-
-
-def _data_ends(items: DataFrame) -> dict[str, tuple[int, int, int]]:
-    """Return per store the end of its last item, its number of intact records and of frames."""
-    record = F.col("kind") == int(ItemKind.RECORD)
-    frame = F.col("kind") == int(ItemKind.FRAME)
-    end = F.when(record, F.col("position") + F.col("size")).when(frame, frame_end())
-    rows = items.groupBy("store").agg(
-        F.coalesce(F.max(end), F.lit(0)).alias("data_end"),
-        F.count(F.when(record & F.col("intact"), 1)).alias("records"),
-        F.count(F.when(frame, 1)).alias("frames"),
-    )
-    return {
-        row["store"]: (row["data_end"], row["records"], row["frames"]) for row in rows.collect()
-    }
 
 
 def _relied_on(store: str, data_end: int) -> int:

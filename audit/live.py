@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from raftmq.audit.acknowledged import read_acknowledged
 from raftmq.audit.history import HistoryUnfit
@@ -126,14 +125,13 @@ def audit_cluster(
                 progress=partial(_told_of, progress, name),
                 kept=kept,
                 incremental=incremental,
+                shown=copied.ends,
             )
-            in_log = _log_ends(spark, root / "tables")
-            asked = [_ends_check(copied.ends, {**(since.queues if since else {}), **in_log})]
-            asked.append(asyncio.run(_offsets_check(connection, copied.leader)))
+            offsets = asyncio.run(_offsets_check(connection, copied.leader))
             reports.append(
                 replace(
                     report,
-                    checks=(*report.checks, *asked),
+                    checks=(*report.checks, offsets),
                     not_judged=(*copied.unseen, *report.not_judged),
                 )
             )
@@ -350,26 +348,6 @@ async def _queue_ends(admin: Admin, leader: str) -> dict[tuple[str, int], int]:
     topics = await admin.topic.configs(leader)
     await asyncio.gather(*(ask(name) for name in topics if not name.startswith(LMQ_PREFIX)))
     return found
-
-
-def _log_ends(spark: SparkSession, tables: Path) -> dict[tuple[str, int], int]:
-    """Return where the queues end in the log that the group holds."""
-    log = spark.read.parquet(str(tables / "log")).where("visible")
-    rows = log.groupBy("topic", "queue_id").agg((F.max("queue_offset") + 1).alias("end"))
-    return {(row["topic"], row["queue_id"]): row["end"] for row in rows.collect()}
-
-
-def _ends_check(
-    told: Mapping[tuple[str, int], int], held: Mapping[tuple[str, int], int]
-) -> CheckResult:
-    """Check that consumers are not shown more than the log has."""
-    offenders: list[Offender] = [
-        {"topic": topic, "queue_id": number, "shown_until": end, "log_until": held_end}
-        for (topic, number), end in sorted(told.items())
-        if end > (held_end := held.get((topic, number), 0))
-    ]
-    title = "queues that end behind the last message that the log has of them"
-    return CheckResult.of_faults("queue_ends", title, offenders)
 
 
 async def _offsets_check(connection: Connection, leader: str) -> CheckResult:

@@ -7,6 +7,7 @@ users who read a topic. The schemas are fixed: Spark takes Arrow batches only if
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google_crc32c import value as crc32c
 
+from raftmq.audit.files import STORES_SEPARATOR, same_bytes
+from raftmq.audit.indexkeys import KEY_FIELDS, key_hashes
 from raftmq.audit.walk import FrameItem, Gap, Walk, walk_range
 from raftmq.spark.columns import RECORD_FIELDS, record_columns
 from raftmq.spark.layout import (
@@ -25,7 +28,6 @@ from raftmq.spark.layout import (
 from raftmq.store.frame import FrameKind
 
 BATCH_RECORDS_MAX = 65_536
-STORES_SEPARATOR = "\n"
 BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # with bodies, a batch holds about this many bytes of log
 
 # Fields that only a reader of a topic wants; every staged column costs time.
@@ -56,6 +58,7 @@ LOG_SCHEMA = pa.schema(
         ("position", pa.int64()),
         ("size", pa.int32()),
         *_STAGED,
+        *KEY_FIELDS,
         *_FRAME_FIELDS,
         ("reason", pa.string()),
     ]
@@ -77,27 +80,61 @@ def log_batches(
     yield from _item_batches(walk_range(data, base, start, end), data, base, store)
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A store's copy of a segment, of which so many bytes are `written` (audit.files)."""
+
+    store: str
+    data: memoryview
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """The items that `stores` have alike in a range of a segment. `alike`: all copies of the
+    segment have all bytes of the range alike."""
+
+    stores: tuple[str, ...]
+    alike: bool
+    batches: Iterator[pa.RecordBatch]
+
+
 def shared_log_batches(
-    copies: Sequence[tuple[str, memoryview]], base: int, start: int, end: int
+    copies: Sequence[Copy], base: int, start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
     """Do as `log_batches` for a segment of which several stores have a copy with these bytes. Items
     that are equal in several are decoded once: `store` then names all of them, with
     STORES_SEPARATOR."""
-    left = [copy for copy in copies if start < len(copy[1])]
+    for part in shared_parts(copies, base, start, end):
+        yield from part.batches
+
+
+def shared_parts(
+    copies: Sequence[Copy], base: int, start: int, end: int, stores: int = 0
+) -> Iterator[SharedPart]:
+    """Yield what the copies of bytes [start, end) have alike, decoded once; each copy is in one
+    part. What all `stores` (their number) have alike needs no `rest_hash`, which is to compare
+    copies by."""
+    left = [copy for copy in copies if start < len(copy.data)]
+    count = len(left)
     while left:
-        (store, data), *left = left
-        walk = walk_range(data, base, start, min(end, len(data)))
+        first, *left = left
+        data, own_end = first.data, min(end, len(first.data))
+        walk = walk_range(data, base, start, own_end, first.written)
         low, high, walked = _compared(walk, data, start, end)
-        content = np.frombuffer(data, np.uint8)[low:high]
-        same = [store]
-        for name, other in left:
-            if len(other) == len(data) and np.array_equal(
-                np.frombuffer(other, np.uint8)[low:high], content
-            ):
-                if not walked or walk_range(other, base, start, min(end, len(data))) == walk:
-                    same.append(name)
-        left = [copy for copy in left if copy[0] not in same]
-        yield from _item_batches(walk, data, base, STORES_SEPARATOR.join(same))
+        content = np.frombuffer(data, np.uint8)
+        same, all_bytes = [first.store], True
+        for copy in left:
+            raw = np.frombuffer(copy.data, np.uint8)
+            if len(raw) != len(content) or not same_bytes(raw, content, low, high):
+                continue
+            if not walked or walk_range(copy.data, base, start, own_end, copy.written) == walk:
+                same.append(copy.store)
+                all_bytes &= not walked or same_bytes(raw, content, start, own_end)
+        left = [copy for copy in left if copy.store not in same]
+        rest = len(same) != stores
+        batches = _item_batches(walk, data, base, STORES_SEPARATOR.join(same), rest)
+        yield SharedPart(tuple(same), all_bytes and len(same) == count, batches)
 
 
 def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, int, bool]:
@@ -117,10 +154,13 @@ def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, 
     return low, min(len(data), max([end, *ends]) + longest), False
 
 
-def _item_batches(walk: Walk, data: memoryview, base: int, store: str) -> Iterator[pa.RecordBatch]:
+def _item_batches(
+    walk: Walk, data: memoryview, base: int, store: str, rest: bool = True
+) -> Iterator[pa.RecordBatch]:
     for chunk in _chunks(walk.records, BATCH_RECORDS_MAX):
-        columns = record_columns(data, chunk, body=False)
-        columns |= _sizes(data, base, chunk)
+        columns = record_columns(data, chunk, body=False, rest=rest)
+        columns["position"] = pa.array(np.asarray(chunk, np.int64) + base)
+        columns |= key_hashes(columns)
         yield _batch(LOG_SCHEMA, store, len(chunk), kind=ItemKind.RECORD, **columns)
     for frames in _chunks(walk.frames, BATCH_RECORDS_MAX):
         yield _frame_batch(data, base, store, frames, walk.records)
@@ -147,7 +187,7 @@ def record_batches(
     schema = RECORD_BODY_SCHEMA if body else RECORD_SCHEMA
     for chunk in _bounded(walk_range(data, base, start, end).records, body):
         columns = record_columns(data, chunk, body)
-        columns |= _sizes(data, base, chunk)
+        columns["position"] = pa.array(np.asarray(chunk, np.int64) + base)
         batch = _batch(schema, store, len(chunk), **columns)
         if topic is not None:
             batch = batch.filter(pc.equal(batch["topic"], topic))
@@ -158,14 +198,6 @@ def record_batches(
             batch = batch.filter(pc.less_equal(last, until))
         if batch.num_rows:
             yield batch
-
-
-def _sizes(data: memoryview, base: int, positions: Sequence[int]) -> dict[str, pa.Array]:
-    sizes = [int.from_bytes(data[at : at + 4], "big") for at in positions]
-    return {
-        "position": pa.array([base + at for at in positions], pa.int64()),
-        "size": pa.array(sizes, pa.int32()),
-    }
 
 
 def _frame_batch(

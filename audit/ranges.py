@@ -3,7 +3,7 @@ after it (audit.since), and when its messages were stored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import functions as F
 
@@ -62,15 +62,16 @@ def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
     """Return the group's messages by store time, in at most TIMELINE_PARTS parts: when each begins
     (ms), how many there are, the log position of the first."""
     log = tables.log.where("visible")
-    ms = F.col("store_timestamp")
-    row = log.agg(F.min(ms).alias("first"), F.max(ms).alias("last")).collect()[0]
-    if row["first"] is None:
+    times = [digest.times for digest in tables.staged_log.digests if digest.times is not None]
+    if not times:
         return ()
-    part_ms = (row["last"] - row["first"]) // TIMELINE_PARTS + 1
-    part = F.floor((ms - row["first"]) / part_ms).alias("part")
+    begin, end = min(first for first, _ in times), max(last for _, last in times)
+    ms = F.col("store_timestamp")
+    part_ms = (end - begin) // TIMELINE_PARTS + 1
+    part = F.floor((ms - begin) / part_ms).alias("part")
     counted = log.groupBy(part).agg(F.count("*").alias("count"), F.min("position").alias("at"))
     return tuple(
-        (row["first"] + found["part"] * part_ms, found["count"], found["at"])
+        (begin + found["part"] * part_ms, found["count"], found["at"])
         for found in counted.orderBy("part").collect()
     )
 
@@ -89,16 +90,33 @@ def ended_at(tables: Tables, held: GroupFrames | None, beside: Beside, audited_a
         held.last if held else 0,
         held.term if held else 0,
         tail_of(tables.stores[reference], position) or "",
-        _queue_ends(tables),
+        queue_ends(tables),
         configuration,
         beside.tables,
     )
 
 
-def _queue_ends(tables: Tables) -> dict[tuple[str, int], int]:
+def ends_check(
+    shown: Mapping[tuple[str, int], int], held: Mapping[tuple[str, int], int]
+) -> CheckResult:
+    """Check that consumers are not shown more than the log has: where queues end for them, and in
+    the log, by topic and number."""
+    offenders: list[Offender] = [
+        {"topic": topic, "queue_id": number, "shown_until": end, "log_until": held_end}
+        for (topic, number), end in sorted(shown.items())
+        if end > (held_end := held.get((topic, number), 0))
+    ]
+    title = "queues that end behind the last message that the log has of them"
+    return CheckResult.of_faults("queue_ends", title, offenders)
+
+
+def queue_ends(tables: Tables) -> dict[tuple[str, int], int]:
     """Return where the queues end in the log that the group holds, by topic and number."""
     ends = dict(tables.since.queues) if tables.since else {}
-    log = tables.log.where("visible").groupBy("topic", "queue_id")
-    for row in log.agg((F.max("queue_offset") + 1).alias("end")).collect():
+    runs, last = tables.group_runs, "last_offset"
+    if runs is None:
+        runs, last = tables.log.where("visible"), "queue_offset"
+    ended = runs.groupBy("topic", "queue_id").agg((F.max(last) + 1).alias("end"))
+    for row in ended.collect():
         ends[row["topic"], row["queue_id"]] = row["end"]
     return ends

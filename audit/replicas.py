@@ -9,7 +9,7 @@ from there on (audit.holders): it is the one to mend the others from.
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,14 @@ BLANKS_MAX = 1_000_000  # blank records collected to the driver; a log of 1 PB h
 
 
 def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
-    """Compare the stores block by block below their limits."""
-    blocks = _different_blocks(tables)
-    count = blocks.count()
+    """Compare the stores block by block below their limits, where they were not found alike when
+    they were decoded."""
     offenders: list[Offender] = []
+    count = 0
+    ranges = {(part.start, part.end) for part in tables.staged_log.digests if not part.alike}
+    if ranges:
+        blocks = _different_blocks(tables, sorted(ranges))
+        count = blocks.count()
     if count:
         for row in blocks.orderBy("block_start").limit(OFFENDERS_MAX).collect():
             offenders += _deviations(row["block_start"], row["copies"], tables.stores, copies.first)
@@ -120,13 +124,15 @@ def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
     return skipped
 
 
-def _different_blocks(tables: Tables) -> DataFrame:
-    """Return blocks that differ: block_start, copies (array of store, block_end, digest)."""
+def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> DataFrame:
+    """Return blocks of these ranges that differ: block_start, copies (array of store, block_end,
+    digest)."""
     reach = {store.store: store.limit for store in tables.limits.stores}
     return (
         tables.spark.read.format("rocketmq_blocks")
         .option("stores", orjson.dumps(dict(tables.stores)).decode())
         .option("from", str(tables.since.position if tables.since else 0))
+        .option("ranges", orjson.dumps(ranges).decode())
         .option("limits", orjson.dumps(reach).decode())
         .option("skipped", orjson.dumps(garbage(tables)).decode())
         .option("cuts", orjson.dumps(sorted(set(reach.values()))).decode())

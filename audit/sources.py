@@ -14,7 +14,8 @@ rocketmq_log and rocketmq_queue `shared` (default false): what is equal in sever
 row, whose `store` has their names in lines. For rocketmq `body` (default true: a source cannot
 prune columns, so say when bodies are not wanted) and `until`, the log position at which reading
 stops. For the three others `from`, the log position of an item at which reading begins (of units:
-that they point at). For rocketmq_blocks `limits`, `skipped` and `cuts`, JSON (see BlockReader).
+that they point at). For rocketmq_blocks `limits`, `skipped`, `cuts` and `ranges`, JSON (see
+BlockReader).
 
 `partitions` and `read` run in different processes, so readers hold plain data only.
 """
@@ -29,6 +30,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
@@ -40,6 +42,7 @@ from pyspark.sql.types import (
 )
 
 from raftmq.audit.files import (
+    STORES_SEPARATOR,
     BlockCopy,
     QueueFile,
     Segment,
@@ -48,15 +51,17 @@ from raftmq.audit.files import (
     queue_files,
     segments,
     units,
+    written_bytes,
 )
 from raftmq.audit.parse import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
     RECORD_SCHEMA,
-    STORES_SEPARATOR,
+    Copy,
+    SharedPart,
     log_batches,
     record_batches,
-    shared_log_batches,
+    shared_parts,
 )
 from raftmq.audit.places import is_uri
 
@@ -87,6 +92,7 @@ _SPARK_TYPES: dict[Any, DataType] = {
     pa.int32(): IntegerType(),
     pa.int64(): LongType(),
     pa.bool_(): BooleanType(),
+    pa.list_(pa.int64()): ArrayType(LongType()),
 }
 
 
@@ -150,17 +156,19 @@ class Stores:
                     found.append(SegmentRange(store, segment, start, end))
         return found
 
-    def shared_partitions(self) -> list[InputPartition]:
-        """Return each range with all stores that have a segment there. Segments that begin at one
-        position may be of different sizes."""
+    def shared_partitions(self) -> list[SharedRange]:
+        """Return each range with all stores that have a segment there, as far as any is written.
+        Segments that begin at one position may be of different sizes."""
         copies: dict[int, list[tuple[str, Segment]]] = {}
         for store, directory in self.directories.items():
             for segment in segments(directory):
                 copies.setdefault(segment.base, []).append((store, segment))
-        found: list[InputPartition] = []
+        found: list[SharedRange] = []
         for base, same in sorted(copies.items()):
             last = max(segment.end for _, segment in same)
-            for start in range(max(base, self.start), last, self.split_bytes):
+            written = max(written_bytes(segment.path) for _, segment in same)
+            begin = max(base, self.start)
+            for start in range(begin, min(last, base + max(written, 1)), self.split_bytes):
                 end = min(start + self.split_bytes, last)
                 having = [copy for copy in same if copy[1].end > start]
                 found.append(SharedRange(base, having, start, end))
@@ -200,14 +208,12 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         stores = Stores(options)
         shared = _flag(options, "shared", False)
         self.partitions = stores.shared_partitions if shared else stores.partitions
+        self.stores = len(stores.directories)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SharedRange):
-            base = partition.base
-            copies = [(store, map_file(segment.path)) for store, segment in partition.copies]
-            yield from shared_log_batches(
-                copies, base, partition.start - base, partition.end - base
-            )
+            for part in self.parts(partition):
+                yield from part.batches
             return
         if not isinstance(partition, SegmentRange):
             return  # as above
@@ -215,6 +221,16 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         data = map_file(partition.segment.path)
         start, end = partition.start - base, partition.end - base
         yield from log_batches(data, base, start, end, partition.store)
+
+    def parts(self, partition: SharedRange) -> Iterator[SharedPart]:
+        """Read what stores have alike."""
+        base = partition.base
+        copies = [
+            Copy(store, map_file(segment.path), written_bytes(segment.path))
+            for store, segment in partition.copies
+        ]
+        bounds = partition.start - base, partition.end - base
+        yield from shared_parts(copies, base, *bounds, stores=self.stores)
 
 
 class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
@@ -278,14 +294,22 @@ class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
     """Reads the hashes of blocks that are not the same in all stores that have them.
 
     `limits` {store: position}: how far each store is read; `skipped` {store: [[from, to], …]}:
-    positions left out; `cuts` [position, …]: additional block ends.
+    positions left out; `cuts` [position, …]: additional block ends; `ranges` [[from, to], …]: the
+    partitions to be read (otherwise all).
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.partitions = Stores(options).shared_partitions
+        self.stores = Stores(options)
+        ranges = orjson.loads(options.get("ranges", "null"))
+        self.ranges = None if ranges is None else {(low, high) for low, high in ranges}
         self.limits: dict[str, int] = orjson.loads(options["limits"])
         self.skipped: dict[str, list[tuple[int, int]]] = orjson.loads(options["skipped"])
         self.cuts: list[int] = orjson.loads(options["cuts"])
+
+    def partitions(self) -> list[SharedRange]:
+        wanted = self.ranges
+        found = self.stores.shared_partitions()
+        return [part for part in found if wanted is None or (part.start, part.end) in wanted]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SharedRange):
@@ -372,6 +396,7 @@ def _plain(options: MutableMapping[str, str]) -> dict[str, str]:
         "limits",
         "skipped",
         "cuts",
+        "ranges",
         "shared",
         "from",
     )

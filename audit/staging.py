@@ -10,42 +10,120 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
-from raftmq.audit.sources import spark_schema
+from raftmq.audit.digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
+from raftmq.audit.parse import LOG_SCHEMA
+from raftmq.audit.sources import UNIT_SCHEMA, LogReader, QueueReader, SharedRange, spark_schema
+
+# Columns in which values repeat. Arrow would try a dictionary for all others, too.
+_REPEATED = ["store", "topic", "tags", "reason"]
 
 
-def decoded(
-    spark: SparkSession, reader: DataSourceReader, schema: pa.Schema, directory: Path
-) -> DataFrame:
-    """Read what a data source's reader reads, in batches of `schema`, into files in `directory`."""
+@dataclass(frozen=True, slots=True)
+class StagedLog:
+    """The items of all stores (audit.parse.LOG_SCHEMA) and the runs of their queue offsets
+    (audit.digests.RUN_SCHEMA), what several stores have alike being one row; and the digests."""
+
+    items: DataFrame
+    runs: DataFrame
+    digests: list[LogDigest]
+
+
+def staged_log(spark: SparkSession, reader: LogReader, directory: Path) -> StagedLog:
+    """Decode the logs into files in `directory`, which is made. The reader shares."""
+    items, runs = directory / "items", directory / "runs"
+    for each in (directory, items, runs):
+        each.mkdir()
+    parts = list(enumerate(reader.partitions()))
+    digests: list[LogDigest] = []
+    if parts:
+        write = _WriteLog(reader, str(items), str(runs))
+        digests = spark.sparkContext.parallelize(parts, len(parts)).flatMap(write).collect()
+    return StagedLog(_read(spark, LOG_SCHEMA, items), _read(spark, RUN_SCHEMA, runs), digests)
+
+
+def staged_units(
+    spark: SparkSession, reader: QueueReader, directory: Path
+) -> tuple[DataFrame, list[UnitDigest]]:
+    """Decode the ConsumeQueues (audit.sources.UNIT_SCHEMA) into files in `directory`, which is
+    made."""
     directory.mkdir()
     parts = list(enumerate(reader.partitions()))
+    digests: list[UnitDigest] = []
     if parts:
-        write = _Write(reader, schema, str(directory))
-        spark.sparkContext.parallelize(parts, len(parts)).foreach(write)
+        write = _WriteUnits(reader, str(directory))
+        digests = spark.sparkContext.parallelize(parts, len(parts)).flatMap(write).collect()
+    return _read(spark, UNIT_SCHEMA, directory), digests
+
+
+def _read(spark: SparkSession, schema: pa.Schema, directory: Path) -> DataFrame:
     return spark.read.schema(spark_schema(schema)).parquet(str(directory))
 
 
 @dataclass(frozen=True)
-class _Write:
-    """Writes one partition's rows; runs in Spark's workers."""
+class _WriteLog:
+    """Writes one range's rows and runs; runs in Spark's workers."""
 
-    reader: DataSourceReader
-    schema: pa.Schema
+    reader: LogReader
+    items: str
+    runs: str
+
+    def __call__(self, numbered: tuple[int, InputPartition]) -> list[LogDigest]:
+        number, partition = numbered
+        assert isinstance(partition, SharedRange)
+        digests = []
+        path = _path(self.items, number)
+        with (
+            _replacing(path, LOG_SCHEMA) as rows,
+            _replacing(_path(self.runs, number), RUN_SCHEMA) as runs,
+        ):
+            for part in self.reader.parts(partition):
+                summary = LogSummary()
+                for batch in part.batches:
+                    rows.write_batch(batch)
+                    found = summary.add(batch)
+                    if found is not None:
+                        runs.write_batch(found)
+                bounds = partition.start, partition.end
+                digests.append(summary.digest(part.stores, *bounds, part.alike, path))
+        return digests
+
+
+@dataclass(frozen=True)
+class _WriteUnits:
+    """Writes the units of some files; runs in Spark's workers."""
+
+    reader: QueueReader
     directory: str
 
-    def __call__(self, part: tuple[int, InputPartition]) -> None:
-        number, partition = part
-        path = f"{self.directory}/part-{number:06}.parquet"
-        beside = f"{self.directory}/.{number:06}-{uuid.uuid4().hex}"
-        with pq.ParquetWriter(beside, self.schema, compression="none") as out:
+    def __call__(self, numbered: tuple[int, InputPartition]) -> list[UnitDigest]:
+        number, partition = numbered
+        summary = UnitSummary()
+        with _replacing(_path(self.directory, number), UNIT_SCHEMA) as rows:
             for batch in self.reader.read(partition):
-                out.write_batch(batch)
-        os.replace(beside, path)
+                rows.write_batch(batch)
+                summary.add(batch)
+        return summary.digests()
+
+
+def _path(directory: str, number: int) -> str:
+    return f"{directory}/part-{number:06}.parquet"
+
+
+@contextmanager
+def _replacing(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Write a file beside `path`, and move it there when it is whole."""
+    directory, name = os.path.split(path)
+    beside = f"{directory}/.{name}-{uuid.uuid4().hex}"
+    with pq.ParquetWriter(beside, schema, compression="none", use_dictionary=_REPEATED) as out:
+        yield out
+    os.replace(beside, path)

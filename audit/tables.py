@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from raftmq.audit import history
-from raftmq.audit.files import segments
+from raftmq.audit.digests import Alike, UnitDigest, all_alike, data_ends
+from raftmq.audit.files import STORES_SEPARATOR, segments
 from raftmq.audit.limits import Limits, find_limits
-from raftmq.audit.parse import LOG_SCHEMA, STORES_SEPARATOR
 from raftmq.audit.since import Ended
-from raftmq.audit.sources import UNIT_SCHEMA, LogReader, QueueReader
-from raftmq.audit.staging import decoded
+from raftmq.audit.sources import LogReader, QueueReader
+from raftmq.audit.staging import StagedLog, staged_log, staged_units
 from raftmq.audit.subject import Subject
 from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
 
@@ -50,6 +50,8 @@ class Tables:
     units: every ConsumeQueue unit (audit.sources.UNIT_SCHEMA)
     shared_items, shared_units: the same as they were decoded: what several stores have alike is one
         row, which names them all
+    staged_log, unit_digests: what logs and ConsumeQueues come to (audit.digests); alike: what is so
+        if all stores have the same log, as they mostly have
     topics: those whose messages are judged, see `_topics`
     log: the records the group holds (a majority, or in classic mode any store): position, size,
         topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
@@ -65,13 +67,19 @@ class Tables:
     topics: tuple[str, ...]
     subject: Subject
     limits: Limits
-    shared_items: DataFrame
+    staged_log: StagedLog
+    alike: Alike | None
     shared_units: DataFrame
+    unit_digests: Sequence[UnitDigest]
     log: DataFrame
     events: DataFrame
     sends: DataFrame
     ledger: DataFrame
     since: Ended | None = None
+
+    @property
+    def shared_items(self) -> DataFrame:
+        return self.staged_log.items
 
     @property
     def items(self) -> DataFrame:
@@ -80,6 +88,15 @@ class Tables:
     @property
     def units(self) -> DataFrame:
         return each(self.shared_units)
+
+    @property
+    def group_runs(self) -> DataFrame | None:
+        """The runs of the queue offsets in the log that the group holds (audit.digests.RUN_SCHEMA),
+        if all stores have the same log, and all of it is the group's."""
+        enough = len(self.limits.voting) >= self.limits.needed
+        end = max((digest.data_end for digest in self.staged_log.digests), default=0)
+        whole = self.alike is not None and enough and end <= self.limits.agreed_end
+        return self.staged_log.runs if whole else None
 
     @property
     def group(self) -> str | None:
@@ -126,13 +143,19 @@ def stage(
     def staged(frame: DataFrame, name: str) -> DataFrame:
         return _staged(spark, frame, scratch / name)
 
-    def stores_staged() -> tuple[DataFrame, DataFrame, Limits, DataFrame]:
+    def stores_staged() -> tuple[
+        StagedLog, Alike | None, DataFrame, list[UnitDigest], Limits, DataFrame
+    ]:
         options = {"stores": orjson.dumps(dict(stores)).decode(), "shared": "true"}
         options["from"] = str(since.position if since else 0)
-        items = decoded(spark, LogReader(options), LOG_SCHEMA, scratch / "items")
-        units = decoded(spark, QueueReader(options), UNIT_SCHEMA, scratch / "units")
-        limits = find_limits(each(items), stores, subject, since)
-        return items, units, limits, staged(_log(items, limits), "log")
+        staged = staged_log(spark, LogReader(options), scratch / "decoded")
+        units, unit_digests = staged_units(spark, QueueReader(options), scratch / "units")
+        frames = each(staged.items.where(F.col("kind") == int(ItemKind.FRAME)))
+        ended = (since.index, since.term) if since else None
+        alike = all_alike(staged.digests, tuple(stores), ended)
+        limits = find_limits(frames, data_ends(staged.digests), alike, stores, subject, since)
+        log = _log(spark, staged, limits, scratch / "log")
+        return staged, alike, units, unit_digests, limits, log
 
     def history_staged() -> tuple[DataFrame, DataFrame]:
         if history_path is None:
@@ -144,9 +167,9 @@ def stage(
     # The logs are parsed by Python workers, the history by the JVM: together they fill two cores.
     with ThreadPoolExecutor(2) as pool:
         of_stores, of_history = pool.submit(stores_staged), pool.submit(history_staged)
-        items, units, limits, log = of_stores.result()
+        of_logs, alike, units, unit_digests, limits, log = of_stores.result()
         events, sends = of_history.result()
-    topics = (topic,) if topic else _topics(sends)
+    topics = (topic,) if topic or history_path is None else _topics(sends)
     ledger = sends if history_path is None else staged(_ledger(log, sends, topics), "ledger")
     return Tables(
         *(
@@ -156,8 +179,10 @@ def stage(
             topics,
             subject,
             limits,
-            items,
+            of_logs,
+            alike,
             units,
+            unit_digests,
             log,
             events,
             sends,
@@ -185,28 +210,38 @@ def each(shared: DataFrame) -> DataFrame:
     return shared.withColumn("store", F.explode(F.split("store", STORES_SEPARATOR)))
 
 
-def _log(shared: DataFrame, limits: Limits) -> DataFrame:
-    """Return the group's records: those that enough stores hold intact below the agreed end.
-    `shared`: the items as they were decoded; what all stores hold alike is one row there."""
+def _log(spark: SparkSession, staged: StagedLog, limits: Limits, path: Path) -> DataFrame:
+    """Return the group's records: those that enough stores hold intact below the agreed end. What
+    all stores hold alike stays where it is staged; the others are compared and written to `path`.
+    """
     kept = (
-        *("topic", "queue_id", "queue_offset", "uniq_key", "content_crc", "fields_sum", "visible"),
-        *("born_timestamp", "store_timestamp", "reconsume_times", "sysflag"),
+        *("position", "size", "topic", "queue_id", "queue_offset", "uniq_key", "content_crc"),
+        *("fields_sum", "visible", "born_timestamp", "store_timestamp", "reconsume_times"),
+        "sysflag",
     )
 
     def sound(rows: DataFrame) -> DataFrame:
         end = F.col("position") + F.col("size")
         return records(rows).where(F.col("intact") & (end <= limits.agreed_end))
 
-    by_all = F.col("store") == STORES_SEPARATOR.join(store.store for store in limits.stores)
-    by_some = each(shared.where(~by_all))
-    rows = sound(by_some).withColumn("identity", F.xxhash64(*_IDENTITY))
-    held = rows.groupBy("position", "size", "identity").agg(
-        F.count_if(F.col("store").isin(*limits.voting)).alias("holders"),
-        *[F.first(name).alias(name) for name in kept],
-    )
-    log = held.where(F.col("holders") >= limits.needed).drop("holders", "identity")
-    if len(limits.voting) >= limits.needed:
-        log = log.unionByName(sound(shared.where(by_all)).select(*log.columns))
+    all_stores = tuple(store.store for store in limits.stores)
+    by_all = F.col("store") == STORES_SEPARATOR.join(all_stores)
+    log = sound(staged.items.where(by_all)).select(*kept)
+    if len(limits.voting) < limits.needed:
+        log = log.limit(0)
+    if any(digest.stores != all_stores for digest in staged.digests):
+        rows = sound(each(staged.items.where(~by_all)))
+        held = (
+            rows.withColumn("identity", F.xxhash64(*_IDENTITY))
+            .groupBy("position", "size", "identity")
+            .agg(
+                F.count_if(F.col("store").isin(*limits.voting)).alias("holders"),
+                *[F.first(name).alias(name) for name in kept[2:]],
+            )
+            .where(F.col("holders") >= limits.needed)
+            .select(*kept)
+        )
+        log = log.unionByName(_staged(spark, held, path))
     return log.withColumn("id", history.binary_id("uniq_key")).withColumnRenamed(
         "uniq_key", "id_text"
     )

@@ -9,16 +9,16 @@ behind it. A whole log is needed: in one without its beginning nobody knows what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from raftmq.audit.checks import SCHEDULE_TOPIC, Check
+from raftmq.audit.checks import Check
 from raftmq.audit.later import TOLERANCE_MS
+from raftmq.audit.systemtopics import HALF_TOPIC, SCHEDULE_TOPIC
 from raftmq.audit.tables import Tables
 
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 COMMITTED = 8  # transaction bits of a record's sysflag
 
 
@@ -27,11 +27,27 @@ def waiting_checks(tables: Tables, delivered: Mapping[int, int]) -> Iterator[Che
     before which all messages have been delivered."""
     if tables.limits.begin or tables.since is not None:
         return
+    waited = any(digest.waits for digest in tables.staged_log.digests)
     named = tables.log.where(F.col("id_text").isNotNull())
-    yield from _delayed_checks(tables, named.where("visible"), delivered)
+    yield from _delayed_checks(tables, named.where("visible") if waited else None, delivered)
+    before = F.col("half_position") < F.col("position")
+    yield Check(
+        "committed_unprepared",
+        "committed transactions without a half message before them, or more than there were",
+        True,
+        _decided(named) if waited else None,
+        (F.col("committed") > 0)
+        & (~F.coalesce(before, F.lit(False)) | (F.col("committed") > F.col("halves"))),
+        ("id_text", "position", "committed", "halves"),
+        ("position",),
+    )
+
+
+def _decided(named: DataFrame) -> DataFrame:
+    """Return for each id its half messages and committed ones, and where the first of each is."""
     half = F.col("topic") == HALF_TOPIC
     committed = (F.col("sysflag") == COMMITTED) & ~half
-    rows = (
+    return (
         named.where(half | committed)
         .groupBy("id_text")
         .agg(
@@ -41,53 +57,13 @@ def waiting_checks(tables: Tables, delivered: Mapping[int, int]) -> Iterator[Che
             F.min(F.when(committed, F.col("position"))).alias("position"),
         )
     )
-    before = F.col("half_position") < F.col("position")
-    yield Check(
-        "committed_unprepared",
-        "committed transactions without a half message before them, or more than there were",
-        True,
-        rows,
-        (F.col("committed") > 0)
-        & (~F.coalesce(before, F.lit(False)) | (F.col("committed") > F.col("halves"))),
-        ("id_text", "position", "committed", "halves"),
-        ("position",),
-    )
 
 
 def _delayed_checks(
-    tables: Tables, visible: DataFrame, delivered: Mapping[int, int]
+    tables: Tables, visible: DataFrame | None, delivered: Mapping[int, int]
 ) -> Iterator[Check]:
-    due = (
-        tables.units.where(F.col("topic") == SCHEDULE_TOPIC)
-        .groupBy("position")
-        .agg(F.max("tags_code").alias("due_ms"))
-    )
-    passed = F.lit(False)
-    for level, offset in delivered.items():
-        of_level = F.col("queue_id") == level - 1
-        passed = passed | (of_level & (F.col("queue_offset") < offset))
-    key = ["id_text", "reconsume_times"]
-    waited = (
-        visible.where(F.col("topic") == SCHEDULE_TOPIC)
-        .join(due, "position", "left")
-        .groupBy(*key)
-        .agg(
-            F.count_if(passed).alias("due"),
-            F.min("position").alias("position"),
-            F.min("due_ms").alias("due_ms"),
-        )
-    )
-    again = visible.where(F.col("topic") != SCHEDULE_TOPIC).select(
-        *key, F.col("position").alias("at"), F.col("store_timestamp").alias("ms")
-    )
-    rows = (
-        waited.join(again, key, "left")
-        .groupBy(*key, "due", "position", "due_ms")
-        .agg(
-            F.count_if(F.col("at") > F.col("position")).alias("came"),
-            F.min(F.when(F.col("at") > F.col("position"), F.col("ms"))).alias("came_ms"),
-        )
-    )
+    key = ("id_text", "reconsume_times")
+    rows = None if visible is None else _came(tables, visible, delivered, key)
     yield Check(
         "due_missing",
         "delayed messages that are said to be delivered, and are not stored for consumers",
@@ -105,4 +81,40 @@ def _delayed_checks(
         F.col("came_ms") < F.col("due_ms") - TOLERANCE_MS,
         (*key, "position", "due_ms", "came_ms"),
         ("position",),
+    )
+
+
+def _came(
+    tables: Tables, visible: DataFrame, delivered: Mapping[int, int], key: Sequence[str]
+) -> DataFrame:
+    """Return each delayed message, how many of it should have come, and which came."""
+    due = (
+        tables.units.where(F.col("topic") == SCHEDULE_TOPIC)
+        .groupBy("position")
+        .agg(F.max("tags_code").alias("due_ms"))
+    )
+    passed = F.lit(False)
+    for level, offset in delivered.items():
+        of_level = F.col("queue_id") == level - 1
+        passed = passed | (of_level & (F.col("queue_offset") < offset))
+    waited = (
+        visible.where(F.col("topic") == SCHEDULE_TOPIC)
+        .join(due, "position", "left")
+        .groupBy(*key)
+        .agg(
+            F.count_if(passed).alias("due"),
+            F.min("position").alias("position"),
+            F.min("due_ms").alias("due_ms"),
+        )
+    )
+    again = visible.where(F.col("topic") != SCHEDULE_TOPIC).select(
+        *key, F.col("position").alias("at"), F.col("store_timestamp").alias("ms")
+    )
+    return (
+        waited.join(again, [*key], "left")
+        .groupBy(*key, "due", "position", "due_ms")
+        .agg(
+            F.count_if(F.col("at") > F.col("position")).alias("came"),
+            F.min(F.when(F.col("at") > F.col("position"), F.col("ms"))).alias("came_ms"),
+        )
     )

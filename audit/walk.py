@@ -14,9 +14,13 @@ begins inside that body, and only such a range.
 import re
 import struct
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from google_crc32c import value as crc32c
 
+from raftmq.spark.columns import gathered
 from raftmq.spark.layout import (
     BLANK_MAGIC,
     BLANK_SIZE_BYTES,
@@ -30,6 +34,7 @@ from raftmq.spark.layout import (
     HOST_IPV6_SIZE_BYTES,
     HOST_SIZE_BYTES,
     ITEM_SIZE_BYTES_MAX,
+    RECORD_HEAD,
     RECORD_MAGIC_V1,
     RECORD_MAGIC_V2,
     RECORD_SIZE_BYTES_MIN,
@@ -39,6 +44,7 @@ from raftmq.spark.layout import (
 )
 from raftmq.store.frame import FrameError, FrameKind, parse_header
 
+Array = npt.NDArray[Any]
 _SIZE_MAGIC = struct.Struct(">ii")
 _RECORD_START = struct.Struct(">ii20xqi")  # size, magic, physical offset, sysflag
 _INT = struct.Struct(">i")
@@ -47,6 +53,7 @@ _ANY_MAGIC = re.compile(rb"\xda\xa3\x20[\xa7\xab\xf0]|\xcb\xd4\x31\x94")
 _BLANK_MAGIC_BYTES = _INT.pack(BLANK_MAGIC)
 _SEARCH_BYTES = 1 << 20  # a search step; zeros are skipped this much at a time
 _ZEROS = bytes(_SEARCH_BYTES + 7)
+_LEADING_ZEROS_MAX = 7  # no item begins with more
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +97,13 @@ class Walk:
     gaps: list[Gap] = field(default_factory=list)
 
 
-def walk_range(data: memoryview, base: int, start: int, end: int) -> Walk:
+def walk_range(
+    data: memoryview, base: int, start: int, end: int, written: int | None = None
+) -> Walk:
     """Walk the items of bytes [start, end) of a segment.
 
     `data` is the whole segment, `base` the log position of its first byte; `start` and `end` are
-    relative to it.
+    relative to it. `written`: from there on all is known to be zero (audit.files.written_bytes).
     """
     assert 0 <= start <= end <= len(data)
     walk = Walk()
@@ -107,8 +116,9 @@ def walk_range(data: memoryview, base: int, start: int, end: int) -> Walk:
         at = _hop(data, base, at, end, walk)
         if at is None or _is_item(data, base, at):
             continue  # the blank record, or the next range's first item
-        found = find_item(data, base, at + 1, len(data))
-        zero = _all_zero(data, at, len(data) if found is None else found)
+        zeros_end = _zeros_end(data, at, len(data) if written is None else written)
+        found = find_item(data, base, max(at + 1, zeros_end - _LEADING_ZEROS_MAX), len(data))
+        zero = zeros_end >= (len(data) if found is None else found)
         reason = "zeros" if zero else _complaint(data, base, at)
         if found is None:
             if at < len(data):
@@ -140,6 +150,55 @@ def find_item(data: memoryview, base: int, start: int, end: int) -> int | None:
 def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | None:
     """Take the items from `at` on into the walk. Return where they ended, or None after the blank
     record."""
+    first = len(walk.records)
+    ended = _hop_by_sizes(data, base, at, end, walk)
+    positions = np.asarray(walk.records[first:], np.int64)
+    wrong = np.flatnonzero(~shapes_hold(data, positions))
+    if not len(wrong):
+        return ended
+    stop = int(positions[wrong[0]])
+    del walk.records[first + int(wrong[0]) :]
+    walk.frames = [frame for frame in walk.frames if frame.at < stop]
+    walk.gaps = [gap for gap in walk.gaps if gap.at < stop]
+    return stop
+
+
+def shapes_hold(data: memoryview, at: Array) -> Array:
+    """Return of each position whether the record there, whose size is at least the smallest, fits
+    its inner lengths and the segment: `shape_holds` of many records at once."""
+    raw = np.frombuffer(data, np.uint8)
+    last = len(raw) - RECORD_SIZE_BYTES_MIN
+    held = at <= last
+    head = gathered(raw, np.minimum(at, max(last, 0)), RECORD_HEAD) if last >= 0 else None
+    if head is None:
+        return held
+    limit = at + head["size"]
+    longer = HOST_IPV6_SIZE_BYTES - HOST_SIZE_BYTES
+    hosts = (head["sysflag"] & SYSFLAG_BORN_IPV6 != 0).astype(np.int64)
+    hosts += head["sysflag"] & SYSFLAG_STORE_IPV6 != 0
+    body_at = at + BODY_AT + hosts * longer
+
+    def number(places: Array, kind: str) -> Array:
+        """Read numbers; of records that are wrong already, at a place that is there."""
+        dtype = np.dtype(kind)
+        places = np.clip(places, 0, len(raw) - dtype.itemsize)
+        return gathered(raw, places, dtype).astype(np.int64)
+
+    held &= limit <= len(raw)
+    body_length = number(body_at - 4, ">i4")
+    topic_at = body_at + body_length
+    held &= (body_length >= 0) & (topic_at + 3 <= limit)
+    short = head["magic"] == RECORD_MAGIC_V1
+    length = number(topic_at, ">i2")
+    properties_at = topic_at + np.where(short, 1 + (length >> 8 & 0xFF), 2 + length)
+    held &= (topic_at < properties_at) & (properties_at <= limit - 2)
+    length = number(properties_at, ">i2")
+    held &= (length >= 0) & (properties_at + 2 + length == limit)
+    return held
+
+
+def _hop_by_sizes(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | None:
+    """Do as `_hop`, but of records look at magic, size and position alone."""
     total = len(data)
     unpack = _RECORD_START.unpack_from
     take = walk.records.append
@@ -148,7 +207,7 @@ def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | No
         if at <= last:
             size, magic, physical, _ = unpack(data, at)
             if magic in (RECORD_MAGIC_V1, RECORD_MAGIC_V2):
-                if physical != base + at or not _record_shape(data, at, size, magic):
+                if physical != base + at or size < RECORD_SIZE_BYTES_MIN:
                     return at
                 take(at)
                 at += size
@@ -190,7 +249,7 @@ def _is_item(data: memoryview, base: int, at: int) -> bool:
         if at + RECORD_SIZE_BYTES_MIN > total:
             return False
         physical = _RECORD_START.unpack_from(data, at)[2]
-        return bool(physical == base + at) and _record_shape(data, at, size, magic)
+        return bool(physical == base + at) and shape_holds(data, at, size, magic)
     if magic == FRAME_MAGIC:
         return _frame_at(data, base, at) is not None
     if size in (DLEDGER_RECORD, DLEDGER_NOOP):
@@ -200,7 +259,7 @@ def _is_item(data: memoryview, base: int, at: int) -> bool:
     return bool(magic == BLANK_MAGIC and size == total - at)
 
 
-def _record_shape(data: memoryview, at: int, size: int, magic: int) -> bool:
+def shape_holds(data: memoryview, at: int, size: int, magic: int) -> bool:
     """Return whether the record's size fits its inner lengths and the segment."""
     limit = at + size
     if size < RECORD_SIZE_BYTES_MIN or limit > len(data):
@@ -281,12 +340,14 @@ def _behind_blank(data: memoryview, start: int) -> bool:
     return False
 
 
-def _all_zero(data: memoryview, start: int, end: int) -> bool:
-    for at in range(start, end, _SEARCH_BYTES):
-        window = bytes(data[at : min(at + _SEARCH_BYTES, end)])
-        if window != _ZEROS[: len(window)]:
-            return False
-    return True
+def _zeros_end(data: memoryview, start: int, written: int) -> int:
+    """Return where the first byte from `start` on is that is not zero; the end if all are."""
+    raw = np.frombuffer(data, np.uint8)
+    for at in range(start, written, _SEARCH_BYTES):
+        others = np.flatnonzero(raw[at : at + _SEARCH_BYTES])
+        if len(others):
+            return at + int(others[0])
+    return len(raw)
 
 
 def _complaint(data: memoryview, base: int, at: int) -> str:

@@ -1,6 +1,6 @@
 """Decode records at given positions into Arrow columns: every field of many records at once. Pure.
 
-Fixed fields are gathered with numpy (`sliding_window_view(bytes)[positions].view(dtype)`). For
+Fixed fields are gathered with numpy, from all overlapping windows of their size. For
 ragged ones a BinaryArray over the segment alternates fields (even elements) and the gaps between
 them (odd); taking the even elements lets Arrow copy them at memory speed. Properties are split for
 all records together, by the positions of the separators 0x01 and 0x02.
@@ -38,6 +38,9 @@ _HEAD_WORDS_MAX = 16  # the fixed fields have 88 bytes, with IPv6 112
 _MULTIPLIERS = np.random.Generator(np.random.PCG64(1)).integers(
     0, 1 << 63, _PLACES, np.uint64
 ) * np.uint64(2) + np.uint64(1)
+_HEAD_FIELDS = (
+    *("size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset"),
+)
 _ADDED = frozenset(name.encode() for name in ADDED_PROPERTIES)
 PROPERTY_NAMES = {
     "uniq_key": b"UNIQ_KEY",
@@ -174,26 +177,28 @@ def records_at(data: memoryview, positions: Sequence[int]) -> Records:
     """Read the records at `positions` (rising, relative to `data`, each of checked shape)."""
     raw = np.frombuffer(data, np.uint8)
     at = np.asarray(positions, np.int64)
-    head = _gather(raw, at, RECORD_HEAD)
+    head = gathered(raw, at, RECORD_HEAD)
     sysflag = head["sysflag"].astype(np.int32)
     store_time_at = at + RECORD_HEAD.itemsize + _host_size(sysflag, SYSFLAG_BORN_IPV6)
     tail_at = store_time_at + 8 + _host_size(sysflag, SYSFLAG_STORE_IPV6)
-    tail = _gather(raw, tail_at, RECORD_TAIL)
+    tail = gathered(raw, tail_at, RECORD_TAIL)
     places = _places(raw, at, head, tail_at + RECORD_TAIL.itemsize, tail["body_length"])
-    stored = _gather(raw, store_time_at, np.dtype(">i8")).astype(np.int64)
+    stored = gathered(raw, store_time_at, np.dtype(">i8")).astype(np.int64)
     return Records(data, at, head, sysflag, stored, tail, places)
 
 
-def record_columns(data: memoryview, positions: Sequence[int], body: bool) -> dict[str, pa.Array]:
+def record_columns(
+    data: memoryview, positions: Sequence[int], body: bool, rest: bool = True
+) -> dict[str, pa.Array]:
     """Decode the records at `positions` (rising, relative to `data`, each of checked shape).
 
-    Returns the columns of RECORD_FIELDS, and `body` (as stored) if asked for.
+    Returns `size`, the columns of RECORD_FIELDS (`rest_hash` null without `rest`), and `body` (as
+    stored) if asked for.
     """
     records = records_at(data, positions)
     head, sysflag, tail, places = records.head, records.sysflag, records.tail, records.places
     columns: dict[str, Any] = {
-        name: head[name].astype(head.dtype[name].newbyteorder("="))
-        for name in ("magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset")
+        name: head[name].astype(head.dtype[name].newbyteorder("=")) for name in _HEAD_FIELDS
     }
     columns["sysflag"] = sysflag
     columns["born_timestamp"] = head["born_timestamp"].astype(np.int64)
@@ -208,7 +213,9 @@ def record_columns(data: memoryview, positions: Sequence[int], body: bool) -> di
     crc = records.body_crcs()
     columns["intact"] = crc == columns["body_crc"]
     columns["content_crc"] = _content_crcs(data, places, sysflag, crc)
-    columns["rest_hash"] = _rest_hashes(data, records)
+    columns["rest_hash"] = (
+        _rest_hashes(data, records) if rest else pa.nulls(len(records), pa.int64())
+    )
     if body:
         columns["body"] = records.bodies()
     return {name: _arrow(column) for name, column in columns.items()}
@@ -241,23 +248,31 @@ def pairs_of(properties: pa.Array) -> Pairs:
     raw = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
     raw = raw[: offsets[-1]] if count else raw[:0]
     # A pair starts with its string and after each 0x02; it ends before the next one or the end.
-    breaks = np.flatnonzero(raw == 2).astype(np.int64)
+    breaks = np.flatnonzero(raw == 2)
     starts = _merged(offsets[:-1].astype(np.int64), breaks + 1)
     starts = starts[starts < len(raw)]
     owners = np.searchsorted(offsets, starts, side="right") - 1
     ends = np.append(starts, len(raw))[1:]
     ends -= raw[ends - 1] == 2
-    separators = np.flatnonzero(raw == 1).astype(np.int64)
-    next_separator = np.searchsorted(separators, starts)
-    names_end = np.full(len(starts), -1, np.int64)
-    found = next_separator < len(separators)
-    names_end[found] = separators[next_separator[found]]
+    names_end = _first_at_or_after(np.flatnonzero(raw == 1), starts, ends)
     whole = (names_end >= starts) & (names_end + 1 < ends)
     starts, ends, owners, names_end = starts[whole], ends[whole], owners[whole], names_end[whole]
     view = memoryview(content) if content is not None else memoryview(b"")
     encoded = _ragged(view, starts, names_end).dictionary_encode()
     names = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
     return Pairs(view, count, starts, names_end - starts, ends, owners, names)
+
+
+def _first_at_or_after(values: Array, starts: Array, ends: Array) -> Array:
+    """Return for each range [start, end), all rising, the first of the rising `values` that is not
+    before it; -1 if there is none."""
+    if len(values) == len(starts) and ((starts <= values) & (values < ends)).all():
+        return values  # each range has one, as it usually has
+    next_value = np.searchsorted(values, starts)
+    found = np.full(len(starts), -1, np.int64)
+    there = next_value < len(values)
+    found[there] = values[next_value[there]]
+    return found
 
 
 def _merged(left: Array, right: Array) -> Array:
@@ -277,12 +292,14 @@ def tags_codes(tags: pa.Array) -> pa.Array:
     return pc.fill_null(hashes.take(encoded.indices), 0)
 
 
-def _gather(raw: Array, at: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the `dtype` values at byte positions `at`; one copy, however ragged the positions."""
+def gathered(raw: Array, at: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the `dtype` values at byte positions `at`, however ragged these are."""
     if not len(at):
         return np.empty(0, dtype)
-    windows = np.lib.stride_tricks.sliding_window_view(raw, dtype.itemsize)
-    return np.ascontiguousarray(windows[at]).view(dtype)[:, 0]
+    width = dtype.itemsize
+    windows = np.ndarray((max(0, len(raw) - width + 1),), f"V{width}", raw.data, strides=(1,))
+    found: Array = windows[at].view(dtype)  # rows of bytes would be copied one by one
+    return found
 
 
 def _host_size(sysflag: Array, flag: int) -> Array:
@@ -293,7 +310,7 @@ def _places(raw: Array, at: Array, head: Array, body: Array, body_length: Array)
     body_end = body + body_length
     long_topic = head["magic"] == RECORD_MAGIC_V2
     # The length field has one byte in version 1, two in version 2; both have two readable bytes.
-    two = _gather(raw, body_end, np.dtype(">u2")).astype(np.int64)
+    two = gathered(raw, body_end, np.dtype(">u2")).astype(np.int64)
     topic_length = np.where(long_topic, two, two >> 8)
     topic = body_end + np.where(long_topic, 2, 1)
     topic_end = topic + topic_length
@@ -326,10 +343,9 @@ def _text(values: pa.Array) -> pa.Array:
 
 
 def _body_crcs(data: memoryview, starts: Array, ends: Array) -> Array:
-    pairs = zip(starts.tolist(), ends.tolist(), strict=True)
-    crc32 = zlib.crc32
-    values = [crc32(data[start:end]) & 0x7FFFFFFF for start, end in pairs]
-    return np.array(values, np.int64)
+    bodies = map(data.__getitem__, map(slice, starts.tolist(), ends.tolist()))
+    values = np.fromiter(map(zlib.crc32, bodies), np.int64, len(starts))
+    return values & 0x7FFFFFFF
 
 
 def _rest_hashes(data: memoryview, records: Records) -> Array:
@@ -342,20 +358,19 @@ def _rest_hashes(data: memoryview, records: Records) -> Array:
     if not len(records):
         return np.empty(0, np.int64)
     raw = np.frombuffer(data, np.uint8)
-    words = np.lib.stride_tricks.sliding_window_view(raw, 8)
     places = records.places
-    return _word_sums(words, records.at, places.body, 0) + _word_sums(
-        words, places.body_end, places.properties_end, _HEAD_WORDS_MAX
+    return _word_sums(raw, records.at, places.body, 0) + _word_sums(
+        raw, places.body_end, places.properties_end, _HEAD_WORDS_MAX
     )
 
 
-def _word_sums(words: Array, starts: Array, ends: Array, salt: int) -> Array:
+def _word_sums(raw: Array, starts: Array, ends: Array, salt: int) -> Array:
     """Return, for each range of bytes, the sum of its words times their multipliers."""
     counts = (ends - starts + 7) // 8
     firsts = np.cumsum(counts) - counts
     numbers = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
     at = np.minimum(np.repeat(starts, counts) + 8 * numbers, np.repeat(ends, counts) - 8)
-    found = np.ascontiguousarray(words[at]).view(np.uint64)[:, 0]
+    found = gathered(raw, at, np.dtype(np.uint64))
     sums: Array = np.add.reduceat(found * _MULTIPLIERS[(numbers + salt) % _PLACES], firsts)
     return sums.view(np.int64)
 

@@ -13,9 +13,11 @@ import pytest
 from google_crc32c import value as crc32c
 from pyspark.sql import SparkSession
 
+from raftmq.audit import job
 from raftmq.audit.api import AuditReport, run_audit
+from raftmq.audit.checks import Check
 from raftmq.audit.files import StoreError
-from raftmq.audit.report import OFFENDERS_MAX
+from raftmq.audit.report import OFFENDERS_MAX, CheckResult
 from raftmq.dledger.configuration import (
     Configuration,
     GroupMember,
@@ -568,3 +570,24 @@ def test_the_order_of_a_single_store_is_its_own_majority(
     report = run_audit(spark, {"n0": run.stores["n0"]}, run.history_path, TOPIC)
     assert wrong(report) == set()
     assert report.figures["stored"] == 12
+
+
+def test_nothing_is_looked_at_one_by_one_where_all_agrees(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.plan(tmp_path).store()
+    run.write()
+    asked: list[str] = []
+    evaluate = job.evaluate
+
+    def evaluated(checks: list[Check]) -> list[CheckResult]:
+        asked.extend(check.name for check in checks if check.table is not None)
+        return evaluate(checks)
+
+    monkeypatch.setattr(job, "evaluate", evaluated)
+    report = run_audit(spark, run.stores)
+    assert report.ok and report.figures["stored"] == len(run.log.placed)
+    assert asked == []
+    assert {"offset_holes", "damage", "frame_sequence", "queue_index"} <= {
+        check.name for check in report.checks
+    }

@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from raftmq.audit import live, pulled
+from raftmq.audit import pulled
 from raftmq.audit.cli import main
 from raftmq.audit.live import NotAudited, audit_cluster
+from raftmq.audit.ranges import ends_check
 from raftmq.audit.report import AuditReport
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
@@ -243,7 +244,7 @@ def test_a_disk_without_room_is_told_before_anything_is_read(
 
 
 def test_queues_that_show_more_than_the_log_has() -> None:
-    check = live._ends_check({("T", 0): 5, ("T", 1): 7, ("U", 0): 1}, {("T", 0): 5, ("T", 1): 6})
+    check = ends_check({("T", 0): 5, ("T", 1): 7, ("U", 0): 1}, {("T", 0): 5, ("T", 1): 6})
     assert (check.name, check.ok) == ("queue_ends", False)
     assert [(o["topic"], o["queue_id"], o["log_until"]) for o in check.offenders] == [
         ("T", 1, 6),

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raftmq.audit.files import BlockCopy, Segment, different_blocks
-from raftmq.audit.parse import LOG_SCHEMA, STORES_SEPARATOR, log_batches, shared_log_batches
+from raftmq.audit.files import STORES_SEPARATOR, BlockCopy, Segment, different_blocks
+from raftmq.audit.parse import LOG_SCHEMA, Copy, log_batches, shared_log_batches
 from tests.audit.stores import Log, Message
 
 Rows = set[tuple[object, ...]]
@@ -53,7 +53,11 @@ def one_by_one(copies: list[tuple[str, bytearray]], start: int, end: int) -> Row
 
 
 def shared(copies: list[tuple[str, bytearray]], start: int, end: int) -> list[pa.RecordBatch]:
-    views = [(store, memoryview(bytes(data))) for store, data in copies if start < len(data)]
+    views = [
+        Copy(store, memoryview(bytes(data)), len(data))
+        for store, data in copies
+        if start < len(data)
+    ]
     return list(shared_log_batches(views, BASE, start, end))
 
 

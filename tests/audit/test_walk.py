@@ -1,10 +1,12 @@
 """Walking segments: every item once however the segment is cut, damage reported once and whole."""
 
+import random
 import struct
 
+import numpy as np
 import pytest
 
-from raftmq.audit.walk import Walk, walk_range
+from raftmq.audit.walk import Walk, shape_holds, shapes_hold, walk_range
 from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind
 from tests.audit.stores import Log, Message
@@ -143,3 +145,24 @@ def test_a_log_cut_short_at_every_byte_never_fails() -> None:
         if size > second:
             # The frame's payload is cut: its header vouches for nothing, but whole records count.
             assert walk.records[:1] == [log.placed[0].position]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_many_shapes_are_judged_as_one_is(seed: int) -> None:
+    rng, log = random.Random(seed), sample(framed=bool(seed % 2))
+    base = sorted(log.segments)[seed % 3]
+    data = bytearray(log.segments[base])
+    starts = [p.position - base for p in log.placed if base <= p.position < base + len(data)]
+    for at in rng.sample(starts, min(len(starts), 6)):
+        # Sizes are at least a record's, as the walk has seen to; all else may be anything.
+        where = rng.choice((8, 36, 84, 86, 88 + rng.randrange(60)))
+        data[at + where : at + where + 2] = rng.randbytes(2)
+        if rng.random() < 0.3:
+            data[at : at + 4] = rng.choice((91, 200, 9_000)).to_bytes(4, "big")
+    del data[len(data) - rng.randrange(100) :]
+    view = memoryview(bytes(data))
+    for at in starts:
+        if at + 91 <= len(view):
+            size, magic = struct.unpack_from(">ii", view, at)
+            one = shape_holds(view, at, size, magic)
+            assert shapes_hold(view, np.array([at])).tolist() == [one]

@@ -1,0 +1,179 @@
+"""What a task says of its part: sums that agree only if the rows do, runs of queue offsets, and
+whether stores are alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+
+from raftmq.audit.digests import (
+    RANGE_BYTES,
+    LogDigest,
+    LogSummary,
+    Sums,
+    UnitSummary,
+    by_store,
+    sums,
+    total,
+    unlike,
+)
+from raftmq.audit.parse import Copy, shared_parts
+from raftmq.audit.sources import LogReader, QueueReader
+from tests.audit.run import NAMES, Run
+from tests.audit.stores import UNIT, Log, Message
+
+SIZE = 8192
+
+
+def options(run: Run) -> dict[str, str]:
+    return {"stores": orjson.dumps(run.stores).decode(), "shared": "true", "splitBytes": "4096"}
+
+
+def of_logs(run: Run) -> dict[str, dict[int, tuple[int, int]]]:
+    reader = LogReader(options(run))
+    found = []
+    for partition in reader.partitions():
+        for part in reader.parts(partition):
+            summary = LogSummary()
+            for batch in part.batches:
+                summary.add(batch)
+            found.append(
+                summary.digest(part.stores, partition.start, partition.end, part.alike, "")
+            )
+    return by_store((digest.stores, digest.units) for digest in found)
+
+
+def of_queues(run: Run) -> dict[str, dict[int, tuple[int, int]]]:
+    reader = QueueReader(options(run))
+    summary = UnitSummary()
+    for partition in reader.partitions():
+        for batch in reader.read(partition):
+            summary.add(batch)
+    return by_store((digest.stores, digest.units) for digest in summary.digests())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.plan(tmp_path).store()
+
+
+def test_units_and_records_that_agree_have_equal_sums(run: Run) -> None:
+    run.write()
+    records, units = of_logs(run), of_queues(run)
+    assert set(records) == set(NAMES)
+    assert sum(count for count, _ in records["n0"].values()) == len(run.log.placed)
+    assert records == units
+
+
+@pytest.mark.parametrize("field", range(3))
+def test_a_unit_that_differs_in_one_field_changes_its_sum(run: Run, field: int) -> None:
+    queue = ("Flights", 1)
+    values = list(UNIT.unpack_from(run.units["n1"][queue], 3 * UNIT.size))
+    values[field] += 1
+    changed = bytearray(run.units["n1"][queue])
+    UNIT.pack_into(changed, 3 * UNIT.size, *values)
+    run.units["n1"][queue] = bytes(changed)
+    run.write()
+    records, units = of_logs(run), of_queues(run)
+    assert {name: [*unlike(units[name], records[name])] for name in NAMES} == {
+        "n0": [],
+        "n1": [0],
+        "n2": [],
+    }
+
+
+def test_units_of_other_queues_have_other_sums(run: Run) -> None:
+    of_store = run.units["n1"]
+    first, second = ("Flights", 0), ("Flights", 1)
+    of_store[first], of_store[second] = of_store[second], of_store[first]
+    run.write()
+    assert [*unlike(of_queues(run)["n1"], of_logs(run)["n1"])] == [0]
+
+
+def test_sums_are_of_ranges_in_any_order() -> None:
+    far = RANGE_BYTES + 5
+
+    positions = np.array([far, 3, far + 1, 4], np.int64)
+    assert sums(positions, positions) == {0: (2, 7), 1: (2, 2 * far + 1)}
+    high = np.array([(1 << 63) - 1] * 4, np.int64)
+    one: Sums = sums(positions, high)
+    assert total([one, one])[0] == (4, (4 * ((1 << 63) - 1)) % (1 << 64))
+
+
+def runs_of(messages: Sequence[Message]) -> list[tuple[object, ...]]:
+    log = Log(SIZE)
+    log.frame(1, list(messages))
+    data = memoryview(bytes(log.segments[0]))
+    (part,) = shared_parts([Copy("n0", data, SIZE)], 0, 0, SIZE)
+    summary = LogSummary()
+    found: list[dict[str, object]] = []
+    for batch in part.batches:
+        runs = summary.add(batch)
+        found += [] if runs is None else runs.to_pylist()
+    names = ("topic", "queue_id", "first_offset", "last_offset")
+    return [tuple(row[name] for name in names) for row in found]
+
+
+def message(queue: int, offset: int | None = None, topic: str = "T") -> Message:
+    return Message(f"{random.random()}", b"body", topic=topic, queue=queue, queue_offset=offset)
+
+
+def test_runs_are_what_goes_on_by_one_in_each_queue() -> None:
+    assert runs_of([message(q) for q in (0, 1, 0, 1, 0)]) == [("T", 0, 0, 2), ("T", 1, 0, 1)]
+    hole = [message(0, offset) for offset in (0, 1, 3, 4)]
+    assert runs_of(hole) == [("T", 0, 0, 1), ("T", 0, 3, 4)]
+    again = [message(0, offset) for offset in (0, 1, 1, 2)]
+    assert runs_of(again) == [("T", 0, 0, 1), ("T", 0, 1, 2)]
+    assert runs_of([message(0), message(0, topic="U")]) == [("T", 0, 0, 0), ("U", 0, 0, 0)]
+
+
+def digest_of(*messages: Message) -> tuple[LogDigest, Log]:
+    log = Log(SIZE)
+    log.frame(1, list(messages))
+    (part,) = shared_parts([Copy("n0", memoryview(bytes(log.segments[0])), SIZE)], 0, 0, SIZE)
+    summary = LogSummary()
+    for batch in part.batches:
+        assert isinstance(batch, pa.RecordBatch)
+        summary.add(batch)
+    return summary.digest(part.stores, 0, SIZE, part.alike, ""), log
+
+
+def test_what_waits_is_told() -> None:
+    assert not digest_of(message(0))[0].waits
+    assert digest_of(message(0, topic="SCHEDULE_TOPIC_XXXX"))[0].waits
+    assert digest_of(message(0, topic="RMQ_SYS_TRANS_HALF_TOPIC"))[0].waits
+    assert digest_of(Message("A" * 32, b"x", sys_flag=8))[0].waits
+
+
+def test_counts_and_ends_are_those_of_the_log() -> None:
+    digest, log = digest_of(message(0), message(1))
+    assert (digest.records, digest.frames, digest.alike) == (2, 1, True)
+    assert digest.data_end == log.end
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stores_are_alike_if_all_bytes_of_the_range_are(seed: int) -> None:
+    rng = random.Random(seed)
+    log = Log(SIZE)
+    for number in range(6):
+        log.frame(1, [Message(f"{number:032X}", rng.randbytes(90))])
+    copies = [bytearray(log.segments[0]) for _ in range(3)]
+    if rng.random() < 0.7:
+        copies[rng.randrange(3)][rng.randrange(SIZE)] ^= 1
+    if rng.random() < 0.3:
+        copies[1] = copies[1][: rng.randrange(1, SIZE)]
+    start, end = sorted(rng.sample(range(SIZE + 1), 2))
+    there = [bytes(copy) for copy in copies if len(copy) > start]
+    views = [Copy(f"n{number}", memoryview(data), len(data)) for number, data in enumerate(there)]
+    parts = [*shared_parts(views, 0, start, end)]
+    same = len({(len(data), data[start:end]) for data in there}) == 1
+    # What is told to be alike is; what begins before the range may tell copies apart, too.
+    assert all(part.alike for part in parts) <= same
+    if len({*there}) == 1:
+        assert [part.alike for part in parts] == [True]

@@ -1,0 +1,39 @@
+"""An audit of what random runs of the harness left finds nothing wrong: three of every workload,
+each with another scenario and seed. `make test-long` runs them, in a quarter of an hour."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from raftmq.audit.cli import main
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+WORKLOADS = (
+    *("log", "ordered", "group", "metadata", "idempotent"),
+    *("transactions", "delayed", "retries", "locks"),
+)
+SCENARIOS = ("anybody", "freeze", "planned", "restarts", "partitions", "power", "mixed")
+
+
+@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_nothing_is_wrong_with_what_a_sound_run_left(
+    spark: SparkSession, tmp_path: Path, workload: str, turn: int
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 31)
+    scenario = random.Random(seed).choice(SCENARIOS)
+    command = [sys.executable, "-m", "raftmq.chaos", "run", scenario, "--workload", workload]
+    command += ["--seed", str(seed), "--minutes", "0.2", "--rate", "1000"]
+    command += ["--dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    print(*command, done.stdout[-2000:], done.stderr[-2000:], sep="\n")
+    assert done.returncode in (0, 3)  # 3: not decided
+    audited = CliRunner().invoke(main, ["--run", str(tmp_path / "run")])
+    assert audited.exit_code == 0, audited.output

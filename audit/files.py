@@ -24,6 +24,7 @@ from raftmq.spark.layout import (
     UNIT,
     UNIT_FILLER_SIZE,
 )
+from raftmq.spark.uris import below, name_of
 
 Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # of a segment's or ConsumeQueue file's name, its start offset
@@ -66,7 +67,7 @@ def segments(store: str) -> list[Segment]:
     """
     found = []
     for path, size_bytes in _log_files(store):
-        name = path.rpartition("/")[2]
+        name = name_of(path)
         if size_bytes and _is_offset(name):  # the store itself would not open any other file
             found.append(Segment(path, int(name), size_bytes))
     for before, after in itertools.pairwise(found):
@@ -78,7 +79,7 @@ def segments(store: str) -> list[Segment]:
 def _log_files(store: str) -> list[tuple[str, int]]:
     """Return path and size of the files of a store's log, by name. Raises StoreError."""
     if is_uri(store):
-        listed = files_in(f"{store.rstrip('/')}/commitlog")
+        listed = files_in(below(store, "commitlog"))
         if listed is None:
             raise StoreError(f"{store} is no store: it has no commitlog directory")
         return sorted(listed)
@@ -127,7 +128,7 @@ def confirmed_position(store: str) -> int:
     is too short.
     """
     if is_uri(store):
-        content = read(f"{store.rstrip('/')}/checkpoint")
+        content = read(below(store, "checkpoint"))
     else:
         path = Path(store) / "checkpoint"
         content = memoryview(path.read_bytes()) if path.exists() else None

@@ -1,6 +1,5 @@
-"""Stores that are named by a URI (s3://bucket/n0/store, hdfs://…, file://…): their files are listed
-and read through pyarrow.fs. Credentials are found as that library finds them (for S3: environment,
-profile, or the machine's role)."""
+"""Stores that are named by a URI (s3://bucket/n0/store, hdfs://…, file://…; raftmq.spark.uris):
+their files are listed and read."""
 
 from __future__ import annotations
 
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import fs
+
+from raftmq.spark.uris import above, below, opened
 
 NEEDED = ("commitlog", "consumequeue", "index", "config", "raft", "checkpoint", "abort")
 CLUSTER = "cluster.json"  # two directories above a store, if mqcluster made it
@@ -26,7 +27,7 @@ def files_in(uri: str) -> list[tuple[str, int]] | None:
         return None
     found = system.get_file_info(fs.FileSelector(path))
     files = [each for each in found if each.type == fs.FileType.File]
-    return [(f"{uri.rstrip('/')}/{each.base_name}", each.size) for each in files]
+    return [(below(uri, each.base_name), each.size) for each in files]
 
 
 def read(uri: str) -> memoryview | None:
@@ -64,7 +65,7 @@ def _copy(uri: str, target: Path) -> None:
             (target / needed).mkdir()
         if kind != fs.FileType.NotFound:
             fs.copy_files(source, str(target / needed), source_filesystem=system)
-    described = read(f"{uri.rstrip('/').rsplit('/', 2)[0]}/{CLUSTER}")
+    described = read(below(above(uri, 2), CLUSTER))
     if described is not None:
         (target.parent.parent / CLUSTER).write_bytes(described)
 
@@ -72,7 +73,6 @@ def _copy(uri: str, target: Path) -> None:
 def _opened(uri: str) -> tuple[fs.FileSystem, str]:
     """Raises OSError."""
     try:
-        system, path = fs.FileSystem.from_uri(uri)
+        return opened(uri)
     except (pa.ArrowException, ValueError) as error:
         raise OSError(f"{uri}: {error}") from error
-    return system, path

@@ -172,9 +172,9 @@ def one_core(store: Path) -> Iterator[Row]:
         columns += ended - checked
     reference = count / crcs
     yield ("CRC of the same records, one core", reference, "records/s", "the reference")
-    for what, took_s in (("walk", walks), ("all columns with CRCs", columns)):
-        rate = count / took_s
-        yield (f"{what}, one core", rate, "records/s", f"{rate / reference:.0%} (goal 25)")
+    yield ("walk, one core", count / walks, "records/s", f"{count / walks / reference:.0%}")
+    rate = count / columns
+    yield ("columns with CRCs, one core", rate, "records/s", f"{rate / reference:.0%} (goal 25)")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -20,11 +20,12 @@ from contextlib import contextmanager
 import pyarrow as pa
 from pyarrow import fs
 
+from raftmq.spark.uris import opened
+
 _DIRECTORY = "raftmq"
 _PLAN = re.compile(r"(\d+)\.(\d+)\.json")
 _DONE = re.compile(r"(\d+)\.done")
 _LOCAL = re.compile(r"file:/*(?=/)")
-_ALIASES = {"s3a://": "s3://", "s3n://": "s3://"}  # Hadoop's names
 
 
 class Staging:
@@ -33,12 +34,10 @@ class Staging:
     def __init__(self, location: str) -> None:
         """`location`: a path, absolute or not, or a URI. Raises ValueError for one of an unknown
         kind."""
-        for alias, name in _ALIASES.items():
-            location = location.replace(alias, name, 1)
         location = _LOCAL.sub("", location)
         if "://" not in location:
             location = os.path.abspath(location)
-        self._fs, root = fs.FileSystem.from_uri(location)
+        self._fs, root = opened(location)
         self._root = f"{root.rstrip('/')}/{_DIRECTORY}"
         self._is_local = isinstance(self._fs, fs.LocalFileSystem)
 

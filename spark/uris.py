@@ -1,0 +1,39 @@
+"""Places that a URI names, through pyarrow.fs: file, hdfs, s3 (or Hadoop's s3a), gs.
+
+Options of such a URI stand behind a question mark, as pyarrow.fs takes them:
+`s3://backups/n0?endpoint_override=minio:9000&scheme=http`. Credentials are found as the library of
+each kind finds them (for S3: environment, profile, or the machine's role).
+"""
+
+from __future__ import annotations
+
+from pyarrow import fs
+
+_ALIASES = {"s3a://": "s3://", "s3n://": "s3://"}  # Hadoop's names
+
+
+def opened(uri: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system and the path in it. Raises ValueError (pyarrow's) for a URI of an
+    unknown kind, OSError."""
+    for alias, name in _ALIASES.items():
+        if uri.startswith(alias):
+            uri = name + uri.removeprefix(alias)
+    system, path = fs.FileSystem.from_uri(uri)
+    return system, path
+
+
+def below(uri: str, name: str) -> str:
+    """Return the URI of what is called `name` in a directory."""
+    head, mark, options = uri.partition("?")
+    return f"{head.rstrip('/')}/{name}{mark}{options}"
+
+
+def above(uri: str, levels: int) -> str:
+    """Return the URI of the directory so many levels up."""
+    head, mark, options = uri.partition("?")
+    return f"{head.rstrip('/').rsplit('/', levels)[0]}{mark}{options}"
+
+
+def name_of(uri: str) -> str:
+    """Return the last part of a URI's path, or of a path."""
+    return uri.partition("?")[0].rpartition("/")[2] if "://" in uri else uri.rpartition("/")[2]

@@ -1,0 +1,40 @@
+"""URIs of places: names are put into the path, and not behind what stands after it."""
+
+import pytest
+from pyarrow import fs
+
+from raftmq.spark.uris import above, below, name_of, opened
+
+OPTIONS = "?endpoint_override=localhost:9000/s3&scheme=http"
+
+
+@pytest.mark.parametrize("options", ["", OPTIONS])
+def test_names_go_into_the_path(options: str) -> None:
+    store = f"s3://backups/a/n0/store{options}"
+    assert below(store, "commitlog") == f"s3://backups/a/n0/store/commitlog{options}"
+    assert below(f"s3://backups/a/{options}", "n0") == f"s3://backups/a/n0{options}"
+    assert above(store, 2) == f"s3://backups/a{options}"
+    assert name_of(below(store, "0017")) == "0017"
+
+
+def test_a_path_may_have_a_question_mark() -> None:
+    assert name_of("/data/what?/0017") == "0017"
+
+
+def test_hadoops_names_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(fs, "FileSystem", FakeFileSystem(asked))
+    for name in ("s3", "s3a", "s3n"):
+        opened(f"{name}://backups/n0")
+    assert asked == ["s3://backups/n0"] * 3
+
+
+class FakeFileSystem:
+    """Notes which URI is opened."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self._asked = asked
+
+    def from_uri(self, uri: str) -> tuple[None, str]:
+        self._asked.append(uri)
+        return None, ""

@@ -34,15 +34,17 @@ class Beside:
 
 def judge_beside(tables: Tables, held: GroupFrames | None) -> Beside:
     """Judge what is beside the log in a store. `held`: in Raft mode."""
-    configurations = configurations_of(tables.stores, held) if held else None
-    if not tables.subject.queues:
-        gap = "ConsumeQueues, IndexFiles, config/ and raft/: of a running replica the log is read"
-        return Beside([], [gap], configurations)
-    indexes, gaps = index_check(tables)
-    if held is None or configurations is None:
+    if held is None:
+        indexes, gaps = index_check(tables)
         gaps.append("config/: only in Raft mode is what it has in the log")
         return Beside([indexes], gaps)
+    configurations = configurations_of(tables.stores, held)
     replayed = replay(tables, held)
+    if not tables.subject.queues:
+        gap = "ConsumeQueues, IndexFiles, raft/: of a running replica log and tables are read"
+        gaps = [gap, *replayed.gaps]
+        return Beside([replayed.check], gaps, configurations, replayed.tables)
+    indexes, gaps = index_check(tables)
     facts = LogFacts(held.terms, configurations, held.first, replayed.group_id)
     raft_files, judged = raft_files_check(tables.stores, facts)
     gaps += replayed.gaps

@@ -219,10 +219,11 @@ def _audited(
     # Imported here, not above, so that --help and usage errors do not wait for Spark.
     try:
         from raftmq.audit.api import run_audit
+        from raftmq.audit.copied import NotAudited
         from raftmq.audit.files import StoreError
         from raftmq.audit.history import HistoryUnfit
         from raftmq.audit.java import JavaNotFound
-        from raftmq.audit.live import NotAudited, audit_cluster
+        from raftmq.audit.live import audit_cluster
         from raftmq.audit.printed import progress_shown
         from raftmq.audit.session import SPARK_ERRORS, cause, session
         from raftmq.client.errors import ClientError

@@ -12,14 +12,16 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from raftmq.audit import pulled
+from raftmq.audit import copied, pulled
 from raftmq.audit.cli import main
-from raftmq.audit.live import NotAudited, audit_cluster
+from raftmq.audit.copied import NotAudited, Replica
+from raftmq.audit.live import audit_cluster
 from raftmq.audit.ranges import ends_check
 from raftmq.audit.report import AuditReport
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.client import Admin, Message, Producer
+from raftmq.remoting.fastjson import loads_object
 from raftmq.spark.options import Connection, connection_of
 
 SETTINGS = {
@@ -228,6 +230,44 @@ def test_the_command(spark: SparkSession, group: Cluster, tmp_path: Path) -> Non
     assert "not judged:" in done.output
     (report,) = json.loads(path.read_bytes())
     assert report["ok"] and report["figures"]["stored"] >= COUNT
+
+
+def test_a_replicas_tables_are_compared_with_what_the_log_makes_of_them(
+    spark: SparkSession, group: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = audited(spark, group)
+    assert report.check("tables").ok
+    assert not any("config/" in gap for gap in report.not_judged)
+    (victim, _) = followers(group)
+    tables = copied._tables
+
+    async def altered(admin: Admin, address: str, index: int, root: Path) -> Replica | str:
+        replica = await tables(admin, address, index, root)
+        path = root / victim / "store" / "config" / "topics.json"
+        if path.exists():
+            content = json.loads(path.read_bytes())
+            content["topicConfigTable"]["Orders"]["readQueueNums"] += 1
+            path.write_text(json.dumps(content))
+        return replica
+
+    monkeypatch.setattr(copied, "_tables", altered)
+    report = audited(spark, group)
+    assert [check.name for check in report.checks if not check.ok] == ["tables"]
+    (offender,) = report.check("tables").offenders
+    assert (offender["store"], offender["file"]) == (victim, "config/topics.json")
+    assert "Orders.readQueueNums" in str(offender["what"])
+
+
+def test_a_replica_that_names_a_directory_elsewhere_is_not_copied(
+    spark: SparkSession, group: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(body: bytes) -> dict[str, object]:
+        found = loads_object(body)
+        return {**found, "node": "../" * 8 + "tmp"} if "node" in found else found
+
+    monkeypatch.setattr(copied, "loads_object", elsewhere)
+    with pytest.raises(NotAudited, match="calls itself"):
+        audit_cluster(spark, connection(group))
 
 
 def test_a_group_that_is_not_there_is_named(spark: SparkSession, group: Cluster) -> None:

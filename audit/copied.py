@@ -1,7 +1,7 @@
 """Copies the replicas of a running Raft group, so that they are judged like stores of stopped ones.
 
-The leader marks a frame so that all that was acknowledged until then is at or below it. By request
-30003, as a backup does, each replica is asked for a copy of its tables as they were at a moment
+The leader marks a frame so that all that was acknowledged until then is at or below it. As a backup
+does (broker.backup.source), each replica is asked for a copy of its tables as they were at a moment
 behind that frame, and then for its log up to the frame of the last of these copies: so the log
 leads to every table, and all of it is committed. Sends go on. What stands in a scratch directory
 afterwards is, for each replica, commitlog/, config/ and a checkpoint.
@@ -12,60 +12,39 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from raftmq.audit.subject import RAFT, Subject
+from raftmq.broker.backup.manifest import BackupError
+from raftmq.broker.backup.protocol import READ_BYTES_MAX
+from raftmq.broker.backup.source import Offer, Overtaken, RemoteSource
 from raftmq.broker.tables.snapshot import DIRECTORY, FILES
 from raftmq.client.admin.admin import Admin
 from raftmq.client.admin.bodies import topic_offsets
-from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.errors import ClientError
 from raftmq.client.instance import InstanceConfig, successful
 from raftmq.client.route import BrokerData
-from raftmq.dledger.snapshotinstall import (
-    GROUP_SNAPSHOT_BYTES_MAX,
-    GroupSnapshotDamaged,
-    decode_group_snapshot,
-)
+from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.tls import Renewed
 from raftmq.spark.options import Connection
 
-READ_BYTES_MAX = 1 << 20  # as the request allows
-WAIT_S = 30.0  # for a leader, and for replicas to apply what it marked
-RETRY_S = 0.2
-TIMEOUT_MS = 20_000
 ASKED_AT_ONCE_MAX = 32
 LMQ_PREFIX = "%LMQ%"  # queues of messages that stand in other topics
 CHECKPOINT_BYTES = 4096
 CONFIRM_AT = 32
 _NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # it names a directory here
+_FAILURES = (BackupError, Overtaken, RemotingError)
 
 
 class NotAudited(Exception):
     """Running brokers that cannot be audited; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """A replica of which a copy can be read: its log in [begin, end), in `session` at `address`,
-    and its tables as of frame `index`, in a parcel of `parcel_bytes`. `members`: the ids of the
-    group's members as it knows them."""
-
-    node: str
-    address: str
-    session: str
-    begin: int
-    end: int
-    index: int
-    parcel_bytes: int
-    segment_bytes: int
-    members: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +59,15 @@ class Copied:
     ends: Mapping[tuple[str, int], int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """A replica, what it offers to copy, and the directory that becomes its store."""
+
+    source: RemoteSource
+    offer: Offer
+    store: Path
+
+
 def admin_of(connection: Connection) -> Admin:
     config = InstanceConfig(credentials=connection.credentials, tls=connection.tls)
     return Admin(connection.namesrv, instance_config=config)
@@ -90,52 +78,89 @@ async def copied_stores(
 ) -> Copied | None:
     """Copy tables and logs, these from `start` on, of a Raft group's replicas below `root`; None if
     it is no Raft group. Raises NotAudited, ClientError."""
+    leader = group.leader
     async with admin_of(connection) as admin:
         if not await _is_raft(admin, group):
             return None
-        leader = group.leader
         if not leader:
             raise NotAudited(
                 f"{group.broker_name} has no leader: what it acknowledged is not known"
             )
         ends = await _queue_ends(admin, leader)
-        index = await _mark(admin, leader)
-        addresses = sorted(group.addresses.values())
-        seen = await asyncio.gather(*(_tables(admin, each, index, root) for each in addresses))
-        unseen = [each for each in seen if isinstance(each, str)]
-        last = max(
-            (each for each in seen if isinstance(each, Replica)),
-            key=lambda each: each.index,
-            default=None,
-        )
-        if last is None:
-            raise NotAudited("; ".join(unseen))
-        begun = await asyncio.gather(
-            *(_begin(admin, each.address, last.index) for each in seen if isinstance(each, Replica))
-        )
-        unseen += [each for each in begun if isinstance(each, str)]
-        replicas = [
-            replace(each, begin=max(each.begin, start))
-            for each in begun
-            if isinstance(each, Replica)
-        ]
-        if not replicas:
-            raise NotAudited("; ".join(unseen))
-        stores = {each.node: root / each.node / "store" for each in replicas}
-        try:
-            _check_room(root, replicas, last.end)
-            await asyncio.gather(
-                *(_read(admin, each, last.end, stores[each.node], bytes_per_s) for each in replicas)
-            )
-        finally:
-            for each in replicas:
-                await _let_go(admin, each)
-    members = frozenset().union(*(each.members for each in replicas))
-    subject = Subject(
-        RAFT, group.broker_name, members, {n: n for n in stores}, "its replicas", queues=False
+    tls = connection.tls
+    client = RemotingClient(
+        credentials=connection.credentials,
+        tls=None if tls is None else await asyncio.to_thread(Renewed, tls, "client"),
     )
-    directories = {name: str(path) for name, path in stores.items()}
+    sources = [
+        RemoteSource(client, each, bytes_per_s=bytes_per_s, confirm=each == leader)
+        for each in (leader, *sorted({*group.addresses.values()} - {leader}))
+    ]
+    try:
+        replicas, unseen = await _begun(sources, root)
+        end = min(each.offer.end for each in replicas)  # that of the last of the tables
+        _check_room(root, replicas, end)
+        await asyncio.gather(*(_read(each, max(start, _begin(each)), end) for each in replicas))
+    except _FAILURES as error:
+        raise NotAudited(f"{group.broker_name}: {error}") from error
+    finally:
+        for source in sources:
+            await source.end()
+        await client.close()
+    members = frozenset(
+        member.rpartition("-")[0] for each in replicas for member in each.offer.facts.members
+    )
+    directories = {each.offer.facts.node: str(each.store) for each in replicas}
+    nodes = {name: name for name in directories}
+    subject = Subject(RAFT, group.broker_name, members, nodes, "its replicas", queues=False)
     return Copied(directories, subject, tuple(unseen), leader, ends)
+
+
+async def _begun(sources: Sequence[RemoteSource], root: Path) -> tuple[list[_Replica], list[str]]:
+    """Write the replicas' tables below `root`; return the replicas, each of which offers its log at
+    least as far as every table, and in words those that are not among them. The first source is the
+    leader's. Raises BackupError, Overtaken."""
+    first = await sources[0].begin(0)
+    seen = [_Replica(sources[0], first, _written(first, root))]
+    unseen = []
+
+    async def begin(source: RemoteSource, index: int) -> Offer | None:
+        try:
+            return await source.begin(index)
+        except _FAILURES as error:
+            unseen.append(f"the replica at {source.address}: {error}")
+            return None
+
+    offers = await asyncio.gather(*(begin(each, first.facts.index) for each in sources[1:]))
+    for source, offer in zip(sources[1:], offers, strict=True):
+        if offer is not None:
+            seen.append(_Replica(source, offer, _written(offer, root)))
+    last = max(each.offer.facts.index for each in seen)
+    found = []
+    for replica in seen:
+        offer = replica.offer
+        if offer.facts.index < last:
+            offer = await begin(replica.source, last)
+        if offer is not None:
+            found.append(_Replica(replica.source, offer, replica.store))
+    return sorted(found, key=lambda each: each.offer.facts.node), unseen
+
+
+def _written(offer: Offer, root: Path) -> Path:
+    """Write a replica's tables as its store's config/; return the store. Raises BackupError."""
+    node = offer.facts.node
+    if not _NODE.fullmatch(node):
+        raise BackupError(f"a replica calls itself {node!r}")
+    store = root / node / "store"
+    try:
+        tables = orjson.loads(offer.snapshot.state)["tables"]
+        there = {name: orjson.dumps(tables[name]) for name in FILES if name in tables}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BackupError(f"the tables of {node} cannot be read: {error!r}") from error
+    (store / DIRECTORY).mkdir(parents=True)
+    for name, data in there.items():
+        (store / DIRECTORY / name).write_bytes(data)
+    return store
 
 
 async def _is_raft(admin: Admin, group: BrokerData) -> bool:
@@ -149,89 +174,12 @@ async def _is_raft(admin: Admin, group: BrokerData) -> bool:
     raise complaint or NotAudited(f"{group.broker_name} has no brokers")
 
 
-async def _mark(admin: Admin, address: str) -> int:
-    """Return a frame so that all that was acknowledged until now is at or below it."""
-    answer = await _patiently(admin, address, {"op": "mark"})
-    return int(loads_object(answer.body)["index"])
+def _begin(replica: _Replica) -> int:
+    return replica.offer.snapshot.position
 
 
-async def _begin(admin: Admin, address: str, index: int) -> Replica | str:
-    """Begin to read a replica, once it has applied a frame; in words why that cannot be."""
-    try:
-        answer = await _patiently(admin, address, {"op": "begin", "atLeast": str(index)})
-    except ClientError as error:
-        return f"the replica at {address}: {error}"
-    facts, ext = loads_object(answer.body), answer.ext or {}
-    if not _NODE.fullmatch(str(facts["node"])):
-        return f"the replica at {address} calls itself {facts['node']!r}"
-    return Replica(
-        node=str(facts["node"]),
-        address=address,
-        session=ext["session"],
-        begin=int(facts["begin"]),
-        end=int(ext["end"]),
-        index=int(facts["index"]),
-        parcel_bytes=int(ext["size"]),
-        segment_bytes=int(facts["settings"]["mappedFileSizeCommitLog"]),
-        members=frozenset(str(each).partition("-")[0] for each in facts["members"]),
-    )
-
-
-async def _tables(admin: Admin, address: str, index: int, root: Path) -> Replica | str:
-    """Write a replica's tables, once they reflect a frame, as its store's config/; in words why
-    that cannot be."""
-    replica = await _begin(admin, address, index)
-    if isinstance(replica, str):
-        return replica
-    try:
-        if replica.parcel_bytes > GROUP_SNAPSHOT_BYTES_MAX:
-            return f"the tables of {address} have {replica.parcel_bytes} bytes"
-        parcel = b""
-        while len(parcel) < replica.parcel_bytes:
-            ext = {"op": "state", "session": replica.session, "offset": str(len(parcel))}
-            answer = await _patiently(admin, address, ext)
-            if not answer.body:
-                return f"the tables of {address} end at {len(parcel)} of {replica.parcel_bytes}"
-            parcel += answer.body
-        tables = orjson.loads(decode_group_snapshot(parcel).state)["tables"]
-    except ClientError as error:
-        return f"the replica at {address}: {error}"
-    except (GroupSnapshotDamaged, ValueError, KeyError, TypeError) as error:
-        return f"the tables of {address} cannot be read: {error!r}"
-    finally:
-        await _let_go(admin, replica)
-    directory = root / replica.node / "store" / DIRECTORY
-    directory.mkdir(parents=True)
-    for name in FILES:
-        if name in tables:
-            (directory / name).write_bytes(orjson.dumps(tables[name]))
-    return replica
-
-
-async def _patiently(admin: Admin, address: str, ext: dict[str, str]) -> RemotingCommand:
-    """Ask until it succeeds, at a leader that an answer names if need be. Raises ClientError."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        try:
-            answer = await admin.invoke(address, RequestCode.BACKUP, ext, b"", TIMEOUT_MS)
-            if answer.code == ResponseCode.SUCCESS:
-                return answer
-            refusal: ClientError = BrokerRefused(answer.code, answer.remark or "", address)
-            if answer.code != ResponseCode.SERVICE_NOT_AVAILABLE:
-                raise refusal
-            if ext["op"] == "mark":
-                address = (answer.ext or {}).get("leaderAddr") or address
-        except ClientError as error:
-            if isinstance(error, BrokerRefused):
-                raise
-            refusal = error
-        if time.monotonic() >= deadline:
-            raise refusal
-        await asyncio.sleep(RETRY_S)
-
-
-def _check_room(root: Path, replicas: Sequence[Replica], end: int) -> None:
-    needed = sum(end - each.begin for each in replicas)
+def _check_room(root: Path, replicas: Sequence[_Replica], end: int) -> None:
+    needed = sum(end - _begin(each) for each in replicas)
     free = shutil.disk_usage(root).free
     if needed > free:
         raise NotAudited(
@@ -240,45 +188,25 @@ def _check_room(root: Path, replicas: Sequence[Replica], end: int) -> None:
         )
 
 
-async def _read(admin: Admin, replica: Replica, end: int, store: Path, bytes_per_s: int) -> None:
-    """Write a replica's log up to `end` as a store's, at most so many bytes a second."""
-    (store / "commitlog").mkdir(parents=True)
-    position, begun = replica.begin, time.monotonic()
+async def _read(replica: _Replica, begin: int, end: int) -> None:
+    """Write a replica's log in [begin, end) as its store's. Raises BackupError, Overtaken."""
+    log, segment_bytes = replica.store / "commitlog", replica.offer.snapshot.segment_size_bytes
+    log.mkdir()
+    position = begin
     while position < end:
-        base = position - position % replica.segment_bytes
-        segment_end = min(base + replica.segment_bytes, end)
-        path = store / "commitlog" / f"{max(base, replica.begin):020d}"
-        while position < segment_end:
-            ext = {
-                "op": "read",
-                "session": replica.session,
-                "position": str(position),
-                "size": str(min(READ_BYTES_MAX, segment_end - position)),
-            }
-            answer = await _patiently(admin, replica.address, ext)
-            if not answer.body:
-                raise NotAudited(f"{replica.address} has nothing at {position}")
-            await asyncio.to_thread(_append, path, answer.body)
-            position += len(answer.body)
-            ahead_s = (position - replica.begin) / bytes_per_s - (time.monotonic() - begun)
-            if ahead_s > 0:
-                await asyncio.sleep(ahead_s)
+        base = position - position % segment_bytes
+        size = min(READ_BYTES_MAX, base + segment_bytes - position, end - position)
+        data = await replica.source.read(position, size)
+        await asyncio.to_thread(_append, log / f"{max(base, begin):020d}", data)
+        position += len(data)
     checkpoint = bytearray(CHECKPOINT_BYTES)
     checkpoint[CONFIRM_AT : CONFIRM_AT + 8] = end.to_bytes(8, "big")
-    (store / "checkpoint").write_bytes(checkpoint)
+    (replica.store / "checkpoint").write_bytes(checkpoint)
 
 
 def _append(path: Path, data: bytes) -> None:
     with open(path, "ab") as file:
         file.write(data)
-
-
-async def _let_go(admin: Admin, replica: Replica) -> None:
-    try:
-        ext = {"op": "end", "session": replica.session}
-        await admin.invoke(replica.address, RequestCode.BACKUP, ext, b"", TIMEOUT_MS)
-    except ClientError:
-        pass  # it forgets a silent one after a while
 
 
 async def _queue_ends(admin: Admin, leader: str) -> dict[tuple[str, int], int]:

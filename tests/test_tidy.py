@@ -183,8 +183,16 @@ IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threadi
 # The one seam of the CommitLog's layout that client and chaos share with the audit.
 STORE_LAYOUT = {"store.record", "store.properties", "store.frame"}
 
-# The audit makes tables under config/ again by the broker's own commands: all that it has of it.
-AUDITED_TABLES = {"broker.errors", "broker.tables.snapshot", "broker.tables.state"}
+# The audit makes tables under config/ again by the broker's own commands, and copies running
+# replicas as a backup does: all that it has of the broker.
+AUDITED_TABLES = {
+    "broker.backup.manifest",
+    "broker.backup.protocol",
+    "broker.backup.source",
+    "broker.errors",
+    "broker.tables.snapshot",
+    "broker.tables.state",
+}
 
 # The fault layer is the store's disk made to fail, and runs a whole broker over it (another
 # process than the harness); who changes a dead node's files owns its store meanwhile: these files,
@@ -216,7 +224,7 @@ def test_imports_point_down(path: Path) -> None:
             if top == "store" and room in ("audit", "client", "chaos"):
                 assert name in STORE_LAYOUT, f"{room} may know the layout only, not {name}"
             if top == "broker" and room == "audit":
-                assert name in AUDITED_TABLES, f"the audit may know the tables only, not {name}"
+                assert name in AUDITED_TABLES, f"the audit may know tables and backups, not {name}"
         assert top != "tests", f"{name}: the product does not import its tests"
         assert top != "pickle", "nothing is pickled"
 

@@ -8,20 +8,23 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from raftmq.audit import copied, pulled
 from raftmq.audit.cli import main
-from raftmq.audit.copied import NotAudited, Replica
+from raftmq.audit.copied import NotAudited
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.ranges import ends_check
 from raftmq.audit.report import AuditReport
+from raftmq.broker.backup import source
+from raftmq.broker.backup.protocol import Facts, decode_facts
+from raftmq.broker.backup.source import Offer
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.client import Admin, Message, Producer
-from raftmq.remoting.fastjson import loads_object
 from raftmq.spark.options import Connection, connection_of
 
 SETTINGS = {
@@ -239,18 +242,18 @@ def test_a_replicas_tables_are_compared_with_what_the_log_makes_of_them(
     assert report.check("tables").ok
     assert not any("config/" in gap for gap in report.not_judged)
     (victim, _) = followers(group)
-    tables = copied._tables
+    written = copied._written
 
-    async def altered(admin: Admin, address: str, index: int, root: Path) -> Replica | str:
-        replica = await tables(admin, address, index, root)
-        path = root / victim / "store" / "config" / "topics.json"
-        if path.exists():
+    def altered(offer: Offer, root: Path) -> Path:
+        store = written(offer, root)
+        if offer.facts.node == victim:
+            path = store / "config" / "topics.json"
             content = json.loads(path.read_bytes())
             content["topicConfigTable"]["Orders"]["readQueueNums"] += 1
             path.write_text(json.dumps(content))
-        return replica
+        return store
 
-    monkeypatch.setattr(copied, "_tables", altered)
+    monkeypatch.setattr(copied, "_written", altered)
     report = audited(spark, group)
     assert [check.name for check in report.checks if not check.ok] == ["tables"]
     (offender,) = report.check("tables").offenders
@@ -261,11 +264,10 @@ def test_a_replicas_tables_are_compared_with_what_the_log_makes_of_them(
 def test_a_replica_that_names_a_directory_elsewhere_is_not_copied(
     spark: SparkSession, group: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def elsewhere(body: bytes) -> dict[str, object]:
-        found = loads_object(body)
-        return {**found, "node": "../" * 8 + "tmp"} if "node" in found else found
+    def elsewhere(data: bytes) -> Facts:
+        return msgspec.structs.replace(decode_facts(data), node="../" * 8 + "tmp")
 
-    monkeypatch.setattr(copied, "loads_object", elsewhere)
+    monkeypatch.setattr(source, "decode_facts", elsewhere)
     with pytest.raises(NotAudited, match="calls itself"):
         audit_cluster(spark, connection(group))
 

@@ -195,10 +195,10 @@ class Stored:
         op = self.event("invoke", "decide", id=name, decision=decision)
         self.event("ok", "decide", op, id=name, decision=decision)
 
-    def back(self, name: str, times: int, dead: bool = False) -> None:
+    def back(self, name: str, times: int, dead: bool = False, tries: int = 1) -> None:
         fields = {"work": "retries", "id": name, "times": times, "seen": times, "dead": dead}
         op = self.event("invoke", "give_back", **fields)
-        self.event("ok", "give_back", op, **fields, tries=1)
+        self.event("ok", "give_back", op, **fields, tries=tries)
 
     def work(self, first: int, last: int, topic: str = "Orders") -> None:
         place = {"group": "G", "topic": topic, "broker": "b", "queue": 0}
@@ -267,6 +267,15 @@ def as_it_may_be() -> Stored:
     stored.deliver("retries", "once", 1, topic="%RETRY%G", times=2, accepted=False)
     stored.back("once", 2, dead=True)
     stored.store("once", "%DLQ%G", 80_000, times=2)
+    stored.post("retries", "asked twice")
+    stored.store("asked twice", "Retries")
+    stored.deliver("retries", "asked twice", 1, accepted=False)
+    stored.back("asked twice", 0, tries=2)  # the first answer did not arrive
+    for asked_ms in (20_000, 21_000):
+        stored.waits("asked twice", asked_ms, 3, 10_000, times=1)
+    for came_ms, offset in ((30_000, 2), (31_000, 3)):
+        stored.store("asked twice", "%RETRY%G", came_ms, times=1)
+        stored.deliver("retries", "asked twice", offset, topic="%RETRY%G", times=1)
     for number in range(4):
         stored.store(f"o{number}", "Orders")
     stored.work(0, 1)

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
 # Test files in turn to so many processes; 0: all in one, as a debugger wants it.
-WORKERS ?= 3
+WORKERS ?= 4
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 

@@ -18,6 +18,7 @@ from raftmq.audit.places import fetched
 from raftmq.audit.report import AuditReport, CheckResult, StoreReport
 from raftmq.audit.session import session
 from raftmq.audit.since import Kept
+from raftmq.audit.staging import place_for_tables
 from raftmq.audit.subject import MODES, subject_of
 
 
@@ -31,6 +32,7 @@ def run_audit(
     group: str | None = None,
     acknowledged: str | Path | None = None,
     scratch: Path | None = None,
+    staging: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
     results: str | Path | None = None,
     incremental: bool = False,
@@ -45,7 +47,8 @@ def run_audit(
     `mode` ("raft", "classic") and `group` (brokerName, if the history covers several) are read from
     the cluster.json beside the stores if there is one; otherwise the logs tell the mode. Without
     `spark` a session is started and stopped again (6 to 8 s). `scratch`: where there is room for
-    what is decoded, and where executors on other machines find it; `progress(what)` is told what is
+    what is decoded, and where executors on other machines find it, unless `staging` (a path or URI)
+    says another place for that; `progress(what)` is told what is
     done next. `results`: a directory for what the next audit has to know of this one;
     `incremental`: begin where the audit before ended that noted that there (audit.since). Raises
     ValueError without stores, StoreError, HistoryUnfit, JavaNotFound, OSError.
@@ -62,6 +65,7 @@ def run_audit(
                 group=group,
                 acknowledged=acknowledged,
                 scratch=scratch,
+                staging=staging,
                 progress=progress,
                 results=results,
                 incremental=incremental,
@@ -69,7 +73,7 @@ def run_audit(
     if mode is not None and mode not in MODES:
         raise ValueError(f"a mode is one of {', '.join(MODES)}, not {mode}")
     with (
-        tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as staging,
+        place_for_tables(staging, scratch) as place,
         tempfile.TemporaryDirectory(prefix="mqaudit-stores-", dir=scratch) as copies,
     ):
         named = {name: str(path) for name, path in stores.items()}
@@ -78,7 +82,7 @@ def run_audit(
         told, acks = (None if each is None else str(each) for each in (history, acknowledged))
         kept = None if results is None else Kept(Path(results), subject.group or "")
         return run(
-            *(spark, directories, told, topic, Path(staging), subject, acks, progress),
+            *(spark, directories, told, topic, place, subject, acks, progress),
             *(kept, incremental),
         )
 

@@ -83,6 +83,12 @@ EXIT_UNUSABLE = 2
     "group's replicas.",
 )
 @click.option(
+    "--staging",
+    metavar="PLACE",
+    help="Where what is decoded is put meanwhile, instead of in --scratch: a directory or URI that "
+    "all of Spark's executors reach.",
+)
+@click.option(
     "--mib-per-s",
     default=32,
     show_default=True,
@@ -110,7 +116,7 @@ EXIT_UNUSABLE = 2
     default="",
     metavar="URL",
     help="A Spark cluster to run on, instead of this machine's cores. Its executors have "
-    "raftmq[audit], and see the stores and --scratch where this machine does.",
+    "raftmq[audit], and see the stores, and --scratch without --staging, where this machine does.",
 )
 @click.option(
     "--conf",
@@ -129,6 +135,7 @@ def main(
     group: str | None,
     namesrv: str | None,
     scratch: Path | None,
+    staging: str | None,
     mib_per_s: int,
     json_path: str | None,
     results: Path | None,
@@ -169,7 +176,7 @@ def main(
         namesrv, directories, history, acknowledged, topic, mode, group, results, incremental
     )
     audited_at_ms = time.time_ns() // 1_000_000
-    reports = _audited(what, spark, scratch, mib_per_s << 20)
+    reports = _audited(what, spark, Room(scratch, staging), mib_per_s << 20)
     from raftmq.audit.printed import print_report
 
     for report in reports:
@@ -213,8 +220,16 @@ class Wanted:
     incremental: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where there is room: a directory for copies of logs, and a place for what is decoded."""
+
+    scratch: Path | None
+    staging: str | None
+
+
 def _audited(
-    wanted: Wanted, options: SparkOptions, scratch: Path | None, bytes_per_s: int
+    wanted: Wanted, options: SparkOptions, room: Room, bytes_per_s: int
 ) -> list[AuditReport]:
     # Imported here, not above, so that --help and usage errors do not wait for Spark.
     try:
@@ -243,7 +258,8 @@ def _audited(
                         mode=wanted.mode,
                         group=wanted.group,
                         acknowledged=wanted.acknowledged,
-                        scratch=scratch,
+                        scratch=room.scratch,
+                        staging=room.staging,
                         progress=progress,
                         results=wanted.results,
                         incremental=wanted.incremental,
@@ -261,7 +277,8 @@ def _audited(
                     topic=topic,
                     acknowledged=wanted.acknowledged,
                     bytes_per_s=bytes_per_s,
-                    scratch=scratch,
+                    scratch=room.scratch,
+                    staging=room.staging,
                     progress=progress,
                     results=wanted.results,
                     incremental=wanted.incremental,

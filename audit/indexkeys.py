@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from raftmq.audit.files import STORES_SEPARATOR
 from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind, java_hash
+from raftmq.spark.uris import opened
 
 ROLLED_BACK = 12  # transaction bits
 KEY_FIELDS: list[tuple[str, Any]] = [
@@ -109,7 +110,11 @@ def indexed_positions(parts: Sequence[StagedPart], store: str, low: int, high: i
 def _records_of(path: str, store: str, names: Sequence[str]) -> pa.Table:
     """Return columns of the records that a store has in a staged file."""
     is_record = pc.field("kind") == int(ItemKind.RECORD)
-    rows = pq.read_table(path, columns=["store", *names], filters=is_record, use_threads=False)
+    system, file = opened(path)
+    columns = ["store", *names]
+    rows = pq.read_table(
+        file, columns=columns, filesystem=system, filters=is_record, use_threads=False
+    )
     stores = rows["store"].combine_chunks().dictionary_encode()
     own = [store in each.split(STORES_SEPARATOR) for each in stores.dictionary.to_pylist()]
     if not all(own):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
@@ -55,7 +54,7 @@ def run(
     stores: Mapping[str, str],
     history: str | None,
     topic: str,
-    scratch: Path,
+    place: str,
     subject: Subject,
     acknowledged: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
@@ -67,17 +66,17 @@ def run(
     of `topic`, or "": of every topic), or else a table of acknowledged messages
     (audit.acknowledged).
 
-    `scratch` is an empty directory for the staged tables; `progress(what)` is told what is done
-    next. Where this audit ends is noted in `kept`, if nothing is wrong; an `incremental` one begins
-    where the one before has ended. `shown`: of a running group, where consumers saw its queues end
-    (by topic and number). Raises StoreError, HistoryUnfit, OSError.
+    `place` is an empty directory for the staged tables, a path or URI; `progress(what)` is told
+    what is done next. Where this audit ends is noted in `kept`, if nothing is wrong; an
+    `incremental` one begins where the one before has ended. `shown`: of a running group, where
+    consumers saw its queues end (by topic and number). Raises StoreError, HistoryUnfit, OSError.
     """
     with enough_partitions(spark, stores):
         begin, begun_ms = time.monotonic(), time.time_ns() // 1_000_000
         since = kept.ended() if kept is not None and incremental else None
         progress(f"reading the logs of {', '.join(stores)}")
         torn = 0 if history is None else torn_lines_allowed(history)
-        tables = stage(spark, stores, history, topic, scratch, subject, since)
+        tables = stage(spark, stores, history, topic, place, subject, since)
         staged = time.monotonic()
         count = sum(store.records for store in tables.limits.stores)
         progress(f"checking {count:,} records")

@@ -27,6 +27,7 @@ from raftmq.audit.job import run
 from raftmq.audit.pulled import pulled_report
 from raftmq.audit.report import AuditReport, CheckResult, Offender
 from raftmq.audit.since import TAIL_BYTES, Kept
+from raftmq.audit.staging import place_for_tables
 from raftmq.client.admin.bodies import consume_stats
 from raftmq.client.route import BrokerData
 from raftmq.remoting.codes import RequestCode
@@ -46,13 +47,15 @@ def audit_cluster(
     acknowledged: str | None = None,
     bytes_per_s: int = BYTES_PER_S,
     scratch: Path | None = None,
+    staging: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
     results: Path | None = None,
     incremental: bool = False,
 ) -> list[AuditReport]:
     """Audit every broker group of a running cluster, or `group` alone; return a report of each.
 
-    `scratch` must have room for the logs of one group's replicas; it is emptied again.
+    `scratch` must have room for the logs of one group's replicas; it is emptied again. `staging`: a
+    path or URI for what is decoded, instead.
     `progress(what)` is told what is done next. `results`: a directory for what the next audit has
     to know of this one; `incremental`: of Raft groups only that is read what they hold since the
     audit before that noted its end there (audit.since). Raises NotAudited, ClientError, StoreError,
@@ -84,15 +87,14 @@ def audit_cluster(
                     report = replace(report, not_judged=(unasked, *report.not_judged))
                 reports.append(report)
                 continue
-            (root / "tables").mkdir()
-            report = run(
-                *(spark, copied.stores, history, topic),
-                *(root / "tables", copied.subject, acknowledged),
-                progress=partial(_told_of, progress, name),
-                kept=kept,
-                incremental=incremental,
-                shown=copied.ends,
-            )
+            with place_for_tables(staging, root) as place:
+                report = run(
+                    *(spark, copied.stores, history, topic, place, copied.subject, acknowledged),
+                    progress=partial(_told_of, progress, name),
+                    kept=kept,
+                    incremental=incremental,
+                    shown=copied.ends,
+                )
             offsets = asyncio.run(_offsets_check(connection, copied.leader))
             reports.append(
                 replace(

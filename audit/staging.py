@@ -1,14 +1,15 @@
 """Decodes stores into Parquet files, which Spark then reads.
 
-The tasks write the files themselves: rows that pass from Python to Spark only to be written cost
-more than their decoding. A task that is repeated replaces its file. Nothing is compressed: to Java
+The tasks write the files themselves, to a path or URI (raftmq.spark.uris) that Spark can read: rows
+that pass from Python to Spark only to be written cost more than their decoding. A task that is
+repeated replaces its file. Nothing is compressed: to Java
 Snappy and Zstandard are native code, which cannot be loaded where /tmp executes nothing, and
 Spark has once failed to read what Arrow had compressed by LZ4.
 """
 
 from __future__ import annotations
 
-import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from pyspark.sql.datasource import InputPartition
 from raftmq.audit.digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
 from raftmq.audit.parse import LOG_SCHEMA
 from raftmq.audit.sources import UNIT_SCHEMA, LogReader, QueueReader, SharedRange, spark_schema
+from raftmq.spark.uris import below, for_spark, opened
 
 # Columns in which values repeat. Arrow would try a dictionary for all others, too.
 _REPEATED = ["store", "topic", "tags", "reason"]
@@ -38,35 +40,63 @@ class StagedLog:
     digests: list[LogDigest]
 
 
-def staged_log(spark: SparkSession, reader: LogReader, directory: Path) -> StagedLog:
+@contextmanager
+def place_for_tables(staging: str | None, scratch: Path | None) -> Iterator[str]:
+    """Make an empty directory for an audit's tables, and remove it: below `staging`, a path or URI,
+    or else below `scratch`. Raises OSError."""
+    if staging is None:
+        with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
+            yield directory
+        return
+    place = below(staging, f"mqaudit-{uuid.uuid4().hex}")
+    _make(place)
+    try:
+        yield place
+    finally:
+        system, path = opened(place)
+        system.delete_dir(path)
+
+
+def staged_log(spark: SparkSession, reader: LogReader, directory: str) -> StagedLog:
     """Decode the logs into files in `directory`, which is made. The reader shares."""
-    items, runs = directory / "items", directory / "runs"
-    for each in (directory, items, runs):
-        each.mkdir()
+    items, runs = below(directory, "items"), below(directory, "runs")
+    for each in (items, runs):
+        _make(each)
     parts = list(enumerate(reader.partitions()))
     digests: list[LogDigest] = []
     if parts:
-        write = _WriteLog(reader, str(items), str(runs))
+        write = _WriteLog(reader, items, runs)
         digests = spark.sparkContext.parallelize(parts, len(parts)).flatMap(write).collect()
     return StagedLog(_read(spark, LOG_SCHEMA, items), _read(spark, RUN_SCHEMA, runs), digests)
 
 
 def staged_units(
-    spark: SparkSession, reader: QueueReader, directory: Path
+    spark: SparkSession, reader: QueueReader, directory: str
 ) -> tuple[DataFrame, list[UnitDigest]]:
     """Decode the ConsumeQueues (audit.sources.UNIT_SCHEMA) into files in `directory`, which is
     made."""
-    directory.mkdir()
+    _make(directory)
     parts = list(enumerate(reader.partitions()))
     digests: list[UnitDigest] = []
     if parts:
-        write = _WriteUnits(reader, str(directory))
+        write = _WriteUnits(reader, directory)
         digests = spark.sparkContext.parallelize(parts, len(parts)).flatMap(write).collect()
     return _read(spark, UNIT_SCHEMA, directory), digests
 
 
-def _read(spark: SparkSession, schema: pa.Schema, directory: Path) -> DataFrame:
-    return spark.read.schema(spark_schema(schema)).parquet(str(directory))
+def staged(spark: SparkSession, frame: DataFrame, place: str) -> DataFrame:
+    """Write rows to a place, and return them from it."""
+    frame.write.parquet(for_spark(place))
+    return spark.read.schema(frame.schema).parquet(for_spark(place))
+
+
+def _read(spark: SparkSession, schema: pa.Schema, directory: str) -> DataFrame:
+    return spark.read.schema(spark_schema(schema)).parquet(for_spark(directory))
+
+
+def _make(directory: str) -> None:
+    system, path = opened(directory)
+    system.create_dir(path, recursive=True)
 
 
 @dataclass(frozen=True)
@@ -116,14 +146,18 @@ class _WriteUnits:
 
 
 def _path(directory: str, number: int) -> str:
-    return f"{directory}/part-{number:06}.parquet"
+    return below(directory, f"part-{number:06}.parquet")
 
 
 @contextmanager
 def _replacing(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Write a file beside `path`, and move it there when it is whole."""
-    directory, name = os.path.split(path)
+    system, target = opened(path)
+    directory, _, name = target.rpartition("/")
     beside = f"{directory}/.{name}-{uuid.uuid4().hex}"
-    with pq.ParquetWriter(beside, schema, compression="none", use_dictionary=_REPEATED) as out:
+    with (
+        system.open_output_stream(beside) as sink,
+        pq.ParquetWriter(sink, schema, compression="none", use_dictionary=_REPEATED) as out,
+    ):
         yield out
-    os.replace(beside, path)
+    system.move(beside, target)

@@ -20,9 +20,10 @@ from raftmq.audit.files import STORES_SEPARATOR, segments
 from raftmq.audit.limits import Limits, find_limits
 from raftmq.audit.since import Ended
 from raftmq.audit.sources import LogReader, QueueReader
-from raftmq.audit.staging import StagedLog, staged_log, staged_units
+from raftmq.audit.staging import StagedLog, staged, staged_log, staged_units
 from raftmq.audit.subject import Subject
 from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
+from raftmq.spark.uris import below
 
 SHUFFLED_BYTES = 512 << 20  # of logs, to a part of a shuffle
 # Two copies of a record on two stores are the same record if these fields are equal.
@@ -62,7 +63,7 @@ class Tables:
     """
 
     spark: SparkSession
-    scratch: Path
+    place: str
     stores: Mapping[str, str]
     topics: tuple[str, ...]
     subject: Subject
@@ -104,12 +105,7 @@ class Tables:
 
     def staged(self, frame: DataFrame, name: str) -> DataFrame:
         """Write the rows to a file and return them from it: several queries compute them once."""
-        return _staged(self.spark, frame, self.scratch / name)
-
-
-def _staged(spark: SparkSession, frame: DataFrame, path: Path) -> DataFrame:
-    frame.write.parquet(str(path))
-    return spark.read.schema(frame.schema).parquet(str(path))
+        return staged(self.spark, frame, below(self.place, name))
 
 
 @contextmanager
@@ -132,37 +128,37 @@ def stage(
     stores: Mapping[str, str],
     history_path: str | None,
     topic: str,
-    scratch: Path,
+    place: str,
     subject: Subject,
     since: Ended | None = None,
 ) -> Tables:
-    """Decode stores and history into `scratch`. Without a history there are no events, no sends and
-    no ledger. `topic` "": every topic that the history sends to. Raises StoreError, HistoryUnfit or
-    OSError."""
+    """Decode stores and history into `place` (a path or URI). Without a history there are no
+    events, no sends and no ledger. `topic` "": every topic that the history sends to. Raises
+    StoreError, HistoryUnfit or OSError."""
 
-    def staged(frame: DataFrame, name: str) -> DataFrame:
-        return _staged(spark, frame, scratch / name)
+    def written(frame: DataFrame, name: str) -> DataFrame:
+        return staged(spark, frame, below(place, name))
 
     def stores_staged() -> tuple[
         StagedLog, Alike | None, DataFrame, list[UnitDigest], Limits, DataFrame
     ]:
         options = {"stores": orjson.dumps(dict(stores)).decode(), "shared": "true"}
         options["from"] = str(since.position if since else 0)
-        staged = staged_log(spark, LogReader(options), scratch / "decoded")
-        units, unit_digests = staged_units(spark, QueueReader(options), scratch / "units")
-        frames = each(staged.items.where(F.col("kind") == int(ItemKind.FRAME)))
+        logs = staged_log(spark, LogReader(options), below(place, "decoded"))
+        units, unit_digests = staged_units(spark, QueueReader(options), below(place, "units"))
+        frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
         ended = (since.index, since.term) if since else None
-        alike = all_alike(staged.digests, tuple(stores), ended)
-        limits = find_limits(frames, data_ends(staged.digests), alike, stores, subject, since)
-        log = _log(spark, staged, limits, scratch / "log")
-        return staged, alike, units, unit_digests, limits, log
+        alike = all_alike(logs.digests, tuple(stores), ended)
+        limits = find_limits(frames, data_ends(logs.digests), alike, stores, subject, since)
+        log = _log(spark, logs, limits, below(place, "log"))
+        return logs, alike, units, unit_digests, limits, log
 
     def history_staged() -> tuple[DataFrame, DataFrame]:
         if history_path is None:
             none = history.no_events(spark)
             return none, none
-        events = staged(history.read_events(spark, history_path), "events")
-        return events, staged(history.sends(events, subject.group), "sends")
+        events = written(history.read_events(spark, history_path), "events")
+        return events, written(history.sends(events, subject.group), "sends")
 
     # The logs are parsed by Python workers, the history by the JVM: together they fill two cores.
     with ThreadPoolExecutor(2) as pool:
@@ -170,11 +166,11 @@ def stage(
         of_logs, alike, units, unit_digests, limits, log = of_stores.result()
         events, sends = of_history.result()
     topics = (topic,) if topic or history_path is None else _topics(sends)
-    ledger = sends if history_path is None else staged(_ledger(log, sends, topics), "ledger")
+    ledger = sends if history_path is None else written(_ledger(log, sends, topics), "ledger")
     return Tables(
         *(
             spark,
-            scratch,
+            place,
             stores,
             topics,
             subject,
@@ -210,9 +206,9 @@ def each(shared: DataFrame) -> DataFrame:
     return shared.withColumn("store", F.explode(F.split("store", STORES_SEPARATOR)))
 
 
-def _log(spark: SparkSession, staged: StagedLog, limits: Limits, path: Path) -> DataFrame:
+def _log(spark: SparkSession, logs: StagedLog, limits: Limits, place: str) -> DataFrame:
     """Return the group's records: those that enough stores hold intact below the agreed end. What
-    all stores hold alike stays where it is staged; the others are compared and written to `path`.
+    all stores hold alike stays where it is staged; the others are compared and written to `place`.
     """
     kept = (
         *("position", "size", "topic", "queue_id", "queue_offset", "uniq_key", "content_crc"),
@@ -226,11 +222,11 @@ def _log(spark: SparkSession, staged: StagedLog, limits: Limits, path: Path) -> 
 
     all_stores = tuple(store.store for store in limits.stores)
     by_all = F.col("store") == STORES_SEPARATOR.join(all_stores)
-    log = sound(staged.items.where(by_all)).select(*kept)
+    log = sound(logs.items.where(by_all)).select(*kept)
     if len(limits.voting) < limits.needed:
         log = log.limit(0)
-    if any(digest.stores != all_stores for digest in staged.digests):
-        rows = sound(each(staged.items.where(~by_all)))
+    if any(digest.stores != all_stores for digest in logs.digests):
+        rows = sound(each(logs.items.where(~by_all)))
         held = (
             rows.withColumn("identity", F.xxhash64(*_IDENTITY))
             .groupBy("position", "size", "identity")
@@ -241,7 +237,7 @@ def _log(spark: SparkSession, staged: StagedLog, limits: Limits, path: Path) -> 
             .where(F.col("holders") >= limits.needed)
             .select(*kept)
         )
-        log = log.unionByName(_staged(spark, held, path))
+        log = log.unionByName(staged(spark, held, place))
     return log.withColumn("id", history.binary_id("uniq_key")).withColumnRenamed(
         "uniq_key", "id_text"
     )

@@ -22,9 +22,16 @@ def opened(uri: str) -> tuple[fs.FileSystem, str]:
     return system, path
 
 
+def for_spark(uri: str) -> str:
+    """Return the URI, or path, by which Spark knows the place: without options (Spark has settings
+    of its own), and with Hadoop's name of S3."""
+    head = uri.partition("?")[0] if "://" in uri else uri
+    return "s3a://" + head.removeprefix("s3://") if head.startswith("s3://") else head
+
+
 def below(uri: str, name: str) -> str:
-    """Return the URI of what is called `name` in a directory."""
-    head, mark, options = uri.partition("?")
+    """Return the URI, or path, of what is called `name` in a directory."""
+    head, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
     return f"{head.rstrip('/')}/{name}{mark}{options}"
 
 

@@ -30,6 +30,22 @@ def test_an_audit_copies_them(spark: SparkSession, run: Run, tmp_path: Path) -> 
     assert not [*tmp_path.iterdir()]
 
 
+def test_what_is_decoded_is_staged_where_a_uri_says(
+    spark: SparkSession, run: Run, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def look(_: str) -> None:
+        seen.extend(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet"))
+
+    staging = (tmp_path / "shared").as_uri()
+    report = run_audit(spark, run.stores, run.history_path, staging=staging, progress=look)
+    assert report.ok and report.figures["stored"] == 60
+    staged = {path.split("/")[0] + "/" + path.split("/")[2] for path in seen}
+    assert {"shared/decoded", "shared/units", "shared/ledger"} <= staged
+    assert not [*(tmp_path / "shared").iterdir()]  # nothing is left there
+
+
 def test_a_topic_is_read_where_it_lies(spark: SparkSession, run: Run) -> None:
     rows = topic_frame(spark, uris(run)["n1"], TOPIC)
     assert rows.count() == 60

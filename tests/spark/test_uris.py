@@ -3,7 +3,7 @@
 import pytest
 from pyarrow import fs
 
-from raftmq.spark.uris import above, below, name_of, opened
+from raftmq.spark.uris import above, below, for_spark, name_of, opened
 
 OPTIONS = "?endpoint_override=localhost:9000/s3&scheme=http"
 
@@ -17,8 +17,15 @@ def test_names_go_into_the_path(options: str) -> None:
     assert name_of(below(store, "0017")) == "0017"
 
 
+def test_spark_has_names_of_its_own() -> None:
+    assert for_spark(f"s3://backups/a{OPTIONS}") == "s3a://backups/a"
+    assert for_spark("hdfs://h/a") == "hdfs://h/a"
+    assert for_spark("/data/what?/a") == "/data/what?/a"
+
+
 def test_a_path_may_have_a_question_mark() -> None:
     assert name_of("/data/what?/0017") == "0017"
+    assert below("/data/what?", "0017") == "/data/what?/0017"
 
 
 def test_hadoops_names_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

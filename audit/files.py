@@ -184,7 +184,10 @@ def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.N
 
     Units never written (all zero) and fillers before a queue's first message are left out.
     """
-    mapped = np.memmap(file.path, UNIT, "r", shape=(file.size_bytes // UNIT.itemsize,))
+    count = file.size_bytes // UNIT.itemsize
+    if not count:
+        return np.empty(0, np.int64), np.empty(0, UNIT)
+    mapped = np.memmap(file.path, UNIT, "r", shape=(count,))
     first = _first_unit(mapped, begin) if begin else 0
     content = np.array(mapped[first:])
     size = content["size"]

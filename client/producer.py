@@ -56,6 +56,7 @@ Selector = Callable[[Sequence[MessageQueue], Message, T], MessageQueue]
 AUTO_CREATE_TOPIC = "TBW102"  # its route shows the brokers that create topics at the first send
 AUTO_CREATE_QUEUES = 4
 IDEMPOTENT_SUFFIX = "IDEMPOTENT\x01true\x02"
+BORN_MS_MAX = (1 << 63) - 1  # as brokers and records have it
 PERM_INHERIT = 1
 PROVISIONAL_LOOK_S = 0.2
 
@@ -339,10 +340,14 @@ class Producer:
         self, message: Message, code: int = SEND_MESSAGE_V2, sys_flag: int = 0, suffix: str = ""
     ) -> OutgoingSend:
         born_ms = message.born_timestamp_ms
+        if born_ms is None:
+            born_ms = int(time.time() * 1000)
+        elif not 0 <= born_ms <= BORN_MS_MAX:
+            raise InvalidMessage(f"born_timestamp_ms {born_ms} is not in [0, {BORN_MS_MAX}]")
         return outgoing(
             message,
             message.unique_key or self._keys.next(),
-            int(time.time() * 1000) if born_ms is None else born_ms,
+            born_ms,
             compression=self.config.compression,
             code=code,
             sys_flag=sys_flag,

@@ -571,6 +571,9 @@ async def test_a_message_is_born_when_it_says_so_or_when_it_is_sent() -> None:
         now, said = (SendHeader.parse(one.ext).born_timestamp_ms for one in sent)
         assert begin_ms <= now <= time.time() * 1000
         assert said == 77
+        for wrong in (-1, 1 << 63):
+            with pytest.raises(InvalidMessage, match="born_timestamp_ms"):
+                await producer.send(Message("T", b"x", born_timestamp_ms=wrong))
 
 
 async def test_idempotent_sends_say_so_and_stay_in_their_group() -> None:

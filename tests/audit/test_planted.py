@@ -19,6 +19,7 @@ from tests.audit.planted import HISTORY_KINDS, STORE_KINDS, Hit, Kind, group_at
 from tests.audit.run import NAMES, Run
 
 pytestmark = pytest.mark.timeout(900)
+PARTS = 4  # of the table, each in some minutes
 DAMAGED = {1: ("n1",), 2: ("n0", "n1"), 3: NAMES}
 IN_ORDER = sorted((*STORE_KINDS, *HISTORY_KINDS), key=lambda kind: kind.together)
 TOGETHER = [
@@ -83,12 +84,13 @@ def test_damage_is_named(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
 def test_the_table_of_planted_damage(
-    spark: SparkSession, sound: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, sound: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: int
 ) -> None:
     """Each kind alone: on one, on two, on all replicas. What the audit says of it is printed."""
     lines, problems = [], []
-    for kind in (*STORE_KINDS, *HISTORY_KINDS):
+    for kind in (*STORE_KINDS, *HISTORY_KINDS)[part::PARTS]:
         cells = []
         for damaged in (1, 2, 3) if kind in STORE_KINDS else (3,):
             if damaged == 3 and kind.check == "absent_stores":

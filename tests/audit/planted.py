@@ -257,8 +257,13 @@ def frame(hit: Hit, number: int) -> int:
 
 def _command(run: Run) -> int:
     """A frame that is a command in the middle of the log."""
+    return _commands(run)[0]
+
+
+def _commands(run: Run) -> list[int]:
+    """The frames that are commands of one kind."""
     kinds = {at: run.log.byte(at + 51) for at, size in run.log.frames if size == 60 + len(OFFSETS)}
-    return next(at for at, kind in kinds.items() if kind == FrameKind.COMMAND)
+    return [at for at, kind in kinds.items() if kind == FrameKind.COMMAND]
 
 
 def _other_body(hit: Hit, number: int) -> None:
@@ -503,7 +508,8 @@ LOG_KINDS = (
     Kind(
         "another command, with right checksums",
         "frames",
-        lambda hit: hit.reseal(_command(hit.run), {60: OFFSETS.replace(b",5]", b",4]")}),
+        # The last one: what a command did is not to be told where a later one did it again.
+        lambda hit: hit.reseal(_commands(hit.run)[-1], {60: OFFSETS.replace(b",5]", b",4]")}),
         "replicas",
         all="tables",
         names=False,

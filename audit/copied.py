@@ -19,6 +19,7 @@ from pathlib import Path
 import orjson
 
 from raftmq.audit.subject import RAFT, Subject
+from raftmq.audit.systemtopics import MULTI_QUEUE_PREFIX
 from raftmq.broker.backup.manifest import BackupError
 from raftmq.broker.backup.protocol import READ_BYTES_MAX
 from raftmq.broker.backup.source import Offer, Overtaken, RemoteSource
@@ -33,12 +34,11 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.tls import Renewed
+from raftmq.spark.layout import CHECKPOINT_CONFIRM_AT
 from raftmq.spark.options import Connection
 
 ASKED_AT_ONCE_MAX = 32
-LMQ_PREFIX = "%LMQ%"  # queues of messages that stand in other topics
 CHECKPOINT_BYTES = 4096
-CONFIRM_AT = 32
 _NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # it names a directory here
 _FAILURES = (BackupError, Overtaken, RemotingError)
 
@@ -200,7 +200,7 @@ async def _read(replica: _Replica, begin: int, end: int) -> None:
         await asyncio.to_thread(_append, log / f"{max(base, begin):020d}", data)
         position += len(data)
     checkpoint = bytearray(CHECKPOINT_BYTES)
-    checkpoint[CONFIRM_AT : CONFIRM_AT + 8] = end.to_bytes(8, "big")
+    checkpoint[CHECKPOINT_CONFIRM_AT : CHECKPOINT_CONFIRM_AT + 8] = end.to_bytes(8, "big")
     (replica.store / "checkpoint").write_bytes(checkpoint)
 
 
@@ -223,5 +223,5 @@ async def _queue_ends(admin: Admin, leader: str) -> dict[tuple[str, int], int]:
                 found[topic, queue.queue_id] = offsets.max_offset
 
     topics = await admin.topic.configs(leader)
-    await asyncio.gather(*(ask(name) for name in topics if not name.startswith(LMQ_PREFIX)))
+    await asyncio.gather(*(ask(name) for name in topics if not name.startswith(MULTI_QUEUE_PREFIX)))
     return found

@@ -73,7 +73,7 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True)
 class LogDigest:
-    """What log positions [start, end) come to in `stores`, which have the same items there.
+    """Counts and sums over log positions [start, end) of `stores`, which have the same items there.
 
     `alike`: all stores that have a segment there have all of its bytes alike. `data_end`: of the
     last item (0: none). `records` counts the intact ones. `waits`: there are messages that come
@@ -102,11 +102,10 @@ class LogDigest:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """What is so of a log that all stores have alike, with frames that follow each other: these (or
-    None), and the first position of damage."""
+    """A log that all stores have alike, and whose frames follow each other. `frames`: None if it
+    has none."""
 
     frames: FrameRun | None
-    damage_at: int | None
 
 
 def all_alike(
@@ -115,12 +114,9 @@ def all_alike(
     """Return what the digests come to if all `stores` have all items alike, and the frames follow
     each other; else None. `ended`: index and term of the frame before them."""
     frames: FrameRun | None = None
-    damage_at: int | None = None
     for digest in sorted(digests, key=lambda digest: digest.start):
         if digest.stores != stores or (digest.frames and digest.frame_run is None):
             return None
-        if digest.damage_at is not None and damage_at is None:
-            damage_at = digest.damage_at
         run = digest.frame_run
         if run is None:
             continue
@@ -131,7 +127,7 @@ def all_alike(
             frames = frames.with_next(run)
         if frames is None:
             return None
-    return Alike(frames, damage_at)
+    return Alike(frames)
 
 
 @dataclass(frozen=True, slots=True)

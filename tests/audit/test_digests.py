@@ -1,4 +1,4 @@
-"""What a task says of its part: sums that agree only if the rows do, runs of queue offsets, and
+"""Digests of decoded ranges: sums that agree only if the rows do, runs of queue offsets, and
 whether stores are alike."""
 
 from __future__ import annotations

@@ -1,0 +1,237 @@
+"""Decides whether the operations on one object are linearizable: Wing and Gong's search. Pure.
+
+An operation takes effect at one moment between its call and its return. The history is linearizable
+if there is an order of such moments in which every operation is allowed by the one before it. One
+without an answer may take effect at any moment after its call, or never.
+
+The search is the one of porcupine and Knossos (Wing and Gong 1993; Lowe 2017): depth first over the
+operations that can come next, remembering every (operations done, state), because to come back to
+one is of no use. What shortens it is exact. A read that the state allows is taken at once: it
+changes nothing, so it excludes nothing that could come before it. Operations without an answer are
+tried last, and of several with the same action only the first. A search longer than `steps_max`
+ends as UNKNOWN.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from raftmq.chaos.checks.verdict import Verdict
+
+STEPS_MAX = 200_000  # of one search: less than a second, and about 50 MB of memory
+
+
+class Special(Enum):
+    """Values that are no state of any object."""
+
+    ILLEGAL = "illegal"  # the operation cannot happen in this state
+    ANY = "any"  # a state of which nothing is known: at the beginning of a history
+
+
+ILLEGAL = Special.ILLEGAL
+ANY = Special.ANY
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation on an object. `returned_ns` None: it was not answered.
+
+    `action` is hashable. `reads`: in a state that is known it changes nothing, or is illegal.
+    `optional`: it happened by `returned_ns`, or never. `event`: the part of the history that it
+    comes from, for words.
+    """
+
+    called_ns: int
+    returned_ns: int | None
+    action: Any
+    reads: bool = False
+    optional: bool = False
+    event: Any = None
+
+    @property
+    def happened(self) -> bool:
+        """True if every order must have it."""
+        return self.returned_ns is not None and not self.optional
+
+
+Step = Callable[[Any, Any], Any]  # (state, action) → the state after it, or ILLEGAL
+
+
+def linearizable(
+    operations: Sequence[Operation], step: Step, initial: Any = ANY, steps_max: int = STEPS_MAX
+) -> Verdict:
+    """Return PASS if there is such an order, FAIL if there is none, UNKNOWN beyond `steps_max`.
+
+    States are hashable. Operations that only touch in time may come in either order.
+    """
+    todo = _Todo(operations)
+    state, done, latest_ns = initial, 0, -1
+    seen: set[tuple[int, Any]] = set()
+    path: list[tuple[int, Any, int, Iterator[int]]] = []  # operation, what was before it, rivals
+    choices = todo.choices(state, step, latest_ns)
+    steps = 0
+    while todo.count:
+        for number in choices:
+            steps += 1
+            if steps > steps_max:
+                return Verdict.UNKNOWN
+            after = step(state, todo.operations[number].action)
+            reached = (done | 1 << number, after)
+            if after is not ILLEGAL and reached not in seen:
+                break
+        else:
+            if not path:
+                return Verdict.FAIL
+            number, state, latest_ns, choices = path.pop()
+            done ^= 1 << number
+            todo.put_back(number)
+            continue
+        seen.add(reached)
+        path.append((number, state, latest_ns, choices))
+        done, state = reached
+        latest_ns = max(latest_ns, todo.operations[number].called_ns)
+        todo.take(number)
+        choices = todo.choices(state, step, latest_ns)
+    return Verdict.PASS
+
+
+class _Todo:
+    """The operations that are not yet in the order. The calls and returns of those that happened
+    are a list linked by numbers, in the order of time; `count`: how many operations these are."""
+
+    def __init__(self, operations: Iterable[Operation]) -> None:
+        happened: list[Operation] = []
+        perhaps: list[Operation] = []
+        for operation in operations:
+            if operation.happened:
+                happened.append(operation)
+            elif not operation.reads:  # a read without an answer says nothing
+                perhaps.append(operation)
+        perhaps.sort(key=lambda operation: operation.called_ns)
+        self.operations = happened + perhaps
+        self.count = len(happened)
+        moments: list[tuple[int, bool, int]] = []
+        for number, operation in enumerate(happened):
+            assert operation.returned_ns is not None
+            assert operation.called_ns <= operation.returned_ns, operation
+            moments.append((operation.called_ns, False, number))
+            moments.append((operation.returned_ns, True, number))
+        moments.sort()
+        self._moments = moments
+        # The place after the last is both the list's head and its end.
+        self._next = [*range(1, len(moments) + 1), 0]
+        self._before = [len(moments), *range(len(moments))]
+        self._places: list[list[int]] = [[] for _ in happened]  # of call and return
+        for place, (_, _, number) in enumerate(moments):
+            self._places[number].append(place)
+        self._optional = dict.fromkeys(range(len(happened), len(self.operations)))
+
+    def choices(self, state: Any, step: Step, latest_ns: int) -> Iterator[int]:
+        """Return the operations that can be next: those called before the first of the others
+        returned. `latest_ns`: the last call of those that are in the order."""
+        if not self.count:
+            return iter(())
+        found, first_return_ns = self._first()
+        optional = list(self._perhaps(latest_ns, first_return_ns))
+        for number in found:
+            operation = self.operations[number]
+            if operation.reads and step(state, operation.action) == state:
+                too_late = (self.operations[one].returned_ns for one in optional)
+                if not any(ns is not None and ns < operation.called_ns for ns in too_late):
+                    return iter((number,))
+        return iter(found + optional)
+
+    def _first(self) -> tuple[list[int], int]:
+        """Return those that were called before the first return, and when that was."""
+        found: list[int] = []
+        place = self._next[-1]
+        while True:
+            time_ns, returned, number = self._moments[place]
+            if returned:
+                return found, time_ns
+            found.append(number)
+            place = self._next[place]
+
+    def _perhaps(self, latest_ns: int, first_return_ns: int) -> Iterator[int]:
+        alike: set[tuple[Any, int | None]] = set()  # the first called is as good as any of these
+        for number in self._optional:
+            one = self.operations[number]
+            if one.called_ns > first_return_ns:
+                return
+            if one.returned_ns is not None and one.returned_ns < latest_ns:
+                continue
+            if (one.action, one.returned_ns) not in alike:
+                alike.add((one.action, one.returned_ns))
+                yield number
+
+    def take(self, number: int) -> None:
+        if number in self._optional:
+            del self._optional[number]
+            return
+        self.count -= 1
+        for place in self._places[number]:
+            before, after = self._before[place], self._next[place]
+            self._next[before], self._before[after] = after, before
+
+    def put_back(self, number: int) -> None:
+        """Undo the last `take` that was not undone."""
+        if number >= len(self._places):
+            self._optional[number] = None
+            self._optional = dict.fromkeys(sorted(self._optional))
+            return
+        self.count += 1
+        for place in reversed(self._places[number]):
+            self._next[self._before[place]] = self._before[self._next[place]] = place
+
+
+def unexplained(
+    operations: Sequence[Operation], step: Step, initial: Any = ANY, steps_max: int = STEPS_MAX
+) -> list[Operation]:
+    """Return the shortest window of a history that is not linearizable that is not either.
+
+    It ends with the first return at which no order was left. It begins as late as possible, at a
+    moment at which no answered operation was under way, with nothing known of the state there.
+    """
+
+    def is_wrong(some: Sequence[Operation], state: Any) -> bool:
+        return linearizable(some, step, state, steps_max) is Verdict.FAIL
+
+    ends = sorted({one.returned_ns for one in operations if one.happened and one.returned_ns})
+    # The last is known to be wrong: a search that is too long for one before it must not pass it.
+    end = bisect_left(ends[:-1], True, key=lambda end: is_wrong(until(operations, end), initial))
+    known = sorted(until(operations, ends[end]), key=lambda one: one.called_ns)
+    begins = list(_quiet_moments(known))
+    back = bisect_left(
+        range(len(begins)), True, key=lambda count: is_wrong(since(known, begins[-1 - count]), ANY)
+    )
+    return since(known, begins[-1 - back]) if back < len(begins) else known
+
+
+def until(operations: Iterable[Operation], end_ns: int) -> list[Operation]:
+    """Return what was known at that moment: what returned later has no answer yet."""
+    return [
+        one if one.returned_ns is not None and one.returned_ns <= end_ns
+        else replace(one, returned_ns=None)
+        for one in operations
+        if one.called_ns <= end_ns
+    ]  # fmt: skip
+
+
+def since(operations: Iterable[Operation], begin_ns: int) -> list[Operation]:
+    """Return what was called then or later, and what was never answered."""
+    return [one for one in operations if one.returned_ns is None or one.called_ns >= begin_ns]
+
+
+def _quiet_moments(operations: Iterable[Operation]) -> Iterator[int]:
+    """Yield each moment at which an answered operation was called and none was under way."""
+    busy_ns = -1
+    for one in operations:
+        if one.returned_ns is None or one.optional:
+            continue
+        if one.called_ns > busy_ns:
+            yield one.called_ns
+        busy_ns = max(busy_ns, one.returned_ns)

@@ -1,0 +1,79 @@
+"""Random histories of small automata, for tests of the search for an order.
+
+An action is a table: state → the state after it; None where it is illegal.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from raftmq.chaos.checks.linear import ILLEGAL, Operation
+
+Table = tuple[int | None, ...]
+
+
+def follow(state: int, table: Table) -> object:
+    """The `step` of these automata."""
+    after = table[state]
+    return ILLEGAL if after is None else after
+
+
+def random_table(rng: random.Random, states: int) -> Table:
+    """A write, a read, a change from one state to another, or anything."""
+    kind, value, other = rng.randrange(4), rng.randrange(states), rng.randrange(states)
+    if kind == 0:
+        return (value,) * states
+    if kind == 1:
+        return tuple(state if state == value else None for state in range(states))
+    if kind == 2:
+        return tuple(other if state == value else None for state in range(states))
+    return tuple(rng.choice((None, *range(states))) for _ in range(states))
+
+
+def reads(table: Table) -> bool:
+    return all(after in (None, state) for state, after in enumerate(table))
+
+
+def random_history(rng: random.Random, count: int, states: int = 3) -> list[Operation]:
+    """Operations of which a random order may have taken place; then some of them are changed."""
+    state, now = 0, 0
+    found: list[Operation] = []
+    for _ in range(count):
+        legal = [t for t in (random_table(rng, states) for _ in range(8)) if t[state] is not None]
+        table = rng.choice(legal or [(0,) * states])
+        now += rng.randrange(1, 4)
+        called, returned = max(0, now - rng.randrange(8)), now + rng.randrange(8)
+        fate = rng.random()
+        optional = fate < 0.15
+        unanswered = 0.1 < fate < 0.25
+        if not (optional or unanswered) or rng.random() < 0.5:
+            after = table[state]
+            assert after is not None
+            state = after
+        found.append(
+            Operation(called, None if unanswered else returned, table, reads(table), optional)
+        )
+    for _ in range(rng.randrange(count)):
+        changed = rng.randrange(count)
+        table = random_table(rng, states)
+        found[changed].action, found[changed].reads = table, reads(table)
+    rng.shuffle(found)
+    return found
+
+
+def by_trying_all(operations: Sequence[Operation]) -> bool:
+    """Whether there is an order: every one is tried."""
+
+    def tried(state: int, latest: int, rest: frozenset[int]) -> Iterator[bool]:
+        todo = [operations[number] for number in rest if operations[number].happened]
+        yield not todo
+        limit = min((one.returned_ns for one in todo if one.returned_ns is not None), default=-1)
+        for number in rest:
+            one = operations[number]
+            after = one.action[state]
+            late = one.returned_ns is not None and one.returned_ns < latest
+            if after is not None and one.called_ns <= limit and not late:
+                yield from tried(after, max(latest, one.called_ns), rest - {number})
+
+    return any(tried(0, -1, frozenset(range(len(operations)))))

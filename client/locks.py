@@ -116,7 +116,7 @@ class QueueLocks:
 
     async def release_all(self) -> None:
         """Unlock whatever a broker may have granted us, also locks whose grant did not arrive."""
-        await self.release(self._perhaps - self._at_work)
+        await self.release(sorted(self._perhaps - self._at_work))
 
     def leader_changed(self, broker_name: str) -> None:
         """Invalidate the group's locks until they are granted again: the new leader may not know
@@ -133,12 +133,12 @@ class QueueLocks:
             except TimeoutError:
                 pass  # the usual round
             self._changed.clear()
-            names = {queue.broker_name for queue in self._held}
+            names = sorted({queue.broker_name for queue in self._held})
             await asyncio.gather(*(self._renew(name) for name in names))
 
     async def _renew(self, name: str) -> None:
         try:
-            await self._ask(name, [queue for queue in self._held if queue.broker_name == name])
+            await self._ask(name, sorted(q for q in self._held if q.broker_name == name))
         except ClientError as error:
             logger.info("locks_not_renewed group=%s error=%s", name, error)
 

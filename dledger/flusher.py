@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from queue import SimpleQueue
 
 from raftmq.dledger.log import LogSyncTicket, RaftLog
 
@@ -34,15 +33,15 @@ class FlushMode(Enum):
 @dataclass(slots=True, eq=False)
 class LogFlusher:
     """Makes one member's log durable. All methods are called on the loop; only `ticket.run` runs
-    in the thread."""
+    in the thread, which the loop's executor call hands it to."""
 
     _log: RaftLog
     mode: FlushMode
     _interval_ms: int
     syncs: int = field(default=0, init=False)
-    _queue: SimpleQueue[LogSyncTicket | None] = field(default_factory=SimpleQueue, init=False)
-    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
+    _pool: ThreadPoolExecutor | None = field(default=None, init=False)  # None: not started
+    _on_durable: Callable[[int], None] | None = field(default=None, init=False)
+    _on_failed: Callable[[Exception], None] | None = field(default=None, init=False)
     _busy: asyncio.Future[None] | None = field(default=None, init=False)  # done with the sync
     _begun_ms: float | None = field(default=None, init=False)
     _due_ms: float = field(default=0.0, init=False)  # the next sync by the interval
@@ -51,26 +50,20 @@ class LogFlusher:
     def start(
         self, on_durable: Callable[[int], None], on_failed: Callable[[Exception], None]
     ) -> None:
-        """Start the thread. `on_durable(index)` is called after a sync, in SYNC mode only;
-        `on_failed` at most once."""
-        self._loop = asyncio.get_running_loop()
-        finished = partial(self._finished, on_durable, on_failed)
-        self._thread = threading.Thread(
-            target=self._run, args=(self._loop, finished), name="raft-fdatasync", daemon=True
-        )
-        self._thread.start()
+        """Begin to sync. `on_durable(index)` is called after a sync, in SYNC mode only; `on_failed`
+        at most once."""
+        self._on_durable, self._on_failed = on_durable, on_failed
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-fdatasync")
 
     async def stop(self) -> None:
         """Wait for the sync in flight, do a last one, end the thread."""
-        if self._thread is None:
+        if self._pool is None:
             return
-        assert self._loop is not None
         while not self._failed and (self._busy is not None or self._begin()):
             assert self._busy is not None
-            await self._busy
-        self._queue.put(None)
-        await self._loop.run_in_executor(None, self._thread.join)
-        self._thread = None
+            await asyncio.wait([self._busy])
+        self._pool.shutdown()
+        self._pool = None
 
     def written(self) -> None:
         """Note that frames were appended: in SYNC mode, see that they become durable."""
@@ -92,7 +85,7 @@ class LogFlusher:
     def all_durable(self) -> bool:
         """True if, after `stop`, everything ever written is durable."""
         return (
-            self._thread is None
+            self._pool is None
             and not self._failed
             and (self._log.durable_index == self._log.last_index)
         )
@@ -108,48 +101,30 @@ class LogFlusher:
 
     def _begin(self) -> bool:
         """Hand the next sync to the thread; return False if there is nothing to sync."""
-        if self._failed or self._thread is None:
+        if self._failed or self._pool is None:
             return False
         ticket = self._log.begin_sync()
         if ticket is None:
             return False
-        assert self._loop is not None
-        self._busy = self._loop.create_future()
-        self._queue.put(ticket)
+        self._busy = asyncio.get_running_loop().run_in_executor(self._pool, ticket.run)
+        self._busy.add_done_callback(partial(self._finished, ticket))
         return True
 
-    def _run(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        finished: Callable[[LogSyncTicket, Exception | None], None],
-    ) -> None:
-        """Run tickets: the thread's body."""
-        while (ticket := self._queue.get()) is not None:
-            error: Exception | None = None
-            try:
-                ticket.run()
-            except Exception as raised:  # handed over to the loop, where it ends the member
-                error = raised
-            loop.call_soon_threadsafe(finished, ticket, error)
-
-    def _finished(
-        self,
-        on_durable: Callable[[int], None],
-        on_failed: Callable[[Exception], None],
-        ticket: LogSyncTicket,
-        error: Exception | None,
-    ) -> None:
-        busy, self._busy = self._busy, None
+    def _finished(self, ticket: LogSyncTicket, done: asyncio.Future[None]) -> None:
+        self._busy = None
         self._begun_ms = None
-        assert busy is not None
-        if error is not None:
-            self._failed = True
-            on_failed(error)
-        else:
+        assert self._on_durable is not None
+        assert self._on_failed is not None
+        error = done.exception()
+        if error is None:
             self.syncs += 1
             durable = self._log.finish_sync(ticket)
             if self.mode is FlushMode.SYNC:
                 self._begin()  # first, so that the disk works while the loop does
                 if durable is not None:
-                    on_durable(durable)
-        busy.set_result(None)
+                    self._on_durable(durable)
+        elif isinstance(error, Exception):
+            self._failed = True
+            self._on_failed(error)
+        else:
+            raise error

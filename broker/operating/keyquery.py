@@ -66,7 +66,7 @@ class KeyQueries:
         self,
         config: BrokerConfig,
         store: DerivedFiles,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        clock_ns: Callable[[], int] = lambda: time.monotonic_ns(),
     ) -> None:
         self._config = config
         self._store = store

@@ -20,9 +20,9 @@ from raftmq.chaos.checks import delayed, messages, retries, transactions
 from raftmq.chaos.checks.ledger import Ledger
 from raftmq.chaos.checks.locks import WorkBook
 from raftmq.chaos.checks.messages import SETTLE_NS
-from raftmq.chaos.checks.metadata import MetadataBack
 from raftmq.chaos.checks.offsets import OffsetsBack
 from raftmq.chaos.checks.order import OrderConsumed, OrderPerKey, OrderPerQueue
+from raftmq.chaos.checks.registers import MetadataRegisters, OffsetRegisters
 from raftmq.chaos.checks.replicas import EXPECTED_LINES, BadLogLines, ReplicasDiffer, TwoLeaders
 from raftmq.chaos.checks.verdict import Book, Check, Checker, LostMessage, Verdict, merge
 from raftmq.chaos.history.assembly import Assembler, Record
@@ -33,7 +33,8 @@ LOST = "acknowledged but lost"
 MADE_BY_BROKERS = "duplicates made by brokers"
 BY_CLIENT_RETRY = "duplicates by client retry"
 OFFSETS_BACK = "consumer offsets going back"
-METADATA_BACK = "metadata going back"
+OFFSETS = "linearizable consumer offsets"
+METADATA = "linearizable metadata"
 
 
 class Suite:
@@ -160,8 +161,9 @@ def all_checkers(
         Checker("given back and lost", retry_book, retries.retries_lost),
         Checker("retries out of turn", retry_book, retries.retries_out_of_turn),
         Checker("retries stored more than once", retry_book, retries.retry_copies),
+        Checker(OFFSETS, OffsetRegisters(), OffsetRegisters.result),
         Checker(OFFSETS_BACK, OffsetsBack(), OffsetsBack.result),
-        Checker(METADATA_BACK, MetadataBack(), MetadataBack.result),
+        Checker(METADATA, MetadataRegisters(), MetadataRegisters.result),
         Checker("two leaders in one term", TwoLeaders(), TwoLeaders.result),
         Checker("replicas differ", ReplicasDiffer(), ReplicasDiffer.result),
         Checker("failures in server logs", BadLogLines(expected_lines), BadLogLines.result),

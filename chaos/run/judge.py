@@ -14,7 +14,8 @@ from raftmq.chaos.checks.suite import (
     BY_CLIENT_RETRY,
     LOST,
     MADE_BY_BROKERS,
-    METADATA_BACK,
+    METADATA,
+    OFFSETS,
     OFFSETS_BACK,
     suite_of,
 )
@@ -31,8 +32,8 @@ WHOLE = "whole again after each fault"
 COUNTED = {
     "lost": (LOST,),
     "duplicates": (MADE_BY_BROKERS, BY_CLIENT_RETRY),
-    "offsets_back": (OFFSETS_BACK,),
-    "metadata_back": (METADATA_BACK,),
+    "offsets_back": (OFFSETS, OFFSETS_BACK),
+    "metadata_back": (METADATA,),
 }
 
 

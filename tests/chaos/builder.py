@@ -90,12 +90,14 @@ class HistoryBuilder:
     def joined(self, process: str) -> None:
         self.add("ok", "join", process, group="G")
 
-    def wrote(self, version: int, outcome: str = "ok", name: str = "X") -> None:
+    def wrote(
+        self, version: int, outcome: str = "ok", name: str = "X", writer: str = "writer"
+    ) -> None:
         """A topic's configuration written, with that outcome ("": none)."""
         fields = {"what": "topic", "name": name, "version": version}
-        op = self.add("invoke", "meta_write", "writer", **fields)
+        op = self.add("invoke", "meta_write", writer, **fields)
         if outcome:
-            self.add(outcome, "meta_write", "writer", op, **fields)
+            self.add(outcome, "meta_write", writer, op, **fields)
 
     def reading(self, name: str = "X") -> int:
         return self.add("invoke", "meta_read", "reader", what="topic", name=name)

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from raftmq.chaos.checks.suite import Suite
+from raftmq.chaos.checks.suite import METADATA, OFFSETS, OFFSETS_BACK, Suite
 from raftmq.chaos.checks.verdict import Verdict
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
@@ -79,7 +79,7 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
         suite.feed(record)
     by_name = {check.name: check for check in suite.results()}
     assert suite.verdict() is Verdict.PASS, by_name
-    assert {"order as consumed", "consumer offsets going back", "metadata going back"} <= {*by_name}
+    assert {"order as consumed", OFFSETS, OFFSETS_BACK, METADATA} <= {*by_name}
     found = read_history(path)
     assert found.joins and found.leaves and churn.restarts > 0
     assert any(commit.fetched for commit in found.commits)

@@ -1,4 +1,4 @@
-"""Consumer offsets, topics and groups that went back: what is wrong is found, and only that."""
+"""Consumer offsets, topics and groups as registers: what is wrong is found, and only that."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from raftmq.chaos.checks.offsets import UNANSWERED_MAX
 from raftmq.chaos.checks.prefix import KEPT_MAX, PrefixMax
 from raftmq.chaos.checks.verdict import Verdict
 from tests.chaos.builder import HistoryBuilder, clean
-from tests.chaos.checks.judging import METADATA, OFFSETS, check, failed
-
-
-def committed_offset_went_back(plant: HistoryBuilder) -> None:
-    plant.committed(0, 1)
+from tests.chaos.checks.judging import METADATA, OFFSETS, OFFSETS_BACK, check, failed, suite_of
 
 
 def broker_answers_an_older_offset(plant: HistoryBuilder) -> None:
@@ -40,24 +35,69 @@ def joined_and_began_below_a_commit(plant: HistoryBuilder) -> None:
     plant.consumed(0, (1, "b"), process="consumer-0.2")
 
 
+def a_commit_that_was_acknowledged_is_gone_later(plant: HistoryBuilder) -> None:
+    plant.fetched(0, 2)
+    plant.committed(0, 3)
+    plant.fetched(0, 2)
+
+
+def a_commit_that_was_replaced_comes_back(plant: HistoryBuilder) -> None:
+    plant.committed(0, 1, process="consumer-1")  # it had taken over
+    plant.fetched(0, 2)
+
+
+def gone_after_it_was_read(plant: HistoryBuilder) -> None:
+    plant.committing(0, 5)
+    plant.fetched(0, 5)
+    plant.fetched(0, 2)
+
+
+def read_before_its_commit_began(plant: HistoryBuilder) -> None:
+    plant.fetched(0, 3)
+    plant.committed(0, 3)
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
-        (committed_offset_went_back, "G T-0: consumer-0 committed 1 after 2"),
-        (broker_answers_an_older_offset, "read 0 after 2"),
-        (broker_knows_no_offset_any_more, "read nothing after 2"),
-        (answer_below_an_earlier_answer, "read 5 after 7"),
-        (another_offset_than_the_unanswered_commit, "read 0 after 2"),
-        (joined_and_began_below_a_commit, "consumer-0.2 began at 1 though 2 had been"),
+        (
+            broker_answers_an_older_offset,
+            "observer read 2 (0.0 to 0.0 ms); observer read 0 (1.0 to 1.0 ms)",
+        ),
+        (broker_knows_no_offset_any_more, "observer read nothing"),
+        (answer_below_an_earlier_answer, "observer read 7 (0.0 to 0.0 ms); observer read 5"),
+        (
+            another_offset_than_the_unanswered_commit,
+            "observer read 0 (2.0 to 2.0 ms)",
+        ),
+        (joined_and_began_below_a_commit, "consumer-0.2 joined and began at 1"),
+        (a_commit_that_was_acknowledged_is_gone_later, "committed 3 (0.0 to 0.0 ms); observer"),
+        (a_commit_that_was_replaced_comes_back, "consumer-1 committed 1 (0.0 to 0.0 ms); observer"),
+        (
+            gone_after_it_was_read,
+            "observer read 2 (2.0 to 2.0 ms); without an answer: consumer-0 com",
+        ),
+        (
+            read_before_its_commit_began,
+            "G T-0: no order explains observer read 2 (0.0 to 0.0 ms); obser",
+        ),
     ],
 )
 def test_planted_fault_is_found(plant: Callable[[HistoryBuilder], None], words: str) -> None:
     builder = clean()
+    builder.fetched(0, 2)
     plant(builder)
     assert failed(builder) == {OFFSETS}
     found = check(builder, OFFSETS)
     assert found.count == len(found.examples) == 1
     assert words in found.examples[0]
+
+
+def test_a_consumer_that_commits_less_than_before_is_found() -> None:
+    builder = clean()
+    builder.committed(0, 1)
+    assert failed(builder) == {OFFSETS_BACK}
+    assert check(builder, OFFSETS_BACK).examples == ("G T-0: consumer-0 committed 1 after 2",)
 
 
 def a_reset(builder: HistoryBuilder) -> None:
@@ -81,6 +121,21 @@ def an_unanswered_lower_commit_that_may_have_happened(builder: HistoryBuilder) -
 def a_lower_commit_by_whoever_took_over(builder: HistoryBuilder) -> None:
     builder.committed(0, 1, process="consumer-1")
     builder.fetched(0, 1)
+
+
+def a_commit_that_was_sent_twice(builder: HistoryBuilder) -> None:
+    one = builder.committing(0, 5)
+    builder.fetched(0, 5)
+    builder.committed(0, 3, process="consumer-1")
+    builder.fetched(0, 3)
+    builder.fetched(0, 5)
+    builder.answered(one, 0, 5)
+    two = builder.committing(0, 6)
+    builder.fetched(0, 6)
+    builder.committed(0, 4, process="consumer-1")
+    builder.fetched(0, 4)
+    builder.fetched(0, 6)
+    assert two
 
 
 def two_commits_at_the_same_time(builder: HistoryBuilder) -> None:
@@ -123,6 +178,7 @@ def the_same_queue_of_another_broker(builder: HistoryBuilder) -> None:
 @pytest.mark.parametrize(
     "allow",
     [
+        a_commit_that_was_sent_twice,
         a_reset,
         an_answer_asked_for_before_the_commit,
         an_unanswered_lower_commit_that_may_have_happened,
@@ -137,23 +193,27 @@ def the_same_queue_of_another_broker(builder: HistoryBuilder) -> None:
 )
 def test_what_clients_do_themselves_is_not_blamed(allow: Callable[[HistoryBuilder], None]) -> None:
     builder = clean()
+    builder.fetched(0, 2)
     allow(builder)
     assert failed(builder) == set()
     assert check(builder, OFFSETS).verdict is Verdict.PASS
+    assert check(builder, OFFSETS_BACK).verdict is Verdict.PASS
 
 
-def test_unanswered_commits_are_bounded() -> None:
+def test_a_repeated_commit_takes_effect_before_its_answer() -> None:
     builder = clean()
-    for _ in range(UNANSWERED_MAX):
-        builder.committing(0, 1, "consumer-1")
-    builder.fetched(0, 1)
-    assert failed(builder) == set()
-    builder.committed(0, 9)
-    builder.committing(0, 3, "consumer-1")
-    for _ in range(UNANSWERED_MAX):
-        builder.committing(0, 4, "consumer-1")
-    builder.fetched(0, 3)  # its commit is forgotten by now
+    one = builder.committing(0, 5)
+    builder.committed(0, 3, process="consumer-1")
+    builder.answered(one, 0, 5)
+    builder.fetched(0, 3)
+    builder.fetched(0, 5)
     assert failed(builder) == {OFFSETS}
+
+
+def test_offsets_never_read_are_undecided() -> None:
+    results = suite_of(clean().records).results()
+    assert OFFSETS not in {found.name for found in results}
+    assert check(clean(), OFFSETS, expected=[OFFSETS]).verdict is Verdict.UNKNOWN
 
 
 # ---- metadata
@@ -175,7 +235,7 @@ def absent(plant: HistoryBuilder) -> None:
     plant.read(None)
 
 
-def gone_after_it_was_read(plant: HistoryBuilder) -> None:
+def version_gone_after_it_was_read(plant: HistoryBuilder) -> None:
     plant.wrote(3, "unknown")
     plant.read(3)
     plant.read(2)
@@ -185,13 +245,26 @@ def a_version_nobody_wrote(plant: HistoryBuilder) -> None:
     plant.read(7)
 
 
+def a_version_whose_write_had_failed(plant: HistoryBuilder) -> None:
+    plant.wrote(3, "fail")
+    plant.read(3)
+
+
+def a_version_of_another_writer_that_was_replaced(plant: HistoryBuilder) -> None:
+    plant.wrote(7, writer="other")
+    plant.wrote(6)
+    plant.read(7)
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
-        (an_older_version, "topic X has version 1 after 2"),
-        (absent, "topic X is absent after 2"),
-        (gone_after_it_was_read, "topic X has version 2 after 3"),
-        (a_version_nobody_wrote, "topic X has version 7, which nobody wrote"),
+        (an_older_version, "topic X: no order explains writer wrote version 2"),
+        (absent, "reader found nothing"),
+        (version_gone_after_it_was_read, "reader found version 2"),
+        (a_version_nobody_wrote, "reader found version 7"),
+        (a_version_whose_write_had_failed, "reader found version 3"),
+        (a_version_of_another_writer_that_was_replaced, "writer wrote version 6"),
     ],
 )
 def test_metadata_that_went_back_is_found(

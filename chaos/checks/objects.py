@@ -1,0 +1,128 @@
+"""Judges many objects of one kind: every object's operations have to be linearizable. Pure.
+
+A book gives each operation when it begins and its answer when that comes. Objects are judged one by
+one, and again only if there is something new. Memory: one `Operation` for each in the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raftmq.chaos.checks.linear import Operation, Step, linearizable, unexplained
+from raftmq.chaos.checks.verdict import EXAMPLES_MAX, Check, Verdict
+
+SHOWN_MAX = 6  # operations that an example names
+
+
+@dataclass(slots=True)
+class _Object:
+    """The operations on one object, by their events' identity; each holds its event."""
+
+    operations: dict[int, Operation] = field(default_factory=dict)
+    verdict: Verdict | None = None  # None: not judged since the last operation
+    example: str = ""
+
+
+class Objects:
+    """The objects of one kind, by name."""
+
+    def __init__(
+        self,
+        step: Step,
+        words: Callable[[Operation], str],
+        title: Callable[[Any], str],
+        relevant: Callable[[Sequence[Operation]], list[Operation]] = list,
+    ) -> None:
+        """`step`: what an operation does (chaos.checks.linear). `words`, `title`: an operation and
+        an object's name for a person. `relevant`: leaves out operations that cannot matter."""
+        self._step = step
+        self._words = words
+        self._title = title
+        self._relevant = relevant
+        self._objects: dict[Hashable, _Object] = {}
+        self.reads = 0  # answered
+        self.writes = 0
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def begin(
+        self, name: Hashable, event: Any, called_ns: int, action: Any, *, reads: bool = False
+    ) -> None:
+        """Note that an operation was called; `event` is known by its identity from now on."""
+        found = self._objects.get(name)
+        if found is None:
+            found = self._objects[name] = _Object()
+        found.operations[id(event)] = Operation(called_ns, None, action, reads, event=event)
+        found.verdict = None
+
+    def end(self, name: Hashable, event: Any, returned_ns: int) -> None:
+        """Note that it was answered."""
+        found = self._objects[name]
+        operation = found.operations[id(event)]
+        operation.returned_ns = returned_ns
+        found.verdict = None
+        if operation.reads:
+            self.reads += 1
+        else:
+            self.writes += 1
+
+    def knows(self, name: Hashable, event: Any) -> bool:
+        """Return whether the operation was begun and not withdrawn."""
+        found = self._objects.get(name)
+        return found is not None and id(event) in found.operations
+
+    def withdraw(self, name: Hashable, event: Any) -> None:
+        """Note that it has certainly not happened."""
+        found = self._objects[name]
+        del found.operations[id(event)]
+        found.verdict = None
+
+    def check(self, name: str, detail: str) -> Check:
+        """Return FAIL with a window of each object that no order explains; UNKNOWN if a search was
+        too long, or if nothing was read or nothing written."""
+        wrong: list[str] = []
+        undecided = count = 0
+        for title, found in self._objects.items():
+            if found.verdict is None:
+                operations = self._relevant([*found.operations.values()])
+                found.verdict = linearizable(operations, self._step)
+                found.example = ""
+            undecided += found.verdict is Verdict.UNKNOWN
+            if found.verdict is Verdict.FAIL:
+                count += 1
+                if len(wrong) < EXAMPLES_MAX:
+                    found.example = found.example or self._explain(title, found)
+                    wrong.append(found.example)
+        detail = f"{len(self)} {detail}, {self.writes} acknowledged, {self.reads} read"
+        if count:
+            return Check(name, Verdict.FAIL, count, detail, tuple(wrong))
+        if undecided:
+            detail += f"; {undecided} with too many orders to try"
+        decided = not undecided and self.reads and self.writes
+        return Check(name, Verdict.PASS if decided else Verdict.UNKNOWN, undecided, detail)
+
+    def _explain(self, name: Hashable, found: _Object) -> str:
+        operations = self._relevant([*found.operations.values()])
+        window = unexplained(operations, self._step)
+        begin_ns = min(one.called_ns for one in window)
+        answered = [one for one in window if one.returned_ns is not None]
+        answered.sort(key=lambda one: one.returned_ns or 0)
+        text = "; ".join(self._timed(one, begin_ns) for one in answered[-SHOWN_MAX:])
+        if len(answered) > SHOWN_MAX:
+            text = f"{len(answered) - SHOWN_MAX} more; {text}"
+        vague = [self._words(one) for one in window if one.returned_ns is None and not one.reads]
+        if vague:
+            more = ", …" if len(vague) > SHOWN_MAX else ""
+            text += f"; without an answer: {', '.join(vague[:SHOWN_MAX])}{more}"
+        return f"{self._title(name)}: no order explains {text}"
+
+    def _timed(self, one: Operation, begin_ns: int) -> str:
+        assert one.returned_ns is not None
+        called_ms, returned_ms = (
+            (one.called_ns - begin_ns) / 1e6,
+            (one.returned_ns - begin_ns) / 1e6,
+        )
+        return f"{self._words(one)} ({called_ms:,.1f} to {returned_ms:,.1f} ms)"

@@ -1,0 +1,221 @@
+"""Linearizability of consumer offsets, topics and groups: written and read as a whole. Pure.
+
+Each is a register: the last write counts, and every read finds it (chaos.checks.linear says what
+that means for operations at the same time and for those without an answer). So these are wrong: a
+write that was acknowledged and is not there, or is gone again after somebody read it; a value read
+that was replaced before; one that nobody wrote; one whose write had certainly failed.
+
+- A group's offset in a queue: commits and resets write, whether higher or lower than before;
+  fetches read. A client repeats a commit that is not answered in time, so one may take effect
+  twice, the second time over what another consumer committed meanwhile. A consumer that joins
+  reads, too, at some time before its first message, which can be no lower than what it read.
+- A topic or a group: its version, written by one client or several.
+
+What was there before a history began is not known: the first read may find anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raftmq.chaos.checks.linear import ANY, ILLEGAL, Operation
+from raftmq.chaos.checks.objects import Objects
+from raftmq.chaos.checks.verdict import Check, Handlers
+from raftmq.chaos.history.events import (
+    Commit,
+    Consume,
+    Kind,
+    Membership,
+    MetaRead,
+    MetaWrite,
+    Outcome,
+)
+
+QueueKey = tuple[str, str, str, int]  # group, broker, topic, queue
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    value: int | None  # None: nothing there
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAtMost:
+    """A read of nothing, or of a value that is not above this."""
+
+    value: int
+
+
+def step(state: Any, action: Any) -> Any:
+    """Return the register's value after a write or read; ANY: nothing is known of it yet."""
+    if isinstance(action, Write):
+        return action.value
+    if isinstance(action, Read):
+        return action.value if state is ANY or state == action.value else ILLEGAL
+    return state if state is ANY or state is None or state <= action.value else ILLEGAL
+
+
+def relevant(operations: Sequence[Operation]) -> list[Operation]:
+    """Leave out the writes that may not have happened and that no read can have seen."""
+    reads = [one for one in operations if one.reads and one.happened]
+
+    def seen(write: Operation) -> bool:
+        return any(
+            (read.returned_ns or 0) >= write.called_ns
+            and step(write.action.value, read.action) is not ILLEGAL
+            for read in reads
+        )
+
+    return [
+        one for one in operations if one.returned_ns is not None or (not one.reads and seen(one))
+    ]
+
+
+def repeated(operations: Sequence[Operation]) -> list[Operation]:
+    """Return the relevant operations, and those commits again that may take effect twice.
+
+    That makes a difference only where another write was under way at the same time.
+    """
+    writes = sorted((one for one in operations if not one.reads), key=lambda one: one.called_ns)
+    busy: list[Operation] = []
+    again: dict[int, Operation] = {}
+    for one in writes:
+        busy = [other for other in busy if (other.returned_ns or one.called_ns) >= one.called_ns]
+        for other in (*busy, one) if busy else ():
+            again[id(other)] = other
+        busy.append(one)
+    more = [replace(one, optional=True) for one in again.values()]
+    return relevant([*operations, *more])
+
+
+class OffsetRegisters:
+    """The check that consumer offsets are linearizable."""
+
+    def __init__(self) -> None:
+        self._registers = Objects(step, _offset_words, _queue_words, repeated)
+        self._joined: dict[str, Membership] = {}
+        self._begun: set[tuple[str, str, str, int]] = set()  # process, queue: it has consumed
+
+    @property
+    def applies(self) -> bool:
+        return self._registers.reads > 0 and self._registers.writes > 0
+
+    def handlers(self) -> Handlers:
+        return {
+            Kind.COMMIT_INVOKED: self._invoked,
+            Kind.COMMITTED: self._committed,
+            Kind.FETCHED: self._fetched,
+            Kind.RESET: self._committed,
+            Kind.JOINED: self._join,
+            Kind.CONSUMED: self._consumed,
+        }
+
+    def result(self, name: str) -> Check:
+        return self._registers.check(name, "queues of groups")
+
+    def _invoked(self, commit: Commit) -> None:
+        assert commit.offset is not None
+        self._registers.begin(_key(commit), commit, commit.invoked_ns, Write(commit.offset))
+
+    def _committed(self, commit: Commit) -> None:
+        if not self._registers.knows(_key(commit), commit):
+            self._invoked(commit)  # a reset, or of an old history: only the answer is written
+        self._registers.end(_key(commit), commit, commit.t_ns)
+
+    def _fetched(self, fetch: Commit) -> None:
+        key = _key(fetch)
+        self._registers.begin(key, fetch, fetch.invoked_ns, Read(fetch.offset), reads=True)
+        self._registers.end(key, fetch, fetch.t_ns)
+
+    def _join(self, join: Membership) -> None:
+        self._joined[join.process] = join
+
+    def _consumed(self, batch: Consume) -> None:
+        joined = self._joined.get(batch.process)
+        if joined is None or not batch.offsets:
+            return
+        start = (batch.process, batch.broker, batch.topic, batch.queue)
+        if start in self._begun:
+            return
+        self._begun.add(start)
+        key = (joined.group, batch.broker, batch.topic, batch.queue)
+        first = ReadAtMost(min(batch.offsets))
+        self._registers.begin(key, batch, joined.t_ns, first, reads=True)
+        self._registers.end(key, batch, batch.t_ns)
+
+
+class MetadataRegisters:
+    """The check that topics and groups are linearizable."""
+
+    def __init__(self) -> None:
+        self._registers = Objects(step, _metadata_words, _object_words, relevant)
+
+    @property
+    def applies(self) -> bool:
+        return len(self._registers) > 0
+
+    def handlers(self) -> Handlers:
+        return {
+            Kind.META_INVOKED: self._invoked,
+            Kind.META_DECIDED: self._decided,
+            Kind.META_READ: self._read,
+        }
+
+    def result(self, name: str) -> Check:
+        return self._registers.check(name, "topics and groups")
+
+    def _invoked(self, write: MetaWrite) -> None:
+        self._registers.begin(_object(write), write, write.invoked_ns, Write(write.version))
+
+    def _decided(self, write: MetaWrite) -> None:
+        if write.outcome is Outcome.OK:
+            self._registers.end(_object(write), write, write.done_ns)
+        elif write.outcome is Outcome.FAIL:
+            self._registers.withdraw(_object(write), write)
+
+    def _read(self, read: MetaRead) -> None:
+        if read.outcome is Outcome.OK:
+            action = Read(read.version)
+            self._registers.begin(_object(read), read, read.invoked_ns, action, reads=True)
+            self._registers.end(_object(read), read, read.done_ns)
+
+
+def _key(event: Commit) -> QueueKey:
+    return (event.group, event.broker, event.topic, event.queue)
+
+
+def _queue_words(key: QueueKey) -> str:
+    group, broker, topic, queue = key
+    return f"{group} {f'{broker}:' if broker else ''}{topic}-{queue}"
+
+
+def _offset_words(one: Operation) -> str:
+    action, event = one.action, one.event
+    if isinstance(action, Write):
+        return f"{event.process} committed {action.value}"
+    if isinstance(action, ReadAtMost):
+        return f"{event.process} joined and began at {action.value}"
+    return f"{event.process} read {'nothing' if action.value is None else action.value}"
+
+
+def _object(event: MetaWrite | MetaRead) -> tuple[str, str, str]:
+    return (event.what, event.broker, event.name)
+
+
+def _object_words(key: tuple[str, str, str]) -> str:
+    what, broker, name = key
+    return f"{what} {f'{broker}:' if broker else ''}{name}"
+
+
+def _metadata_words(one: Operation) -> str:
+    value = one.action.value
+    if isinstance(one.action, Write):
+        return f"{one.event.process} wrote version {value}"
+    return f"{one.event.process} found {'nothing' if value is None else f'version {value}'}"

@@ -185,7 +185,7 @@ class Membership:
 
 @dataclass(slots=True)
 class MetaWrite:
-    """A topic or group created or changed; each object's versions only rise."""
+    """A topic or group created or changed; no two writes to an object have the same version."""
 
     op: int
     process: str

@@ -1,8 +1,9 @@
 """The metadata workload: topics and subscription groups created, changed and read back.
 
-Every object has one writer, which raises its version: a topic's is the number of its queues, a
-group's its retryMaxTimes. An operation is one request to the leader named by the name servers,
-never repeated, so its outcome is exactly what that broker answered: ok, refused, or no answer. A
+An object's version is the number of a topic's queues, or a group's retryMaxTimes. Every write gives
+it a version that it never had. Some objects have one writer, so that versions rise; others are
+written by all at once. An operation is one request to the leader named by the name servers, never
+repeated, so its outcome is exactly what that broker answered: ok, refused, or no answer. A
 read asks for a consumer offset first, which only a proven leader answers (a classic master always):
 what it then says about topics is at least as new as that. Nothing is deleted.
 """
@@ -45,6 +46,7 @@ class MetaObject:
     what: str  # "topic" or "group"
     name: str
     version: int = 0
+    writer: int | None = None  # the only one that writes it; None: all do
 
 
 class MetadataWorkload:
@@ -52,10 +54,12 @@ class MetadataWorkload:
 
     name = "metadata"
 
-    def __init__(self, objects: int = 4, rate_per_s: float = 20.0) -> None:
-        """`objects` topics and as many groups, for each broker group."""
+    def __init__(self, objects: int = 4, rate_per_s: float = 20.0, writers: int = 2) -> None:
+        """`objects` topics and as many groups, for each broker group. Of `writers` + 1 of them each
+        writer has one of its own, and they share one."""
         self._objects_each = objects
-        self._pause_s = 1 / rate_per_s
+        self._writers = writers
+        self._pause_s = writers / rate_per_s
         self._objects: list[MetaObject] = []
         self._env: Environment | None = None
         self._admin: Admin | None = None
@@ -80,8 +84,11 @@ class MetadataWorkload:
         self._env = env
         async with Admin(env.namesrv, instance_config=signing()) as admin:
             brokers = (await admin.cluster.info()).brokers
+        writers = [*range(self._writers), None]
         self._objects = [
-            MetaObject(broker, what, f"{PREFIX}-{what}-{number}")
+            MetaObject(
+                broker, what, f"{PREFIX}-{what}-{number}", writer=writers[number % len(writers)]
+            )
             for broker in sorted(brokers)
             for what in ("topic", "group")
             for number in range(self._objects_each)
@@ -91,7 +98,9 @@ class MetadataWorkload:
         env = self._environment
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         stack.push_async_callback(self._tasks.cancel)
-        self._tasks.spawn(self._operate(random.Random(env.rng.random())), "metadata")
+        for writer in range(self._writers):
+            rng = random.Random(env.rng.random())
+            self._tasks.spawn(self._operate(writer, rng), f"{self.name}-{writer}")
 
     def stop(self) -> None:
         self._stopping.set()
@@ -102,7 +111,7 @@ class MetadataWorkload:
         await self._tasks.finish()
         deadline = asyncio.get_running_loop().time() + self._environment.drain_timeout_s
         for found in self._objects:
-            while found.version and not await self._read(found):
+            while found.version and not await self._read(self.name, found):
                 if asyncio.get_running_loop().time() > deadline:
                     return False
                 await asyncio.sleep(self._pause_s)
@@ -120,29 +129,32 @@ class MetadataWorkload:
     def _history(self) -> HistoryWriter:
         return self._environment.history
 
-    async def _operate(self, rng: random.Random) -> None:
+    async def _operate(self, writer: int, rng: random.Random) -> None:
+        process = f"{self.name}-{writer}"
         while not self._stopping.is_set():
             found = rng.choice(self._objects)
-            if rng.random() < 0.5 and found.version < VERSION_MAX:
-                await self._write(found)
+            writes = found.writer in (writer, None) and found.version < VERSION_MAX
+            if rng.random() < 0.5 and writes:
+                await self._write(process, found)
             else:
-                await self._read(found)
+                await self._read(process, found)
             try:
                 async with asyncio.timeout(self._pause_s):
                     await self._stopping.wait()
             except TimeoutError:
                 pass  # the load goes on
 
-    async def _write(self, found: MetaObject) -> None:
+    async def _write(self, process: str, found: MetaObject) -> None:
         found.version += 1
+        version = found.version  # another writer may raise it meanwhile
         fields = {"what": found.what, "name": found.name, "broker": found.broker}
-        fields_now = {**fields, "version": found.version}
+        fields_now = {**fields, "version": version}
         op = self._history.next_op()
         self._tally.invoked += 1
-        self._history.event("invoke", "meta_write", self.name, op, **fields_now)
-        outcome, error = await self._send(found)
+        self._history.event("invoke", "meta_write", process, op, **fields_now)
+        outcome, error = await self._send(found, version)
         why = {"error": error} if error else {}
-        self._history.event(outcome.value, "meta_write", self.name, op, **fields_now, **why)
+        self._history.event(outcome.value, "meta_write", process, op, **fields_now, **why)
         if outcome is Outcome.OK:
             self._tally.ok += 1
         elif outcome is Outcome.UNKNOWN:
@@ -150,13 +162,13 @@ class MetadataWorkload:
         else:
             self._tally.fail += 1
 
-    async def _send(self, found: MetaObject) -> tuple[Outcome, str]:
+    async def _send(self, found: MetaObject, version: int) -> tuple[Outcome, str]:
         """Send the write once; return its outcome, and the error if it was not done."""
         try:
             address = await self._leader(found.broker)
         except ClientError as error:
             return Outcome.FAIL, str(error)  # nothing was sent
-        code, ext, body = write_request(found)
+        code, ext, body = write_request(found, version)
         try:
             await self._ask(address, code, ext, body)
         except BrokerRefused as error:
@@ -166,20 +178,20 @@ class MetadataWorkload:
             return (Outcome.UNKNOWN if error.outcome_unknown else Outcome.FAIL), str(error)
         return Outcome.OK, ""
 
-    async def _read(self, found: MetaObject) -> bool:
+    async def _read(self, process: str, found: MetaObject) -> bool:
         """Read one object back; return whether there was an answer."""
         fields = {"what": found.what, "name": found.name, "broker": found.broker}
         op = self._history.next_op()
         self._tally.invoked += 1
-        self._history.event("invoke", "meta_read", self.name, op, **fields)
+        self._history.event("invoke", "meta_read", process, op, **fields)
         try:
             version = await self._version(found)
         except (ClientError, RemotingError) as error:
             self._tally.fail += 1
-            self._history.event("fail", "meta_read", self.name, op, **fields, error=str(error))
+            self._history.event("fail", "meta_read", process, op, **fields, error=str(error))
             return False
         self._tally.ok += 1
-        self._history.event("ok", "meta_read", self.name, op, **fields, version=version)
+        self._history.event("ok", "meta_read", process, op, **fields, version=version)
         return True
 
     async def _version(self, found: MetaObject) -> int | None:
@@ -225,15 +237,15 @@ class MetadataWorkload:
         return answer.body
 
 
-def write_request(found: MetaObject) -> tuple[int, dict[str, str], bytes]:
-    """Return the request that gives an object its version: code, ext, body."""
+def write_request(found: MetaObject, version: int) -> tuple[int, dict[str, str], bytes]:
+    """Return the request that gives an object this version: code, ext, body."""
     if found.what == "topic":
-        header = TopicHeader(found.name, found.version, found.version, PERM_READ_WRITE)
+        header = TopicHeader(found.name, version, version, PERM_READ_WRITE)
         return RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext(), b""
     group: dict[str, Any] = {
         "groupName": found.name,
         "consumeEnable": True,
         "retryQueueNums": 1,
-        "retryMaxTimes": found.version,
+        "retryMaxTimes": version,
     }
     return RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, orjson.dumps(group)

@@ -25,8 +25,11 @@ def begun(history: History, offset: int, process: str, group: str) -> int:
     return history.event("invoke", "commit", **place)
 
 
-def wrote(history: History, name: str, version: int, outcome: str = "ok") -> None:
+def wrote(
+    history: History, name: str, version: int, outcome: str = "ok", process: str = "m"
+) -> None:
     fields = {"what": "topic", "name": name, "broker": "broker-a", "version": version}
+    fields["p"] = process
     op = history.event("invoke", "meta_write", **fields)
     history.event(outcome, "meta_write", op, **fields)
 
@@ -108,6 +111,9 @@ def allow(history: History) -> None:
     read(history, "X4", 2)
     read(history, "X4", 3)
     read(history, "never written", None)
+    wrote(history, "X5", 2, process="n")  # of several writers: their versions do not rise
+    wrote(history, "X5", 1)
+    read(history, "X5", 1)
     history.event("ok", "leader", node="n0", term=5, group="broker-a")
     history.event("ok", "leader", node="n3", term=5, group="broker-b")
     for node in ("m0", "m1"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from collections import defaultdict
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,7 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
         MessagesWorkload(replace(LOG, rate_per_s=300, keys=50, window=64, queues=4)),
         MessagesWorkload(replace(ORDERED, rate_per_s=200, keys=50, producers=2, queues=4)),
         MessagesWorkload(replace(GROUP, rate_per_s=100, keys=10, queues=4), churn=churn),
-        MetadataWorkload(objects=1, rate_per_s=50),
+        MetadataWorkload(objects=3, rate_per_s=50),
     ]
     cluster = Cluster(tmp_path / "cluster")
     path = tmp_path / "history.jsonl"
@@ -87,6 +88,10 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
     assert {consume.topic for consume in found.consumes if consume.orderly} == {"ChaosOrdered"}
     assert {send.topic for send in found.sends} == {t for w in workloads for t in w.topics}
     assert workloads[3].tally.ok > 20
+    writers = defaultdict(set)
+    for write in found.meta_writes:
+        writers[write.name].add(write.process)
+    assert {len(processes) for processes in writers.values()} == {1, 2}
     assert sum(w.tally.ok for w in workloads[:3]) == sum(s.promised for s in found.sends) > 500
 
 
@@ -192,10 +197,10 @@ def test_what_clusters_are_set_to_for_a_workload() -> None:
 
 
 def test_a_version_is_written_where_it_can_be_read() -> None:
-    code, ext, _ = write_request(MetaObject("b", "topic", "X", 7))
+    code, ext, _ = write_request(MetaObject("b", "topic", "X", 8), 7)
     assert code == RequestCode.UPDATE_AND_CREATE_TOPIC
     assert (ext["readQueueNums"], ext["writeQueueNums"]) == ("7", "7")
-    code, _, body = write_request(MetaObject("b", "group", "X", 7))
+    code, _, body = write_request(MetaObject("b", "group", "X", 8), 7)
     assert code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
     assert b'"retryMaxTimes":7' in body
 
@@ -227,7 +232,7 @@ async def test_how_a_metadata_write_ends(
     monkeypatch.setattr(workload, "_ask", ask)
     with HistoryWriter(tmp_path / "h.jsonl") as history:
         workload._env = Environment("", history, random.Random(1))
-        await workload._write(MetaObject("b", "topic", "X"))
+        await workload._write("metadata-0", MetaObject("b", "topic", "X"))
     (write,) = read_history(tmp_path / "h.jsonl").meta_writes
     assert (write.outcome.value, write.version, write.broker) == (outcome, 1, "b")
     assert getattr(workload.tally, outcome) == workload.tally.decided == 1

@@ -72,6 +72,7 @@ class Entry:
         "deliveries",
         "more",
         "offset",
+        "once",
         "order",
         "outcome",
         "promised",
@@ -86,7 +87,8 @@ class Entry:
         self.promised = False
         self.acked = False
         self.at_ack = False  # delivered where it was acknowledged
-        self.attempts = 0
+        self.attempts = 0  # stored at most so often
+        self.once = send.once  # sent idempotently: stored once, however often it was sent
         self.queue: Queue | None = None
         self.offset = -1
         self.more: set[tuple[Queue, int]] | None = None  # further copies
@@ -142,6 +144,8 @@ class Ledger:
         self.deliveries = 0
         self.named_deliveries = 0  # with the message's id
         self.redeliveries = 0
+        self.once = 0  # sent idempotently
+        self.once_again = 0  # of these, sent several times
         self.open = 0  # not decided yet
         self.vague = 0  # decided as unknown
         self.vague_delivered = 0
@@ -173,6 +177,7 @@ class Ledger:
             raise HistoryError(f"two sends have the id {send.id}")
         self.entries[send.id] = Entry(send)
         self.open += 1
+        self.once += send.once
         self.now_ns = send.invoked_ns
 
     def decided(self, send: Send) -> None:
@@ -181,6 +186,7 @@ class Ledger:
         entry = self.entries[send.id]
         entry.outcome = outcome = send.outcome
         entry.attempts = min(send.attempts, 1) if send.once else send.attempts
+        self.once_again += send.once and send.attempts > 1
         if outcome is Outcome.OK:
             self._acknowledged(send, entry)
             return

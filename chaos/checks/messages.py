@@ -8,9 +8,9 @@ These are violations:
 - two messages acknowledged at one queue offset; a queue offset that shows two messages; a message
   seen only in another place than it was acknowledged in.
 - duplicates, by cause: only a broker can store a message more often than its client tried, and that
-  is wrong. A client's own retry stored again is allowed and counted, unless it was sent
-  idempotently. A send of unknown outcome that is delivered is no duplicate; it is counted, too, and
-  so is a position handed out again.
+  is wrong. A client's own retry stored again is allowed and counted. A send of unknown outcome that
+  is delivered is no duplicate; it is counted, too, and so is a position handed out again.
+- an idempotent send with two effects: it is stored once, however often its client tried.
 
 A message answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE was stored, but on
 fewer disks or brokers than SEND_OK promises: losing it breaks no promise, and is counted
@@ -118,10 +118,21 @@ def broker_duplicates(ledger: Ledger, name: str) -> Check:
     words = (
         f"{name} stored at {', '.join(map(at, entry.seen()))} after {entry.attempts} attempt(s)"
         for name, entry in ledger.multiple.items()
-        if decided(entry) and len(entry.seen()) > max(1, entry.attempts)
+        if decided(entry) and not entry.once and len(entry.seen()) > max(1, entry.attempts)
     )
-    count = len(ledger.entries)
-    return judge(name, words, f"{count} messages", count)
+    count = len(ledger.entries) - ledger.once
+    return judge(name, words, f"{count} messages", len(ledger.entries))
+
+
+def once_again(ledger: Ledger, name: str) -> Check:
+    """Find idempotent sends that are stored in several places, whatever their outcome."""
+    words = (
+        f"{name} was sent idempotently and lies at {', '.join(map(at, entry.seen()))}"
+        for name, entry in ledger.multiple.items()
+        if entry.once and len(entry.seen()) > 1
+    )
+    detail = f"{ledger.once} idempotent sends, {ledger.once_again} of them sent several times"
+    return judge(name, words, detail, ledger.once)
 
 
 def retry_duplicates(ledger: Ledger, name: str) -> Check:

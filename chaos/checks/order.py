@@ -1,14 +1,16 @@
 """Checks of order: of each queue, of each key as stored, of each key as consumed. Pure.
 
 - order per queue: a message sent after another one was acknowledged gets a higher offset than that
-  one, in the same queue. Fails if a broker forgets the end of its log.
+  one, in the same queue, also if its own outcome was unknown and it was consumed. Fails if a broker
+  forgets the end of its log. As offsets give the order of a queue's messages, this is what
+  linearizable means for a log: no search is needed.
 - order per key: within an order key the first copies lie in one queue, in the order in which they
   were sent. A send of unknown outcome stays concurrent with later ones, so it cannot be late.
 - order as consumed: where consumers promise order, the first delivery of an acknowledged message
   comes before that of any later one of its key.
 
-Messages that were not answered SEND_OK are not judged here. The checks that use the ledger have to
-be fed after it. Memory: one object a key.
+Messages that were stored with less than SEND_OK promises are not judged here. The checks have to be
+fed after the ledger. Memory: one object a key, and one a send of unknown outcome.
 """
 
 from __future__ import annotations
@@ -19,39 +21,57 @@ from dataclasses import dataclass
 from raftmq.chaos.checks.ledger import Entry, Ledger
 from raftmq.chaos.checks.prefix import PrefixMax
 from raftmq.chaos.checks.verdict import Check, Handlers, Offenders, at
-from raftmq.chaos.history.events import Consume, Kind, Position, Send
+from raftmq.chaos.history.events import Consume, Kind, Outcome, Position, Send
 
 
 class OrderPerQueue:
-    """Checks that the acknowledged offsets of each queue rise with real time."""
+    """Checks that the offsets of each queue rise with real time."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._vague: dict[str, Send] = {}  # of unknown outcome and not consumed yet
         self._tops: dict[tuple[str, str, int], PrefixMax] = {}
         self._wrong = Offenders()
         self._compared = 0
 
     def handlers(self) -> Handlers:
-        return {Kind.SEND_DECIDED: self._decided}
+        return {Kind.SEND_DECIDED: self._decided, Kind.CONSUMED: self._consumed}
 
     @property
     def applies(self) -> bool:
         return bool(self._tops)
 
     def _decided(self, send: Send) -> None:
-        if not send.promised:
+        if send.outcome is Outcome.UNKNOWN:
+            entry = self._ledger.entries[send.id]
+            if entry.queue is None:
+                self._vague[send.id] = send
+            else:  # consumed already
+                self._compare(send, entry.queue.place(entry.offset))
+        elif send.promised:
+            self._compare(send, send.position)
+            queue = queue_of(send.position)
+            top = self._tops.get(queue)
+            if top is None:
+                top = self._tops[queue] = PrefixMax()
+            top.note(send.done_ns, send.offset)
+
+    def _consumed(self, batch: Consume) -> None:
+        if not self._vague:
             return
-        key = (send.broker, send.topic, send.queue)
-        top = self._tops.get(key)
-        if top is None:
-            top = self._tops[key] = PrefixMax()
-        before = top.before(send.invoked_ns)
-        if before is not None:
-            self._compared += 1
-            if send.offset <= before:
-                self._wrong.add(
-                    f"{send.id} at {at(send.position)}, sent after {before} was acknowledged"
-                )
-        top.note(send.done_ns, send.offset)
+        for offset, name in zip(batch.offsets, batch.ids, strict=False):
+            send = self._vague.pop(name, None)
+            if send is not None:
+                self._compare(send, (batch.broker, batch.topic, batch.queue, offset))
+
+    def _compare(self, send: Send, place: Position) -> None:
+        top = self._tops.get(queue_of(place))
+        before = None if top is None else top.before(send.invoked_ns)
+        if before is None:
+            return
+        self._compared += 1
+        if place[3] <= before:
+            self._wrong.add(f"{send.id} at {at(place)}, sent after {before} was acknowledged")
 
     def result(self, name: str) -> Check:
         detail = f"{len(self._tops)} queues, {self._compared} sends after another was acknowledged"

@@ -31,6 +31,7 @@ from raftmq.chaos.history.events import History, HistoryError, Kind
 # Checks that a scenario's statement names.
 LOST = "acknowledged but lost"
 MADE_BY_BROKERS = "duplicates made by brokers"
+SENT_ONCE = "idempotent sends stored again"
 BY_CLIENT_RETRY = "duplicates by client retry"
 OFFSETS_BACK = "consumer offsets going back"
 OFFSETS = "linearizable consumer offsets"
@@ -139,7 +140,8 @@ def all_checkers(
         ),
         Checker("queue positions", ledger, messages.positions, essential=True),
         Checker(MADE_BY_BROKERS, ledger, messages.broker_duplicates, essential=True),
-        Checker("order per queue", OrderPerQueue(), OrderPerQueue.result),
+        Checker(SENT_ONCE, ledger, messages.once_again, only_if=lambda book: book.once > 0),
+        Checker("order per queue", OrderPerQueue(ledger), OrderPerQueue.result),
         Checker("order per key", OrderPerKey(ledger), OrderPerKey.result),
         Checker("order as consumed", OrderConsumed(ledger), OrderConsumed.result),
         Checker("two consumers in one queue", work, WorkBook.two_at_once),

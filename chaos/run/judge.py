@@ -17,6 +17,7 @@ from raftmq.chaos.checks.suite import (
     METADATA,
     OFFSETS,
     OFFSETS_BACK,
+    SENT_ONCE,
     suite_of,
 )
 from raftmq.chaos.checks.verdict import Check, LostMessage, Verdict, merge
@@ -31,7 +32,7 @@ WHOLE = "whole again after each fault"
 # Keys of verdict["counts"] → the checks whose offenders they count.
 COUNTED = {
     "lost": (LOST,),
-    "duplicates": (MADE_BY_BROKERS, BY_CLIENT_RETRY),
+    "duplicates": (MADE_BY_BROKERS, SENT_ONCE, BY_CLIENT_RETRY),
     "offsets_back": (OFFSETS, OFFSETS_BACK),
     "metadata_back": (METADATA,),
 }

@@ -27,6 +27,7 @@ from tests.chaos.checks.judging import (
     POSITIONS,
     QUEUE_ORDER,
     REDELIVERED,
+    SENT_ONCE,
     TWICE_ACKED,
     UNKNOWN_DELIVERED,
     check,
@@ -135,6 +136,30 @@ def offsets_fell(plant: HistoryBuilder) -> None:
     plant.consumed(2, (4, "f"), (10, "e"))
 
 
+def unknown_one_stored_below_what_was_there(plant: HistoryBuilder) -> None:
+    plant.sent("e", 2, 5)
+    plant.ended("u", "unknown")
+    plant.consumed(2, (4, "u"), (5, "e"))
+
+
+def unknown_one_was_consumed_before_its_end(plant: HistoryBuilder) -> None:
+    plant.sent("e", 2, 5)
+    op = plant.invoke("u")
+    plant.consumed(2, (4, "u"), (5, "e"))
+    plant.add("unknown", "send", "producer-0", op, error="broken", attempts=1)
+
+
+def idempotent_one_of_unknown_outcome_lies_twice(plant: HistoryBuilder) -> None:
+    op = plant.invoke("u", once=True)
+    plant.add("unknown", "send", "producer-0", op, error="broken", attempts=4)
+    plant.consumed(0, (2, "u"), (3, "u"))
+
+
+def idempotent_one_was_stored_by_each_attempt(plant: HistoryBuilder) -> None:
+    plant.sent("e", 0, 3, attempts=2, once=True)
+    plant.consumed(0, (2, "e"), (3, "e"))
+
+
 def later_message_stored_before(plant: HistoryBuilder) -> None:
     plant.sent("x", 1, 2)
     first = plant.invoke("e", order="k2", seq=0)
@@ -192,6 +217,10 @@ PLANTED = [
     (stored_twice_for_one_attempt, {BROKER_MADE}, "a stored at T-0@0, T-1@2"),
     (stored_once_more_than_an_unknown_one_was_tried, {BROKER_MADE}, "after 2 attempt(s)"),
     (offsets_fell, {QUEUE_ORDER}, "f at T-2@4, sent after 10 was acknowledged"),
+    (unknown_one_stored_below_what_was_there, {QUEUE_ORDER}, "u at T-2@4, sent after 5"),
+    (unknown_one_was_consumed_before_its_end, {QUEUE_ORDER}, "u at T-2@4, sent after 5"),
+    (idempotent_one_of_unknown_outcome_lies_twice, {SENT_ONCE}, "lies at T-0@2, T-0@3"),
+    (idempotent_one_was_stored_by_each_attempt, {SENT_ONCE}, "e was sent idempotently and lies"),
     (later_message_stored_before, {KEY_ORDER, QUEUE_ORDER}, "0 lies at T-2@9, 1 at T-2@5"),
     (key_changed_its_queue, {KEY_ORDER}, "T-1@2"),
     (key_changed_its_broker, {KEY_ORDER}, "broker-b:T-0@2"),
@@ -347,7 +376,7 @@ def test_an_id_sent_twice_proves_nothing() -> None:
     [
         Checker("lost", Ledger(), acknowledged_and_lost),
         Checker("phantoms", Ledger(), phantoms),
-        Checker("order per queue", OrderPerQueue(), OrderPerQueue.result),
+        Checker("order per queue", OrderPerQueue(Ledger()), OrderPerQueue.result),
     ],
     ids=lambda checker: checker.name,
 )
@@ -383,6 +412,7 @@ def test_an_idempotent_send_that_was_retried_lies_in_one_place() -> None:
     plant.drained()
     assert failed(plant) == set()
     assert check(plant, BY_RETRY).count == 1
+    assert check(plant, SENT_ONCE).detail == "1 idempotent sends, 1 of them sent several times"
     plant.consumed(0, (5, "e"))
-    assert failed(plant) == {BROKER_MADE}
+    assert failed(plant) == {SENT_ONCE}
     assert check(plant, BY_RETRY).count == 1

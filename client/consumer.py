@@ -85,7 +85,7 @@ class PushConsumer:
     """A push consumer. It belongs to one event loop and is not thread-safe (client.sync is).
 
     `on_commit(queue, offset)` is called for every commit that a broker confirmed, and
-    `on_committing(queue, offset)` before a commit that waits for confirmation is sent.
+    `on_committing(queue, offset)` before each request of one that waits for confirmation.
     """
 
     def __init__(

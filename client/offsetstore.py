@@ -91,11 +91,9 @@ class OffsetStore:
 
     async def _commit_one(self, queue: MessageQueue, offset: int) -> bool:
         async with self._at_once:
-            if self._on_committing is not None:
-                self._on_committing(queue, offset)
             try:
                 response = await self._instance.invoke_leader(
-                    queue.broker_name, lambda: self._command(queue, offset), leader_only=True
+                    queue.broker_name, lambda: self._announced(queue, offset), leader_only=True
                 )
             except ClientError as error:
                 logger.warning("commit_failed queue=%s error=%s", queue, error)
@@ -109,6 +107,11 @@ class OffsetStore:
         if self._on_commit is not None:
             self._on_commit(queue, offset)
         return True
+
+    def _announced(self, queue: MessageQueue, offset: int) -> RemotingCommand:
+        if self._on_committing is not None:
+            self._on_committing(queue, offset)
+        return self._command(queue, offset)
 
     def _command(self, queue: MessageQueue, offset: int) -> RemotingCommand:
         header = ConsumerOffsetHeader(self._group, queue.topic, queue.queue_id, offset)

@@ -41,21 +41,14 @@ class Operation:
     """One operation on an object. `returned_ns` None: it was not answered.
 
     `action` is hashable. `reads`: in a state that is known it changes nothing, or is illegal.
-    `optional`: it happened by `returned_ns`, or never. `event`: the part of the history that it
-    comes from, for words.
+    `event`: the part of the history that it comes from, for words.
     """
 
     called_ns: int
     returned_ns: int | None
     action: Any
     reads: bool = False
-    optional: bool = False
     event: Any = None
-
-    @property
-    def happened(self) -> bool:
-        """True if every order must have it."""
-        return self.returned_ns is not None and not self.optional
 
 
 Step = Callable[[Any, Any], Any]  # (state, action) → the state after it, or ILLEGAL
@@ -69,10 +62,10 @@ def linearizable(
     States are hashable. Operations that only touch in time may come in either order.
     """
     todo = _Todo(operations)
-    state, done, latest_ns = initial, 0, -1
+    state, done = initial, 0
     seen: set[tuple[int, Any]] = set()
-    path: list[tuple[int, Any, int, Iterator[int]]] = []  # operation, what was before it, rivals
-    choices = todo.choices(state, step, latest_ns)
+    path: list[tuple[int, Any, Iterator[int]]] = []  # operation, state before it, its rivals
+    choices = todo.choices(state, step)
     steps = 0
     while todo.count:
         for number in choices:
@@ -86,36 +79,35 @@ def linearizable(
         else:
             if not path:
                 return Verdict.FAIL
-            number, state, latest_ns, choices = path.pop()
+            number, state, choices = path.pop()
             done ^= 1 << number
             todo.put_back(number)
             continue
         seen.add(reached)
-        path.append((number, state, latest_ns, choices))
+        path.append((number, state, choices))
         done, state = reached
-        latest_ns = max(latest_ns, todo.operations[number].called_ns)
         todo.take(number)
-        choices = todo.choices(state, step, latest_ns)
+        choices = todo.choices(state, step)
     return Verdict.PASS
 
 
 class _Todo:
-    """The operations that are not yet in the order. The calls and returns of those that happened
-    are a list linked by numbers, in the order of time; `count`: how many operations these are."""
+    """The operations that are not yet in the order. The calls and returns of those that were
+    answered are a list linked by numbers, in the order of time; `count`: how many these are."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
-        happened: list[Operation] = []
-        perhaps: list[Operation] = []
+        answered: list[Operation] = []
+        unanswered: list[Operation] = []
         for operation in operations:
-            if operation.happened:
-                happened.append(operation)
+            if operation.returned_ns is not None:
+                answered.append(operation)
             elif not operation.reads:  # a read without an answer says nothing
-                perhaps.append(operation)
-        perhaps.sort(key=lambda operation: operation.called_ns)
-        self.operations = happened + perhaps
-        self.count = len(happened)
+                unanswered.append(operation)
+        unanswered.sort(key=lambda operation: operation.called_ns)
+        self.operations = answered + unanswered
+        self.count = len(answered)
         moments: list[tuple[int, bool, int]] = []
-        for number, operation in enumerate(happened):
+        for number, operation in enumerate(answered):
             assert operation.returned_ns is not None
             assert operation.called_ns <= operation.returned_ns, operation
             moments.append((operation.called_ns, False, number))
@@ -125,52 +117,40 @@ class _Todo:
         # The place after the last is both the list's head and its end.
         self._next = [*range(1, len(moments) + 1), 0]
         self._before = [len(moments), *range(len(moments))]
-        self._places: list[list[int]] = [[] for _ in happened]  # of call and return
+        self._places: list[list[int]] = [[] for _ in answered]  # of call and return
         for place, (_, _, number) in enumerate(moments):
             self._places[number].append(place)
-        self._optional = dict.fromkeys(range(len(happened), len(self.operations)))
+        self._unanswered = dict.fromkeys(range(len(answered), len(self.operations)))
 
-    def choices(self, state: Any, step: Step, latest_ns: int) -> Iterator[int]:
+    def choices(self, state: Any, step: Step) -> Iterator[int]:
         """Return the operations that can be next: those called before the first of the others
-        returned. `latest_ns`: the last call of those that are in the order."""
+        returned."""
         if not self.count:
             return iter(())
-        found, first_return_ns = self._first()
-        optional = list(self._perhaps(latest_ns, first_return_ns))
-        for number in found:
-            operation = self.operations[number]
-            if operation.reads and step(state, operation.action) == state:
-                too_late = (self.operations[one].returned_ns for one in optional)
-                if not any(ns is not None and ns < operation.called_ns for ns in too_late):
-                    return iter((number,))
-        return iter(found + optional)
-
-    def _first(self) -> tuple[list[int], int]:
-        """Return those that were called before the first return, and when that was."""
         found: list[int] = []
         place = self._next[-1]
         while True:
             time_ns, returned, number = self._moments[place]
             if returned:
-                return found, time_ns
+                break
+            one = self.operations[number]
+            if one.reads and step(state, one.action) == state:
+                return iter((number,))
             found.append(number)
             place = self._next[place]
-
-    def _perhaps(self, latest_ns: int, first_return_ns: int) -> Iterator[int]:
-        alike: set[tuple[Any, int | None]] = set()  # the first called is as good as any of these
-        for number in self._optional:
+        alike: set[Any] = set()  # of those that do the same, the first called is as good as any
+        for number in self._unanswered:
             one = self.operations[number]
-            if one.called_ns > first_return_ns:
-                return
-            if one.returned_ns is not None and one.returned_ns < latest_ns:
-                continue
-            if (one.action, one.returned_ns) not in alike:
-                alike.add((one.action, one.returned_ns))
-                yield number
+            if one.called_ns > time_ns:
+                break
+            if one.action not in alike:
+                alike.add(one.action)
+                found.append(number)
+        return iter(found)
 
     def take(self, number: int) -> None:
-        if number in self._optional:
-            del self._optional[number]
+        if number in self._unanswered:
+            del self._unanswered[number]
             return
         self.count -= 1
         for place in self._places[number]:
@@ -180,8 +160,8 @@ class _Todo:
     def put_back(self, number: int) -> None:
         """Undo the last `take` that was not undone."""
         if number >= len(self._places):
-            self._optional[number] = None
-            self._optional = dict.fromkeys(sorted(self._optional))
+            self._unanswered[number] = None
+            self._unanswered = dict.fromkeys(sorted(self._unanswered))
             return
         self.count += 1
         for place in reversed(self._places[number]):
@@ -200,7 +180,7 @@ def unexplained(
     def is_wrong(some: Sequence[Operation], state: Any) -> bool:
         return linearizable(some, step, state, steps_max) is Verdict.FAIL
 
-    ends = sorted({one.returned_ns for one in operations if one.happened and one.returned_ns})
+    ends = sorted({one.returned_ns for one in operations if one.returned_ns is not None})
     # The last is known to be wrong: a search that is too long for one before it must not pass it.
     end = bisect_left(ends[:-1], True, key=lambda end: is_wrong(until(operations, end), initial))
     known = sorted(until(operations, ends[end]), key=lambda one: one.called_ns)
@@ -230,7 +210,7 @@ def _quiet_moments(operations: Iterable[Operation]) -> Iterator[int]:
     """Yield each moment at which an answered operation was called and none was under way."""
     busy_ns = -1
     for one in operations:
-        if one.returned_ns is None or one.optional:
+        if one.returned_ns is None:
             continue
         if one.called_ns > busy_ns:
             yield one.called_ns

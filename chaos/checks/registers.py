@@ -6,9 +6,9 @@ write that was acknowledged and is not there, or is gone again after somebody re
 that was replaced before; one that nobody wrote; one whose write had certainly failed.
 
 - A group's offset in a queue: commits and resets write, whether higher or lower than before;
-  fetches read. A client repeats a commit that is not answered in time, so one may take effect
-  twice, the second time over what another consumer committed meanwhile. A consumer that joins
-  reads, too, at some time before its first message, which can be no lower than what it read.
+  fetches read. A consumer that joins reads, too, at some time before its first message, which can
+  be no lower than what it read. Each request of a commit is an operation: a client repeats one that
+  is not answered in time, and that one may still take effect, over a later one.
 - A topic or a group: its version, written by one client or several.
 
 What was there before a history began is not known: the first read may find anything.
@@ -17,7 +17,7 @@ What was there before a history began is not known: the first read may find anyt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from raftmq.chaos.checks.linear import ANY, ILLEGAL, Operation
@@ -63,8 +63,8 @@ def step(state: Any, action: Any) -> Any:
 
 
 def relevant(operations: Sequence[Operation]) -> list[Operation]:
-    """Leave out the writes that may not have happened and that no read can have seen."""
-    reads = [one for one in operations if one.reads and one.happened]
+    """Leave out the writes without an answer that no read can have seen."""
+    reads = [one for one in operations if one.reads and one.returned_ns is not None]
 
     def seen(write: Operation) -> bool:
         return any(
@@ -73,33 +73,14 @@ def relevant(operations: Sequence[Operation]) -> list[Operation]:
             for read in reads
         )
 
-    return [
-        one for one in operations if one.returned_ns is not None or (not one.reads and seen(one))
-    ]
-
-
-def repeated(operations: Sequence[Operation]) -> list[Operation]:
-    """Return the relevant operations, and those commits again that may take effect twice.
-
-    That makes a difference only where another write was under way at the same time.
-    """
-    writes = sorted((one for one in operations if not one.reads), key=lambda one: one.called_ns)
-    busy: list[Operation] = []
-    again: dict[int, Operation] = {}
-    for one in writes:
-        busy = [other for other in busy if (other.returned_ns or one.called_ns) >= one.called_ns]
-        for other in (*busy, one) if busy else ():
-            again[id(other)] = other
-        busy.append(one)
-    more = [replace(one, optional=True) for one in again.values()]
-    return relevant([*operations, *more])
+    return [one for one in operations if one.returned_ns is not None or seen(one)]
 
 
 class OffsetRegisters:
     """The check that consumer offsets are linearizable."""
 
     def __init__(self) -> None:
-        self._registers = Objects(step, _offset_words, _queue_words, repeated)
+        self._registers = Objects(step, _offset_words, _queue_words, relevant)
         self._joined: dict[str, Membership] = {}
         self._begun: set[tuple[str, str, str, int]] = set()  # process, queue: it has consumed
 

@@ -44,16 +44,12 @@ def random_history(rng: random.Random, count: int, states: int = 3) -> list[Oper
         table = rng.choice(legal or [(0,) * states])
         now += rng.randrange(1, 4)
         called, returned = max(0, now - rng.randrange(8)), now + rng.randrange(8)
-        fate = rng.random()
-        optional = fate < 0.15
-        unanswered = 0.1 < fate < 0.25
-        if not (optional or unanswered) or rng.random() < 0.5:
+        unanswered = rng.random() < 0.2
+        if not unanswered or rng.random() < 0.5:
             after = table[state]
             assert after is not None
             state = after
-        found.append(
-            Operation(called, None if unanswered else returned, table, reads(table), optional)
-        )
+        found.append(Operation(called, None if unanswered else returned, table, reads(table)))
     for _ in range(rng.randrange(count)):
         changed = rng.randrange(count)
         table = random_table(rng, states)
@@ -65,15 +61,13 @@ def random_history(rng: random.Random, count: int, states: int = 3) -> list[Oper
 def by_trying_all(operations: Sequence[Operation]) -> bool:
     """Whether there is an order: every one is tried."""
 
-    def tried(state: int, latest: int, rest: frozenset[int]) -> Iterator[bool]:
-        todo = [operations[number] for number in rest if operations[number].happened]
+    def tried(state: int, rest: frozenset[int]) -> Iterator[bool]:
+        returns = (operations[number].returned_ns for number in rest)
+        todo = [returned_ns for returned_ns in returns if returned_ns is not None]
         yield not todo
-        limit = min((one.returned_ns for one in todo if one.returned_ns is not None), default=-1)
         for number in rest:
-            one = operations[number]
-            after = one.action[state]
-            late = one.returned_ns is not None and one.returned_ns < latest
-            if after is not None and one.called_ns <= limit and not late:
-                yield from tried(after, max(latest, one.called_ns), rest - {number})
+            after = operations[number].action[state]
+            if after is not None and todo and operations[number].called_ns <= min(todo):
+                yield from tried(after, rest - {number})
 
-    return any(tried(0, -1, frozenset(range(len(operations)))))
+    return any(tried(0, frozenset(range(len(operations)))))

@@ -54,16 +54,6 @@ def test_registers(operations: list[Operation], verdict: bool) -> None:
     assert linearizable(operations, step) is (Verdict.PASS if verdict else Verdict.FAIL)
 
 
-def test_an_optional_operation_happens_in_its_time_or_never() -> None:
-    once = [write(0, 1, 1), write(2, 9, 2), read(3, 4, 2), write(5, 6, 3), read(6, 7, 3)]
-    again = Operation(2, 9, Write(2), optional=True)
-    assert linearizable([*once, again], step) is Verdict.PASS
-    assert linearizable([*once, read(8, 9, 2)], step) is Verdict.FAIL
-    assert linearizable([*once, read(8, 9, 2), again], step) is Verdict.PASS
-    late = [*once, read(10, 11, 3), read(12, 13, 2)]
-    assert linearizable([*late, again], step) is Verdict.FAIL
-
-
 def test_a_long_history_is_no_deep_one() -> None:
     history = []
     for number in range(3_000):

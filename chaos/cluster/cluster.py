@@ -53,6 +53,7 @@ from raftmq.chaos.cluster.topology import (
     MODES,
     Shape,
     check_unchanged,
+    nodes_of,
     on_hosts,
     plan,
     ports_needed,
@@ -281,8 +282,7 @@ class Cluster:
         nodes will use (a disk may be mounted there already)."""
         if not self.directory.exists() or (self.directory / "cluster.json").exists():
             return
-        planned = plan(shape, {}, HOST, [0] * ports_needed(shape))
-        own = {LOCK_FILE, *(node.name for node in planned.nodes)}
+        own = {LOCK_FILE, *(node.name for node in nodes_of(shape))}
         others = sorted(path.name for path in self.directory.iterdir() if path.name not in own)
         if others:
             raise ClusterError(
@@ -313,7 +313,7 @@ class Cluster:
         """Start a node's process and save it; the caller holds the lock."""
         found = self.state()
         node = found.node(name)
-        launch.prepare(self.directory, found, node)
+        make_directory(launch.node_directory(self.directory, node))
         command = self._command_of(self.directory, node)
         process = spawn(
             namespaces.within(found.netns, name, command) if found.netns else command,

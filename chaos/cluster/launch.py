@@ -113,7 +113,8 @@ def _make(path: Path) -> None:
 
 
 def command(directory: Path, node: Node) -> list[str]:
-    """Return the command line that runs `node`."""
+    """Write the node's configuration and return the command line that runs it."""
+    prepare(directory, load_state(directory), node)
     python = [sys.executable, "-P", "-m"]
     if node.kind == "broker":
         conf = node_directory(directory, node).absolute() / "broker.conf"

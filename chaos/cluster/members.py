@@ -18,6 +18,7 @@ from raftmq.chaos.cluster import launch
 from raftmq.chaos.cluster.cluster import HOST, Cluster, end_now
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node, locked, save_state
 from raftmq.chaos.cluster.credentials import own_credentials
+from raftmq.chaos.cluster.process import ProcessId
 from raftmq.chaos.cluster.timeouts import CHANGE_TIMEOUT_S, DOWN_TIMEOUT_S
 from raftmq.chaos.cluster.topology import MODES, RAFT, REPLICAS_MAX
 from raftmq.remoting.client import RemotingClient
@@ -28,7 +29,12 @@ from raftmq.remoting.errors import RemotingError
 ASK_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 POLL_S = 0.1
 UNKNOWN = "[OUTCOME_UNKNOWN]"
-NO_MEMBER = "is no member of this group"
+# Change → the refusal by which a leader says that it was done before.
+DONE = {
+    "add-learner": "already",
+    "promote": "is a voter already",
+    "remove": "is no member of this group",
+}
 
 Say = Callable[[str], None]
 
@@ -39,25 +45,23 @@ async def add(
     """Add a voter to `group` (None: the first one). Raises ClusterError; then everything is undone,
     or the text says what is left."""
     deadline = time.monotonic() + timeout_s
-    with locked(cluster.directory):
-        node = _planned(cluster, group)
-        process = cluster.start_locked(node.name)
-        try:
-            say(f"started {node.name} (pid {process.pid}, {node.address})")
-            await _until_answering(cluster, node, deadline)
-            await _change(cluster, node, "add-learner", deadline)
-        except ClusterError as error:
-            if UNKNOWN in str(error):
-                raise ClusterError(f"{error}\nlook, then promote or remove {node.name}") from error
-            end_now([process])
-            _forget(cluster, node)
-            raise
-        say(f"{node.name} is a learner of {node.group}, and gets the log")
-        try:
-            await _change(cluster, node, "promote", deadline)
-        except ClusterError as error:
-            left = f"{node.name} stays a learner; promote or remove it. {error}"
-            raise ClusterError(left) from error
+    node, process = start_new(cluster, group)
+    try:
+        say(f"started {node.name} (pid {process.pid}, {node.address})")
+        await until_answering(cluster, node, deadline)
+        await _change(cluster, node, "add-learner", deadline)
+    except ClusterError as error:
+        if UNKNOWN in str(error):
+            raise ClusterError(f"{error}\nlook, then promote or remove {node.name}") from error
+        end_now([process])
+        _forget(cluster, node)
+        raise
+    say(f"{node.name} is a learner of {node.group}, and gets the log")
+    try:
+        await _change(cluster, node, "promote", deadline)
+    except ClusterError as error:
+        left = f"{node.name} stays a learner; promote or remove it. {error}"
+        raise ClusterError(left) from error
     return cluster.state().node(node.name)
 
 
@@ -72,10 +76,24 @@ async def remove(
         if node.kind != "broker":
             raise ClusterError(f"{name} is no broker")
         save_state(cluster.directory, _founded(found))
-        await _change(cluster, node, "remove", deadline)
-        ended = await cluster.end([cluster.state().node(name)], DOWN_TIMEOUT_S)
-        _forget(cluster, node)
-    return node, ended[name]
+    await _change(cluster, node, "remove", deadline)
+    return node, await end_for_good(cluster, name)
+
+
+def start_new(cluster: Cluster, group: str | None) -> tuple[Node, ProcessId]:
+    """Plan one more node of `group` (None: the first one), save it and start its process. Raises
+    ClusterError."""
+    with locked(cluster.directory):
+        node = _planned(cluster, group)
+        return node, cluster.start_locked(node.name)
+
+
+async def end_for_good(cluster: Cluster, name: str) -> str:
+    """End a node's process and forget the node; return how it ended. Raises ClusterError."""
+    node = cluster.state().node(name)
+    ended = await cluster.end([node], DOWN_TIMEOUT_S)
+    _forget(cluster, node)
+    return ended[name]
 
 
 def planned(found: ClusterState, group: str, name: str, ports: tuple[int, int, int]) -> Node:
@@ -124,12 +142,14 @@ def _founded(found: ClusterState) -> ClusterState:
 
 
 def _forget(cluster: Cluster, node: Node) -> None:
-    found = cluster.state()
-    nodes = tuple(one for one in found.nodes if one.name != node.name)
-    save_state(cluster.directory, replace(found, nodes=nodes))
+    with locked(cluster.directory):
+        found = cluster.state()
+        nodes = tuple(one for one in found.nodes if one.name != node.name)
+        save_state(cluster.directory, replace(found, nodes=nodes))
 
 
-async def _until_answering(cluster: Cluster, node: Node, deadline: float) -> None:
+async def until_answering(cluster: Cluster, node: Node, deadline: float) -> None:
+    """Return once the node answers. Raises ClusterError if it ends, or does not by then."""
     while True:
         status = next(s for s in await cluster.status() if s.node.name == node.name)
         if status.view is not None:
@@ -140,8 +160,8 @@ async def _until_answering(cluster: Cluster, node: Node, deadline: float) -> Non
 
 
 async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> None:
-    """Ask the current leader until it is done. Raises ClusterError: at the deadline with the last
-    refusal; at once if the outcome is unknown."""
+    """Ask the current leader until it is done. A change whose answer was lost is asked for again: a
+    leader that has it says so. Raises ClusterError at the deadline with the last answer."""
     ext = {"op": op, "memberId": node.name}
     if op == "add-learner":
         ext["memberAddress"] = f"{node.host}:{node.peer_port}"
@@ -153,9 +173,9 @@ async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> Non
             leader = await cluster.leader(node.group)
             if leader is not None:
                 why = await _asked(client.invoke(leader.address, command, ASK_TIMEOUT_MS))
-                if not why or (op == "remove" and NO_MEMBER in why):  # it was done before
+                if not why or DONE[op] in why:
                     return
-            if UNKNOWN in why or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise ClusterError(f"{op} {node.name}: {why}")
             await asyncio.sleep(POLL_S)
     finally:

@@ -120,6 +120,11 @@ def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]
     )
 
 
+def nodes_of(shape: Shape) -> tuple[Node, ...]:
+    """Return the nodes of a cluster that is not placed yet. Raises ClusterError."""
+    return plan(shape, {}, "", [0] * ports_needed(shape)).nodes
+
+
 def on_hosts(state: ClusterState, name: str, address_of: Callable[[int], str]) -> ClusterState:
     """Return the cluster with every node on a host of its own. Raises ClusterError with links."""
     if state.links:

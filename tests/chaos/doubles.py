@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from raftmq.chaos.cluster import launch
 from raftmq.chaos.cluster.clusterfile import Node
 from raftmq.chaos.cluster.probe import ReplicaView
 
@@ -24,6 +25,7 @@ class Programs:
         self.programs = programs
 
     def __call__(self, directory: Path, node: Node) -> list[str]:
+        launch.command(directory, node)  # which writes the node's configuration, too
         return [sys.executable, "-S", "-c", self.programs.get(node.name, SLEEPS)]
 
 

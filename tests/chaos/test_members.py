@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,12 @@ from raftmq.chaos.cluster.topology import Shape, plan, ports_needed
 from raftmq.client import Message, Producer, SendResult, SendStatus
 from raftmq.client.admin import Admin
 from raftmq.client.errors import ClientError
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import SendTimeout
 from raftmq.store.record import decode_offset_message_id
+from tests.chaos.doubles import AgreeingProbe, Programs
 
 PATIENCE_S = 280.0  # only a hang takes so long
 SENDERS = 4
@@ -102,6 +108,39 @@ async def test_a_dead_broker_is_replaced_under_load(tmp_path: Path) -> None:
         assert "learner" in said[1]
         with pytest.raises(ClusterError, match=f"no node '{dead.name}'"):
             await members.remove(cluster, dead.name)
+    finally:
+        await cluster.down()
+        await cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        ("add-learner", "n1 is a learner already"),
+        ("promote", "n1 is a voter already"),
+        ("remove", "n1 is no member of this group"),
+    ],
+)
+async def test_a_change_whose_answer_was_lost_is_asked_for_until_the_leader_says_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, said: str
+) -> None:
+    answers = ["", "the change before this one is not committed yet", said]
+
+    async def asked(
+        self: RemotingClient, address: str, command: RemotingCommand, timeout_ms: float
+    ) -> RemotingCommand:
+        words = answers.pop(0)
+        if not words:
+            raise SendTimeout("no answer", outcome_unknown=True)
+        return RemotingCommand.response_to(command, ResponseCode.SYSTEM_ERROR, words)
+
+    monkeypatch.setattr(RemotingClient, "invoke", asked)
+    cluster = Cluster(tmp_path / "c", AgreeingProbe(), Programs())
+    try:
+        found = await cluster.up()
+        async with asyncio.timeout(PATIENCE_S):
+            await members._change(cluster, found.node("n1"), op, time.monotonic() + PATIENCE_S)
+        assert answers == []
     finally:
         await cluster.down()
         await cluster.close()

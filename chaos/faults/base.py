@@ -210,8 +210,9 @@ class Injection:
         except (ClusterError, OSError) as error:
             self._write("fail", "heal", self.hit, op, error)
             raise ClusterError(f"{self.planned.kind} cannot be healed: {error}") from error
-        now = self.context.cluster.state()  # processes that were started again have other pids
-        hit = Hit(tuple(now.node(name) for name in self.hit.names), self.hit.role)
+        # Processes that were started again have other pids; a node may have left for good.
+        now = {node.name: node for node in self.context.cluster.state().nodes}
+        hit = Hit(tuple(now.get(node.name, node) for node in self.hit.nodes), self.hit.role)
         self._write("ok", "heal", hit, op)
         self.hit = None
 

@@ -11,21 +11,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raftmq.chaos.cluster.clusterfile import COMPOSE, ClusterError, ClusterState
-from raftmq.chaos.faults import clock, compose, damage, disk, names, netns, network, process
+from raftmq.chaos.faults import (
+    clock,
+    compose,
+    damage,
+    disk,
+    members,
+    names,
+    netns,
+    network,
+    process,
+    swap,
+)
 from raftmq.chaos.faults.base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
 from raftmq.chaos.faults.plan import Want
 
 REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
     **process.KINDS,
+    **members.KINDS,
     **network.KINDS,
     **netns.KINDS,
     **names.KINDS,
     **disk.KINDS,
     **damage.KINDS,
+    **swap.KINDS,
     **clock.KINDS,
 }
 NEEDS: Mapping[str, Need] = {
     **process.NEEDS,
+    **members.NEEDS,
     **network.NEEDS,
     **netns.NEEDS,
     **names.NEEDS,

@@ -1,6 +1,7 @@
 """Damage to the files of a node that is down: torn tails, flipped bits, lost files; then restarted.
 
-A node is killed, one thing in its store is damaged, and it is started at once. The history records
+A node is killed (stopped in order if its snapshots are to be damaged: it makes one then), something
+in its store is damaged, and it is started at once. The history records
 the damage to the bit: file, byte, bit. Healing makes sure that the node serves. If it refuses to
 start and says so in its log, it is treated as an operator would: a Raft replica is given an empty
 disk. That, too, is written down.
@@ -12,6 +13,7 @@ import asyncio
 import mmap
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +40,7 @@ from raftmq.chaos.faults.process import Kill
 
 UP_S = 60.0  # within which a damaged node must serve, or have said that it cannot
 GARBAGE_BYTES_MAX = 8192
+ROT_BITS = 16
 REFUSALS = ("mqbroker: cannot start", "mqbroker: failed")
 LOG_LINES = 40
 
@@ -48,10 +51,17 @@ Harm = Callable[[Path, random.Random, bool], str]
 class Damage:
     """SIGKILL, damage, start; healing waits until the node serves."""
 
-    def __init__(self, planned: Planned, context: Context, harm: Harm) -> None:
+    def __init__(
+        self,
+        planned: Planned,
+        context: Context,
+        harm: Harm,
+        number: signal.Signals = signal.SIGKILL,
+    ) -> None:
+        """`number` is the signal that ends the node."""
         self._planned = planned
         self._context = context
-        self._kill = Kill(context.cluster)
+        self._kill = Kill(context.cluster, number)
         self._harm = harm
         self._done: dict[str, str] = {}
         self._replaced: set[str] = set()
@@ -148,14 +158,23 @@ def torn_tail(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 def flip_header(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip one bit of a frame's (or record's) header below the durable mark."""
-    path, item = _durable_item(store, rng)
+    path, item = _drawn(_durable_items(store), rng)
     return _flip(store, path, rng.randrange(item.at, item.at + item.header_bytes), rng)
 
 
 def flip_payload(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip one bit of a frame's (or record's) contents below the durable mark."""
-    path, item = _durable_item(store, rng)
+    path, item = _drawn(_durable_items(store), rng)
     return _flip(store, path, rng.randrange(item.at + item.header_bytes, item.end), rng)
+
+
+def bit_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """Flip bits of several frames below the durable mark, in headers and contents."""
+    found = _durable_items(store)  # before any header is damaged: the walk follows them
+    hit = [_drawn(found, rng) for _ in range(ROT_BITS)]
+    return "; ".join(
+        _flip(store, path, rng.randrange(item.at, item.end), rng) for path, item in hit
+    )
 
 
 def flip_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
@@ -218,11 +237,22 @@ def flip_checkpoint(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 def flip_config(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip one bit of one of the tables under config/."""
-    files = [path for path in _files(store, "config") if path.stat().st_size]
-    if not files:
-        raise ClusterError("no table has been written yet")
-    path = rng.choice(files)
+    path = rng.choice(_snapshots(store))
     return _flip(store, path, rng.randrange(path.stat().st_size), rng)
+
+
+def snapshot_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """Flip one bit of every table under config/, the older copies included."""
+    found = _snapshots(store)
+    flips = (_flip(store, path, rng.randrange(path.stat().st_size), rng) for path in found)
+    return "; ".join(flips)
+
+
+def torn_snapshot(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """Cut every table under config/ short, the older copies included."""
+    for path in (found := _snapshots(store)):
+        os.truncate(path, rng.randrange(path.stat().st_size))
+    return "; ".join(f"{_name(store, path)} cut to {path.stat().st_size} bytes" for path in found)
 
 
 def lost_segment(store: Path, rng: random.Random, may_cut: bool) -> str:
@@ -245,8 +275,8 @@ def lost_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
 # ---- files --------------------------------------------------------------------------------------
 
 
-def _durable_item(store: Path, rng: random.Random) -> tuple[Path, Item]:
-    """Choose a durable frame or record: equally often an early, a late, or any one."""
+def _durable_items(store: Path) -> list[tuple[Path, Item]]:
+    """Return every durable frame or record. Raises ClusterError if there is none."""
     mark = durable_offset(_content(store / "checkpoint"))
     found = [
         (path, item)
@@ -257,6 +287,11 @@ def _durable_item(store: Path, rng: random.Random) -> tuple[Path, Item]:
     ]
     if not found:
         raise ClusterError("the log holds nothing durable yet")
+    return found
+
+
+def _drawn(found: list[tuple[Path, Item]], rng: random.Random) -> tuple[Path, Item]:
+    """Choose one of them: equally often an early, a late, or any one."""
     few = max(1, len(found) // 20)
     part = rng.choice((found[:few], found[-few:], found))
     return rng.choice(part)
@@ -304,6 +339,13 @@ def _files(store: Path, directory: str) -> list[Path]:
     return sorted(path for path in (store / directory).rglob("*") if path.is_file())
 
 
+def _snapshots(store: Path) -> list[Path]:
+    found = [path for path in _files(store, "config") if path.stat().st_size]
+    if not found:
+        raise ClusterError("no table has been written yet")
+    return found
+
+
 def _items(path: Path) -> list[Item]:
     with _mapped(path) as data:
         return log_items(data)
@@ -344,9 +386,10 @@ def _entry(
     description: str,
     whom: tuple[str, ...] = ("follower", "leader", "most-behind"),
     needs: frozenset[str] = frozenset(),
+    number: signal.Signals = signal.SIGKILL,
 ) -> tuple[Kind, Factory]:
     kind = Kind(name, "damage", description, whom, needs, lasts_s=(1.0, 3.0))
-    return kind, injected(lambda planned, context: Damage(planned, context, harm))
+    return kind, injected(lambda planned, context: Damage(planned, context, harm, number))
 
 
 _RAFT = frozenset({"raft"})
@@ -354,6 +397,7 @@ _TABLE: tuple[tuple[Kind, Factory], ...] = (
     _entry("torn-tail", torn_tail, "the log's end is garbage, half a frame, or short"),
     _entry("flip-header", flip_header, "a bit of a durable frame's header", needs=_RAFT),
     _entry("flip-payload", flip_payload, "a bit of a durable frame's messages", needs=_RAFT),
+    _entry("bit-rot", bit_rot, "bits of several durable frames, anywhere in the log", needs=_RAFT),
     _entry("flip-queue", flip_queue, "a bit of a ConsumeQueue unit"),
     _entry("flip-index", flip_index, "a bit of an IndexFile"),
     _entry("flip-vote", flip_vote, "a bit in each copy of term and vote", needs=_RAFT),
@@ -363,6 +407,20 @@ _TABLE: tuple[tuple[Kind, Factory], ...] = (
     _entry("lost-vote", lost_vote, "the file with term and vote is gone", needs=_RAFT),
     _entry("flip-checkpoint", flip_checkpoint, "a bit of the checkpoint"),
     _entry("flip-config", flip_config, "a bit of a table under config/"),
+    _entry(
+        "snapshot-rot",
+        snapshot_rot,
+        "stopped in order; a bit in each copy of each snapshot of the tables",
+        needs=_RAFT,
+        number=signal.SIGTERM,
+    ),
+    _entry(
+        "torn-snapshot",
+        torn_snapshot,
+        "stopped in order; each copy of each snapshot of the tables cut short",
+        needs=_RAFT,
+        number=signal.SIGTERM,
+    ),
     _entry("lost-segment", lost_segment, "a CommitLog segment is gone", needs=_RAFT),
     _entry("lost-queue", lost_queue, "a ConsumeQueue file is gone"),
 )

@@ -57,9 +57,11 @@ class Kill:
                 await cluster.wait_dead(process, ORDERLY_S)
 
     async def undo(self, hit: Hit) -> None:
-        """Start the nodes that this fault took down and that are still down."""
+        """Start the nodes that this fault took down and that are still down; not those that have
+        left the cluster meanwhile."""
+        names = {node.name for node in self._cluster.state().nodes}
         for name in list(self.taken):
-            if not self._cluster.is_alive(name):
+            if name in names and not self._cluster.is_alive(name):
                 self._cluster.start(name)
             self.taken.remove(name)
 

@@ -122,6 +122,35 @@ def test_one_bit_is_flipped_where_it_is_said(
         assert HardStateFile(OsDisk(str(store)), "raft/hardstate").load() == HardState(2, "n1")
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rot_flips_bits_of_durable_frames(store: Path, seed: int) -> None:
+    before = contents(store)
+    said = damage.bit_rot(store, random.Random(seed), True)
+    found = [FLIPPED.match(words) for words in said.split("; ")]
+    assert len(found) == damage.ROT_BITS
+    mark = durable_offset(before["checkpoint"])
+    for flipped in found:
+        assert flipped, said
+        start = int(flipped[1].removeprefix("commitlog/"))
+        assert start + int(flipped[2]) < mark
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_snapshot_is_damaged_with_its_older_copy(store: Path, seed: int) -> None:
+    table = store / "config" / "topics.json"
+    copy = table.with_suffix(".json.bak")
+    copy.write_bytes(kept := table.read_bytes())
+    said = damage.snapshot_rot(store, random.Random(seed), True)
+    assert said.count("flipped") == 2
+    for path in (table, copy):
+        assert len(differing_bits(kept, path.read_bytes())) == 1
+        path.write_bytes(kept)
+    damage.torn_snapshot(store, random.Random(seed), True)
+    for path in (table, copy):
+        assert len(path.read_bytes()) < len(kept)
+        assert kept.startswith(path.read_bytes())
+
+
 def test_the_same_seed_does_the_same_damage(store: Path) -> None:
     before = contents(store)
     for harm in (damage.flip_header, damage.flip_payload, damage.flip_queue, damage.torn_tail):
@@ -210,6 +239,9 @@ def test_one_file_is_lost(store: Path, harm: Harm, place: str) -> None:
         damage.lost_segment,
         damage.lost_queue,
         damage.lost_vote,
+        damage.bit_rot,
+        damage.snapshot_rot,
+        damage.torn_snapshot,
     ],
 )
 def test_what_is_not_there_cannot_be_damaged(tmp_path: Path, harm: Harm) -> None:

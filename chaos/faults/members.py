@@ -1,0 +1,78 @@
+"""A member of a Raft group replaced for good, while other faults go on.
+
+A new node joins, then the one that is hit leaves. The change begins when the fault is injected and
+goes on by itself, so a fault that is joined to this one falls into it. Healing waits until it is
+done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from raftmq.chaos.cluster import members
+from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
+from raftmq.chaos.faults.base import Context, Hit, Kind, Need, Planned, Table, injected
+
+Add = Callable[[Cluster, str, Callable[[str], None]], Awaitable[Node]]
+Remove = Callable[[Cluster, str], Awaitable[object]]
+
+
+class Replacement:
+    """A change of members that is under way between `do` and `undo`."""
+
+    def __init__(
+        self,
+        planned: Planned,
+        context: Context,
+        add: Add = members.add,
+        remove: Remove = members.remove,
+    ) -> None:
+        self._context = context
+        self._add = add
+        self._remove = remove
+        self._task: asyncio.Task[None] | None = None
+        self._new = ""
+
+    async def do(self, hit: Hit) -> None:
+        (old,) = hit.nodes
+        self._task = asyncio.create_task(self._replace(old), name="replace a member")
+
+    async def undo(self, hit: Hit) -> None:
+        """Wait until it is done. Raises ClusterError if it could not be."""
+        if self._task is not None:
+            await self._task
+
+    async def _replace(self, old: Node) -> None:
+        new = await self._add(self._context.cluster, old.group, self._context.say)
+        self._new = new.name
+        await self._remove(self._context.cluster, old.name)
+
+    def describe(self, targets: str) -> str:
+        return f"{targets} replaced" + (f" by {self._new}" if self._new else " by a new member")
+
+
+def _needs_changeable(state: ClusterState | None) -> str | None:
+    try:
+        if state is not None:
+            members.changeable(state)
+    except ClusterError as error:
+        return str(error)
+    return None
+
+
+KINDS: Table = {
+    "replace-member": (
+        Kind(
+            "replace-member",
+            "process",
+            "a new broker joins the Raft group, then this one leaves it for good",
+            ("follower", "leader", "most-behind"),
+            frozenset({"changeable"}),
+            lasts_s=(2.0, 6.0),
+        ),
+        injected(Replacement),
+    ),
+}
+NEEDS: dict[str, Need] = {"changeable": _needs_changeable}

@@ -1,16 +1,17 @@
-# make venv | check | test | test-long | demo | docs | bench | bench-peers | simulate | lint | report; see CONTRIBUTING.md
+# make venv | check | test | test-long | demo | docs | bench | bench-peers | jepsen | simulate | lint | report; see CONTRIBUTING.md
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
+JEPSEN_DIR ?= build/jepsen
 # Test files in turn to so many processes; 0: all in one, as a debugger wants it.
 WORKERS ?= 4
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
-.PHONY: venv check demo test test-long interop docs docs-serve screenshots lint report bench bench-peers simulate clean
+.PHONY: venv check demo test test-long interop docs docs-serve screenshots lint report bench bench-peers jepsen simulate clean
 
 venv: $(VENV)/.ready
 
@@ -84,6 +85,11 @@ $(VENV)/.peers-ready: $(VENV)/.audit-ready bench/peers/requirements.txt
 
 bench-peers: $(VENV)/.peers-ready
 	@exec $(BIN)/python -m bench.peers $(PEERS_ARGS)
+
+# Jepsen's five schedules on ours and on JetStream, some 45 minutes; docs/chaos.md says what is needed.
+NATS_SERVER := github.com/nats-io/nats-server/v2
+jepsen: $(VENV)/.peers-ready
+	@server="$$($(BIN)/python -m bench.peers.gomodule nats-server $(NATS_SERVER))" && exec $(BIN)/mqchaos jepsen --dir $(JEPSEN_DIR) --nats-server "$$server" $(JEPSEN_ARGS)
 
 simulate: $(VENV)/.ready
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) --start $(START) --jobs 2

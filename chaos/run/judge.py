@@ -21,8 +21,9 @@ from raftmq.chaos.checks.suite import (
     suite_of,
 )
 from raftmq.chaos.checks.verdict import Check, LostMessage, Verdict, merge
-from raftmq.chaos.history.events import History
+from raftmq.chaos.history.events import History, Outcome
 from raftmq.chaos.history.files import read_history
+from raftmq.chaos.history.later import all_sends
 from raftmq.chaos.report.figures import Load, load_of
 from raftmq.chaos.report.lateness import lateness_of
 from raftmq.chaos.report.page import write_report
@@ -93,6 +94,14 @@ def whole_check(history: History, stuck: Sequence[str]) -> Check:
     return Check(WHOLE, Verdict.PASS, 0, detail)
 
 
+def after_last_heal(history: History) -> dict[str, int]:
+    """Return how many sends began after the last fault was healed, and how many of these were
+    acknowledged: a cluster that is wedged takes none."""
+    healed_ns = max((fault.healed_ns for fault in inflicted(history)), default=0)
+    later = [send for send in all_sends(history) if send.invoked_ns > healed_ns and not send.shed]
+    return {"sent": len(later), "ok": sum(send.outcome is Outcome.OK for send in later)}
+
+
 def verdict_data(
     history: History,
     checks: Sequence[Check],
@@ -107,6 +116,7 @@ def verdict_data(
         "verdict": merge(checks).value,
         "meta": history.meta,
         "load": load.plain(),
+        "after_last_heal": after_last_heal(history),
         "counts": {
             key: sum(counts.get(name, 0) for name in names) for key, names in COUNTED.items()
         },

@@ -20,21 +20,22 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raftmq.chaos.checks.logs import write_findings
-from raftmq.chaos.checks.stores import write_replicas
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from raftmq.chaos.cluster.compose import ComposeCluster
 from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.cluster.topology import RAFT, Shape, flush_of
+from raftmq.chaos.cluster.topology import RAFT, Shape, nodes_of
 from raftmq.chaos.cluster.whole import WHOLE_TIMEOUT_S
+from raftmq.chaos.faults import power
 from raftmq.chaos.faults.base import Context, Planned
 from raftmq.chaos.faults.links import Links
+from raftmq.chaos.faults.power import LoopDisk
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.run.judge import RunResult, judge
 from raftmq.chaos.run.nemesis import Inflicted, Nemesis
 from raftmq.chaos.run.observer import Observer, Watched
 from raftmq.chaos.run.scenario import Scenario, find_scenario, make_plan, split_available
+from raftmq.chaos.run.system import OURS, System
 from raftmq.chaos.workloads.base import Environment, Workload
 from raftmq.client import Producer
 
@@ -68,6 +69,7 @@ class RunConfig:
     on: str = PROCESSES
     project: str = ""
     whole_timeout_s: float = WHOLE_TIMEOUT_S
+    system: System = OURS
 
 
 async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
@@ -87,18 +89,19 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
             path,
             seed=config.seed,
             scenario=scenario.name,
-            mode=state.mode,
-            flush=flush_of(state),
             command=command,
+            **config.system.meta(state),
         ) as history:
             for words in skipped:
                 note(history, f"not done: {words}")
             inflicted = await _torment(config, plan, cluster, history, say)
-            committed = await _committed(cluster)
-            if config.existing is None and config.on == PROCESSES:
-                say("stopping the cluster")
-                await cluster.down()
-            await asyncio.to_thread(_write_evidence, cluster, history, committed)
+
+            async def stop() -> None:
+                if config.existing is None and config.on == PROCESSES:
+                    say("stopping the cluster")
+                    await cluster.down()
+
+            await config.system.evidence(cluster, history, stop)
     skipped = [*skipped, *inflicted.failed]
     return await asyncio.to_thread(
         judge, path, config.directory, say, skipped=skipped, stuck=inflicted.stuck
@@ -126,7 +129,8 @@ async def _torment(
             await workload.prepare(Environment(namesrv, history, random.Random(seed), say))
         pairs = [pair for workload in workloads for pair in workload.groups]
         watched = await _watched(namesrv, pairs)
-        await stack.enter_async_context(Observer(cluster, history, watched))
+        roles = config.system.roles(cluster.directory) if config.system.roles else None
+        await stack.enter_async_context(Observer(cluster, history, watched, roles))
         for workload in workloads:
             say(f"load: {workload.name}")
             await workload.start(stack)
@@ -134,7 +138,7 @@ async def _torment(
         context = Context(cluster, history, links, random.Random(rng.random()), say)
         await _flows(workloads)
         begin_s = time.monotonic() + SETTLE_S
-        nemesis = Nemesis(context, begin_s, config.whole_timeout_s)
+        nemesis = Nemesis(context, begin_s, config.whole_timeout_s, config.system.make)
         inflicted = await nemesis.inflict(plan, lambda: _raise_failure(workloads))
         await asyncio.sleep(max(SETTLE_S, begin_s + config.minutes * 60 - time.monotonic()))
         for workload in workloads:
@@ -161,6 +165,8 @@ async def _flows(workloads: Sequence[Workload]) -> None:
 
 async def _watched(namesrv: str, pairs: Sequence[tuple[str, str]]) -> list[Watched]:
     """Return what the observer watches: (topic, consumer group) with the topic's queues counted."""
+    if not pairs:
+        return []
     async with Producer("chaos-observer", namesrv, instance_config=signing()) as producer:
         counts = {topic: await producer.queues(topic) for topic in {topic for topic, _ in pairs}}
     return [
@@ -183,30 +189,6 @@ async def _links(cluster: Cluster, stack: AsyncExitStack) -> Links | None:
     return await stack.enter_async_context(Links.of(cluster))
 
 
-async def _committed(cluster: Cluster) -> dict[str, int]:
-    """Return group → the Raft index that all its replicas have committed; none for a group without
-    Raft or with a replica that does not answer."""
-    found: dict[str, int] = {}
-    statuses = [s for s in await cluster.status() if s.node.kind == "broker"]
-    for group in cluster.state().groups:
-        views = [s.view for s in statuses if s.node.group == group]
-        known = [v.commit_index for v in views if v is not None and v.term > 0]
-        if len(known) == len(views):
-            found[group] = min(known)
-    return found
-
-
-def _write_evidence(cluster: Cluster, history: HistoryWriter, committed: dict[str, int]) -> None:
-    """Record what the nodes left behind: search logs, compare each group's stores. Blocking."""
-    state = cluster.state()
-    write_findings(history, cluster.collect_logs(), cluster.log_zone)
-    for group in state.groups:
-        members = state.members(group)
-        if len(members) > 1:
-            stores = {n.name: cluster.store_of(n) for n in members}
-            write_replicas(history, group, stores, committed.get(group))
-
-
 def _running(config: RunConfig) -> Cluster:
     """Return the cluster that somebody else has started and will stop."""
     if config.on == COMPOSE:
@@ -226,7 +208,7 @@ async def _cluster(
         stack.push_async_callback(cluster.close)
         await cluster.wait_serving()
         return cluster
-    cluster = Cluster(config.directory / "cluster")
+    cluster = config.system.cluster(config.directory / "cluster")
     stack.push_async_callback(cluster.close)
     shape = config.shape
     needs = scenario.needs()
@@ -239,6 +221,11 @@ async def _cluster(
         links=shape.links or "links" in needs,
         faultable=shape.faultable or "faultable" in needs,
     )
+    if "loop-device" in needs and power.unavailable() is None:
+        for node in (node for node in nodes_of(shape) if node.kind == "broker"):
+            disk = LoopDisk(cluster.store_of(node))
+            stack.callback(disk.remove)
+            await asyncio.to_thread(disk.make)
     say(f"starting a cluster: mode {shape.mode or 'raft'}")
     await cluster.up(shape, config.settings)
     stack.push_async_callback(cluster.down)

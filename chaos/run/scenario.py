@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState
 from raftmq.chaos.faults.base import Planned
 from raftmq.chaos.faults.catalogue import parse_wish, unavailable
-from raftmq.chaos.faults.plan import Want, plan
+from raftmq.chaos.faults.plan import LASTS_MAX, Want, plan
 
+# What Jepsen's five schedules are called that broke NATS 2.12.1 (December 2025).
+JEPSEN_POWER = "jepsen-power"
+JEPSEN_BITS = "jepsen-bits"
+JEPSEN_MEMBERS = "jepsen-members"
+JEPSEN_SNAPSHOTS = "jepsen-snapshots"
+JEPSEN_PARTITIONS = "jepsen-partitions"
+JEPSEN = (JEPSEN_POWER, JEPSEN_BITS, JEPSEN_MEMBERS, JEPSEN_SNAPSHOTS, JEPSEN_PARTITIONS)
 SLOT_S = 8.0  # a fault, its heal and some calm: how many faults a run of given minutes gets
 
 
@@ -128,6 +135,34 @@ _ALL = (
         ("namesrv-down:namesrvs", "namesrv-pause:namesrvs", "namesrv-down:namesrvs+kill:leader"),
     ),
     Scenario(
+        JEPSEN_POWER,
+        "every node loses its power at once, by the kernel: what was acknowledged is there",
+        ("kernel-power-cut:all",),
+    ),
+    Scenario(
+        JEPSEN_BITS,
+        "bit errors in log and snapshots of one node: the others' copies mend it, nothing is lost",
+        ("bit-rot:n1", "snapshot-rot:n1", "kill:leader", "restart-all"),
+    ),
+    Scenario(
+        JEPSEN_MEMBERS,
+        "members replaced for good while others are killed: no majority forgets anything",
+        (
+            "replace-member:follower,for=12+kill:leader",
+            "kill:follower,for=12+replace-member:leader",
+        ),
+    ),
+    Scenario(
+        JEPSEN_SNAPSHOTS,
+        "snapshots of one node damaged and cut short: no replica deletes what it has",
+        ("snapshot-rot:n1", "torn-snapshot:n1", "kill:leader", "restart-all"),
+    ),
+    Scenario(
+        JEPSEN_PARTITIONS,
+        "nodes killed or without power while others are cut off or asleep: one history remains",
+        ("halves:leader,for=12+restart-all,for=4", "majority-swap:follower,for=12"),
+    ),
+    Scenario(
         "compare",
         "what tells engines apart",
         (
@@ -191,14 +226,16 @@ def split_available(
 def make_plan(
     seed: int, wants: Sequence[Sequence[Want]], minutes: float, repeats: int | None
 ) -> tuple[Planned, ...]:
-    """Plan the faults of a run. `repeats` None: as many rounds as `minutes` hold, at least one.
+    """Plan the faults of a run. `repeats` None: as many rounds as `minutes` hold, at least one; a
+    wish with a duration of its own makes the slots as long as it needs.
 
     Raises ClusterError if the time is too short for a wish's own duration.
     """
     if not wants:
         return ()
     seconds = minutes * 60
-    rounds = repeats if repeats is not None else max(1, int(seconds / SLOT_S / len(wants)))
+    slot_s = max(SLOT_S, *(want.for_s / LASTS_MAX for parts in wants for want in parts))
+    rounds = repeats if repeats is not None else max(1, int(seconds / slot_s / len(wants)))
     try:
         return plan(seed, wants, seconds, rounds)
     except ValueError as error:

@@ -19,6 +19,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from raftmq.chaos.checks.counts import OffsetCounts
 from raftmq.chaos.history.events import Outcome
@@ -31,7 +32,6 @@ from raftmq.client import (
     Message,
     MessageExt,
     MessageQueue,
-    Producer,
     SendResult,
     SendStatus,
 )
@@ -59,6 +59,20 @@ class Item:
     properties: dict[str, str] = field(default_factory=dict)
 
 
+class Sends(Protocol):
+    """The part of a Producer that sends."""
+
+    def send_nowait(
+        self,
+        message: Message,
+        callback: Callable[[SendResult | None, ClientError | None], None],
+        timeout_ms: int,
+        queue: MessageQueue,
+    ) -> object:
+        """Start a send; `callback` is called once with its outcome. Raises ClientError."""
+        ...
+
+
 Arrival = tuple[Item, int]  # an item, and when it was due by the history's clock (ns)
 
 
@@ -67,7 +81,7 @@ class KeyedSender:
 
     def __init__(
         self,
-        producer: Producer,
+        producer: Sends,
         history: HistoryWriter,
         process: str,
         queues: Sequence[MessageQueue],

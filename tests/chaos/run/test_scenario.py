@@ -8,8 +8,9 @@ import pytest
 
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState
 from raftmq.chaos.cluster.topology import Shape, plan, ports_needed
+from raftmq.chaos.faults import power
 from raftmq.chaos.run.nemesis import simultaneous
-from raftmq.chaos.run.scenario import SCENARIOS, find_scenario, make_plan, split_available
+from raftmq.chaos.run.scenario import JEPSEN, SCENARIOS, find_scenario, make_plan, split_available
 
 
 def state_of(shape: Shape) -> ClusterState:
@@ -20,7 +21,11 @@ def state_of(shape: Shape) -> ClusterState:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_raft_cluster_can_have_every_scenario(name: str) -> None:
     scenario = find_scenario(name)
-    can, cannot = split_available(scenario, state_of(Shape("raft", links=True, faultable=True)))
+    links = "links" in scenario.needs()
+    can, cannot = split_available(scenario, state_of(Shape("raft", links=links, faultable=True)))
+    if "loop-device" in scenario.needs() and (reason := power.unavailable()) is not None:
+        assert all(words.endswith(reason) for words in cannot), cannot
+        return
     assert len(can) == len(scenario.wishes)
     assert cannot == []
     found = make_plan(7, can, 5.0, 2)
@@ -55,6 +60,17 @@ def test_as_many_rounds_as_the_time_holds_but_at_least_one() -> None:
     assert len(make_plan(1, wants, 0.05, None)) == 1
     with pytest.raises(ClusterError, match="does not fit"):
         make_plan(1, find_scenario("pause:leader,for=30").wants(), 0.1, 1)
+
+
+@pytest.mark.parametrize("name", JEPSEN)
+def test_one_of_jepsens_schedules_fits_into_a_minute(name: str) -> None:
+    """As `mqchaos run` has it without options; and a seed says all of it."""
+    wants = find_scenario(name).wants()
+    found = make_plan(3, wants, 1.0, None)
+    assert found == make_plan(3, wants, 1.0, None)
+    assert {(p.kind, p.whom) for p in found} == {
+        (want.kind.name, want.whom or want.kind.whom[0]) for parts in wants for want in parts
+    }
 
 
 def test_faults_that_overlap_are_inflicted_together() -> None:

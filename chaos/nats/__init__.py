@@ -1,0 +1,1 @@
+"""NATS JetStream under the same faults, load and checks as our brokers."""

@@ -1,0 +1,1 @@
+"""JetStream under our faults: what needs no server."""

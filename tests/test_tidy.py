@@ -153,6 +153,7 @@ CORE = [
     "chaos/checks/linear.py",
     "chaos/checks/locks.py",
     "chaos/checks/messages.py",
+    "chaos/checks/mutex.py",
     "chaos/checks/objects.py",
     "chaos/checks/offsets.py",
     "chaos/checks/order.py",

@@ -43,7 +43,7 @@ class Objects:
         self._relevant = relevant
         self._objects: dict[Hashable, _Object] = {}
         self.reads = 0  # answered
-        self.writes = 0
+        self.writes = 0  # answered, as all that is no read
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -58,11 +58,12 @@ class Objects:
         found.operations[id(event)] = Operation(called_ns, None, action, reads, event=event)
         found.verdict = None
 
-    def end(self, name: Hashable, event: Any, returned_ns: int) -> None:
-        """Note that it was answered."""
+    def end(self, name: Hashable, event: Any, returned_ns: int, action: Any = None) -> None:
+        """Note that it was answered, and what that made of its action if it is another one."""
         found = self._objects[name]
         operation = found.operations[id(event)]
         operation.returned_ns = returned_ns
+        operation.action = action or operation.action
         found.verdict = None
         if operation.reads:
             self.reads += 1
@@ -80,9 +81,9 @@ class Objects:
         del found.operations[id(event)]
         found.verdict = None
 
-    def check(self, name: str, detail: str) -> Check:
-        """Return FAIL with a window of each object that no order explains; UNKNOWN if a search was
-        too long, or if nothing was read or nothing written."""
+    def check(self, name: str, detail: str, evidence: int) -> Check:
+        """Return FAIL with a window of each object that no order explains; UNKNOWN without
+        `evidence`, or if a search was too long."""
         wrong: list[str] = []
         undecided = count = 0
         for title, found in self._objects.items():
@@ -96,12 +97,11 @@ class Objects:
                 if len(wrong) < EXAMPLES_MAX:
                     found.example = found.example or self._explain(title, found)
                     wrong.append(found.example)
-        detail = f"{len(self)} {detail}, {self.writes} acknowledged, {self.reads} read"
         if count:
             return Check(name, Verdict.FAIL, count, detail, tuple(wrong))
         if undecided:
             detail += f"; {undecided} with too many orders to try"
-        decided = not undecided and self.reads and self.writes
+        decided = evidence and not undecided
         return Check(name, Verdict.PASS if decided else Verdict.UNKNOWN, undecided, detail)
 
     def _explain(self, name: Hashable, found: _Object) -> str:

@@ -76,6 +76,13 @@ def relevant(operations: Sequence[Operation]) -> list[Operation]:
     return [one for one in operations if one.returned_ns is not None or seen(one)]
 
 
+def check(registers: Objects, name: str, what: str) -> Check:
+    """Return the answer for registers that were both written and read."""
+    reads, writes = registers.reads, registers.writes
+    detail = f"{len(registers)} {what}, {writes} acknowledged, {reads} read"
+    return registers.check(name, detail, min(reads, writes))
+
+
 class OffsetRegisters:
     """The check that consumer offsets are linearizable."""
 
@@ -99,7 +106,7 @@ class OffsetRegisters:
         }
 
     def result(self, name: str) -> Check:
-        return self._registers.check(name, "queues of groups")
+        return check(self._registers, name, "queues of groups")
 
     def _invoked(self, commit: Commit) -> None:
         assert commit.offset is not None
@@ -150,7 +157,7 @@ class MetadataRegisters:
         }
 
     def result(self, name: str) -> Check:
-        return self._registers.check(name, "topics and groups")
+        return check(self._registers, name, "topics and groups")
 
     def _invoked(self, write: MetaWrite) -> None:
         self._registers.begin(_object(write), write, write.invoked_ns, Write(write.version))

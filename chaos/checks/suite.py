@@ -20,6 +20,7 @@ from raftmq.chaos.checks import delayed, messages, retries, transactions
 from raftmq.chaos.checks.ledger import Ledger
 from raftmq.chaos.checks.locks import WorkBook
 from raftmq.chaos.checks.messages import SETTLE_NS
+from raftmq.chaos.checks.mutex import LockRequests
 from raftmq.chaos.checks.offsets import OffsetsBack
 from raftmq.chaos.checks.order import OrderConsumed, OrderPerKey, OrderPerQueue
 from raftmq.chaos.checks.registers import MetadataRegisters, OffsetRegisters
@@ -36,6 +37,7 @@ BY_CLIENT_RETRY = "duplicates by client retry"
 OFFSETS_BACK = "consumer offsets going back"
 OFFSETS = "linearizable consumer offsets"
 METADATA = "linearizable metadata"
+LOCKS = "linearizable queue locks"
 
 
 class Suite:
@@ -146,6 +148,7 @@ def all_checkers(
         Checker("order as consumed", OrderConsumed(ledger), OrderConsumed.result),
         Checker("two consumers in one queue", work, WorkBook.two_at_once),
         Checker("skipped in an orderly queue", work, WorkBook.skipped),
+        Checker(LOCKS, LockRequests(), LockRequests.result),
         Checker("committed but lost", transaction_book, transactions.committed_lost),
         Checker("delivered without a commit", transaction_book, transactions.without_commit),
         Checker(

@@ -34,6 +34,7 @@ from raftmq.chaos.history.later import (
     Decision,
     Delivery,
     GivenBack,
+    LockAsked,
     Post,
     Scanned,
     Stored,
@@ -81,6 +82,7 @@ TAKERS: Mapping[str, Callable[[Record], Event]] = {
     "stored": _taker(Kind.STORED, Stored),
     "scan": _taker(Kind.SCANNED, Scanned),
     "work": _taker(Kind.WORKED, Worked),
+    "lock": _taker(Kind.LOCK_ASKED, LockAsked, granted=False),
 }
 
 

@@ -60,6 +60,7 @@ class Kind(IntEnum):
     STORED = 23
     SCANNED = 24
     WORKED = 25
+    LOCK_ASKED = 26
 
 
 @dataclass(slots=True)

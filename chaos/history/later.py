@@ -1,4 +1,4 @@
-"""The events of a history about messages that consumers get later, or perhaps never. Pure.
+"""The events of a history about messages that consumers get later, if ever, and of locks. Pure.
 
 A transaction, a delayed message or a retry is not consumed in the place where it is acknowledged,
 so it is no `Send`. Each record is an event by itself; those of one operation share its number.
@@ -123,6 +123,23 @@ class Worked:
     first: int
     last: int
     done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LockAsked:
+    """A client asks for a queue's lock, or gives it up (`unlock`): it begins to (OPEN), was
+    answered (OK: `granted`, or another has it), or sent nothing (FAIL)."""
+
+    t_ns: int
+    outcome: Outcome
+    op: int
+    process: str
+    group: str
+    topic: str
+    broker: str
+    queue: int
+    unlock: bool
+    granted: bool
 
 
 def all_sends(history: History) -> list[Send]:

@@ -3,7 +3,7 @@
 It is like `group`, but consumers promise the order of each queue, and each piece of work is
 recorded from its start to its end, whatever ends it. A queue goes to another consumer when one
 leaves or comes back, or when the brokers' leader changes: then two consumers could work on it at
-once.
+once. Other clients ask for locks alone (chaos.workloads.contention).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import replace
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.base import Environment
 from raftmq.chaos.workloads.consumers import ConsumerGroup, consumer_config
+from raftmq.chaos.workloads.contention import Contention
 from raftmq.chaos.workloads.load import MessagesConfig
 from raftmq.chaos.workloads.log import Consumption
 from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
@@ -82,7 +83,7 @@ def locks_workload(
 ) -> MessagesWorkload:
     """Make the workload of orderly consumers under queue locks."""
     churn = Churn(restart_every_s=restart_every_s)
-    return MessagesWorkload(config, make_group=_slow_group, churn=churn)
+    return MessagesWorkload(config, make_group=_slow_group, churn=churn, contention=Contention())
 
 
 def _slow_group(config: MessagesConfig, env: Environment) -> ConsumerGroup:

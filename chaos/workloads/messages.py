@@ -19,6 +19,7 @@ from raftmq.chaos.cluster.credentials import signing
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
 from raftmq.chaos.workloads.consumers import ConsumerGroup, drain_group
+from raftmq.chaos.workloads.contention import Contention
 from raftmq.chaos.workloads.load import LOG, MessagesConfig
 from raftmq.chaos.workloads.log import KeyedSender, random_items
 from raftmq.client import Admin, ClientError, MessageQueue, Producer, SendConfig
@@ -118,8 +119,10 @@ class MessagesWorkload:
         *,
         make_group: Callable[[MessagesConfig, Environment], ConsumerGroup] = plain_group,
         churn: Churn | None = None,
+        contention: Contention | None = None,
     ) -> None:
-        """`make_group` makes the consumers; without `churn` they stay until the end."""
+        """`make_group` makes the consumers; without `churn` they stay until the end. `contention`:
+        others ask for locks of the queues meanwhile."""
         self.config = config
         self.name = config.name
         self.consumers: ConsumerGroup | None = None
@@ -129,6 +132,7 @@ class MessagesWorkload:
         self._senders: list[KeyedSender] = []
         self._make_group = make_group
         self._churn = churn
+        self._contention = contention
         self._loads = Tasks()
 
     @property
@@ -175,6 +179,8 @@ class MessagesWorkload:
             await self._start_sender(stack, f"{config.name}-producer-{number}")
         if self._churn is not None:
             self._churn.start(self._loads, self.name, env, self.admin, group, self.queues)
+        if self._contention is not None:
+            await self._contention.start(stack, self._loads, self.name, env, self.queues)
 
     async def _start_sender(self, stack: AsyncExitStack, name: str) -> None:
         config, env = self.config, self.env
@@ -203,6 +209,8 @@ class MessagesWorkload:
             sender.stop()
         if self._churn is not None:
             self._churn.stop()
+        if self._contention is not None:
+            self._contention.stop()
 
     async def drain(self) -> bool:
         await self._loads.finish()  # members that left come back first

@@ -23,6 +23,7 @@ from raftmq.chaos.cluster.credentials import signing
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks
+from raftmq.chaos.workloads.leading import leader_of
 from raftmq.client import Admin, BrokerRefused, ClientError
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -220,14 +221,8 @@ class MetadataWorkload:
             raise BrokerRefused(answer.code, answer.remark or "", address)
 
     async def _leader(self, broker: str) -> str:
-        """Return the address of the group's brokerId 0. Raises ClientError if there is none."""
         assert self._admin is not None
-        known = (await self._admin.cluster_info()).brokers.get(broker)
-        address = known.addresses.get(0) if known is not None else None
-        if address is None:
-            code = ResponseCode.SERVICE_NOT_AVAILABLE
-            raise BrokerRefused(code, f"nobody leads {broker}", "name server")
-        return address
+        return await leader_of(self._admin, broker)
 
     async def _ask(
         self, address: str, code: int, ext: Mapping[str, str], body: bytes = b""

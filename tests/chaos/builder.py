@@ -179,6 +179,22 @@ class HistoryBuilder:
         span = {"began_ns": began_ns, "first": first, "last": last, "done": done}
         self.add("ok", "work", process, **place, **span)
 
+    def locking(self, client: str, *, unlock: bool = False) -> int:
+        """A request for a queue's lock, or to give it up, whose answer comes later or never."""
+        place = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": unlock}
+        return self.add("invoke", "lock", client, **place)
+
+    def locked(self, client: str, granted: bool = True, op: int = 0, outcome: str = "ok") -> None:
+        """The answer to a request for a lock, perhaps begun before by `locking`."""
+        op = op or self.locking(client)
+        place = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": False}
+        self.add(outcome, "lock", client, op, **place, granted=granted)
+
+    def unlocked(self, client: str, outcome: str = "ok") -> None:
+        op = self.locking(client, unlock=True)
+        place = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": True}
+        self.add(outcome, "lock", client, op, **place, granted=False)
+
     def kill(self, node: str = "n0") -> None:
         op = self.add("invoke", "kill", "nemesis", node=node, pid=7, role="leader")
         self.add("ok", "kill", "nemesis", op, node=node, pid=7, role="leader")

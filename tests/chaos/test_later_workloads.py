@@ -49,6 +49,8 @@ CHECKS = {
     "retries stored more than once",
     "two consumers in one queue",
     "skipped in an orderly queue",
+    "linearizable queue locks",
+    "linearizable consumer offsets",
     "acknowledged but lost",
     "order as consumed",
 }

@@ -1,0 +1,117 @@
+"""Linearizability of queue locks, as the clients that ask for them see it. Pure.
+
+A queue's lock has one owner or none. A request for it is granted if nobody else has it, and refused
+only if somebody else does; giving it up frees it, if it is one's own. What consumers do under their
+locks is judged by chaos.checks.locks.
+
+A client believes in a lock for BELIEVED_NS from its request, and brokers keep it for longer than
+that. From then on the owner may have lost it: others may be granted it, and the owner refused. What
+was the case before a history began is not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from raftmq.chaos.checks.linear import ANY, ILLEGAL, Operation
+from raftmq.chaos.checks.objects import Objects
+from raftmq.chaos.checks.verdict import Check, Handlers
+from raftmq.chaos.history.events import Kind, Outcome
+from raftmq.chaos.history.later import LockAsked
+
+BELIEVED_NS = 31_000_000_000  # an answer comes within a second, and holds for 30 s
+
+FREE = ("", 0)  # a state: the owner, and when it asked
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    client: str
+    asked_ns: int
+    answered_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    client: str
+    answered_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    client: str
+
+
+def step(state: Any, action: Any) -> Any:
+    """Return the lock's owner, and when that asked last, after a request."""
+    if state is ANY:
+        return (action.client, action.asked_ns) if isinstance(action, Grant) else ANY
+    owner, asked_ns = state
+    if isinstance(action, Release):
+        return FREE if owner == action.client else state
+    over = action.answered_ns is not None and action.answered_ns - asked_ns > BELIEVED_NS
+    if isinstance(action, Grant):
+        free = owner in ("", action.client) or over
+        return (action.client, action.asked_ns) if free else ILLEGAL
+    if owner not in ("", action.client):
+        return state
+    return ANY if owner and over else ILLEGAL
+
+
+class LockRequests:
+    """The check that queue locks are linearizable."""
+
+    def __init__(self) -> None:
+        self._locks = Objects(step, _words, _title)
+        self._begun: dict[int, LockAsked] = {}  # by operation; no answer yet
+        self._granted = 0
+        self._refused = 0
+
+    @property
+    def applies(self) -> bool:
+        return len(self._locks) > 0
+
+    def handlers(self) -> Handlers:
+        return {Kind.LOCK_ASKED: self._asked}
+
+    def result(self, name: str) -> Check:
+        detail = f"{len(self._locks)} locks, {self._granted} granted, {self._refused} refused"
+        return self._locks.check(name, detail, min(self._granted, self._refused))
+
+    def _asked(self, asked: LockAsked) -> None:
+        key = (asked.group, asked.broker, asked.topic, asked.queue)
+        if asked.outcome is Outcome.OPEN:
+            self._begun[asked.op] = asked
+            action = (
+                Release(asked.process) if asked.unlock else Grant(asked.process, asked.t_ns, None)
+            )
+            self._locks.begin(key, asked, asked.t_ns, action)
+        elif asked.outcome is Outcome.FAIL:
+            self._locks.withdraw(key, self._begun.pop(asked.op))
+        elif asked.outcome is Outcome.OK:
+            self._answered(key, self._begun.pop(asked.op), asked)
+
+    def _answered(self, key: tuple[str, str, str, int], begun: LockAsked, asked: LockAsked) -> None:
+        action: Any = Release(asked.process)
+        if asked.granted:
+            action = Grant(asked.process, begun.t_ns, asked.t_ns)
+            self._granted += 1
+        elif not asked.unlock:
+            action = Refusal(asked.process, asked.t_ns)
+            self._refused += 1
+        self._locks.end(key, begun, asked.t_ns, action)
+
+
+def _title(key: tuple[str, str, str, int]) -> str:
+    group, broker, topic, queue = key
+    return f"{group} {f'{broker}:' if broker else ''}{topic}-{queue}"
+
+
+def _words(one: Operation) -> str:
+    action = one.action
+    if isinstance(action, Release):
+        return f"{action.client} gave it up"
+    if isinstance(action, Refusal):
+        return f"{action.client} was refused"
+    return f"{action.client} {'asked' if action.answered_ns is None else 'was granted it'}"

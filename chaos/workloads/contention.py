@@ -1,0 +1,117 @@
+"""Clients that ask for the same queue locks, give them up, and write down every answer.
+
+They are no consumers: their group only has locks. What consumers do under locks shows that no two
+of them work at once; what these are answered shows whom a broker thought the owner. An operation is
+one request to the leader named by the name servers, never repeated. Once it was sent, any error
+leaves its outcome unknown: a leader may refuse what it finds out too late to have been decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from raftmq.chaos.cluster.credentials import signing
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads.base import Environment, Tasks
+from raftmq.chaos.workloads.leading import leader_of
+from raftmq.client import Admin, ClientError, MessageQueue
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import dumps, loads_object
+
+TIMEOUT_MS = 2_000
+GIVE_UP_SHARE = 0.6  # of the requests for a lock that a client has; the others renew it
+
+
+class Contention:
+    """`clients` that contend for the locks of `queues` queues. Once started, it runs to `stop`."""
+
+    def __init__(self, clients: int = 3, queues: int = 2, pause_s: float = 0.1) -> None:
+        """`pause_s`: of one client between two requests, on average."""
+        self._clients = clients
+        self._queue_count = queues
+        self._pause_s = pause_s
+        self._stopping = asyncio.Event()
+
+    async def start(
+        self,
+        stack: AsyncExitStack,
+        tasks: Tasks,
+        name: str,
+        env: Environment,
+        queues: Sequence[MessageQueue],
+    ) -> None:
+        """Begin as some of `tasks`, for the workload called `name`. Raises ClientError."""
+        some = sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
+        for number in range(self._clients):
+            admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
+            client = Contender(admin, env.history, f"{name}-contender-{number}", f"{name}-contest")
+            rng = random.Random(env.rng.random())
+            work = self._contend(client, some[: self._queue_count], rng)
+            tasks.spawn(work, client.name)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def _contend(
+        self, client: Contender, queues: Sequence[MessageQueue], rng: random.Random
+    ) -> None:
+        while not self._stopping.is_set():
+            queue = rng.choice(queues)
+            await client.ask(queue, unlock=queue in client.held and rng.random() < GIVE_UP_SHARE)
+            try:
+                async with asyncio.timeout(rng.uniform(0, 2 * self._pause_s)):
+                    await self._stopping.wait()
+            except TimeoutError:
+                pass  # it goes on
+        for queue in sorted(client.held):
+            await client.ask(queue, unlock=True)
+
+
+class Contender:
+    """One client. `held`: the locks that it may have, as far as it knows."""
+
+    def __init__(self, admin: Admin, history: HistoryWriter, name: str, group: str) -> None:
+        self.name = name
+        self.held: set[MessageQueue] = set()
+        self._admin = admin
+        self._history = history
+        self._group = group
+
+    async def ask(self, queue: MessageQueue, *, unlock: bool) -> None:
+        """Send one request, and record it."""
+        op = self._history.next_op()
+        place = {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
+        fields = {"group": self._group, **place, "unlock": unlock}
+        self._history.event("invoke", "lock", self.name, op, **fields)
+        outcome, found = await self._send(queue, unlock)
+        self._history.event(outcome, "lock", self.name, op, **fields, **found)
+
+    async def _send(self, queue: MessageQueue, unlock: bool) -> tuple[str, dict[str, bool | str]]:
+        """Send it; return its outcome and what there is to say of that."""
+        try:
+            address = await leader_of(self._admin, queue.broker_name)
+        except ClientError as error:
+            return "fail", {"error": str(error)}  # nothing was sent
+        body = dumps(
+            {
+                "clientId": self.name,
+                "consumerGroup": self._group,
+                "mqSet": [queue.as_fields()],
+                "onlyThisBroker": False,
+            }
+        )
+        code = RequestCode.UNLOCK_BATCH_MQ if unlock else RequestCode.LOCK_BATCH_MQ
+        if not unlock:
+            self.held.add(queue)  # perhaps, whatever becomes of the request
+        try:
+            answer = await self._admin.ask(address, code, {}, body, TIMEOUT_MS)
+            granted = not unlock and bool(loads_object(answer.body)["lockOKMQSet"])
+        except (ClientError, RemotingError, KeyError) as error:
+            return "unknown", {"error": str(error)}
+        if not granted:
+            self.held.discard(queue)
+        return "ok", {"granted": granted}

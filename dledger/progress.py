@@ -175,6 +175,12 @@ class Progress:
         follower is known to recover was sent before it lost its memory."""
         return recovering or not self.recovering or self.certified == self.recovering
 
+    @property
+    def said_recovered(self) -> bool:
+        """True if it has said that it is recovered, in a heartbeat response or, before the first of
+        them, with an acknowledgement."""
+        return self.recovering == 0 or (self.recovering is None and self.recovered_index > 0)
+
     def strand(self) -> None:
         """Note that retention deleted the frames that this follower needs next."""
         self.probe_from(self.next_index)

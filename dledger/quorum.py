@@ -17,10 +17,13 @@ def majority(count: int) -> int:
     return count // 2 + 1
 
 
-def witnesses(count: int) -> int:
-    """Return how many other recovered voters must hold a frame to vouch that one replica which lost
-    its memory has caught up: a majority of `count`, not counting that replica. (Of two voters it is
-    the other one: there the promise allows no loss, and what is left should be led.)"""
+def witnesses(count: int, votes: bool) -> int:
+    """Return how many recovered voters of `count`, other than it, must hold a frame to vouch that a
+    replica which lost its memory has caught up: a majority. `votes`: whether it is one of them
+    itself. (Of two voters it is the other one: there the promise allows no loss, and what is left
+    should be led. For a third replica, a learner or one that was removed, both are asked.)"""
+    if not votes:
+        return majority(count)
     return max(1, min(majority(count), count - 1))
 
 

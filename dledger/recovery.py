@@ -16,9 +16,9 @@ majority, and at most f = n - q of them not recovered at a time; otherwise nothi
 Catching up: a *barrier*. The leader L of term T, recovered and elected by q recovered voters,
 learns from a heartbeat response of a recovering incarnation of w that it does not know. It proposes
 a no-op e. Once q recovered voters other than w have e durable in term T (so e is committed without
-counting w; of two voters the other one is enough: there f = 0), and w has everything up to e
-durable and verified, L says so in its heartbeats (`certified` = that incarnation). w, still in term
-T, is recovered from then on.
+counting w; if w is one of two voters the other one is enough: there f = 0), and w has everything up
+to e durable and verified, L says so in its heartbeats (`certified` = that incarnation). w, still in
+term T, is recovered from then on.
 
 Why that is enough. e was proposed after w had lost its memory. Suppose a forgotten vote of w
 helps a candidacy of A in a term t > T to win. Of its q voters some x is among the q that hold e,
@@ -69,8 +69,10 @@ A learner is recovering, and recovers, like any other, by the voters' copies; an
 when it is recovered. Thus a replica with an empty disk, whether new, or removed and added again
 under its old id, counts in no vote and no commit before it is recovered. The promises that its id
 made before count only where a configuration has it as a voter: that is at least one change away
-from the leader's, and the proof is the same. If it were promoted while it recovers, it would take
-the place of one of the f.
+from the leader's, and the proof is the same: with a majority of the voters, none of which it is, so
+with both of two. (With one of two it would not be: of three voters w forgets a vote for A; a leader
+that is cut off from A removes w, and would alone find it recovered.) If it were promoted while it
+recovers, it would take the place of one of the f.
 
 A stale configuration. All n together may elect also when too few are recovered: all of the
 candidate's configuration, which may be an older one. A voter that knows a newer one refuses; but
@@ -161,7 +163,8 @@ class Recovery:
         if self.provisional:
             return self._found()
         if not self._ballot.recovered:
-            if not self._may_certify(self._first_index, self._log.durable_index):
+            first, durable_index = self._first_index, self._log.durable_index
+            if not self._may_certify(first, durable_index, self._membership.is_voter):
                 return False, []
             self._ballot.mark_recovered(self._node_id)
             return True, []  # others, from the next answer on
@@ -170,15 +173,19 @@ class Recovery:
             for progress in self._tracker.progress.values()
             if progress.recovering
             and progress.certified != progress.recovering
-            and self._may_certify(progress.barrier_index, progress.reported_index)
+            and self._may_certify(progress.barrier_index, progress.reported_index, progress.voter)
         ]
         return False, self._certified(followers)
 
-    def _may_certify(self, barrier_index: int, reached_index: int) -> bool:
-        return reached_index >= barrier_index and self._holders(barrier_index) >= self._witnesses()
+    def _may_certify(self, barrier_index: int, reached_index: int, votes: bool) -> bool:
+        """Return whether a replica that has all up to `reached_index` has caught up. `votes`:
+        whether it is a voter."""
+        return reached_index >= barrier_index and (
+            self._holders(barrier_index) >= self._witnesses(votes)
+        )
 
-    def _witnesses(self) -> int:
-        return witnesses(len(self._membership.voters))
+    def _witnesses(self, votes: bool) -> int:
+        return witnesses(len(self._membership.voters), votes)
 
     def _holders(self, index: int) -> int:
         """Return how many recovered voters have frame `index` durable."""
@@ -219,4 +226,4 @@ class Recovery:
                 return False
             # 0 and 0: it says that it is recovered.
             recovered += progress.certified == progress.recovering
-        return recovered < self._witnesses()
+        return recovered < self._witnesses(votes=True)

@@ -97,9 +97,10 @@ class Tracker:
         return progress.heard_ms > now_ms - self._config.election_ms_max
 
     def good(self, voters: frozenset[NodeId], now_ms: float) -> int:
-        """Return how many followers among `voters` are recovered and answer."""
+        """Return how many followers among `voters` answer, and have said that they are
+        recovered."""
         return sum(
-            progress.peer in voters and self.answers(progress, now_ms) and not progress.recovering
+            progress.peer in voters and self.answers(progress, now_ms) and progress.said_recovered
             for progress in self.progress.values()
         )
 

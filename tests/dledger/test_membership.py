@@ -53,6 +53,19 @@ def test_one_change_at_a_time() -> None:
     make(group["a"], REMOVE_C)
 
 
+def test_a_voter_that_was_not_heard_yet_carries_no_change() -> None:
+    """It may be recovering: with a alone it would be a group of two that tolerates no such one."""
+    group = Group("abc")
+    group["c"].down = True
+    group.elect("a")
+    remove_b = Change(ChangeKind.REMOVE, "b")
+    with pytest.raises(ChangeRefused, match="1 of 2 voters would be recovered and answer"):
+        group["a"].core.configuration_after(remove_b)
+    group["c"].down = False
+    group.run(75)
+    make(group["a"], remove_b)
+
+
 def test_in_force_from_the_append_on_and_no_more_when_it_is_cut() -> None:
     group = led()
     group.dropped = {("a", "b"), ("a", "c")}

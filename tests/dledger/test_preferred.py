@@ -13,6 +13,7 @@ from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.errors import ChangeRefused, PreferredChanged, RaftError
 from raftmq.dledger.preference import PreferenceLimits
 from tests.dledger.members import Group
+from tests.dledger.test_change_members import change
 
 SOON = PreferenceLimits(150, moves_per_minute_max=20, back_off_ms=400, back_off_ms_max=800)
 LOOK_S = 0.02
@@ -95,7 +96,7 @@ async def test_it_goes_with_the_member_and_nobody_is_preferred_then(tmp_path: Pa
             await first.member.change_members(Change(ChangeKind.PREFER, "n9"))
         await prefer(group, wanted.node_id)
         await leads(group, wanted.node_id)
-        await wanted.member.change_members(Change(ChangeKind.REMOVE, wanted.node_id))
+        await change(group, ChangeKind.REMOVE, wanted.node_id)
         after = await group.leader(group.others(wanted))
         assert after.member.core.membership.configurations.current.preferred == ""
         await group.until(

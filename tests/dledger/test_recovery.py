@@ -9,6 +9,7 @@ from itertools import combinations
 
 import pytest
 
+from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.errors import Busy
 from raftmq.dledger.messages import (
     AppendOrder,
@@ -24,6 +25,7 @@ from raftmq.dledger.messages import (
 )
 from raftmq.dledger.quorum import Outcome, Tally, majority, witnesses
 from tests.dledger.group import Group, Member, make_frame, make_log
+from tests.dledger.test_membership import make
 
 LOST = HardState(0, None, recovered=False)
 
@@ -57,7 +59,7 @@ def blank(names: str = "abc") -> Group:
 @pytest.mark.parametrize("count", range(1, 10))
 def test_witnesses_meet_every_majority_less_one(count: int) -> None:
     others = count - 1
-    assert witnesses(count) + (majority(count) - 1) > others  # they overlap
+    assert witnesses(count, votes=True) + (majority(count) - 1) > others  # they overlap
 
 
 @pytest.mark.parametrize("count", range(3, 10))
@@ -66,8 +68,19 @@ def test_witnesses_meet_the_majorities_of_the_next_and_the_last_configuration(co
     others = set(range(1, count))  # 0 is who lost its memory
     for voters in ({*others, 0}, {*others, 0, count}, {*others - {1}, 0}):
         for elected in combinations(voters, majority(len(voters))):
-            for holding in combinations(others, witnesses(count)):
+            for holding in combinations(others, witnesses(count, votes=True)):
                 assert 0 not in elected or set(elected) & set(holding), (elected, holding)
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_witnesses_of_one_that_does_not_vote_meet_the_majorities_in_which_it_would(
+    count: int,
+) -> None:
+    """A learner, or one whose removal is under way: 0, beside `count` voters."""
+    voters = set(range(1, count + 1))
+    for elected in combinations({0, *voters}, majority(count + 1)):
+        for holding in combinations(voters, witnesses(count, votes=False)):
+            assert 0 not in elected or set(elected) & set(holding), (elected, holding)
 
 
 @pytest.mark.parametrize(
@@ -338,6 +351,50 @@ def test_a_recovering_leader_is_recovered_by_its_own_first_frame() -> None:
     group.run(75)
     assert core.recovered
     assert group["a"].saved.recovered
+
+
+def test_a_group_of_two_recovers_one_by_the_other() -> None:
+    group = led("ab")
+    group["a"].propose(b"x")
+    group.settle()
+    member = lose_disk(group, "b")
+    group.run(300)
+    assert member.core.recovered
+    assert member.log == group["a"].log
+
+
+def test_a_removed_replica_is_not_recovered_by_one_of_the_two_that_are_left() -> None:
+    """b leads term 2 by c's vote, and c forgets it, with a frame that b committed with it. a does
+    not know of term 2 and removes c. Then a and b are the voters, and a alone has the barrier."""
+    group = led()
+    group.dropped = {("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")}
+    for name in "bc":
+        group[name].core.peer_closed("a", group.now_ms)
+    group.campaign("b")
+    group.settle()
+    assert (group["b"].core.term, group["b"].core.commit_index) == (2, 2)
+    member = lose_disk(group, "c")
+    group.dropped = {("a", "b"), ("b", "a"), ("b", "c"), ("c", "b")}
+    make(group["a"], Change(ChangeKind.REMOVE, "c"))
+    group.run(300)
+    assert group["a"].core.membership.voters == {"a", "b"}
+    assert group["a"].core.term == member.core.term == 1
+    assert member.log == group["a"].log
+    assert not member.core.recovered
+
+
+def test_a_learner_of_a_group_of_two_is_recovered_by_both() -> None:
+    group = led("ab")
+    group.members["c"] = Member("c", [], hard_state=LOST)
+    make(group["a"], Change(ChangeKind.ADD_LEARNER, "c", "c:1"))
+    group["b"].holding = True
+    group.run(300)
+    assert group["c"].log == group["a"].log
+    assert not group["c"].core.recovered
+    group["b"].holding = False
+    group["b"].core.durable(len(group["b"].log))
+    group.run(300)
+    assert group["c"].core.recovered
 
 
 # -- founding ---------------------------------------------------------------------------------

@@ -106,5 +106,9 @@ def test_whoever_was_silent_too_long_or_recovers_is_not_good() -> None:
     tracker.progress["b"].heard_ms = now_ms
     tracker.progress["c"].heard_ms = now_ms
     tracker.progress["c"].recovering = 3
+    assert tracker.good(frozenset("abcd"), now_ms) == 0  # b has said nothing of it yet
+    tracker.progress["b"].recovered_index = 1
+    assert tracker.good(frozenset("abcd"), now_ms) == 1
+    tracker.progress["b"].recovering = 0
     assert tracker.good(frozenset("abcd"), now_ms) == 1
     assert tracker.good(frozenset("acd"), now_ms) == 0

@@ -275,7 +275,7 @@ class CountsRecoveringCopies(RaftCore):
 class _OneWitness(Recovery):
     __slots__ = ()
 
-    def _witnesses(self) -> int:
+    def _witnesses(self, votes: bool) -> int:
         return 1
 
 

@@ -49,11 +49,12 @@ class OffsetTable:
         if queue in self._finished:
             self._told[queue] = offset
 
-    def forget_told(self, broker_name: str) -> None:
-        """Have the next commit send all offsets of this broker group again: one-way commits may
-        have been lost with the old leader."""
-        for queue in [queue for queue in self._told if queue.broker_name == broker_name]:
-            del self._told[queue]
+    def forget_told(self, broker_name: str | None = None) -> None:
+        """Have the next commit send all offsets of this broker group (None: of all) again: one-way
+        commits may have been lost with the old leader."""
+        for queue in list(self._told):
+            if broker_name in (None, queue.broker_name):
+                del self._told[queue]
 
     def drop(self, queue: MessageQueue) -> None:
         self._finished.pop(queue, None)

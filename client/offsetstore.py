@@ -19,6 +19,9 @@ from raftmq.remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader
 
 logger = logging.getLogger(__name__)
 
+# A late request of the consumer that had the queue before may set an offset back. So offsets are
+# told again now and then, also those that have not moved (Java clients do so at every commit).
+TOLD_AGAIN_S = 30.0
 CONFIRMED_AT_ONCE_MAX = 64  # confirmed commits in flight together
 
 OnCommit = Callable[[MessageQueue, int], None]
@@ -41,6 +44,8 @@ class OffsetStore:
         self._on_commit = on_commit
         self._on_committing = on_committing
         self._at_once = asyncio.Semaphore(CONFIRMED_AT_ONCE_MAX)
+        self._under_way: dict[MessageQueue, asyncio.Event] = {}  # set when the commit has ended
+        self._told_again_s = 0.0  # loop time; 0: no commit yet
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the offset the group committed; None for none. Raises ClientError.
@@ -66,6 +71,7 @@ class OffsetStore:
     async def commit_oneway(self) -> None:
         """Tell the leaders the offsets that moved, without waiting for answers. What is lost with a
         leader is sent again to the next one (OffsetTable.forget_told)."""
+        self._tell_again()
         leaderless: list[MessageQueue] = []
         for queue, offset in self.table.dirty().items():
             leader = self._instance.directory.group(queue.broker_name).leader
@@ -85,11 +91,34 @@ class OffsetStore:
         self, queues: Iterable[MessageQueue] | None = None
     ) -> dict[MessageQueue, int]:
         """Write the offsets that moved, wait for the answers, and return what was confirmed."""
+        if queues is None:
+            self._tell_again()
         dirty = list(self.table.dirty(queues).items())
         done = await asyncio.gather(*(self._commit_one(q, offset) for q, offset in dirty))
         return {queue: offset for (queue, offset), ok in zip(dirty, done, strict=True) if ok}
 
+    def _tell_again(self) -> None:
+        """Have this commit tell every offset, if the last time was TOLD_AGAIN_S ago."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._told_again_s:
+            self._told_again_s = now_s
+        elif now_s - self._told_again_s >= TOLD_AGAIN_S:
+            self._told_again_s = now_s
+            self.table.forget_told()
+
     async def _commit_one(self, queue: MessageQueue, offset: int) -> bool:
+        """Write one offset after those of its queue that are under way: an older one that is
+        repeated until a leader answers must not come after a newer one."""
+        while (before := self._under_way.get(queue)) is not None:
+            await before.wait()
+        ended = self._under_way[queue] = asyncio.Event()
+        try:
+            return await self._write_one(queue, offset)
+        finally:
+            del self._under_way[queue]
+            ended.set()
+
+    async def _write_one(self, queue: MessageQueue, offset: int) -> bool:
         async with self._at_once:
             try:
                 response = await self._instance.invoke_leader(

@@ -1,13 +1,88 @@
-"""Commits of consumer offsets, request by request."""
+"""Commits of consumer offsets: in order, and told again now and then."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 from raftmq.client.instance import ClientInstance
-from raftmq.client.offsetstore import OffsetStore
+from raftmq.client.offsetstore import TOLD_AGAIN_S, OffsetStore
 from raftmq.remoting.command import RemotingCommand
 from tests.client.fakes import queue
+from tests.simulator.cluster.loop import SimLoop
+
+
+class Leader:
+    """Stands for a ClientInstance: answers each request when it is let."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self._let: list[asyncio.Event] = []
+
+    async def invoke_leader(self, _: str, command: Any, **__: Any) -> RemotingCommand:
+        self.asked.append(int(command().ext["commitOffset"]))
+        self._let.append(asyncio.Event())
+        await self._let[-1].wait()
+        return RemotingCommand(code=0)
+
+    def answer(self) -> None:
+        self._let.pop(0).set()
+
+
+def store_of(leader: Leader) -> OffsetStore:
+    return OffsetStore("g", cast(ClientInstance, leader))
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_commit_waits_for_an_older_one_of_its_queue_that_is_under_way() -> None:
+    """Else the older one, repeated until a leader answers, could set the offset back."""
+    leader = Leader()
+    store = store_of(leader)
+    one, other = queue(0), queue(1)
+    for each in (one, other):
+        store.table.begin(each, 0, told=True)
+        store.table.advance(each, 81)
+    first = asyncio.ensure_future(store.commit_confirmed([one]))
+    await turns()
+    store.table.advance(one, 105)
+    second = asyncio.ensure_future(store.commit_confirmed([one]))
+    third = asyncio.ensure_future(store.commit_confirmed([other]))
+    await turns()
+    assert leader.asked == [81, 81]  # of both queues, and nothing else
+    leader.answer()
+    leader.answer()
+    await turns()
+    assert leader.asked == [81, 81, 105]
+    leader.answer()
+    assert (await first, await second, await third) == ({one: 81}, {one: 105}, {other: 81})
+    assert store.table.dirty() == {}
+
+
+def test_offsets_that_have_not_moved_are_told_again_now_and_then() -> None:
+    """Somebody else's late request may have set them back."""
+    loop = SimLoop()
+
+    async def commits() -> list[int]:
+        leader = Leader()
+        store = store_of(leader)
+        one = queue(0)
+        store.table.begin(one, 7, told=True)
+        for _ in range(3):
+            committing = asyncio.ensure_future(store.commit_confirmed())
+            await turns()
+            if leader.asked:
+                leader.answer()
+            await committing
+            await asyncio.sleep(TOLD_AGAIN_S / 2)
+        return leader.asked
+
+    asked = loop.run_until_complete(commits())
+    loop.close()
+    assert asked == [7]
 
 
 class Repeating:

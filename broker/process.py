@@ -192,14 +192,12 @@ async def _run_one(
             started = await _unless(stopping, _started(broker))
         if broker is None or started is None:
             log.info("stopping reason=signal, before the start was through")
-            if broker is not None:
-                await broker.stop()
-            return 0
+            return int(broker is not None and not await _stopped(broker))
     except START_ERRORS as error:
         log.critical("start_failed %s: %s", type(error).__name__, error)
         click.echo(f"mqbroker: cannot start: {error}", err=True)
         if broker is not None:
-            await broker.stop()
+            await _stopped(broker)
         return 2 if isinstance(error, WRONG) else 1
     gc.collect()
     gc.freeze()
@@ -213,12 +211,24 @@ async def _run_one(
     reason = broker.failed.result() if broker.failed.done() else ""
     log.info("stopping reason=%s", reason or ("asked" if asked.done() else "signal"))
     asked.cancel()
-    await broker.stop()
-    if broker.begins_anew and not stopping.done() and not wanted.is_set():
+    stopped = await _stopped(broker)
+    if stopped and broker.begins_anew and not stopping.done() and not wanted.is_set():
         return None
     if reason:
         click.echo(f"mqbroker: failed: {reason}", err=True)
-    return 1 if reason else 0
+    return 1 if reason or not stopped else 0
+
+
+async def _stopped(broker: Broker) -> bool:
+    """Stop the broker; return False if it could not write everything, for example to a full disk.
+    Nothing acknowledged is lost by that: the next start recovers from the log."""
+    try:
+        await broker.stop()
+    except START_ERRORS as error:
+        log.critical("stop_failed %s: %s", type(error).__name__, error)
+        click.echo(f"mqbroker: stopped, but could not write everything: {error}", err=True)
+        return False
+    return True
 
 
 async def _started(broker: Broker) -> bool:

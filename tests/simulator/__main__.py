@@ -1,6 +1,7 @@
 """Run seeds: `python -m tests.simulator --seeds N --start S [--jobs J]`, or replay one with its
 whole trace: `--verbose SEED`. With `--refill` worlds in which logs lose their beginning and
-replicas are refilled. With `--digest` (also of starved worlds) one sha256 over all that happens,
+replicas are refilled, with `--cluster` whole clusters of the real programs (cluster/). With
+`--digest` (also of starved worlds) one sha256 over all that happens,
 for comparing two versions of the code (digest.py). Exit status 1 if any seed fails."""
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from tests.simulator import digest
+from tests.simulator.cluster.world import ClusterWorld
 from tests.simulator.refill import RefillWorld
 from tests.simulator.world import World
 
@@ -26,12 +29,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--verbose", type=int, metavar="SEED", help="replay one seed, traced")
     parser.add_argument("--refill", action="store_true", help="worlds with retention")
+    parser.add_argument("--cluster", action="store_true", help="whole clusters")
     parser.add_argument("--starved", action="store_true", help="starved worlds, with --digest")
     parser.add_argument("--digest", action="store_true", help="print one sha256 of all seeds")
     arguments = parser.parse_args()
     if arguments.digest:
         return print_digest(arguments)
-    world_class = RefillWorld if arguments.refill else World
+    world_class: type[World | ClusterWorld] = RefillWorld if arguments.refill else World
+    if arguments.cluster:
+        world_class = ClusterWorld
     if arguments.verbose is not None:
         print(world_class(arguments.verbose, trace=print).run())
         return 0
@@ -64,7 +70,7 @@ def print_digest(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def play(world_class: type[World], seed: int) -> tuple[dict[str, int], str]:
+def play(world_class: type[World | ClusterWorld], seed: int) -> tuple[Mapping[str, int], str]:
     """One seed: (numbers, failure as text or "")."""
     try:
         return world_class(seed).run(), ""

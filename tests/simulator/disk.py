@@ -12,6 +12,8 @@ may happen in part first), so that crashes fall between any two operations of on
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -37,6 +39,15 @@ class SimInode:
         self.data = bytearray()
         self.durable = bytearray()
         self.pending: list[tuple[int, int, bytes | int]] = []
+
+    def sync_but(self, begun: int, run: int) -> None:
+        """Make durable what was written up to operation `begun` and after `run`: what somebody
+        else wrote between them is not covered."""
+        late = [change for change in self.pending if begun < change[0] <= run]
+        for change in self.pending:
+            if not begun < change[0] <= run:
+                apply_change(self.durable, change)
+        self.pending[:] = late
 
     def sync(self, horizon: int) -> None:
         """Make durable what was written up to operation `horizon`."""
@@ -104,6 +115,7 @@ class SimFile:
 
     def pwrite(self, offset: int, data: bytes | memoryview) -> None:
         content = bytes(data)
+        self._grow(offset + len(content))
         try:
             number = self._operation()
         except SimCrash:
@@ -121,7 +133,12 @@ class SimFile:
     def pwritev(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None:
         self.pwrite(offset, b"".join(buffers))
 
+    def _grow(self, size: int) -> None:
+        if self._disk.full and size > len(self._inode.data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def truncate(self, size: int) -> None:
+        self._grow(size)
         self._change(self._operation(), ALLOCATED, size)
 
     def may_have_data(self, offset: int) -> bool:
@@ -129,6 +146,9 @@ class SimFile:
 
     def sync(self) -> None:
         number = self._operation()
+        if self._disk.sync_gap is not None:
+            self._inode.sync_but(*self._disk.sync_gap)
+            return
         horizon = self._disk.sync_horizon
         self._inode.sync(number if horizon is None else horizon)
 
@@ -145,6 +165,9 @@ class SimDisk:
         self.operations = 0
         self.power_cuts = 0
         self.sync_horizon: int | None = None  # a sync that is under way covers no later write
+        self.sync_gap: tuple[int, int] | None = None  # the same, for a thread that wrote before it
+        self.full = False  # no file grows
+        self.on_crash: Callable[[], None] = lambda: None  # told before SimCrash is raised
         self._crash_in: int | None = None
         self._names: dict[str, SimInode] = {}
         self._durable_names: dict[str, SimInode] = {}
@@ -161,6 +184,7 @@ class SimDisk:
             self._crash_in -= 1
             if self._crash_in <= 0:
                 self._crash_in = None
+                self.on_crash()
                 raise SimCrash
         return self.operations
 
@@ -171,7 +195,7 @@ class SimDisk:
         """Open files are gone; every byte stays."""
         self.generation += 1
         self._crash_in = None
-        self.sync_horizon = None
+        self.sync_horizon = self.sync_gap = None
 
     def lose_power(self) -> None:
         """Decide what of the unsynced survives."""

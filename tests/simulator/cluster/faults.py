@@ -1,0 +1,272 @@
+"""Which faults a seed suffers, and when. Each heals by itself; the world heals all at the end.
+
+What loses memory (a wiped disk, rot, a power cut of a replica that acknowledges before it syncs)
+strikes a minority of replicas, the same in all of a world: the promise covers no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulator.cluster.machine import Machine
+    from tests.simulator.cluster.world import ClusterWorld
+
+EVERYWHERE = (
+    "kill", "kill_leader", "crash_in_operation", "isolate", "cut_one_way", "split", "cut_client",
+    "reset_connection", "freeze", "stop_planned", "stall_disk", "slow_disk", "fill_disk",
+    "kill_name_server", "start_twice", "wrong_store", "wrong_secret", "rolling_restart",
+)  # fmt: skip
+OF_CLOCKS = ("jump_clock",)
+OF_POWER = ("power_cut", "power_cut_all")
+OF_MEMORY = ("wipe", "rot", "lose_queue_file", "power_cut_fragile")
+
+
+class FaultPlan:
+    """Draws a fault every few hundred milliseconds until it is told to heal. `kinds` counts what
+    struck."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+        self._rng = rng = Random(world.rng.random())
+        self.kinds: dict[str, int] = {}
+        self._over = False
+        self._every_s = rng.choice((0.15, 0.25, 0.4))
+        names = [*EVERYWHERE]
+        if not world.load_needs_clocks:
+            names += OF_CLOCKS
+        if world.profile.durable:
+            names += OF_POWER
+        chosen = rng.sample(names, rng.randint(2, 6))
+        self.fragile: list[str] = []
+        if rng.random() < 0.4:
+            count = (world.profile.replicas - 1) // 2
+            self.fragile = rng.sample(sorted(world.brokers), count)
+            chosen += rng.sample(OF_MEMORY, rng.randint(1, 2))
+        self._faults: list[tuple[str, Callable[[], None]]] = [
+            (name, getattr(self, f"_{name}")) for name in chosen
+        ]
+
+    @property
+    def strikes(self) -> int:
+        return sum(self.kinds.values())
+
+    def begin(self) -> None:
+        self._later(self._every_s * self._rng.random(), self._strike)
+
+    def stop(self) -> None:
+        """No fault from here on; what is broken stays so."""
+        self._over = True
+
+    def heal(self, machines: list[Machine]) -> None:
+        """Let these run, and be connected to each other and to everything that is healed."""
+        world = self._world
+        for machine in machines:
+            machine.disk_stalled = machine.disk.full = False
+            machine.thread_s = world.profile.thread_ms / 1000
+            machine.power_on()
+            for process in list(machine.processes):
+                if process in world.mistakes:
+                    process.kill()
+                process.thaw()
+            world.restart_later(machine)
+
+    def _later(self, delay_s: float, act: Callable[..., None], *arguments: object) -> None:
+        world = self._world
+        world.loop.call_later(delay_s, act, *arguments, context=world.context)
+
+    def _strike(self) -> None:
+        if self._over:
+            return
+        self._later(self._every_s * 2 * self._rng.random(), self._strike)
+        name, fault = self._rng.choice(self._faults)
+        self._world.note(f"fault {name}")
+        self.kinds[name] = self.kinds.get(name, 0) + 1
+        fault()
+
+    def _soon_s(self) -> float:
+        return self._rng.choice((0.02, 0.2, 0.8, 2.0)) * (0.5 + self._rng.random())
+
+    # -- who --------------------------------------------------------------------------------------
+
+    def _anybody(self) -> Machine:
+        return self._rng.choice(list(self._world.brokers.values()))
+
+    def _leader(self) -> Machine:
+        return self._world.leader() or self._anybody()
+
+    def _victim(self) -> Machine:
+        return self._leader() if self._rng.random() < 0.5 else self._anybody()
+
+    def _of_fragile(self) -> Machine:
+        return self._world.brokers[self._rng.choice(self.fragile)]
+
+    # -- processes --------------------------------------------------------------------------------
+
+    def _kill(self) -> None:
+        self._end(self._victim())
+
+    def _kill_leader(self) -> None:
+        self._end(self._leader())
+
+    def _end(self, machine: Machine) -> None:
+        machine.kill()
+        self._later(self._soon_s(), self._start, machine)
+
+    def _start(self, machine: Machine) -> None:
+        if not self._over and not machine.processes:
+            machine.power_on()
+            self._world.start_broker(machine)
+
+    def _power_cut(self) -> None:
+        self._cut_power(self._victim())
+
+    def _power_cut_all(self) -> None:
+        for machine in self._world.brokers.values():
+            self._cut_power(machine)
+
+    def _power_cut_fragile(self) -> None:
+        self._cut_power(self._of_fragile())
+
+    def _cut_power(self, machine: Machine) -> None:
+        machine.cut_power()
+        self._later(self._soon_s(), self._start, machine)
+
+    def _crash_in_operation(self) -> None:
+        self._victim().disk.crash_after(self._rng.randint(1, 12))
+
+    def _stop_planned(self) -> None:
+        for process in self._victim().processes:
+            process.terminate()
+
+    def _rolling_restart(self) -> None:
+        for number, machine in enumerate(self._world.brokers.values()):
+            for process in machine.processes:
+                self._later(0.8 * number, process.terminate)
+
+    def _freeze(self) -> None:
+        for process in self._victim().processes:
+            process.freeze()
+            self._later(self._soon_s(), process.thaw)
+
+    def _kill_name_server(self) -> None:
+        machine = self._world.namesrv
+        machine.kill()
+        self._later(self._soon_s(), self._world.start_name_server)
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def _start_twice(self) -> None:
+        """The same command once more, while it runs."""
+        machine = self._victim()
+        if machine.processes:
+            self._world.start_wrong(machine, {})
+
+    def _wrong_store(self) -> None:
+        """A broker that is down is started as another one of its group, on its own store."""
+        self._start_wrongly({"dLegerSelfId": "another"})
+
+    def _wrong_secret(self) -> None:
+        """A broker that is down is started with a secret that the others do not have."""
+        self._start_wrongly({"peerSecret": "not what the others have, and long enough"})
+
+    def _start_wrongly(self, wrong: dict[str, str]) -> None:
+        machine = self._victim()
+        if wrong.get("dLegerSelfId"):
+            others = [name for name in self._world.brokers if name != machine.name]
+            wrong = {"dLegerSelfId": self._rng.choice(others)}
+        machine.kill()
+        self._world.start_wrong(machine, wrong)
+        self._later(self._soon_s(), self._correct, machine)
+
+    def _correct(self, machine: Machine) -> None:
+        if not self._over:
+            machine.kill()
+            self._start(machine)
+
+    # -- disks and clocks -------------------------------------------------------------------------
+
+    def _stall_disk(self) -> None:
+        self._set_for_a_while(self._victim(), "disk_stalled", True, False)
+
+    def _slow_disk(self) -> None:
+        machine = self._victim()
+        self._set_for_a_while(machine, "thread_s", 0.05, self._world.profile.thread_ms / 1000)
+
+    def _fill_disk(self) -> None:
+        disk = self._victim().disk
+        disk.full = True
+        self._later(self._soon_s(), setattr, disk, "full", False)
+
+    def _set_for_a_while(self, machine: Machine, name: str, value: object, usual: object) -> None:
+        setattr(machine, name, value)
+        self._later(self._soon_s(), setattr, machine, name, usual)
+
+    def _jump_clock(self) -> None:
+        self._anybody().wall_offset_ms += self._rng.choice((-60_000, -500, 500, 60_000))
+
+    def _wipe(self) -> None:
+        """An empty disk under the same id."""
+        machine = self._of_fragile()
+        machine.kill()
+        machine.wipe()
+        self._later(self._soon_s(), self._start, machine)
+
+    def _rot(self) -> None:
+        """A bit of the log flips, where it lies."""
+        machine = self._of_fragile()
+        logs = [p for p, data in machine.disk.image(True).items() if "/commitlog/" in p and data]
+        if logs:
+            path = self._rng.choice(logs)
+            written = len(machine.disk.image(True)[path].rstrip(b"\0"))
+            if written:
+                machine.disk.rot(path, self._rng.randrange(written))
+
+    def _lose_queue_file(self) -> None:
+        """A file that can be made anew from the log is gone when the broker starts."""
+        machine = self._of_fragile()
+        machine.kill()
+        queues = [path for path in machine.disk.image(True) if "/consumequeue/" in path]
+        if queues:
+            machine.disk.lose_file(self._rng.choice(queues))
+        self._later(self._soon_s(), self._start, machine)
+
+    # -- network ----------------------------------------------------------------------------------
+
+    def _isolate(self) -> None:
+        name = self._victim().name
+        others = [m.name for m in self._world.machines if m.name != name]
+        self._cut({(name, other) for other in others} | {(other, name) for other in others})
+
+    def _cut_one_way(self) -> None:
+        name = self._victim().name
+        others = [n for n in self._world.brokers if n != name]
+        if self._rng.random() < 0.5:
+            self._cut({(name, other) for other in others})
+        else:
+            self._cut({(other, name) for other in others})
+
+    def _split(self) -> None:
+        names = list(self._world.brokers)
+        self._rng.shuffle(names)
+        at = self._rng.randrange(1, len(names))
+        near, far = names[:at], names[at:]
+        self._cut({(a, b) for a in near for b in far} | {(b, a) for a in near for b in far})
+
+    def _cut_client(self) -> None:
+        name = self._victim().name
+        self._cut({("client", name), (name, "client")})
+
+    def _cut(self, pairs: set[tuple[str, str]]) -> None:
+        network = self._world.network
+        network.sever(pairs)
+        self._later(self._soon_s(), self._reconnect, pairs)
+
+    def _reconnect(self, pairs: set[tuple[str, str]]) -> None:
+        if not self._over:
+            self._world.network.heal(pairs)
+
+    def _reset_connection(self) -> None:
+        self._world.network.reset()

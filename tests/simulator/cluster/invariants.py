@@ -1,0 +1,158 @@
+"""What holds between replicas at every moment, read from the running brokers.
+
+- at most one leader a term;
+- every replica applies the same frame at an index;
+- the replicated tables are equal at every applied index;
+- no broker ends by a broken invariant of its own;
+- in the end all replicas have applied the same, and their logs have the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+from zlib import crc32
+
+import orjson
+
+from raftmq.broker.application import BrokerApplication
+from raftmq.broker.broker import Broker
+from raftmq.dledger.member import RaftMember
+from raftmq.dledger.messages import Role, RoleEvent
+from tests.simulator.cluster.loop import PROCESS
+from tests.simulator.cluster.process import Process
+
+if TYPE_CHECKING:
+    from tests.simulator.cluster.world import ClusterWorld
+
+SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+
+
+class Invariants:
+    """See the module's docstring. `brokers`: the latest broker of each machine."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self.brokers: dict[str, Broker] = {}
+        self._world = world
+        self._leaders: dict[int, str] = {}
+        self._frames: dict[int, int] = {}  # index → checksum of the committed frame
+        self._tables: dict[int, tuple[int, str]] = {}  # index → digest of the tables, by whom
+        self._compared = 0
+
+    def numbers(self) -> dict[str, int]:
+        return {
+            "elections": len(self._leaders),
+            "frames": len(self._frames),
+            "tables compared": self._compared,
+        }
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look on while brokers are built, apply and change roles."""
+        apply, changed, built = BrokerApplication.apply, Broker._role_changed, Broker.__init__
+        failed = Broker._on_fatal
+        invariants = self
+
+        def on_built(broker: Broker, *arguments: Any) -> None:
+            built(broker, *arguments)
+            invariants.brokers[here().machine.name] = broker
+
+        def on_apply(application: BrokerApplication, frames: Any) -> None:
+            for frame in frames:  # one by one, so that the tables of every index are seen
+                apply(application, [frame])
+                invariants._applied(application, frame)
+
+        def on_role(broker: Broker, event: RoleEvent) -> None:
+            invariants._role(event)
+            changed(broker, event)
+
+        def on_fatal(broker: Broker, reason: str) -> None:
+            process = here()
+            if process.alive and "invariant" in reason:
+                invariants._world.broken(f"{process}: {reason}")
+            failed(broker, reason)
+
+        with (
+            patch.object(BrokerApplication, "apply", on_apply),
+            patch.object(Broker, "_role_changed", on_role),
+            patch.object(Broker, "__init__", on_built),
+            patch.object(Broker, "_on_fatal", on_fatal),
+        ):
+            yield
+
+    def _role(self, event: RoleEvent) -> None:
+        if event.role is not Role.LEADER:
+            return
+        process = str(here())
+        known = self._leaders.setdefault(event.term, process)
+        if known != process:
+            self._world.broken(f"election safety: {known} and {process} lead term {event.term}")
+
+    def _applied(self, application: BrokerApplication, frame: Any) -> None:
+        process = here()
+        world = self._world
+        data = crc32(frame.data)
+        known = self._frames.setdefault(frame.index, data)
+        if known != data:
+            world.broken(f"state machine safety: {process} applies another {frame}")
+        tables = application._state.tables
+        if not len(frame.command) or any(t.applied_index > frame.index for t in tables):
+            return  # nothing changed, or a snapshot is ahead of the replay
+        digest = crc32(orjson.dumps([table.to_json() for table in tables], option=SORTED))
+        self._compared += 1
+        before, whose = self._tables.setdefault(frame.index, (digest, str(process)))
+        if before != digest:
+            world.broken(f"tables differ at {frame.index}: those of {process} and of {whose}")
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def all_equal(self) -> bool:
+        """Whether every replica runs and has applied everything."""
+        found = set()
+        for machine in self._world.brokers.values():
+            broker = self.brokers.get(machine.name)
+            if broker is None or not machine.processes or not broker.life.recovered:
+                return False
+            found.add(broker.state.applied_index)
+        return len(found) == 1
+
+    def at_end(self) -> None:
+        """The logs have the same bytes, but for what retention took and what rotted."""
+        world = self._world
+        images = {}
+        for name in world.brokers:
+            if name not in world.plan.fragile:
+                engine = self.brokers[name].engine
+                assert isinstance(engine, RaftMember)
+                index = engine.log.index
+                images[name] = (engine.log, index.first_index, index.last_index)
+        first = max(begin for _, begin, _ in images.values())
+        last = min(end for _, _, end in images.values())
+        digests = {}
+        for name, (log, _, _) in images.items():
+            digest = 0
+            for at in range(first, last + 1, 64):
+                for frame in log.frames(at, min(at + 63, last)):
+                    digest = crc32(frame.data, digest)
+            digests[name] = digest
+        if len(set(digests.values())) != 1:
+            world.fail(f"logs differ between {first} and {last}: {digests}")
+
+    def states(self) -> str:
+        """Describe every broker, for a failure's message."""
+        lines = []
+        for name, machine in self._world.brokers.items():
+            broker = self.brokers.get(name)
+            lines.append(f"{name}: {machine.processes}")
+            if broker is not None:
+                lines[-1] += f" applied {broker.state.applied_index} {broker.engine.status()}"
+        return "\n".join(lines)
+
+
+def here() -> Process:
+    """Return the process whose code runs."""
+    process = PROCESS.get()
+    assert process is not None
+    return process

@@ -1,0 +1,86 @@
+"""The load of a world: the chaos harness's workloads, small, in one client process.
+
+Time costs nothing here, so rates are low and periods as users have them. The history goes to the
+harness's own judges (chaos.checks.suite).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from random import Random
+from typing import cast
+
+from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads import delayed, retries, transactions
+from raftmq.chaos.workloads.base import Environment, Workload
+from raftmq.chaos.workloads.load import GROUP, LOG, ONCE, ORDERED, MessagesConfig
+from raftmq.chaos.workloads.locks import LOCKS, locks_workload
+from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
+from raftmq.chaos.workloads.metadata import MetadataWorkload
+from raftmq.chaos.workloads.posted import PostedConfig
+from tests.simulator.cluster.recorder import Recorder
+
+JOIN_WITHIN_S = 60.0
+DRAIN_WITHIN_S = 150.0
+# What brokers are configured with, so that nobody waits for hours.
+SETTINGS = {**transactions.SETTINGS, **retries.SETTINGS, **delayed.SETTINGS}
+
+
+def messages(config: MessagesConfig) -> MessagesConfig:
+    return replace(
+        config, queues=4, producers=2, window=16, rate_per_s=60.0, keys=20, send_timeout_ms=5_000
+    )
+
+
+def posted(config: PostedConfig) -> PostedConfig:
+    return replace(config, queues=2, window=8, rate_per_s=20.0, quiet_s=8.0)
+
+
+MAKERS: dict[str, Callable[[], Workload]] = {
+    "log": lambda: MessagesWorkload(messages(LOG)),
+    "ordered": lambda: MessagesWorkload(messages(ORDERED)),
+    "group": lambda: MessagesWorkload(messages(GROUP), churn=Churn(restart_every_s=2.0)),
+    "idempotent": lambda: MessagesWorkload(messages(ONCE)),
+    "metadata": MetadataWorkload,
+    "locks": lambda: locks_workload(messages(LOCKS), restart_every_s=2.0),
+    "transactions": lambda: transactions.transactions_workload(posted(transactions.TRANSACTIONS)),
+    "delayed": lambda: delayed.delayed_workload(posted(delayed.DELAYED)),
+    "retries": lambda: retries.retries_workload(posted(retries.RETRIES)),
+}
+WITHOUT_CLOCKS = ("log", "ordered", "group", "idempotent", "metadata", "locks")
+
+
+class Load:
+    """Workloads and how far they are."""
+
+    def __init__(self, names: Sequence[str], rng: Random, note: Callable[[str], None]) -> None:
+        self.names = tuple(names)
+        self.workloads = [MAKERS[name]() for name in names]
+        self.began = False
+        self.stopping = asyncio.Event()
+        self.late: list[str] = []  # names of those that were not drained in time
+        self.over = False
+        self._rng = rng
+        self._note = note
+
+    async def run(self, namesrv: str, history: Recorder) -> None:
+        """Play all workloads in the harness's order: prepare, start, stop, drain."""
+        written = cast(HistoryWriter, history)
+        async with AsyncExitStack() as stack:
+            for one in self.workloads:
+                rng = Random(self._rng.random())
+                await one.prepare(
+                    Environment(namesrv, written, rng, self._note, JOIN_WITHIN_S, DRAIN_WITHIN_S)
+                )
+            for one in self.workloads:
+                await one.start(stack)
+            self._note("loaded")
+            self.began = True
+            await self.stopping.wait()
+            for one in self.workloads:
+                one.stop()
+            self.late = [one.name for one in self.workloads if not await one.drain()]
+        self.over = True

@@ -1,0 +1,219 @@
+"""A deterministic event loop: its clock is simulated, and what it does follows from a seed.
+
+Programs run on it unchanged. Time stands still while callbacks run and jumps to the next timer when
+none is ready. A callback belongs to the process (`process.Process`) in whose context it was made:
+a dead process's callbacks are dropped, so it stops at whatever await it had reached, without its
+`finally` blocks; those of a frozen one wait. Work for a thread runs at a drawn time, in one piece
+(`Process.in_thread`). Connections are the network's (`network.Network`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.simulator.cluster.network import Network, Server
+    from tests.simulator.cluster.process import Process
+
+_numbers = itertools.count()
+PROCESS: ContextVar[Process | None] = ContextVar("simulated process", default=None)
+
+
+class Stuck(Exception):
+    """Nothing is ready and no timer is set: the world has come to a standstill."""
+
+
+class SimHandle(asyncio.Handle):
+    """A callback of a process."""
+
+    def __init__(
+        self,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        context = copy_context() if context is None else context
+        super().__init__(callback, args, loop, context)
+        self.process = context.get(PROCESS)
+
+    def _run(self) -> None:
+        process = self.process
+        if process is None or process.admits(self):
+            self._loop.at_work = process  # type: ignore[attr-defined]
+            super()._run()
+
+
+class SimTimerHandle(asyncio.TimerHandle):
+    """A timer of a process."""
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        context = copy_context() if context is None else context
+        super().__init__(when, callback, args, loop, context)
+        self.process = context.get(PROCESS)
+        self._number = next(_numbers)  # timers for one moment run in the order they were set
+
+    def __lt__(self, other: Any) -> bool:
+        return (self._when, self._number) < (other._when, other._number)  # type: ignore[attr-defined]
+
+    def _run(self) -> None:
+        process = self.process
+        if process is None or process.admits(self):
+            self._loop.at_work = process  # type: ignore[attr-defined]
+            super()._run()
+
+
+class _Clock:
+    """The loop's selector: waiting for it lets the time pass."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout_s: float | None) -> list[Any]:
+        if timeout_s is None:
+            raise Stuck
+        if timeout_s > 0:
+            self._loop.now_s += timeout_s
+        return []
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """See the module's docstring. `now_s` is the simulated time; `network` is set by the world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1_000.0  # a machine's monotonic clock is not at 0, either
+        self.network: Network | None = None
+        self.callbacks = 0
+        self.at_work: Process | None = None  # whose callback runs
+        self._selector = _Clock(self)
+        self._clock_resolution = 1e-9
+        self.set_task_factory(_made)
+
+    def time(self) -> float:
+        return self.now_s
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(loop=self)
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def _call_soon(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context | None
+    ) -> SimHandle:
+        self.callbacks += 1
+        handle = SimHandle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> SimTimerHandle:
+        self.callbacks += 1
+        timer = SimTimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def put_back(self, handle: asyncio.Handle) -> None:
+        """Let a callback that was held run after those that are ready."""
+        self._ready.append(handle)  # type: ignore[attr-defined]
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        process = PROCESS.get()
+        if process is None:  # the world's own
+            future = self.create_future()
+            future.set_result(func(*args))
+            return future
+        return process.in_thread(executor, func, args)
+
+    def add_signal_handler(  # type: ignore[override]
+        self, sig: int, callback: Callable[..., Any], *args: Any
+    ) -> None:
+        process = PROCESS.get()
+        assert process is not None
+        process.signal_handlers[int(sig)] = (callback, args, copy_context())
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        process = PROCESS.get()
+        return process is not None and process.signal_handlers.pop(int(sig), None) is not None
+
+    def set_exception_handler(self, handler: Callable[..., Any] | None) -> None:
+        process = PROCESS.get()
+        assert process is not None
+        process.exception_handler = handler
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tell the process whose callback failed; the world if it is its own."""
+        process = self.at_work
+        handler = None if process is None else process.exception_handler
+        if handler is not None:
+            assert process is not None
+            process.context.run(handler, self, context)
+        elif process is None or process.alive:
+            super().call_exception_handler(context)
+            error = context.get("exception")
+            if process is None and error is not None and self.is_running():
+                raise error
+
+    def remove_reader(self, fd: Any) -> bool:
+        """Stop accepting at the listener with this number, which is its port."""
+        assert self.network is not None
+        return self.network.stop_accepting(int(fd))
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Server:  # type: ignore[override]  # fmt: skip  # noqa: E501
+        assert self.network is not None
+        return self.network.listen(protocol_factory, port, options.get("sock"))
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:  # fmt: skip  # noqa: E501
+        assert self.network is not None
+        assert options.get("ssl") is None, "TLS is not simulated"
+        return await self.network.connect(protocol_factory, port)
+
+
+def numbered_hash(self: Any) -> int:
+    """Stands for a class's __hash__, which comes of an address: sets of such objects then have an
+    order that repeats."""
+    try:
+        number: int = self._simulated_number
+    except AttributeError:
+        number = self._simulated_number = next(_numbers)
+    return number
+
+
+class SimTask(asyncio.Task):
+    __hash__ = numbered_hash
+
+
+class SimFuture(asyncio.Future):
+    __hash__ = numbered_hash
+
+
+def _made(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+    """Make a task that its process keeps, however it ends: a task that is collected runs its
+    `finally` blocks, which a killed process does not."""
+    context = options.get("context")
+    task: asyncio.Task[Any] = SimTask(work, loop=loop, **options)
+    process = PROCESS.get() if context is None else context.get(PROCESS)
+    if process is not None:
+        process.tasks.add(task)
+        task.add_done_callback(process.tasks.discard)
+    return task

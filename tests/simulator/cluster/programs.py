@@ -1,0 +1,56 @@
+"""The programs of a world, as they are started on real machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+from raftmq.broker import process as broker_process
+from raftmq.broker.config import BrokerConfig, Setting, build_config
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.server import NameServer
+from raftmq.store.disk import OsDisk
+from tests.simulator.cluster.machine import DiskOfProcess
+from tests.simulator.cluster.network import HOST
+from tests.simulator.cluster.process import Process
+
+NAMESRV_PORT = 42_001
+NAMESRV = f"{HOST}:{NAMESRV_PORT}"
+GROUP = "group-a"
+STORE = "store"
+
+
+def client_port(number: int) -> int:
+    """Return a broker's listenPort. Brokers also listen on the port two below."""
+    return 43_000 + 10 * number
+
+
+def raft_port(number: int) -> int:
+    return 41_000 + number
+
+
+def broker_config(settings: Mapping[str, str]) -> BrokerConfig:
+    """Return a configuration as broker.conf gives it. Raises ConfigError."""
+    return build_config([Setting(key, value, "the world") for key, value in settings.items()])
+
+
+def peers_of(names: list[str]) -> str:
+    return ";".join(f"{name}-{HOST}:{raft_port(i)}" for i, name in enumerate(names))
+
+
+async def broker(process: Process, settings: Mapping[str, str]) -> int:
+    """Run `mqbroker`; return its exit status."""
+    machine = process.machine
+    config = broker_config(settings)
+    disk = DiskOfProcess(process, config.store_path_root_dir)
+    seen = broker_process.Machine(cast(OsDisk, disk), machine.wall_ms)
+    lock: Any = None  # the broker takes it
+    return await broker_process.run(config, seen, lock, {})
+
+
+async def name_server(process: Process) -> None:
+    """Run `mqnamesrv` until it is killed."""
+    server = NameServer(NameServerConfig(bind=HOST, port=NAMESRV_PORT, http_enable=False))
+    await server.start()
+    await asyncio.get_running_loop().create_future()

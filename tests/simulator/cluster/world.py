@@ -1,0 +1,388 @@
+"""One cluster from one seed: brokers, a name server, clients, faults, and the judges of all of it.
+
+`ClusterWorld(seed).run()` plays it and returns what happened as numbers; it raises CheckFailed at
+the first broken promise. The programs are the product's own (programs.py), the load and its judges
+are the chaos harness's (load.py), and what must hold between replicas is looked at as they apply
+(invariants.py).
+
+The plan of a seed: the group elects a leader, the load begins, faults strike for some seconds. Then
+in half of the worlds only a majority is healed, and the rest stays dead, frozen, deaf, mute or
+without a working disk: the load must go on, end, and its consumers drain, within a bounded time
+(liveness). Then everything is healed, and all replicas must become equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from random import Random
+from typing import NoReturn
+
+from raftmq.chaos.checks.suite import Suite
+from raftmq.chaos.checks.verdict import Verdict
+from tests.simulator.checks import CheckFailed
+from tests.simulator.cluster import programs
+from tests.simulator.cluster.faults import FaultPlan
+from tests.simulator.cluster.invariants import Invariants
+from tests.simulator.cluster.load import (
+    DRAIN_WITHIN_S,
+    JOIN_WITHIN_S,
+    MAKERS,
+    SETTINGS,
+    WITHOUT_CLOCKS,
+    Load,
+)
+from tests.simulator.cluster.loop import SimLoop, Stuck
+from tests.simulator.cluster.machine import Machine
+from tests.simulator.cluster.network import Network
+from tests.simulator.cluster.process import Process
+from tests.simulator.cluster.recorder import Recorder
+from tests.simulator.cluster.surroundings import simulated
+
+DONE = ("ok", "fail", "unknown")  # records of an operation's outcome
+RESTART_S_MAX = 1.0
+EQUAL_WITHIN_S = 60.0
+CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
+LOOK_S = 0.05
+SECRET = "of this world, and long enough"
+BROKEN = ("dead", "frozen", "deaf", "mute", "cut off", "stalled")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The roughness of a seed's world."""
+
+    replicas: int
+    durable: bool  # SYNC_FLUSH: acknowledged means synced; power cuts of all happen only here
+    delay_ms: float
+    spike: float  # probability of a delay that is twenty times as long
+    thread_ms: float
+    faults_s: float
+    segment_bytes: int
+    frame_bytes_max: int
+    half_healed: bool  # a majority has to go on alone before all are healed
+
+    @staticmethod
+    def draw(rng: Random) -> Profile:
+        return Profile(
+            replicas=rng.choice((3, 3, 3, 5)),
+            durable=rng.random() < 0.7,
+            delay_ms=rng.choice((0.1, 0.5, 2.0, 8.0)),
+            spike=rng.choice((0.0, 0.0, 0.01, 0.05)),
+            thread_ms=rng.choice((0.1, 0.5, 5.0)),
+            faults_s=rng.choice((8.0, 10.0, 12.0)),
+            segment_bytes=rng.choice((192, 512)) * 1024,
+            frame_bytes_max=rng.choice((16, 64)) * 1024,
+            half_healed=rng.random() < 0.5,
+        )
+
+
+class ClusterWorld:
+    """See the module's docstring."""
+
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.rng = rng = Random(seed)
+        self.trace = trace
+        self.context = copy_context()  # of no process
+        self.profile = profile = Profile.draw(rng)
+        self.loop = SimLoop()
+        self.network = Network(self.loop, Random(rng.random()), profile.delay_ms, profile.spike)
+        self.loop.network = self.network
+        names = [f"n{number}" for number in range(profile.replicas)]
+        self.brokers = {name: self._machine(name) for name in names}
+        self.namesrv = self._machine("namesrv")
+        self.client = self._machine("client")
+        self._lay_out_ports()
+        self.load = Load(self._draw_load(), Random(rng.random()), self.note)
+        self.plan = FaultPlan(self)
+        self.invariants = Invariants(self)
+        self.healed = False
+        self.left_broken: set[str] = set()  # machines that stay so, until all are healed
+        self.mistakes: list[Process] = []  # started as an operator should not
+        self.failure: BaseException | None = None
+        self.history: Recorder
+        self.suite = Suite()
+
+    def _machine(self, name: str) -> Machine:
+        machine = Machine(name, self.loop, self.network, Random(self.rng.random()))
+        machine.thread_s = self.profile.thread_ms / 1000
+        machine.restart = self.restart_later
+        return machine
+
+    def _lay_out_ports(self) -> None:
+        self.network.machines[programs.NAMESRV_PORT] = self.namesrv
+        for number, machine in enumerate(self.brokers.values()):
+            port = programs.client_port(number)
+            for each in (port, port - 2, programs.raft_port(number)):
+                self.network.machines[each] = machine
+
+    def _draw_load(self) -> Sequence[str]:
+        kinds = WITHOUT_CLOCKS if self.rng.random() < 0.6 else tuple(MAKERS)
+        return self.rng.sample(kinds, 2)
+
+    @property
+    def load_needs_clocks(self) -> bool:
+        """Whether what is promised depends on the time of day: no clock jumps then."""
+        return not set(self.load.names) <= set(WITHOUT_CLOCKS)
+
+    @property
+    def machines(self) -> list[Machine]:
+        return [*self.brokers.values(), self.namesrv, self.client]
+
+    def leader(self) -> Machine | None:
+        """Return the machine of a broker that leads, if any does."""
+        for name, machine in self.brokers.items():
+            broker = self.invariants.brokers.get(name)
+            if machine.processes and broker is not None and broker.roles.leading:
+                return machine
+        return None
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def run(self) -> Counter[str]:
+        """Play the seed. Raises CheckFailed at the first broken promise."""
+        self.note(f"seed {self.seed} {self.profile} {self.load.names}")
+        logging.disable(logging.CRITICAL)
+        try:
+            with simulated(self.loop, self.rng), self.invariants.watching():
+                self.history = Recorder(seed=self.seed, scenario="simulated")
+                try:
+                    self.loop.run_until_complete(self._play())
+                except Stuck:
+                    self.fail("the world came to a standstill")
+                finally:
+                    self._let_go()
+        finally:
+            logging.disable(logging.NOTSET)
+        self._judge()
+        return self._numbers()
+
+    async def _play(self) -> None:
+        self.start_name_server()
+        for machine in self.brokers.values():
+            self.start_broker(machine)
+        await self._until(lambda: self.leader() is not None, JOIN_WITHIN_S, "nobody leads")
+        self.client.start("client", self._run_load, lambda _: None)
+        await self._until(lambda: self.load.began, JOIN_WITHIN_S, "the load did not begin")
+        self.plan.begin()
+        await self._wait(self.profile.faults_s)
+        self.plan.stop()
+        if self.profile.half_healed:
+            self._heal_majority()
+            await self._end_load("with only a majority healthy")
+        self._heal_all()
+        if not self.load.over:
+            await self._end_load("after healing")
+        await self._until(self.invariants.all_equal, EQUAL_WITHIN_S, "replicas are not equal")
+        self.invariants.at_end()
+
+    def _heal_majority(self) -> None:
+        """Heal a majority, the clients and the name server; break the rest for good, one by one."""
+        rng, network = self.rng, self.network
+        names = list(self.brokers)
+        count = (len(names) - 1) // 2
+        # What may have lost its memory is no part of a majority that has to go on without it.
+        rest = self.plan.fragile or rng.sample(names, count)
+        self.left_broken = set(rest)
+        network.heal()
+        self.plan.heal([m for name, m in self.brokers.items() if name not in rest])
+        others = [machine.name for machine in self.machines]
+        for name in rest:
+            how = rng.choice(BROKEN)
+            self.note(f"{name} stays {how}")
+            machine = self.brokers[name]
+            if how == "dead":
+                machine.kill()
+            elif how == "frozen":
+                for process in machine.processes:
+                    process.freeze()
+            elif how == "stalled":
+                machine.disk_stalled = True
+            pairs = set()
+            if how in ("deaf", "cut off"):
+                pairs |= {(other, name) for other in others if other != name}
+            if how in ("mute", "cut off"):
+                pairs |= {(name, other) for other in others if other != name}
+            network.sever(pairs)
+        self.note("a majority is healed")
+
+    def _heal_all(self) -> None:
+        self.healed = True
+        self.left_broken = set()
+        self.note("heal")
+        self.network.heal()
+        self.plan.heal(list(self.brokers.values()))
+
+    async def _end_load(self, when: str) -> None:
+        await self._wait(2.0)
+        self.load.stopping.set()
+        await self._until(lambda: self.load.over, DRAIN_WITHIN_S + 30, f"no end of the load {when}")
+        if self.load.late:
+            self.fail(f"{', '.join(self.load.late)} not drained within {DRAIN_WITHIN_S} s {when}")
+
+    async def _wait(self, seconds: float) -> None:
+        deadline_s = self.loop.now_s + seconds
+        await self._until(lambda: self.loop.now_s >= deadline_s, seconds + 1, "time stands still")
+
+    async def _until(self, holds: Callable[[], bool], seconds: float, complaint: str) -> None:
+        deadline_s = self.loop.now_s + seconds
+        while not holds():
+            if self.failure is not None:
+                raise self.failure
+            if self.loop.now_s >= deadline_s:
+                self.fail(f"{complaint}, after {seconds:g} s\n{self.invariants.states()}")
+            if self.loop.callbacks > CALLBACKS_MAX:
+                self.fail("the world does not come to an end")
+            await asyncio.sleep(LOOK_S)
+        if self.failure is not None:
+            raise self.failure
+
+    def _let_go(self) -> None:
+        for machine in self.machines:
+            machine.powered = False
+            machine.kill()
+        self.loop.close()
+        for machine in self.machines:
+            for process in machine.graveyard:
+                process.retire()
+
+    def note(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.loop.now_s - 1000:9.4f} {text}")
+
+    def fail(self, reason: str) -> NoReturn:
+        raise CheckFailed(
+            f"seed {self.seed} at {self.loop.now_s - 1000:.4f} s: {reason}\n"
+            f"replay: python -m tests.simulator --cluster --verbose {self.seed}"
+        )
+
+    def broken(self, reason: str) -> None:
+        """Note a broken promise from within a program: the world ends at its next look."""
+        if self.failure is None:
+            try:
+                self.fail(reason)
+            except CheckFailed as failure:
+                self.failure = failure
+
+    # -- programs ---------------------------------------------------------------------------------
+
+    def start_broker(self, machine: Machine) -> None:
+        self._start(machine, self.settings(machine.name), self._broker_ended)
+
+    def start_wrong(self, machine: Machine, wrong: Mapping[str, str]) -> None:
+        """Start a broker as an operator should not; nobody starts it again when it ends."""
+
+        def ended(process: Process) -> None:
+            self.note(f"{process} ended")
+            process.kill()
+
+        machine.power_on()
+        process = self._start(machine, {**self.settings(machine.name), **wrong}, ended)
+        self.mistakes.append(process)
+
+    def _start(
+        self, machine: Machine, settings: Mapping[str, str], ended: Callable[[Process], None]
+    ) -> Process:
+        async def main(process: Process) -> int:
+            return await programs.broker(process, settings)
+
+        process = machine.start("broker", main, ended)
+        self.note(f"{process} starts")
+        return process
+
+    def start_name_server(self) -> None:
+        if not self.namesrv.processes:
+            self.namesrv.start("namesrv", programs.name_server, self._name_server_ended)
+
+    def _broker_ended(self, process: Process) -> None:
+        """A broker ended by itself: its supervisor starts it again."""
+        machine = process.machine
+        assert process.main is not None
+        error = process.main.exception()
+        self.note(f"{process} ended: {process.main.result() if error is None else repr(error)}")
+        process.kill()
+        if error is not None:
+            where = "".join(traceback.format_tb(error.__traceback__, -6))
+            self.broken(f"{process} died of {error!r}\n{where}")
+        self.restart_later(machine)
+
+    def _name_server_ended(self, process: Process) -> None:
+        assert process.main is not None
+        self.broken(f"{process} died of {process.main.exception()!r}")
+
+    def restart_later(self, machine: Machine) -> None:
+        """Start the broker again a little later, if nobody else has by then."""
+        delay_s = 0.01 if self.healed else RESTART_S_MAX * self.rng.random()
+
+        def again() -> None:
+            if machine.powered and not machine.processes and machine.name not in self.left_broken:
+                self.start_broker(machine)
+
+        self.loop.call_later(delay_s, again, context=self.context)
+
+    def settings(self, name: str) -> dict[str, str]:
+        """Return a broker's broker.conf."""
+        profile = self.profile
+        names = list(self.brokers)
+        return {
+            "brokerName": programs.GROUP,
+            "brokerClusterName": "Simulated",
+            "listenPort": str(programs.client_port(names.index(name))),
+            "namesrvAddr": programs.NAMESRV,
+            "storePathRootDir": programs.STORE,
+            "enableDLegerCommitLog": "true",
+            "dLegerPeers": programs.peers_of(names),
+            "dLegerSelfId": name,
+            "peerSecret": SECRET,
+            "httpEnable": "false",
+            "flushDiskType": "SYNC_FLUSH" if profile.durable else "ASYNC_FLUSH",
+            "mappedFileSizeCommitLog": str(profile.segment_bytes),
+            "mappedFileSizeConsumeQueue": "2000",
+            "maxHashSlotNum": "100",
+            "maxIndexNum": "400",
+            "frameSizeMax": str(profile.frame_bytes_max),
+            "maxMessageSize": "8192",
+            "diskSpaceWarningFreeBytes": "1",
+            "snapshotIntervalMs": "2000",
+            **SETTINGS,
+        }
+
+    async def _run_load(self, process: Process) -> None:
+        try:
+            await self.load.run(programs.NAMESRV, self.history)
+        except Exception as error:
+            self.failure = self.failure or error
+
+    # -- the judges -------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        for record in self.history.records:
+            self.suite.feed(record)
+        for check in self.suite.results():
+            if check.verdict is Verdict.FAIL:
+                examples = "\n  ".join(check.examples[:3])
+                self.fail(f"{check.name}: {check.count}: {check.detail}\n  {examples}")
+
+    def _numbers(self) -> Counter[str]:
+        ledger = self.suite.ledger
+        done = sum(1 for record in self.history.records if record["type"] in DONE)
+        return Counter(
+            {
+                "worlds": 1,
+                "callbacks": self.loop.callbacks,
+                "operations": done,
+                "acknowledged": ledger.acknowledged,
+                "unknown": ledger.vague,
+                "deliveries": ledger.deliveries,
+                "faults": self.plan.strikes,
+                "healed by halves": int(self.profile.half_healed),
+                **self.invariants.numbers(),
+                **{f"fault {name}": count for name, count in self.plan.kinds.items()},
+            }
+        )

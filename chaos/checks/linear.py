@@ -8,8 +8,9 @@ The search is the one of porcupine and Knossos (Wing and Gong 1993; Lowe 2017): 
 operations that can come next, remembering every (operations done, state), because to come back to
 one is of no use. What shortens it is exact. A read that the state allows is taken at once: it
 changes nothing, so it excludes nothing that could come before it. Operations without an answer are
-tried last, and of several with the same action only the first. A search longer than `steps_max`
-ends as UNKNOWN.
+tried last, only where they change something, and of several with the same action only the first; to
+reach the same with more of them used up is of no use either. A search longer than `steps_max` ends
+as UNKNOWN.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def linearizable(
     States are hashable. Operations that only touch in time may come in either order.
     """
     todo = _Todo(operations)
-    state, done = initial, 0
-    seen: set[tuple[int, Any]] = set()
+    state, done, used = initial, 0, 0  # as bits: the answered operations in the order, the others
+    seen: dict[tuple[int, Any], list[int]] = {}
     path: list[tuple[int, Any, Iterator[int]]] = []  # operation, state before it, its rivals
     choices = todo.choices(state, step)
     steps = 0
@@ -72,20 +73,25 @@ def linearizable(
             steps += 1
             if steps > steps_max:
                 return Verdict.UNKNOWN
-            after = step(state, todo.operations[number].action)
-            reached = (done | 1 << number, after)
-            if after is not ILLEGAL and reached not in seen:
+            one = todo.operations[number]
+            after = step(state, one.action)
+            if after is ILLEGAL or (one.returned_ns is None and after == state):
+                continue
+            now_done, now_used = todo.bits(number, done, used)
+            before = seen.setdefault((now_done, after), [])
+            if not any(fewer & now_used == fewer for fewer in before):
                 break
         else:
             if not path:
                 return Verdict.FAIL
             number, state, choices = path.pop()
-            done ^= 1 << number
+            done, used = todo.bits(number, done, used)
             todo.put_back(number)
             continue
-        seen.add(reached)
+        before[:] = [more for more in before if more & now_used != now_used]
+        before.append(now_used)
         path.append((number, state, choices))
-        done, state = reached
+        done, used, state = now_done, now_used, after
         todo.take(number)
         choices = todo.choices(state, step)
     return Verdict.PASS
@@ -147,6 +153,13 @@ class _Todo:
                 alike.add(one.action)
                 found.append(number)
         return iter(found)
+
+    def bits(self, number: int, done: int, used: int) -> tuple[int, int]:
+        """Return the bits with that of one operation changed."""
+        answered = len(self._places)
+        if number < answered:
+            return done ^ 1 << number, used
+        return done, used ^ 1 << (number - answered)
 
     def take(self, number: int) -> None:
         if number in self._unanswered:

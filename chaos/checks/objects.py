@@ -113,10 +113,11 @@ class Objects:
         text = "; ".join(self._timed(one, begin_ns) for one in answered[-SHOWN_MAX:])
         if len(answered) > SHOWN_MAX:
             text = f"{len(answered) - SHOWN_MAX} more; {text}"
-        vague = [self._words(one) for one in window if one.returned_ns is None and not one.reads]
+        open_ones = [one for one in window if one.returned_ns is None and not one.reads]
+        vague = [*dict.fromkeys(map(self._words, open_ones))]  # each once
         if vague:
             more = ", …" if len(vague) > SHOWN_MAX else ""
-            text += f"; without an answer: {', '.join(vague[:SHOWN_MAX])}{more}"
+            text += f"; at any time or never, unanswered: {', '.join(vague[:SHOWN_MAX])}{more}"
         return f"{self._title(name)}: no order explains {text}"
 
     def _timed(self, one: Operation, begin_ns: int) -> str:

@@ -3,12 +3,15 @@
 They are no consumers: their group only has locks. What consumers do under locks shows that no two
 of them work at once; what these are answered shows whom a broker thought the owner. An operation is
 one request to the leader named by the name servers, never repeated. Once it was sent, any error
-leaves its outcome unknown: a leader may refuse what it finds out too late to have been decided.
+leaves its outcome unknown: a leader may refuse what it finds out too late to have been decided. A
+client that has such an outcome gives up what it may have and takes another name, because a request
+that comes late does something only for its own client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -61,22 +64,28 @@ class Contention:
     ) -> None:
         while not self._stopping.is_set():
             queue = rng.choice(queues)
-            await client.ask(queue, unlock=queue in client.held and rng.random() < GIVE_UP_SHARE)
+            if client.doubtful:
+                await client.retire()
+            else:
+                unlock = queue in client.held and rng.random() < GIVE_UP_SHARE
+                await client.ask(queue, unlock=unlock)
             try:
                 async with asyncio.timeout(rng.uniform(0, 2 * self._pause_s)):
                     await self._stopping.wait()
             except TimeoutError:
                 pass  # it goes on
-        for queue in sorted(client.held):
-            await client.ask(queue, unlock=True)
+        await client.retire()
 
 
 class Contender:
-    """One client. `held`: the locks that it may have, as far as it knows."""
+    """One client at a time, under one name after the other. `held`: the locks that it may have, as
+    far as it knows; `doubtful`: something that it asked for may still be decided."""
 
     def __init__(self, admin: Admin, history: HistoryWriter, name: str, group: str) -> None:
         self.name = name
         self.held: set[MessageQueue] = set()
+        self.doubtful = False
+        self._names = (f"{name}.{number}" for number in itertools.count(1))
         self._admin = admin
         self._history = history
         self._group = group
@@ -89,6 +98,15 @@ class Contender:
         self._history.event("invoke", "lock", self.name, op, **fields)
         outcome, found = await self._send(queue, unlock)
         self._history.event(outcome, "lock", self.name, op, **fields, **found)
+        self.doubtful = self.doubtful or outcome == "unknown"
+
+    async def retire(self) -> None:
+        """Give up everything, and take another name if that was answered."""
+        for queue in sorted(self.held):
+            await self.ask(queue, unlock=True)
+        if not self.held:
+            self.name = next(self._names)
+            self.doubtful = False
 
     async def _send(self, queue: MessageQueue, unlock: bool) -> tuple[str, dict[str, bool | str]]:
         """Send it; return its outcome and what there is to say of that."""

@@ -89,9 +89,25 @@ async def test_how_a_request_for_a_lock_ends(
         (begun.op, "c", "G", unlock)
     }
     assert (ended.topic, ended.broker, ended.queue) == ("T", "b", 3)
-    assert (QUEUE in client.held) is held
+    assert (QUEUE in client.held, client.doubtful) == (held, outcome is Outcome.UNKNOWN)
     wanted = RequestCode.UNLOCK_BATCH_MQ if unlock else RequestCode.LOCK_BATCH_MQ
     assert admin.asked == [wanted]
+
+
+@pytest.mark.usefixtures("leader")
+async def test_who_got_no_answer_gives_up_and_is_another_client(tmp_path: Path) -> None:
+    admin = StandInAdmin(BrokerUnreachable("no answer", outcome_unknown=True))
+    with HistoryWriter(tmp_path / "h.jsonl") as history:
+        client = Contender(cast(Admin, admin), history, "c", "G")
+        await client.ask(QUEUE, unlock=False)
+        await client.retire()
+        assert (client.name, client.doubtful, client.held) == ("c", True, {QUEUE})
+        admin.answer = b""
+        await client.retire()
+        assert (client.name, client.doubtful, client.held) == ("c.1", False, set())
+    asked = [one for one in recorded(tmp_path / "h.jsonl") if one.outcome is Outcome.OPEN]
+    assert [one.unlock for one in asked] == [False, True, True]
+    assert {one.process for one in asked} == {"c"}
 
 
 async def test_without_a_leader_nothing_is_sent(

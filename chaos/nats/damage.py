@@ -1,58 +1,18 @@
-"""Damage to the files of a JetStream server: blocks of messages, and snapshots of Raft groups.
-
-The server is ended, damaged, started again at once and left alone: whether it and its stream come
-back is what the run is to find out.
-"""
+"""Damage to the files of a JetStream server: blocks of messages, and snapshots of Raft groups."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
-import signal
-from collections.abc import Callable
 from pathlib import Path
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.faults.base import Context, Hit, Planned
 from raftmq.chaos.faults.damage import ROT_BITS
-from raftmq.chaos.faults.disk import store_of
-from raftmq.chaos.faults.process import Kill
 
 BLOCKS, SNAPSHOTS = "**/msgs/*.blk", "**/snapshots/snap.*"
 
-Harm = Callable[[Path, random.Random], str]
 
-
-class Damage:
-    """A server ended by a signal, its files damaged, and started again."""
-
-    def __init__(
-        self, planned: Planned, context: Context, harm: Harm, number: signal.Signals
-    ) -> None:
-        self._planned = planned
-        self._context = context
-        self._harm = harm
-        self._kill = Kill(context.cluster, number)
-        self._done: dict[str, str] = {}
-
-    async def do(self, hit: Hit) -> None:
-        await self._kill.do(hit)
-        for node in hit.nodes:
-            rng = random.Random(f"{self._planned.number}:{self._planned.choice}:{node.name}")
-            store = store_of(self._context, node)
-            self._done[node.name] = await asyncio.to_thread(self._harm, store, rng)
-        await self._kill.undo(hit)
-
-    async def undo(self, hit: Hit) -> None:
-        await self._kill.undo(hit)
-
-    def describe(self, targets: str) -> str:
-        done = "; ".join(f"{name}: {what}" for name, what in self._done.items())
-        return done or f"{self._planned.kind} at {targets}"
-
-
-def bit_rot(store: Path, rng: random.Random) -> str:
+def bit_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip ROT_BITS bits of blocks of messages, of the stream and of the Raft logs."""
     blocks = _found(store, BLOCKS)
     sizes = [path.stat().st_size for path in blocks]
@@ -60,12 +20,12 @@ def bit_rot(store: Path, rng: random.Random) -> str:
     return "; ".join(_flip(store, path, rng) for path in hit)
 
 
-def snapshot_rot(store: Path, rng: random.Random) -> str:
+def snapshot_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip one bit of every snapshot of every Raft group."""
     return "; ".join(_flip(store, path, rng) for path in _found(store, SNAPSHOTS))
 
 
-def torn_snapshot(store: Path, rng: random.Random) -> str:
+def torn_snapshot(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Cut every snapshot of every Raft group short."""
     for path in (found := _found(store, SNAPSHOTS)):
         os.truncate(path, rng.randrange(path.stat().st_size))

@@ -14,17 +14,20 @@ from pathlib import Path
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.faults import catalogue
 from raftmq.chaos.faults.base import Context, Factory, Fault, Planned, injected
+from raftmq.chaos.faults.damage import Damage, Harm
 from raftmq.chaos.faults.members import Replacement
 from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.nats.damage import Damage, Harm, bit_rot, snapshot_rot, torn_snapshot
+from raftmq.chaos.nats.damage import bit_rot, snapshot_rot, torn_snapshot
 from raftmq.chaos.nats.members import add, remove
 from raftmq.chaos.nats.probe import NatsProbe
 from raftmq.chaos.nats.servers import Servers
 from raftmq.chaos.run.system import Stop, System
 
+FATAL = "[FTL]"  # the last line of a server that cannot start
+
 
 def _damage(harm: Harm, number: signal.Signals) -> Factory:
-    return injected(lambda planned, context: Damage(planned, context, harm, number))
+    return injected(lambda planned, context: Damage(planned, context, harm, number, [FATAL]))
 
 
 MADE_BY: Mapping[str, Factory] = {

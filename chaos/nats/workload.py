@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
 import time
 from collections.abc import Callable
@@ -122,25 +123,16 @@ class StreamWorkload:
         return self._env
 
     async def prepare(self, env: Environment) -> None:
-        """Create the stream. Raises ClusterError."""
+        """Create the stream, and let the machine write to its disks what there is: a stream that
+        has served for some minutes is not lost as a whole. Raises ClusterError."""
         self._env = env
         replicas = len(load_state(self._directory).brokers)
-        topic = self._config.topic
-        deadline = time.monotonic() + CREATE_TIMEOUT_S
         client = await connect(self._directory)
         try:
-            while True:  # a new cluster knows no peers that could hold it
-                try:
-                    await client.jetstream().add_stream(
-                        name=topic, subjects=[topic], num_replicas=replicas
-                    )
-                    return
-                except WRONG as error:
-                    if time.monotonic() > deadline:
-                        raise ClusterError(f"no stream: {error!r}") from error
-                await asyncio.sleep(RETRY_S)
+            await _created(client.jetstream(), self._config.topic, replicas)
         finally:
             await client.close()
+        await asyncio.to_thread(os.sync)
 
     async def start(self, stack: AsyncExitStack) -> None:
         config, env = self._config, self.env
@@ -194,6 +186,22 @@ class StreamWorkload:
 
     def failure(self) -> BaseException | None:
         return self._loads.failure()
+
+
+async def _created(context: Any, name: str, replicas: int) -> None:
+    """Create a stream; return once each replica has it. Raises ClusterError."""
+    deadline = time.monotonic() + CREATE_TIMEOUT_S
+    why = "not every replica follows"
+    while time.monotonic() < deadline:  # a new cluster knows no peers that could hold it
+        try:
+            found = await context.add_stream(name=name, subjects=[name], num_replicas=replicas)
+            peers = found.cluster.replicas or () if found.cluster is not None else ()
+            if sum(peer.current for peer in peers) == replicas - 1:
+                return
+        except WRONG as error:
+            why = repr(error)
+        await asyncio.sleep(RETRY_S)
+    raise ClusterError(f"no stream: {why}")
 
 
 async def read_replicas(

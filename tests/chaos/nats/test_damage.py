@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.faults.damage import ROT_BITS
-from raftmq.chaos.nats.damage import Harm, bit_rot, snapshot_rot, torn_snapshot
+from raftmq.chaos.faults.damage import ROT_BITS, Harm
+from raftmq.chaos.nats.damage import bit_rot, snapshot_rot, torn_snapshot
 
 FILES = (
     "jetstream/$G/streams/Chaos/msgs/1.blk",
@@ -42,7 +42,7 @@ def bits_set(store: Path) -> dict[str, int]:
 def test_bits_are_flipped_where_it_is_said(
     store: Path, harm: Harm, suffix: str, count: int, seed: int
 ) -> None:
-    said = harm(store, random.Random(seed)).split("; ")
+    said = harm(store, random.Random(seed), False).split("; ")
     assert len(said) == count
     wanted = dict.fromkeys(FILES, 0)
     places = set()
@@ -58,7 +58,7 @@ def test_bits_are_flipped_where_it_is_said(
 
 
 def test_snapshots_are_cut_short(store: Path) -> None:
-    torn_snapshot(store, random.Random(3))
+    torn_snapshot(store, random.Random(3), False)
     shorter = {name for name in FILES if (store / name).stat().st_size < 1000}
     assert shorter == {name for name in FILES if "snapshots" in name}
 
@@ -66,4 +66,4 @@ def test_snapshots_are_cut_short(store: Path) -> None:
 @pytest.mark.parametrize("harm", [bit_rot, snapshot_rot, torn_snapshot])
 def test_what_is_not_there_cannot_be_damaged(tmp_path: Path, harm: Harm) -> None:
     with pytest.raises(ClusterError, match="there is no"):
-        harm(tmp_path, random.Random(1))
+        harm(tmp_path, random.Random(1), False)

@@ -48,7 +48,7 @@ async def add(
     node, process = start_new(cluster, group)
     try:
         say(f"started {node.name} (pid {process.pid}, {node.address})")
-        await until_answering(cluster, node, deadline)
+        await _until_answering(cluster, node, deadline)
         await _change(cluster, node, "add-learner", deadline)
     except ClusterError as error:
         if UNKNOWN in str(error):
@@ -148,8 +148,7 @@ def _forget(cluster: Cluster, node: Node) -> None:
         save_state(cluster.directory, replace(found, nodes=nodes))
 
 
-async def until_answering(cluster: Cluster, node: Node, deadline: float) -> None:
-    """Return once the node answers. Raises ClusterError if it ends, or does not by then."""
+async def _until_answering(cluster: Cluster, node: Node, deadline: float) -> None:
     while True:
         status = next(s for s in await cluster.status() if s.node.name == node.name)
         if status.view is not None:

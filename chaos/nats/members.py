@@ -13,6 +13,7 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, Node
 from raftmq.chaos.cluster.timeouts import CHANGE_TIMEOUT_S
 from raftmq.chaos.nats.client import WRONG, connect
+from raftmq.chaos.nats.probe import HEALTHY, NatsProbe
 from raftmq.chaos.nats.servers import SYSTEM_USER
 
 REMOVE = "$JS.API.SERVER.REMOVE"
@@ -22,10 +23,19 @@ NO_PEER = 10044  # the code of "server is not a member of the cluster"
 
 
 async def add(cluster: Cluster, group: str, say: Callable[[str], None]) -> Node:
-    """Start one more server, which joins by itself. Raises ClusterError."""
+    """Start one more server, which joins by itself; return once it says that it is healthy. It has
+    no replica of the stream yet. Raises ClusterError."""
     node, process = members.start_new(cluster, group)
     say(f"started {node.name} (pid {process.pid}, {node.address})")
-    await members.until_answering(cluster, node, time.monotonic() + CHANGE_TIMEOUT_S)
+    deadline = time.monotonic() + CHANGE_TIMEOUT_S
+    probe = NatsProbe(cluster.directory)
+    try:
+        while (said := await probe.health(node)) != HEALTHY:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{node.name} says of its health: {said}")
+            await asyncio.sleep(RETRY_S)
+    finally:
+        await probe.close()
     return node
 
 

@@ -19,7 +19,7 @@ from raftmq.chaos.cluster.probe import ReplicaView
 
 ACCOUNT = "$G"  # of clients that give no name
 META, OF_STREAMS = "_meta_", "S-"  # Raft groups: of all servers; of streams, by their names' begin
-LEADS = "LEADER"
+LEADS, HEALTHY = "LEADER", "ok"
 TIMEOUT_S = 2.0
 NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError)
 

@@ -226,7 +226,7 @@ async def _cluster(
             disk = LoopDisk(cluster.store_of(node))
             stack.callback(disk.remove)
             await asyncio.to_thread(disk.make)
-    say(f"starting a cluster: mode {shape.mode or 'raft'}")
+    say("starting a cluster" + (f": mode {shape.mode}" if shape.mode else ""))
     await cluster.up(shape, config.settings)
     stack.push_async_callback(cluster.down)
     return cluster

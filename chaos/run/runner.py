@@ -226,7 +226,8 @@ async def _cluster(
             disk = LoopDisk(cluster.store_of(node))
             stack.callback(disk.remove)
             await asyncio.to_thread(disk.make)
-    say("starting a cluster" + (f": mode {shape.mode}" if shape.mode else ""))
+    mode = f": mode {shape.mode or RAFT}" if config.system is OURS else ""
+    say(f"starting a cluster{mode}")
     await cluster.up(shape, config.settings)
     stack.push_async_callback(cluster.down)
     return cluster

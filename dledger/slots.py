@@ -73,14 +73,13 @@ class SlotFile:
             reasons = [f"slot {slot} {parsed}" for slot, parsed in enumerate(slots)]
             raise SlotsDamaged(self._path, "; ".join(reasons))
         self._sequence, newest = max(whole)
-        # If a save was killed before its fdatasync, the content may be in the page cache only; so
-        # may the file's name, if the process was killed while creating it. Nobody may act on the
-        # content (repeat that vote, for example) while a power cut could still take it back.
-        file.sync()
+        # If a save was killed before its fdatasync, or that failed, the content may be in the page
+        # cache only; so may the file's name, if the process was killed while creating it. Nobody
+        # may act on the content (repeat that vote, for example) while a power cut could still take
+        # it back. It is written again, because the kernel calls pages clean whose sync failed.
         self._sync_name()
-        for slot, parsed in enumerate(slots):
-            if parsed != (self._sequence, newest):
-                self._write(slot, newest)
+        for slot in (0, 1):
+            self._write(slot, newest)
         return newest
 
     def save(self, content: bytes) -> None:

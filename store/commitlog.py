@@ -46,6 +46,10 @@ from raftmq.store.segments import NextSegment, Segment, SegmentFiles, SegmentInf
 
 SEGMENT_SIZE_BYTES = 1 << 30
 _FIRST_READ_BYTES = 4096  # most records are shorter: one read fetches them
+# After a kill the mark is where the last sync ended: less than this is behind it. After a power cut
+# it may be further back, but then nothing is in the page cache that is not on the disk.
+WRITTEN_AGAIN_BYTES_MAX = 256 << 20
+_COPIED_BYTES = 1 << 20  # at a time
 RESTORED_SEGMENTS_MAX = 4096  # if more are missing, the names or the mark must be wrong
 
 
@@ -139,6 +143,20 @@ class CommitLog:
             # Never lower than it is; and synced, also where it is above and only noted.
             mark.lower_durable(max(end, mark.durable_offset))
 
+    def _write_again(self, begin: int, end: int) -> None:
+        """Write everything from the durable mark up to `end` once more, as it reads now. If a sync
+        of it failed before the last process ended, the kernel calls the pages clean although they
+        are not on the disk: no sync would ever write them."""
+        begin = min(max(begin, self.durable_hint), end)
+        for segment in self._segments:
+            at = max(begin, segment.start)
+            while at < min(end, segment.end):
+                size = min(end, segment.end, at + _COPIED_BYTES) - at
+                segment.file.pwrite(
+                    at - segment.start, segment.file.pread(at - segment.start, size)
+                )
+                at += size
+
     def _note_restored(self, end: int) -> None:
         """Note that a segment which ends at `end` is missing in front of others. Called before it
         is restored: after a kill the next start could not tell it from one never filled."""
@@ -170,6 +188,8 @@ class CommitLog:
         last.file.close()
         last.file = self._disk.open(last.path, allocate_bytes=self.segment_size_bytes)
         last.written_end = end
+        if not isinstance(self._mark, NoMark):
+            self._write_again(max(self.min_offset, end - WRITTEN_AGAIN_BYTES_MAX), end)
         # All of them: below the mark, too, a frame may have been patched just before the kill. It
         # costs nothing where nothing is dirty.
         for segment in self._segments:

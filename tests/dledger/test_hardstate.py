@@ -2,6 +2,7 @@
 
 import struct
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -13,6 +14,7 @@ from raftmq.dledger.slots import (
     SlotFile,
     SlotsDamaged,
 )
+from tests.simulator.disk import SimDisk
 from tests.steadydisk import SteadyDisk
 
 PATH = "raft/hardstate"
@@ -199,3 +201,18 @@ def test_a_term_that_nobody_could_follow_counts_as_damage_and_is_never_saved(
     slots.close()
     with pytest.raises(HardStateDamaged, match=f"term {term}"):
         load(tmp_path)
+
+
+def test_a_vote_whose_sync_failed_is_on_the_disk_once_it_is_believed() -> None:
+    """The page cache shows it to the next process, but no sync of clean pages would write it."""
+    disk = SimDisk(Random(1))
+    file = HardStateFile(disk, PATH)
+    file.load()
+    file.save(HardState(1, "n0"))
+    disk.fails_sync = True
+    with pytest.raises(OSError, match="Input/output error"):
+        file.save(HardState(2, "n1"))
+    disk.kill_process()
+    assert HardStateFile(disk, PATH).load() == HardState(2, "n1")
+    disk.lose_power()
+    assert HardStateFile(disk, PATH).load() == HardState(2, "n1")

@@ -146,6 +146,10 @@ class SimFile:
 
     def sync(self) -> None:
         number = self._operation()
+        if self._disk.fails_sync:
+            self._disk.fails_sync = False
+            self._inode.pending.clear()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         if self._disk.sync_gap is not None:
             self._inode.sync_but(*self._disk.sync_gap)
             return
@@ -167,6 +171,7 @@ class SimDisk:
         self.sync_horizon: int | None = None  # a sync that is under way covers no later write
         self.sync_gap: tuple[int, int] | None = None  # the same, for a thread that wrote before it
         self.full = False  # no file grows
+        self.fails_sync = False  # the next sync fails, and what it was to cover never gets durable
         self.on_crash: Callable[[], None] = lambda: None  # told before SimCrash is raised
         self._crash_in: int | None = None
         self._names: dict[str, SimInode] = {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EVERYWHERE = (
     "kill", "kill_leader", "crash_in_operation", "isolate", "cut_one_way", "split", "cut_client",
-    "reset_connection", "freeze", "stop_planned", "stall_disk", "slow_disk", "fill_disk",
+    "reset_connection", "freeze", "stop_planned", "stall_disk", "slow_disk", "fill_disk", "fail_sync",
     "kill_name_server", "start_twice", "wrong_store", "wrong_secret", "rolling_restart",
 )  # fmt: skip
 OF_CLOCKS = ("jump_clock",)
@@ -39,12 +39,15 @@ class FaultPlan:
             names += OF_CLOCKS
         if world.profile.durable:
             names += OF_POWER
-        chosen = rng.sample(names, rng.randint(2, 6))
+        drawn = rng.sample(names, rng.randint(2, 6))
+        chosen = [*(world.wish.faults or drawn)]
         self.fragile: list[str] = []
-        if rng.random() < 0.4:
+        of_memory = rng.sample(OF_MEMORY, rng.randint(1, 2)) if rng.random() < 0.4 else []
+        if not world.wish.faults:
+            chosen += of_memory
+        if set(chosen) & set(OF_MEMORY):
             count = (world.profile.replicas - 1) // 2
             self.fragile = rng.sample(sorted(world.brokers), count)
-            chosen += rng.sample(OF_MEMORY, rng.randint(1, 2))
         self._faults: list[tuple[str, Callable[[], None]]] = [
             (name, getattr(self, f"_{name}")) for name in chosen
         ]
@@ -64,7 +67,7 @@ class FaultPlan:
         """Let these run, and be connected to each other and to everything that is healed."""
         world = self._world
         for machine in machines:
-            machine.disk_stalled = machine.disk.full = False
+            machine.disk_stalled = machine.disk.full = machine.disk.fails_sync = False
             machine.thread_s = world.profile.thread_ms / 1000
             machine.power_on()
             for process in list(machine.processes):
@@ -159,14 +162,19 @@ class FaultPlan:
     # -- operators --------------------------------------------------------------------------------
 
     def _start_twice(self) -> None:
-        """The same command once more, while it runs."""
+        """The same command once more while it runs, or one that takes other ports."""
         machine = self._victim()
         if machine.processes:
-            self._world.start_wrong(machine, {})
+            self._world.start_wrong(
+                machine, self._rng.choice(({}, self._world.other_ports(machine)))
+            )
 
     def _wrong_store(self) -> None:
-        """A broker that is down is started as another one of its group, on its own store."""
-        self._start_wrongly({"dLegerSelfId": "another"})
+        """A broker is started as another one of its group, which is down, on its own store."""
+        other = self._anybody()
+        other.kill()
+        self._start_wrongly({"dLegerSelfId": other.name})
+        self._later(self._soon_s(), self._start, other)
 
     def _wrong_secret(self) -> None:
         """A broker that is down is started with a secret that the others do not have."""
@@ -174,9 +182,6 @@ class FaultPlan:
 
     def _start_wrongly(self, wrong: dict[str, str]) -> None:
         machine = self._victim()
-        if wrong.get("dLegerSelfId"):
-            others = [name for name in self._world.brokers if name != machine.name]
-            wrong = {"dLegerSelfId": self._rng.choice(others)}
         machine.kill()
         self._world.start_wrong(machine, wrong)
         self._later(self._soon_s(), self._correct, machine)
@@ -199,6 +204,9 @@ class FaultPlan:
         disk = self._victim().disk
         disk.full = True
         self._later(self._soon_s(), setattr, disk, "full", False)
+
+    def _fail_sync(self) -> None:
+        self._victim().disk.fails_sync = True
 
     def _set_for_a_while(self, machine: Machine, name: str, value: object, usual: object) -> None:
         setattr(machine, name, value)

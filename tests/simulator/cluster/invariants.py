@@ -119,8 +119,17 @@ class Invariants:
         return len(found) == 1
 
     def at_end(self) -> None:
-        """The logs have the same bytes, but for what retention took and what rotted."""
+        """Tables and queues are equal; the logs have the same bytes, but for what retention took
+        and what rotted."""
         world = self._world
+        states = {}
+        for name in world.brokers:
+            broker = self.brokers[name]
+            tables = [table.to_json() for table in broker.state.tables]
+            ends = sorted((q.topic, q.queue_id, q.max_offset) for q in broker.store.queues.queues())
+            states[name] = crc32(orjson.dumps([tables, ends], option=SORTED))
+        if len(set(states.values())) != 1:
+            world.fail(f"tables or queues differ in the end: {states}")
         images = {}
         for name in world.brokers:
             if name not in world.plan.fragile:
@@ -139,6 +148,15 @@ class Invariants:
             digests[name] = digest
         if len(set(digests.values())) != 1:
             world.fail(f"logs differ between {first} and {last}: {digests}")
+
+    def trimmed(self) -> bool:
+        """Whether retention has taken the beginning of the leader's log."""
+        machine = self._world.leader()
+        if machine is None:
+            return False
+        engine = self.brokers[machine.name].engine
+        assert isinstance(engine, RaftMember)
+        return engine.log.index.first_index > 1
 
     def states(self) -> str:
         """Describe every broker, for a failure's message."""

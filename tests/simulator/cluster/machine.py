@@ -36,6 +36,7 @@ class Machine:
         self.wall_offset_ms = 0
         self.thread_s = 0.0002  # how long work in a thread takes, about
         self.disk_stalled = False
+        self.crowded = False  # its disk is so full that retention deletes what it can
         self.processes: list[Process] = []
         self.context = copy_context()  # of no process: the world's
         self.graveyard: list[Process] = []  # kept, so that no dead task is collected
@@ -137,6 +138,8 @@ class DiskOfProcess:
     def usage(self) -> DiskUsage:
         self._use("")
         used = self._disk.usage().used_bytes
+        if self._process.machine.crowded:
+            return DiskUsage(88 * GIB, 12 * GIB)
         return DiskUsage(used, 0 if self._disk.full else 64 * GIB)
 
     def boot_id(self) -> str:

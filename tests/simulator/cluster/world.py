@@ -18,10 +18,11 @@ import logging
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Verdict
@@ -66,6 +67,7 @@ class Profile:
     segment_bytes: int
     frame_bytes_max: int
     half_healed: bool  # a majority has to go on alone before all are healed
+    refilled: bool  # in the end the logs lose their beginning, and a replica everything
 
     @staticmethod
     def draw(rng: Random) -> Profile:
@@ -79,18 +81,32 @@ class Profile:
             segment_bytes=rng.choice((192, 512)) * 1024,
             frame_bytes_max=rng.choice((16, 64)) * 1024,
             half_healed=rng.random() < 0.5,
+            refilled=rng.random() < 0.3,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a world is to have, whatever its seed says. Empty: nothing in particular."""
+
+    load: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    planted: Callable[[], AbstractContextManager[Any]] = nullcontext  # a break of the programs
 
 
 class ClusterWorld:
     """See the module's docstring."""
 
-    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, seed: int, trace: Callable[[str], None] | None = None, wish: Wish | None = None
+    ) -> None:
         self.seed = seed
+        self.wish = wish = wish or Wish()
         self.rng = rng = Random(seed)
         self.trace = trace
         self.context = copy_context()  # of no process
-        self.profile = profile = Profile.draw(rng)
+        self.profile = profile = replace(Profile.draw(rng), **wish.profile)
         self.loop = SimLoop()
         self.network = Network(self.loop, Random(rng.random()), profile.delay_ms, profile.spike)
         self.loop.network = self.network
@@ -103,6 +119,7 @@ class ClusterWorld:
         self.plan = FaultPlan(self)
         self.invariants = Invariants(self)
         self.healed = False
+        self.refills = 0
         self.left_broken: set[str] = set()  # machines that stay so, until all are healed
         self.mistakes: list[Process] = []  # started as an operator should not
         self.failure: BaseException | None = None
@@ -124,7 +141,8 @@ class ClusterWorld:
 
     def _draw_load(self) -> Sequence[str]:
         kinds = WITHOUT_CLOCKS if self.rng.random() < 0.6 else tuple(MAKERS)
-        return self.rng.sample(kinds, 2)
+        drawn = self.rng.sample(kinds, 2)
+        return self.wish.load or drawn
 
     @property
     def load_needs_clocks(self) -> bool:
@@ -148,9 +166,13 @@ class ClusterWorld:
     def run(self) -> Counter[str]:
         """Play the seed. Raises CheckFailed at the first broken promise."""
         self.note(f"seed {self.seed} {self.profile} {self.load.names}")
-        logging.disable(logging.CRITICAL)
+        logging.disable(logging.CRITICAL if self.trace is None else logging.NOTSET)
         try:
-            with simulated(self.loop, self.rng), self.invariants.watching():
+            with (
+                simulated(self.loop, self.rng),
+                self.invariants.watching(),
+                self.wish.planted(),
+            ):
                 self.history = Recorder(seed=self.seed, scenario="simulated")
                 try:
                     self.loop.run_until_complete(self._play())
@@ -180,6 +202,28 @@ class ClusterWorld:
         if not self.load.over:
             await self._end_load("after healing")
         await self._until(self.invariants.all_equal, EQUAL_WITHIN_S, "replicas are not equal")
+        self.invariants.at_end()
+        if self.profile.refilled:
+            await self._refill()
+
+    async def _refill(self) -> None:
+        """Let retention take the log's beginning; then replace a machine by an empty one, which gets
+        a snapshot of the group and the rest of the log."""
+        for machine in self.brokers.values():
+            machine.crowded = True
+        await self._wait(5.0)
+        for machine in self.brokers.values():
+            machine.crowded = False
+        if not self.invariants.trimmed():
+            return  # too short a log, or messages that wait stand in the way
+        self.refills += 1
+        machine = self.rng.choice(list(self.brokers.values()))
+        machine.kill()
+        machine.wipe()
+        self.note(f"{machine.name} is replaced by an empty one")
+        self.restart_later(machine)
+        await self._wait(1.0)
+        await self._until(self.invariants.all_equal, EQUAL_WITHIN_S, "the empty one is not equal")
         self.invariants.at_end()
 
     def _heal_majority(self) -> None:
@@ -286,6 +330,16 @@ class ClusterWorld:
         process = self._start(machine, {**self.settings(machine.name), **wrong}, ended)
         self.mistakes.append(process)
 
+    def other_ports(self, machine: Machine) -> dict[str, str]:
+        """Return settings of a copied configuration: the same store and id, other ports."""
+        number = len(self.brokers)
+        for port in (programs.client_port(number), programs.raft_port(number)):
+            self.network.machines[port] = machine
+        own = list(self.brokers).index(machine.name)
+        peers = programs.peers_of(list(self.brokers))
+        moved = peers.replace(str(programs.raft_port(own)), str(programs.raft_port(number)))
+        return {"listenPort": str(programs.client_port(number)), "dLegerPeers": moved}
+
     def _start(
         self, machine: Machine, settings: Mapping[str, str], ended: Callable[[Process], None]
     ) -> Process:
@@ -349,6 +403,7 @@ class ClusterWorld:
             "frameSizeMax": str(profile.frame_bytes_max),
             "maxMessageSize": "8192",
             "diskSpaceWarningFreeBytes": "1",
+            "cleanResourceInterval": "1000",
             "snapshotIntervalMs": "2000",
             **SETTINGS,
         }
@@ -382,6 +437,7 @@ class ClusterWorld:
                 "deliveries": ledger.deliveries,
                 "faults": self.plan.strikes,
                 "healed by halves": int(self.profile.half_healed),
+                "refills": self.refills,
                 **self.invariants.numbers(),
                 **{f"fault {name}": count for name, count in self.plan.kinds.items()},
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnkno
 from raftmq.dledger.flusher import FlushMode
 from raftmq.dledger.messages import Role
 from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
-from tests.dledger.members import Group, Node
+from tests.dledger.members import Group, Node, TroubledDisk
 
 
 def log_bytes(node: Node) -> bytes:
@@ -528,6 +529,28 @@ async def test_a_power_cut_of_all_under_async_flush(tmp_path: Path) -> None:
         leader = await group.leader()
         assert leader.app.payloads == [b"a"]
         await send_and_wait(group, leader, b"b")
+
+
+async def test_a_blank_replacement_completes_a_group_whose_power_was_cut(tmp_path: Path) -> None:
+    """As docs/runbooks/group-without-leader.md says: under the dead machine's id."""
+    async with Group(tmp_path, flush=FlushMode.ASYNC) as group:
+        leader = await group.leader()
+        await send_and_wait(group, leader, b"a")
+        await group.all_applied()
+        dead = group.others(leader)[0]
+        for node in group.nodes:
+            await node.kill()
+            node.disk.power_cuts += 1
+        for node in group.others(dead):
+            await node.start()
+        shutil.rmtree(dead.disk.root)  # another machine, with an empty directory
+        dead.disk = TroubledDisk(dead.disk.root)
+        await dead.start()
+        assert dead.member.core.last_index == 0
+        leader = await group.leader()  # all of them recovered
+        await send_and_wait(group, leader, b"b")
+        await group.all_applied()
+        assert [node.app.payloads for node in group.nodes] == [[b"a", b"b"]] * 3
 
 
 async def test_frames_given_up_cost_the_vote(tmp_path: Path) -> None:

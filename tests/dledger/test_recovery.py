@@ -447,6 +447,27 @@ def test_founding_takes_the_best_log_that_is_left() -> None:
     assert all(m.core.recovered for m in group.members.values())
 
 
+@pytest.mark.parametrize("returns", ["with its disk", "blank"])
+def test_after_a_power_cut_of_all_every_voter_must_return_once(returns: str) -> None:
+    """Two of three elect nobody, however long they try. The third may be a blank replacement: the
+    best log that is left leads."""
+    group = Group("abc")
+    for name, terms in (("a", [1, 1]), ("b", [1, 1, 1]), ("c", [1, 1])):
+        group.add(name, terms, HardState(1, "a", recovered=False))
+    third = group["c"]
+    third.down = True
+    group.run(60_000)
+    for name in "ab":
+        assert (group[name].core.leader, group[name].core.recovered) == (None, False)
+    third.down = False
+    if returns == "blank":
+        lose_disk(group, "c")
+    group.run(5_000)
+    leader = next(m for m in group.members.values() if m.core.leader_ready)
+    assert leader.terms == [1, 1, 1, leader.core.term]
+    assert all(m.core.recovered and m.log == leader.log for m in group.members.values())
+
+
 def test_blank_replicas_elect_as_fast_as_recovered_ones() -> None:
     """To the millisecond: one more round trip to found the group takes none here."""
     ready_ms = []

@@ -117,7 +117,7 @@ class Objects:
         vague = [*dict.fromkeys(map(self._words, open_ones))]  # each once
         if vague:
             more = ", …" if len(vague) > SHOWN_MAX else ""
-            text += f"; at any time or never, unanswered: {', '.join(vague[:SHOWN_MAX])}{more}"
+            text += f"; under way or without an answer: {', '.join(vague[:SHOWN_MAX])}{more}"
         return f"{self._title(name)}: no order explains {text}"
 
     def _timed(self, one: Operation, begin_ns: int) -> str:

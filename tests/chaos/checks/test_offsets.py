@@ -75,7 +75,7 @@ def read_before_its_commit_began(plant: HistoryBuilder) -> None:
         (a_commit_that_was_replaced_comes_back, "consumer-1 committed 1 (0.0 to 0.0 ms); observer"),
         (
             gone_after_it_was_read,
-            "observer read 2 (2.0 to 2.0 ms); at any time or never, unanswered: c",
+            "observer read 2 (2.0 to 2.0 ms); under way or without an answer: c",
         ),
         (
             read_before_its_commit_began,

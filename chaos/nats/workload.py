@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ class PublishFailed(ClientError):
 
 
 class Publisher:
-    """Publishes as KeyedSender's producer. `close` cancels what is still undecided."""
+    """Publishes as KeyedSender's producer. `close` cancels what is still undecided. `failure` is an
+    error that no outcome is made of: a mistake of ours or of the client's."""
 
     def __init__(self, context: Any) -> None:
+        self.failure: BaseException | None = None
         self._context = context
         self._open: set[asyncio.Task[None]] = set()
 
@@ -60,12 +63,19 @@ class Publisher:
         """Publish; `callback` is called with the outcome."""
         task = asyncio.create_task(self._send(message, callback, timeout_ms / 1000, queue))
         self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        task.add_done_callback(partial(self._ended, callback))
 
     async def close(self) -> None:
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _ended(self, decided: Decided, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self.failure = error
+            decided(None, PublishFailed(error, outcome_unknown=True))
 
     async def _send(
         self, message: Message, decided: Decided, timeout_s: float, queue: MessageQueue
@@ -102,6 +112,7 @@ class StreamWorkload:
         self._directory = directory
         self._config = config
         self._env: Environment | None = None
+        self._publishers: list[Publisher] = []
         self._senders: list[KeyedSender] = []
         self._loads = Tasks()
 
@@ -137,15 +148,14 @@ class StreamWorkload:
     async def start(self, stack: AsyncExitStack) -> None:
         config, env = self._config, self.env
         queue = MessageQueue(config.topic, "", 0)
-        publishers = []
         for _ in range(config.producers):
             client = await connect(self._directory)
             stack.push_async_callback(client.close)
             publisher = Publisher(client.jetstream())
             stack.push_async_callback(publisher.close)
-            publishers.append(publisher)
+            self._publishers.append(publisher)
         stack.push_async_callback(self._loads.cancel)
-        for number, publisher in enumerate(publishers):
+        for number, publisher in enumerate(self._publishers):
             name = f"{config.name}-producer-{number}"
             sender = KeyedSender(
                 publisher,
@@ -168,6 +178,8 @@ class StreamWorkload:
     async def drain(self) -> bool:
         """Wait for the last outcomes, then read what each replica holds."""
         await self._loads.finish()
+        if (error := self.failure()) is not None:
+            raise error
         found = await read_replicas(
             self._directory, self.env.history, self._config.topic, self.env.drain_timeout_s
         )
@@ -185,7 +197,8 @@ class StreamWorkload:
         return complete
 
     def failure(self) -> BaseException | None:
-        return self._loads.failure()
+        failed = (publisher.failure for publisher in self._publishers)
+        return next((error for error in failed if error is not None), self._loads.failure())
 
 
 async def _created(context: Any, name: str, replicas: int) -> None:

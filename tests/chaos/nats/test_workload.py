@@ -71,6 +71,16 @@ async def test_what_nobody_took_certainly_failed_and_the_rest_is_unknown(
     await publisher.close()
 
 
+async def test_what_is_no_outcome_is_a_failure_of_the_run_and_leaves_the_send_unknown() -> None:
+    outcome: asyncio.Future[tuple[SendResult | None, ClientError | None]] = asyncio.Future()
+    publisher = Publisher(Context(ZeroDivisionError("a mistake")))
+    message = Message("Chaos", b"x", unique_key="one")
+    publisher.send_nowait(message, lambda *both: outcome.set_result(both), 10_000, QUEUE)
+    _, error = await asyncio.wait_for(outcome, 60)
+    assert error is not None and error.outcome_unknown
+    assert isinstance(publisher.failure, ZeroDivisionError)
+
+
 class Readers:
     """Consumers of a stream whose replicas hold different messages; each new one is elsewhere."""
 

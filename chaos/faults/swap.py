@@ -1,8 +1,9 @@
-"""One power cut, and a majority whose other members slept meanwhile.
+"""One power cut, and a majority whose other members were down meanwhile.
 
-A minority is frozen; the rest goes on, and acknowledges. Then one of the rest loses its power, the
-others of the rest are frozen, and the first ones go on. So the node that lost its power and those
-that slept are a majority: what it forgot, nobody awake knows. Healing lets all go on.
+A minority is killed; the rest goes on, and acknowledges. Then one of the rest loses its power, the
+others of the rest are killed, and the first ones come back with it. So the node that lost its power
+and those that were down are a majority: what it forgot, nobody there knows. Healing starts the
+rest. (Frozen nodes would find in their sockets what they had missed.)
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from raftmq.chaos.cluster.clusterfile import Node
 from raftmq.chaos.faults.base import Context, Hit, Kind, Planned, Table, injected
 from raftmq.chaos.faults.disk import store_of
 from raftmq.chaos.faults.power import LoopDisk
-from raftmq.chaos.faults.process import Kill, Pause
+from raftmq.chaos.faults.process import Kill
 from raftmq.chaos.faults.select import leaders, pick_some
 
-ALONE_S = 5.0  # in which the rest acknowledges what the sleepers do not get
+ALONE_S = 5.0  # in which the rest acknowledges what the minority does not get
 
 
 class MajoritySwap:
-    """Freezes, cuts the power of the node that is hit, and swaps those that are frozen."""
+    """Cuts the power of the node that is hit, and swaps those that are down."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
         self._planned = planned
         self._context = context
-        self._kill = Kill(context.cluster)
-        self._first = Pause(planned, context)
-        self._second = Pause(planned, context)
-        self._sleepers: Sequence[Node] = ()
-        self._others: Sequence[Node] = ()
+        self._first = Kill(context.cluster)
+        self._crash = Kill(context.cluster)
+        self._second = Kill(context.cluster)
+        self._minority: Sequence[Node] = ()
+        self._rest: Sequence[Node] = ()
 
     async def do(self, hit: Hit) -> None:
         (crashed,) = hit.nodes
@@ -39,25 +40,24 @@ class MajoritySwap:
         members = cluster.state().members(crashed.group)
         leading = {crashed, *leaders(await cluster.status())}
         followers = [node for node in members if node not in leading]
-        self._sleepers = pick_some(followers, (len(members) - 1) // 2, self._planned.choice)
-        self._others = [n for n in members if n != crashed and n not in self._sleepers]
-        await self._first.do(Hit(tuple(self._sleepers)))
+        self._minority = pick_some(followers, (len(members) - 1) // 2, self._planned.choice)
+        self._rest = [n for n in members if n != crashed and n not in self._minority]
+        await self._first.do(Hit(tuple(self._minority)))
         await asyncio.sleep(ALONE_S)
-        await self._kill.do(hit)
+        await self._crash.do(hit)
         await asyncio.to_thread(disk.cut)
-        await self._second.do(Hit(tuple(self._others)))
-        await self._first.undo(Hit(tuple(self._sleepers)))
-        await self._kill.undo(hit)
+        await self._second.do(Hit(tuple(self._rest)))
+        await self._first.undo(hit)
+        await self._crash.undo(hit)
 
     async def undo(self, hit: Hit) -> None:
-        await self._first.undo(Hit(tuple(self._sleepers)))
-        await self._second.undo(Hit(tuple(self._others)))
-        await self._kill.undo(hit)
+        for kill in (self._first, self._crash, self._second):
+            await kill.undo(hit)
 
     def describe(self, targets: str) -> str:
-        slept = ", ".join(node.name for node in self._sleepers)
-        sleep = ", ".join(node.name for node in self._others)
-        return f"power cut of {targets} while {slept or 'a minority'} slept; now {sleep} sleep"
+        first = ", ".join(node.name for node in self._minority) or "a minority"
+        then = ", ".join(node.name for node in self._rest) or "the rest"
+        return f"{first} down, then a power cut of {targets}, and {then} down in their place"
 
 
 KINDS: Table = {
@@ -65,8 +65,8 @@ KINDS: Table = {
         Kind(
             "majority-swap",
             "disk",
-            "a minority sleeps, one of the others loses its power (by the kernel), and is a "
-            "majority with those that slept while the rest sleeps",
+            "a minority is down, one of the others loses its power (by the kernel), and comes back "
+            "with those that were down, while the rest is down",
             ("follower",),
             frozenset({"loop-device", "copies"}),
             lasts_s=(4.0, 12.0),

@@ -159,7 +159,7 @@ _ALL = (
     ),
     Scenario(
         JEPSEN_PARTITIONS,
-        "nodes killed or without power while others are cut off or asleep: one history remains",
+        "nodes killed or without power while others are cut off or down: one history remains",
         ("halves:leader,for=12+restart-all,for=4", "majority-swap:follower,for=12"),
     ),
     Scenario(

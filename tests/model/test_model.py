@@ -1,0 +1,39 @@
+"""The rules of recovery and membership hold in all behaviours within the bounds, and the search
+finds the want of each rule that is taken away."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model.bounds import BROKEN, LONG_BROKEN, LONG_SEARCHES, SEARCHES, Bounds
+from tests.model.checker import search
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_all_behaviours_keep_the_promises(name: str) -> None:
+    _check(*SEARCHES[name])
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_the_want_of_a_rule_is_found(rule: str) -> None:
+    assert search(BROKEN[rule], rule).violated
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("name", LONG_SEARCHES)
+def test_all_behaviours_within_wider_bounds_do(name: str) -> None:
+    _check(*LONG_SEARCHES[name])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("rule", LONG_BROKEN)
+def test_the_want_of_a_rule_is_found_within_wider_bounds(rule: str) -> None:
+    assert search(LONG_BROKEN[rule], rule).violated
+
+
+def _check(bounds: Bounds, states: int) -> None:
+    verdict = search(bounds)
+    assert not verdict.violated, verdict.output
+    assert verdict.states == states  # as many as docs/model.md says

@@ -1,5 +1,7 @@
 """Which faults a seed suffers, and when. Each heals by itself; the world heals all at the end.
 
+All is drawn before the world begins (schedule.py); a wish may replace it.
+
 What loses memory (a wiped disk, rot, a power cut of a replica that acknowledges before it syncs)
 strikes a minority of replicas, the same in all of a world: the promise covers no more.
 """
@@ -10,14 +12,17 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.simulator.cluster.schedule import Schedule, Strike, drawn
+
 if TYPE_CHECKING:
     from tests.simulator.cluster.machine import Machine
     from tests.simulator.cluster.world import ClusterWorld
 
 EVERYWHERE = (
     "kill", "kill_leader", "crash_in_operation", "isolate", "cut_one_way", "split", "cut_client",
-    "reset_connection", "freeze", "stop_planned", "stall_disk", "slow_disk", "fill_disk", "fail_sync",
-    "kill_name_server", "start_twice", "wrong_store", "wrong_secret", "rolling_restart",
+    "reset_connection", "freeze", "stop_planned", "stall_disk", "slow_disk", "fill_disk",
+    "fail_sync", "kill_name_server", "start_twice", "wrong_store", "wrong_secret",
+    "rolling_restart",
 )  # fmt: skip
 OF_CLOCKS = ("jump_clock",)
 OF_POWER = ("power_cut", "power_cut_all")
@@ -25,39 +30,40 @@ OF_MEMORY = ("wipe", "rot", "lose_queue_file", "power_cut_fragile")
 
 
 class FaultPlan:
-    """Draws a fault every few hundred milliseconds until it is told to heal. `kinds` counts what
-    struck."""
+    """The world's schedule of faults (schedule.py), drawn or wished, and what each does. `kinds`
+    counts what struck; `latest` is the fault that struck last."""
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
-        self._rng = rng = Random(world.rng.random())
+        self._rng = rng = Random(world.rng.random())  # then of the strike that is under way
         self.kinds: dict[str, int] = {}
+        self.latest = ""
         self._over = False
-        self._every_s = rng.choice((0.15, 0.25, 0.4))
+        every_s = rng.choice((0.15, 0.25, 0.4))
         names = [*EVERYWHERE]
         if not world.load_needs_clocks:
             names += OF_CLOCKS
         if world.profile.durable:
             names += OF_POWER
-        drawn = rng.sample(names, rng.randint(2, 6))
-        chosen = [*(world.wish.faults or drawn)]
-        self.fragile: list[str] = []
+        chosen = rng.sample(names, rng.randint(2, 6))
         of_memory = rng.sample(OF_MEMORY, rng.randint(1, 2)) if rng.random() < 0.4 else []
-        if not world.wish.faults:
-            chosen += of_memory
-        if set(chosen) & set(OF_MEMORY):
-            count = (world.profile.replicas - 1) // 2
-            self.fragile = rng.sample(sorted(world.brokers), count)
-        self._faults: list[tuple[str, Callable[[], None]]] = [
-            (name, getattr(self, f"_{name}")) for name in chosen
-        ]
+        minority = rng.sample(sorted(world.brokers), (world.profile.replicas - 1) // 2)
+        chosen += of_memory
+        names += OF_MEMORY
+        faults = world.wish.faults or chosen
+        self.schedule: Schedule = drawn(rng, faults, every_s, world.profile.faults_s)
+        if world.wish.schedule is not None:
+            self.schedule = tuple(one for one in world.wish.schedule if one.fault in names)
+        loses_memory = any(one.fault in OF_MEMORY for one in self.schedule)
+        self.fragile: list[str] = minority if loses_memory else []
 
     @property
     def strikes(self) -> int:
         return sum(self.kinds.values())
 
     def begin(self) -> None:
-        self._later(self._every_s * self._rng.random(), self._strike)
+        for one in self.schedule:
+            self._later(one.at_s, self._strike, one)
 
     def stop(self) -> None:
         """No fault from here on; what is broken stays so."""
@@ -80,14 +86,15 @@ class FaultPlan:
         world = self._world
         world.loop.call_later(delay_s, act, *arguments, context=world.context)
 
-    def _strike(self) -> None:
+    def _strike(self, one: Strike) -> None:
         if self._over:
             return
-        self._later(self._every_s * 2 * self._rng.random(), self._strike)
-        name, fault = self._rng.choice(self._faults)
+        name = self.latest = one.fault
         self._world.note(f"fault {name}")
         self.kinds[name] = self.kinds.get(name, 0) + 1
-        fault()
+        self._rng = Random(one.seed)
+        act: Callable[[], None] = getattr(self, f"_{name}")
+        act()
 
     def _soon_s(self) -> float:
         return self._rng.choice((0.02, 0.2, 0.8, 2.0)) * (0.5 + self._rng.random())

@@ -43,6 +43,7 @@ from tests.simulator.cluster.machine import Machine
 from tests.simulator.cluster.network import Network
 from tests.simulator.cluster.process import Process
 from tests.simulator.cluster.recorder import Recorder
+from tests.simulator.cluster.schedule import Schedule
 from tests.simulator.cluster.surroundings import simulated
 
 DONE = ("ok", "fail", "unknown")  # records of an operation's outcome
@@ -93,6 +94,7 @@ class Wish:
     faults: tuple[str, ...] = ()
     profile: Mapping[str, Any] = field(default_factory=dict)
     planted: Callable[[], AbstractContextManager[Any]] = nullcontext  # a break of the programs
+    schedule: Schedule | None = None  # of faults; what the world cannot suffer is left out
 
 
 class ClusterWorld:

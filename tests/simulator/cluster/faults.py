@@ -48,8 +48,9 @@ class FaultPlan:
         chosen = rng.sample(names, rng.randint(2, 6))
         of_memory = rng.sample(OF_MEMORY, rng.randint(1, 2)) if rng.random() < 0.4 else []
         minority = rng.sample(sorted(world.brokers), (world.profile.replicas - 1) // 2)
-        chosen += of_memory
-        names += OF_MEMORY
+        if not world.profile.operated:  # else who is a minority changes
+            chosen += of_memory
+            names += OF_MEMORY
         faults = world.wish.faults or chosen
         self.schedule: Schedule = drawn(rng, faults, every_s, world.profile.faults_s)
         if world.wish.schedule is not None:

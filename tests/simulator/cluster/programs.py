@@ -35,8 +35,9 @@ def broker_config(settings: Mapping[str, str]) -> BrokerConfig:
     return build_config([Setting(key, value, "the world") for key, value in settings.items()])
 
 
-def peers_of(names: list[str]) -> str:
-    return ";".join(f"{name}-{HOST}:{raft_port(i)}" for i, name in enumerate(names))
+def peers_of(numbers: Mapping[str, int]) -> str:
+    """Return dLegerPeers of these nodes, by their numbers."""
+    return ";".join(f"{name}-{HOST}:{raft_port(i)}" for name, i in numbers.items())
 
 
 async def broker(process: Process, settings: Mapping[str, str]) -> int:

@@ -41,6 +41,7 @@ from tests.simulator.cluster.load import (
 from tests.simulator.cluster.loop import SimLoop, Stuck
 from tests.simulator.cluster.machine import Machine
 from tests.simulator.cluster.network import Network
+from tests.simulator.cluster.operator import Operator
 from tests.simulator.cluster.process import Process
 from tests.simulator.cluster.recorder import Recorder
 from tests.simulator.cluster.schedule import Schedule
@@ -51,6 +52,7 @@ RESTART_S_MAX = 1.0
 EQUAL_WITHIN_S = 60.0
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05
+SPARES = 2  # machines that may join
 SECRET = "of this world, and long enough"
 BROKEN = ("dead", "frozen", "deaf", "mute", "cut off", "stalled")
 
@@ -69,6 +71,7 @@ class Profile:
     frame_bytes_max: int
     half_healed: bool  # a majority has to go on alone before all are healed
     refilled: bool  # in the end the logs lose their beginning, and a replica everything
+    operated: bool  # an operator changes members and leaders meanwhile
 
     @staticmethod
     def draw(rng: Random) -> Profile:
@@ -83,6 +86,7 @@ class Profile:
             frame_bytes_max=rng.choice((16, 64)) * 1024,
             half_healed=rng.random() < 0.5,
             refilled=rng.random() < 0.3,
+            operated=rng.random() < 0.25,
         )
 
 
@@ -112,16 +116,23 @@ class ClusterWorld:
         self.loop = SimLoop()
         self.network = Network(self.loop, Random(rng.random()), profile.delay_ms, profile.spike)
         self.loop.network = self.network
+        self._all_machines: list[Machine] = []
         names = [f"n{number}" for number in range(profile.replicas)]
         self.brokers = {name: self._machine(name) for name in names}
+        self.founders = tuple(names)
+        spares = [self._machine(f"s{number}") for number in range(SPARES)]
+        self.numbers = {m.name: i for i, m in enumerate([*self.brokers.values(), *spares])}
         self.namesrv = self._machine("namesrv")
         self.client = self._machine("client")
-        self._lay_out_ports()
+        self.desk = self._machine("desk")
+        self._lay_out_ports(spares)
+        self.operator = Operator(self, spares, Random(rng.random()))
         self.load = Load(self._draw_load(), Random(rng.random()), self.note)
         self.plan = FaultPlan(self)
         self.invariants = Invariants(self)
         self.healed = False
         self.refills = 0
+        self.emptied: set[str] = set()  # machines with a new disk
         self.left_broken: set[str] = set()  # machines that stay so, until all are healed
         self.mistakes: list[Process] = []  # started as an operator should not
         self.failure: BaseException | None = None
@@ -132,11 +143,12 @@ class ClusterWorld:
         machine = Machine(name, self.loop, self.network, Random(self.rng.random()))
         machine.thread_s = self.profile.thread_ms / 1000
         machine.restart = self.restart_later
+        self._all_machines.append(machine)
         return machine
 
-    def _lay_out_ports(self) -> None:
+    def _lay_out_ports(self, spares: list[Machine]) -> None:
         self.network.machines[programs.NAMESRV_PORT] = self.namesrv
-        for number, machine in enumerate(self.brokers.values()):
+        for number, machine in enumerate([*self.brokers.values(), *spares]):
             port = programs.client_port(number)
             for each in (port, port - 2, programs.raft_port(number)):
                 self.network.machines[each] = machine
@@ -153,7 +165,7 @@ class ClusterWorld:
 
     @property
     def machines(self) -> list[Machine]:
-        return [*self.brokers.values(), self.namesrv, self.client]
+        return [*self.brokers.values(), self.namesrv, self.client, self.desk]
 
     def leader(self) -> Machine | None:
         """Return the machine of a broker that leads, if any does."""
@@ -195,12 +207,16 @@ class ClusterWorld:
         self.client.start("client", self._run_load, lambda _: None)
         await self._until(lambda: self.load.began, JOIN_WITHIN_S, "the load did not begin")
         self.plan.begin()
+        if self.profile.operated:
+            self.desk.start("operator", self.operator.run, lambda _: None)
         await self._wait(self.profile.faults_s)
         self.plan.stop()
-        if self.profile.half_healed:
+        self.operator.stop()
+        if self.profile.half_healed and not self.profile.operated:
             self._heal_majority()
             await self._end_load("with only a majority healthy")
         self._heal_all()
+        await self._until(lambda: self.operator.idle, JOIN_WITHIN_S, "a change is never made")
         if not self.load.over:
             await self._end_load("after healing")
         await self._until(self.invariants.all_equal, EQUAL_WITHIN_S, "replicas are not equal")
@@ -209,8 +225,8 @@ class ClusterWorld:
             await self._refill()
 
     async def _refill(self) -> None:
-        """Let retention take the log's beginning; then replace a machine by an empty one, which gets
-        a snapshot of the group and the rest of the log."""
+        """Let retention take the log's beginning; then replace a machine by an empty one, which
+        gets a snapshot of the group and the rest of the log."""
         for machine in self.brokers.values():
             machine.crowded = True
         await self._wait(5.0)
@@ -222,6 +238,7 @@ class ClusterWorld:
         machine = self.rng.choice(list(self.brokers.values()))
         machine.kill()
         machine.wipe()
+        self.emptied.add(machine.name)
         self.note(f"{machine.name} is replaced by an empty one")
         self.restart_later(machine)
         await self._wait(1.0)
@@ -290,11 +307,11 @@ class ClusterWorld:
             raise self.failure
 
     def _let_go(self) -> None:
-        for machine in self.machines:
+        for machine in self._all_machines:
             machine.powered = False
             machine.kill()
         self.loop.close()
-        for machine in self.machines:
+        for machine in self._all_machines:
             for process in machine.graveyard:
                 process.retire()
 
@@ -334,11 +351,11 @@ class ClusterWorld:
 
     def other_ports(self, machine: Machine) -> dict[str, str]:
         """Return settings of a copied configuration: the same store and id, other ports."""
-        number = len(self.brokers)
+        number = len(self.numbers)
         for port in (programs.client_port(number), programs.raft_port(number)):
             self.network.machines[port] = machine
-        own = list(self.brokers).index(machine.name)
-        peers = programs.peers_of(list(self.brokers))
+        own = self.numbers[machine.name]
+        peers = self.settings(machine.name)["dLegerPeers"]
         moved = peers.replace(str(programs.raft_port(own)), str(programs.raft_port(number)))
         return {"listenPort": str(programs.client_port(number)), "dLegerPeers": moved}
 
@@ -385,15 +402,19 @@ class ClusterWorld:
     def settings(self, name: str) -> dict[str, str]:
         """Return a broker's broker.conf."""
         profile = self.profile
-        names = list(self.brokers)
+        # An empty machine is told who is a member now; the others' files still name the founders.
+        joins = name not in self.founders or name in self.emptied
+        names = [*(self.brokers if name in self.emptied else self.founders)]
+        known = {each: self.numbers[each] for each in dict.fromkeys([*names, name])}
         return {
             "brokerName": programs.GROUP,
             "brokerClusterName": "Simulated",
-            "listenPort": str(programs.client_port(names.index(name))),
+            "listenPort": str(programs.client_port(self.numbers[name])),
             "namesrvAddr": programs.NAMESRV,
             "storePathRootDir": programs.STORE,
             "enableDLegerCommitLog": "true",
-            "dLegerPeers": programs.peers_of(names),
+            "dLegerPeers": programs.peers_of(known),
+            "raftJoin": str(joins).lower(),
             "dLegerSelfId": name,
             "peerSecret": SECRET,
             "httpEnable": "false",
@@ -440,6 +461,7 @@ class ClusterWorld:
                 "faults": self.plan.strikes,
                 "healed by halves": int(self.profile.half_healed),
                 "refills": self.refills,
+                "members replaced": self.operator.changes,
                 **self.invariants.numbers(),
                 **{f"fault {name}": count for name, count in self.plan.kinds.items()},
             }

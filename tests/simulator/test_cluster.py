@@ -13,7 +13,7 @@ import pytest
 from tests.simulator.cluster.world import ClusterWorld
 
 CHUNKS = 10
-SEEDS_A_CHUNK = 6
+SEEDS_A_CHUNK = 4
 OPERATIONS_MIN, FAULTS_MIN = 500, 20  # of a seed, on average over a chunk
 
 

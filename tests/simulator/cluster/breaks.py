@@ -54,14 +54,15 @@ Plant = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A break, and the worlds in which it shows. `first`: a seed before the first that catches
-    it."""
+    """A break, and the worlds in which it shows. `first`: where to begin to look for it. `rare`:
+    many seeds do not show it."""
 
     plant: Plant
     load: tuple[str, ...] = ("log", "group")
     faults: tuple[str, ...] = KILLS
     profile: Mapping[str, Any] = field(default_factory=dict)
     first: int = 0
+    rare: bool = False
 
     @property
     def name(self) -> str:
@@ -467,7 +468,10 @@ def seen(future: asyncio.Future[Any]) -> None:
 ONCE = ("idempotent", "log")
 BREAKS: tuple[Break, ...] = (
     Break(
-        message_before_durable_vote, faults=("slow_disk", "isolate", "kill", "kill"), profile=SLOW
+        message_before_durable_vote,
+        faults=("slow_disk", "isolate", "kill", "kill"),
+        profile=SLOW,
+        rare=True,
     ),
     Break(sync_counted_as_async, faults=CUTS, profile=DURABLE),
     Break(
@@ -481,6 +485,7 @@ BREAKS: tuple[Break, ...] = (
         failed_sync_forgotten_by_a_restart,
         faults=("fail_sync", "start_twice", "wrong_store", "kill", "power_cut_all"),
         profile=DURABLE,
+        rare=True,
     ),
     Break(names_unsynced, faults=CUTS, profile=DURABLE),
     Break(applies_uncommitted, faults=SPLITS),
@@ -492,7 +497,13 @@ BREAKS: tuple[Break, ...] = (
     Break(snapshot_ahead_of_the_log, load=("metadata", "group")),
     Break(frames_not_dispatched),
     Break(once_forgotten, load=ONCE, faults=("reset_connection", *KILLS)),
-    Break(once_in_flight_unchecked, load=ONCE, faults=("reset_connection",), profile=SLOW),
+    Break(
+        once_in_flight_unchecked,
+        load=ONCE,
+        faults=("reset_connection",),
+        profile=SLOW,
+        rare=True,
+    ),
     Break(metadata_answered_at_once, load=("metadata", "group"), profile=SLOW),
     Break(commits_answered_at_once, load=("group", "metadata")),
     Break(offsets_read_beside_commits, load=("group", "log"), faults=SPLITS),

@@ -402,9 +402,10 @@ class ClusterWorld:
     def settings(self, name: str) -> dict[str, str]:
         """Return a broker's broker.conf."""
         profile = self.profile
-        # An empty machine is told who is a member now; the others' files still name the founders.
+        # Who joins, or begins with nothing, is told who is a member now; the others' files name
+        # the founders still.
         joins = name not in self.founders or name in self.emptied
-        names = [*(self.brokers if name in self.emptied else self.founders)]
+        names = [*(self.brokers if joins else self.founders)]
         known = {each: self.numbers[each] for each in dict.fromkeys([*names, name])}
         return {
             "brokerName": programs.GROUP,

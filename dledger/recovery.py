@@ -92,6 +92,8 @@ broker.conf could tell it that it is not alone.)
 
 So the first start of a group, and only that, needs all replicas once. A group of one founds by
 itself. In a group of two, while one of them recovers, only both together can elect.
+
+tests/model has these rules as a model whose states are searched one and all (docs/model.md).
 """
 
 from __future__ import annotations

@@ -184,8 +184,7 @@ Written(r, t, frames, index) ==
 MayCampaign(r) ==
   /\ \E C \in Known(r) : r \in C
   /\ \/ recovered[r]
-     \/ noted[r][1] > 0 \/ Newest(log[r]) = 0
-     \/ ~Rule("no campaign by a frame met while recovering")
+     \/ noted[r][1] > 0 \/ Newest(log[r]) = 0  \* else it met that in a frame
 
 Enter(r, t, v) ==
   /\ term' = [term EXCEPT ![r] = t]
@@ -279,9 +278,8 @@ MayChange(r, C) ==
   /\ Cardinality(C \ before) + Cardinality(before \ C) <= 1
   /\ committed[t] > 0  \* a frame of its own term is committed
   /\ committed[t] >= Newest(ledger[t]) \/ ~Rule("one change at a time")
-  /\ C \ before \subseteq sound \/ ~Rule("only recovered replicas are promoted")
-  /\ \/ Cardinality(sound) >= Majority(C)
-     \/ ~Rule("enough voters of the outcome are recovered")
+  /\ C \ before \subseteq sound
+  /\ Cardinality(sound) >= Majority(C)
 
 (* What a replica's log is when it has taken its leader's frames up to index. *)
 Taken(r, t, index) ==
@@ -397,7 +395,7 @@ PromisesKept == \A r \in Replicas, t \in Terms :
     /\ Len(log[r]) >= index
     /\ log[r][index] = ledger[t][index]
 
-(* A leader's log grows by its own frames only. *)
+(* Raft 5.3 *)
 LogMatching == \A r, s \in Replicas :
   \A i \in 1..Least(Len(log[r]), Len(log[s])) :
     log[r][i][1] = log[s][i][1] => SubSeq(log[r], 1, i) = SubSeq(log[s], 1, i)

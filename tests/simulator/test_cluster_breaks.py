@@ -28,7 +28,7 @@ def caught_at(broken: Break) -> int | None:
 
 @pytest.mark.parametrize(
     "broken",
-    [pytest.param(one, marks=[pytest.mark.long] if one.rare else []) for one in BREAKS],
+    [pytest.param(one, marks=[pytest.mark.long] if one.long else []) for one in BREAKS],
     ids=lambda one: one.name,
 )
 def test_a_broken_shell_is_caught(broken: Break) -> None:

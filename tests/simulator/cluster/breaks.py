@@ -23,9 +23,10 @@ from raftmq.broker.delivery.transactions.book import HalfBook
 from raftmq.broker.delivery.transactions.service import Transactions
 from raftmq.broker.replication.log import ReplicatedLog
 from raftmq.broker.sending.repeats import Repeats
-from raftmq.broker.tables import snapshot
+from raftmq.broker.tables import snapshot, snapshotinstall
 from raftmq.broker.tables.sentonce import SentOnce
 from raftmq.broker.tables.snapshot import Snapshot
+from raftmq.broker.tables.topics import TopicTable
 from raftmq.client.offsetstore import OffsetStore
 from raftmq.client.processqueue import ProcessQueue
 from raftmq.dledger.flusher import FlushMode, LogFlusher
@@ -54,15 +55,15 @@ Plant = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A break, and the worlds in which it shows. `first`: where to begin to look for it. `rare`:
-    many seeds do not show it."""
+    """A break, and the worlds in which it shows. `first`: where to begin to look for it. `long`:
+    many seeds do not show it, or one takes long."""
 
     plant: Plant
     load: tuple[str, ...] = ("log", "group")
     faults: tuple[str, ...] = KILLS
     profile: Mapping[str, Any] = field(default_factory=dict)
     first: int = 0
-    rare: bool = False
+    long: bool = False
 
     @property
     def name(self) -> str:
@@ -214,9 +215,20 @@ def installer_skips_a_chunk() -> AbstractContextManager[Any]:
     return replaced(Receiver, "step", broken)
 
 
-def install_without_tables() -> AbstractContextManager[Any]:
-    """A refilled replica gets the log, but not the tables that its beginning made."""
-    return instead(snapshot, "write", lambda *_: 0)
+def install_without_topics() -> AbstractContextManager[Any]:
+    """A refilled replica gets the log, but not the topics that its beginning made."""
+
+    def broken(decode: Any) -> Any:
+        def decodes(data: bytes) -> Any:
+            taken, queues = decode(data)
+            for _, table in taken.tables:
+                if isinstance(table, TopicTable):
+                    table.load(TopicTable().to_json(), table.applied_index)
+            return taken, queues
+
+        return decodes
+
+    return replaced(snapshotinstall, "decode_state", broken)
 
 
 # -- operators -------------------------------------------------------------------------------------
@@ -368,24 +380,23 @@ def lock_ages_ten_times_as_fast() -> AbstractContextManager[Any]:
 
 
 def transaction_ended_twice() -> AbstractContextManager[Any]:
-    """A half message that has ended can be ended again."""
-    ended: dict[tuple[int, int], Any] = {}
+    """A half message that has ended stays open, and its producer is asked for it again."""
 
     def keeps(close: Any) -> Any:
         def closes(self: HalfBook, offset: int, decision: int | None = None) -> None:
-            half = self.open.get(offset)
-            if half is not None:
-                ended[id(self), half.root] = half
-            close(self, offset, decision)
+            if decision is None:
+                close(self, offset, decision)
 
         return closes
 
-    def broken(find: Any) -> Any:
-        return lambda self, root: find(self, root) or ended.get((id(self), root))
+    def takes(self: HalfBook, op_offset: int, halves: list[int]) -> None:
+        self.skip_ops(op_offset)
+        self.op_next = op_offset + 1
+        self._ops.append(max(halves, default=-1))
 
     @contextmanager
     def both() -> Iterator[None]:
-        with replaced(HalfBook, "close", keeps), replaced(HalfBook, "find", broken):
+        with replaced(HalfBook, "close", keeps), instead(HalfBook, "take_op", takes):
             yield
 
     return both()
@@ -471,7 +482,7 @@ BREAKS: tuple[Break, ...] = (
         message_before_durable_vote,
         faults=("slow_disk", "isolate", "kill", "kill"),
         profile=SLOW,
-        rare=True,
+        long=True,
     ),
     Break(sync_counted_as_async, faults=CUTS, profile=DURABLE),
     Break(
@@ -485,14 +496,14 @@ BREAKS: tuple[Break, ...] = (
         failed_sync_forgotten_by_a_restart,
         faults=("fail_sync", "start_twice", "wrong_store", "kill", "power_cut_all"),
         profile=DURABLE,
-        rare=True,
+        long=True,
     ),
     Break(names_unsynced, faults=CUTS, profile=DURABLE),
     Break(applies_uncommitted, faults=SPLITS),
     Break(reads_without_a_round, load=("metadata", "group"), faults=SPLITS),
     Break(promises_never_lost, faults=("wipe", *SPLITS)),
     Break(installer_skips_a_chunk, profile=REFILLED),
-    Break(install_without_tables, profile=REFILLED),
+    Break(install_without_topics, profile=REFILLED),
     Break(store_not_locked, faults=("start_twice", "kill")),
     Break(snapshot_ahead_of_the_log, load=("metadata", "group")),
     Break(frames_not_dispatched),
@@ -502,7 +513,7 @@ BREAKS: tuple[Break, ...] = (
         load=ONCE,
         faults=("reset_connection",),
         profile=SLOW,
-        rare=True,
+        long=True,
     ),
     Break(metadata_answered_at_once, load=("metadata", "group"), profile=SLOW),
     Break(commits_answered_at_once, load=("group", "metadata")),
@@ -513,11 +524,11 @@ BREAKS: tuple[Break, ...] = (
     Break(locks_forgotten, load=("locks", "log")),
     Break(lock_ends_with_the_connection, load=("locks", "log")),
     Break(lock_ages_ten_times_as_fast, load=("locks", "log")),
-    Break(transaction_ended_twice, load=("transactions", "log")),
+    Break(transaction_ended_twice, load=("transactions", "log"), long=True),
     Break(halves_forgotten, load=("transactions", "log")),
     Break(rollback_delivers, load=("transactions", "log")),
     Break(delayed_early, load=("delayed", "log")),
-    Break(delayed_again_after_a_failover, load=("delayed", "log")),
+    Break(delayed_again_after_a_failover, load=("delayed", "log"), long=True),
     Break(timers_lost, load=("delayed", "log")),
     Break(retries_lost, load=("retries", "log")),
 )

@@ -27,6 +27,7 @@ EVERYWHERE = (
 OF_CLOCKS = ("jump_clock",)
 OF_POWER = ("power_cut", "power_cut_all")
 OF_MEMORY = ("wipe", "rot", "lose_queue_file", "power_cut_fragile")
+FAULTS = EVERYWHERE + OF_CLOCKS + OF_POWER + OF_MEMORY
 
 
 class FaultPlan:
@@ -96,6 +97,7 @@ class FaultPlan:
         self._rng = Random(one.seed)
         act: Callable[[], None] = getattr(self, f"_{name}")
         act()
+        self._world.coverage.look()
 
     def _soon_s(self) -> float:
         return self._rng.choice((0.02, 0.2, 0.8, 2.0)) * (0.5 + self._rng.random())

@@ -24,6 +24,13 @@ _numbers = itertools.count()
 PROCESS: ContextVar[Process | None] = ContextVar("simulated process", default=None)
 
 
+def number_anew() -> None:
+    """Begin at 0 again, for a new world: the order of a set of numbered objects depends on their
+    numbers, and must not depend on the worlds that this process has played before."""
+    global _numbers
+    _numbers = itertools.count()
+
+
 class Stuck(Exception):
     """Nothing is ready and no timer is set: the world has come to a standstill."""
 

@@ -5,6 +5,7 @@ numbers, process ids, locks, ports. In a `simulated` block all of it comes from 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import sys
@@ -17,7 +18,7 @@ from unittest.mock import patch
 from raftmq.dledger.incoming import Accepted
 from raftmq.remoting.connection import Connection
 from raftmq.store.ownership import Owner, StoreInUse, StoreLock
-from tests.simulator.cluster.loop import PROCESS, SimLoop, numbered_hash
+from tests.simulator.cluster.loop import PROCESS, SimLoop, number_anew, numbered_hash
 from tests.simulator.cluster.machine import WALL_MS
 from tests.simulator.cluster.network import BoundPort
 
@@ -44,6 +45,7 @@ class _NoCollection:
 @contextmanager
 def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
     """Let everything come from this world."""
+    number_anew()
     drawn = random.Random(rng.getrandbits(64))
     held: dict[str, SimLock] = {}
 
@@ -88,6 +90,7 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         ("raftmq.broker.process.gc", _NoCollection),
         ("raftmq.broker.process.click.echo", lambda *_, **__: None),
         ("raftmq.chaos.workloads.log.PACE_S", 0.02),
+        ("raftmq.client.instance._instances", itertools.count()),
     ]
     state = random.getstate()
     random.seed(drawn.getrandbits(64))

@@ -28,6 +28,7 @@ from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Verdict
 from tests.simulator.checks import CheckFailed
 from tests.simulator.cluster import programs
+from tests.simulator.cluster.coverage import Coverage
 from tests.simulator.cluster.faults import FaultPlan
 from tests.simulator.cluster.invariants import Invariants
 from tests.simulator.cluster.load import (
@@ -130,6 +131,7 @@ class ClusterWorld:
         self.load = Load(self._draw_load(), Random(rng.random()), self.note)
         self.plan = FaultPlan(self)
         self.invariants = Invariants(self)
+        self.coverage = Coverage(self)
         self.healed = False
         self.refills = 0
         self.emptied: set[str] = set()  # machines with a new disk
@@ -296,6 +298,7 @@ class ClusterWorld:
     async def _until(self, holds: Callable[[], bool], seconds: float, complaint: str) -> None:
         deadline_s = self.loop.now_s + seconds
         while not holds():
+            self.coverage.look()
             if self.failure is not None:
                 raise self.failure
             if self.loop.now_s >= deadline_s:

@@ -1,0 +1,90 @@
+"""A world to play, as data, and what came of it: what a search passes to its workers and back."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from tests.simulator.checks import CheckFailed
+from tests.simulator.cluster import schedule
+from tests.simulator.cluster.schedule import Schedule
+from tests.simulator.cluster.world import ClusterWorld, Wish
+
+KIND_WORDS = 5  # so many first words say which promise was broken; then come numbers and names
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A seed; the schedule and parts of the profile that take the place of what it draws."""
+
+    seed: int
+    schedule: Schedule | None = None
+    profile: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """Return the command that replays it."""
+        words = ["python", "-m", "tests.simulator", "--cluster", "--verbose", str(self.seed)]
+        if self.schedule is not None:
+            words += ["--schedule", orjson.dumps(schedule.to_json(self.schedule)).decode()]
+        if self.profile:
+            words += ["--profile", orjson.dumps(dict(self.profile)).decode()]
+        return shlex.join(words)
+
+    def to_json(self) -> dict[str, Any]:
+        strikes = None if self.schedule is None else schedule.to_json(self.schedule)
+        return {"seed": self.seed, "schedule": strikes, "profile": dict(self.profile)}
+
+    @staticmethod
+    def from_json(kept: Mapping[str, Any]) -> Case:
+        strikes = kept["schedule"]
+        return Case(
+            kept["seed"],
+            None if strikes is None else schedule.from_json(strikes),
+            kept["profile"],
+        )
+
+    def wish(self, base: Wish) -> Wish:
+        profile = {**base.profile, **self.profile}
+        return replace(base, schedule=self.schedule, profile=profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a world came to. `schedule`: the faults that it could suffer; `failure`: "" if none."""
+
+    schedule: Schedule | None
+    states: frozenset[int]
+    numbers: Counter[str]
+    failure: str = ""
+    kind: str = ""
+
+
+def play(
+    case: Case, base: Wish | None = None, trace: Callable[[str], None] | None = None
+) -> Outcome:
+    """Play a world to its end or its first broken promise."""
+    world = ClusterWorld(case.seed, trace, case.wish(base or Wish()))
+    numbers: Counter[str] = Counter()
+    failure = kind = ""
+    try:
+        numbers = world.run()
+    except CheckFailed as failed:
+        failure, kind = str(failed).partition("\nreplay:")[0], kind_of(str(failed))
+    except Exception as error:
+        failure, kind = traceback.format_exc(), kind_of(repr(error))
+    return Outcome(world.plan.schedule, world.coverage.numbers(), numbers, failure, kind)
+
+
+def kind_of(failure: str) -> str:
+    """Return the failure's first words without what differs from world to world."""
+    reason = re.sub(r"^seed \d+ at [\d.]+ s: ", "", failure).partition("\n")[0]
+    general = re.sub(r"\b[ns]?\d+\b", "#", reason)
+    return " ".join(re.split(r"[\s{]+", general)[:KIND_WORDS])

@@ -148,7 +148,7 @@ class Directory:
         """Ask again for what a name server says has changed (30004)."""
         if groups or everything:
             self.refresh_groups_soon()
-        for topic in self.topics if everything else topics:
+        for topic in self.topics if everything else sorted(topics):
             self.refresh_soon(topic)
 
     async def refresh_all(self) -> None:

@@ -303,7 +303,7 @@ class RouteTable:
         if group is None:
             return 0
         self._check_change(group, signed)
-        for topic in group.topics:
+        for topic in sorted(group.topics):
             queues = self._queues[topic]
             old = queues[broker_name]
             perm = old.perm | PERM_WRITE if writable else old.perm & ~PERM_WRITE
@@ -492,7 +492,7 @@ class RouteTable:
         addresses = {i: a for i, a in group.addresses.items() if a != live.address}
         group.addresses = addresses
         if not addresses and not any(b.broker_name == group.name for b in self._live.values()):
-            for topic in list(group.topics):
+            for topic in sorted(group.topics):
                 self._drop_topic(group, topic)
             del self._groups[group.name]
         self._tell(group)
@@ -513,7 +513,7 @@ class RouteTable:
     def _replace_topics(self, group: BrokerGroup, topics: list[TopicConfig]) -> bool:
         changed = self._put_topics(group, topics)
         gone = group.topics.difference(config.topic for config in topics)
-        for topic in gone:
+        for topic in sorted(gone):  # in an order that repeats: watchers are told in it
             self._drop_topic(group, topic)
         return changed or bool(gone)
 

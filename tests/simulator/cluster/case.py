@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shlex
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 
@@ -71,7 +74,13 @@ def play(
     case: Case, base: Wish | None = None, trace: Callable[[str], None] | None = None
 ) -> Outcome:
     """Play a world to its end or its first broken promise."""
-    world = ClusterWorld(case.seed, trace, case.wish(base or Wish()))
+    with patch.object(sys, "unraisablehook", lambda _: None):
+        outcome = _outcome(ClusterWorld(case.seed, trace, case.wish(base or Wish())))
+        gc.collect()  # coroutines of a world that failed complain when they are collected
+    return outcome
+
+
+def _outcome(world: ClusterWorld) -> Outcome:
     numbers: Counter[str] = Counter()
     failure = kind = ""
     try:

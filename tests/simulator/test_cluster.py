@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulator.apart import apart
 from tests.simulator.cluster.world import ClusterWorld
 
 CHUNKS = 10
@@ -19,14 +20,20 @@ OPERATIONS_MIN, FAULTS_MIN = 500, 20  # of a seed, on average over a chunk
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_promise_is_broken(chunk: int) -> None:
-    totals: Counter[str] = Counter()
-    for seed in range(chunk * SEEDS_A_CHUNK, (chunk + 1) * SEEDS_A_CHUNK):
-        totals.update(ClusterWorld(seed).run())
+    totals = apart(played, range(chunk * SEEDS_A_CHUNK, (chunk + 1) * SEEDS_A_CHUNK))
     # The worlds are not idle: else their silence would prove nothing.
     assert totals["operations"] >= OPERATIONS_MIN * SEEDS_A_CHUNK
     assert totals["faults"] >= FAULTS_MIN * SEEDS_A_CHUNK
     assert totals["acknowledged"] > 0
     assert totals["tables compared"] > 0
+
+
+def played(seeds: range) -> Counter[str]:
+    """Play these seeds; return their numbers, summed up."""
+    totals: Counter[str] = Counter()
+    for seed in seeds:
+        totals.update(ClusterWorld(seed).run())
+    return totals
 
 
 def test_a_seed_repeats_to_the_bit_in_any_process() -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from tests.simulator.apart import apart
 from tests.simulator.cluster.breaks import sync_skipped
 from tests.simulator.cluster.case import Case, Outcome, kind_of, play
 from tests.simulator.cluster.mutation import STRIKES_MAX, mutated
@@ -31,6 +32,10 @@ WORLDS_MAX, RUNS_MAX, STRIKES_LEFT = 8, 9, 3
 
 
 def test_a_broken_rule_is_found_and_its_schedule_shrunk() -> None:
+    apart(find_and_shrink)
+
+
+def find_and_shrink() -> None:
     search = Search()
     for _ in range(WORLDS_MAX):
         case = search.next_case()
@@ -51,7 +56,7 @@ def test_a_broken_rule_is_found_and_its_schedule_shrunk() -> None:
 
 def test_states_grow_with_faults() -> None:
     quick = Wish(faults=FAULTS, profile=QUICK)
-    struck, calm = play(Case(0), quick), play(Case(0, schedule=()), quick)
+    struck, calm = apart(play, Case(0), quick), apart(play, Case(0, schedule=()), quick)
     assert not struck.failure
     assert not calm.failure
     assert len(struck.states) > 2 * len(calm.states)
@@ -77,7 +82,7 @@ def test_a_changed_schedule_repeats_to_the_bit_in_any_process() -> None:
 
 def test_a_strike_less_changes_nothing_about_the_others() -> None:
     strikes = schedule_of(5)
-    outcome = play(Case(5, strikes[:3] + strikes[4:], QUICK))
+    outcome = apart(play, Case(5, strikes[:3] + strikes[4:], QUICK))
     assert outcome.schedule == strikes[:3] + strikes[4:]
 
 

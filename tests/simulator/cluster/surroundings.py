@@ -103,11 +103,11 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
             for path, value in by_name:
                 stack.enter_context(patch(path, value))
             yield
+            gc.collect()  # while nobody hears what the dead complain of
     finally:
         random.setstate(state)
         if collecting:
             gc.enable()
-        gc.collect()
 
 
 class SimLock(StoreLock):

@@ -191,7 +191,6 @@ class Broker:
             self.log.propose_command,
             lambda: self.roles.takes_commits,
             has_room=state.offsets.room_within(config.consumer_offsets_max),
-            applied=state.offsets.get,
         )
         self.marks = ResetMarks(context, self.commits)
         self.questions = SubscriptionQuestions(self.clients)

@@ -2,8 +2,7 @@
 
 Commits gather for `offsetCommitIntervalMs` and become one command frame: the last commit of a
 (topic, group, queue) wins, as it would if each were a frame of its own. A one-way commit (15, as
-Java clients send it) needs no more; one that repeats what the table has, as Java clients do every
-5 s, is not written again. A commit that wants an answer waits for its frame to be
+Java clients send it) needs no more. A commit that wants an answer waits for its frame to be
 applied. A query (14) for a queue with a commit in flight has the frame proposed at once and waits
 for it, so that a consumer taking a queue over sees what the one before it committed. Only a ready
 leader takes commits; when leadership ends, commits not proposed yet are dropped, as a one-way
@@ -38,13 +37,10 @@ class CommitService:
         leading: Callable[[], bool],
         count_max: int = PENDING_COMMITS_MAX,
         has_room: Callable[[str, str, Collection[int]], bool] = lambda topic, group, queues: True,
-        applied: Callable[[str, str, int], int | None] = lambda topic, group, queue_id: None,
     ) -> None:
         """`propose(payload)` raises, or its future fails, as RaftMember.propose_command does.
-        `has_room(topic, group, queue ids)`: whether the table of offsets takes them;
-        `applied(topic, group, queue id)`: what it has."""
+        `has_room(topic, group, queue ids)`: whether the table of offsets takes them."""
         self.has_room = has_room
-        self._applied = applied
         self._propose = propose
         self._leading = leading
         self._count_max = count_max
@@ -71,10 +67,6 @@ class CommitService:
         """Take a commit that nobody waits for; return False if it was not taken."""
         if not self._leading() or offset < 0 or not self.has_room(topic, group, (queue_id,)):
             return False
-        key = (topic, group, queue_id)
-        moving = key in self._gathered or key in self._under_way
-        if not moving and self._applied(*key) == offset:
-            return True
         taken = self._gather(topic, group, queue_id, offset)
         if not taken:
             log.warning("offset_commit_dropped group=%s topic=%s reason=full", group, topic)

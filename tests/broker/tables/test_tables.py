@@ -444,28 +444,6 @@ async def test_gathered_commits_are_bounded_but_known_queues_may_go_on():
     assert commits.commit("T", "g", 2, 1)
 
 
-async def test_a_one_way_commit_that_repeats_the_table_is_not_written_again():
-    table = OffsetTable()
-    table.commit([("T", "g", 0, 7)])
-    frames = []
-
-    def propose(payload):
-        frames.append(orjson.loads(payload)["commits"])
-        return asyncio.get_running_loop().create_future()
-
-    commits = CommitService(propose, lambda: True, applied=table.get)
-    assert commits.commit("T", "g", 0, 7)
-    commits.flush()
-    assert frames == []
-    assert commits.commit("T", "g", 0, 8)
-    assert commits.commit("T", "g", 0, 7)  # the last one wins, also behind one that is gathered
-    commits.flush()
-    assert frames == [[["T", "g", 0, 7]]]
-    assert commits.commit("T", "g", 0, 7)  # and behind one that is under way
-    commits.flush()
-    assert len(frames) == 2
-
-
 def test_rates_over_three_windows_and_midnights():
     rates = Rates(0, day=1)
     for second in range(10, 700, 10):

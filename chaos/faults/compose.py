@@ -20,7 +20,10 @@ _BY_FAMILY = {
     "clock": "containers have the machine's clock",
 }
 _CAN = {"cut-node"}  # of the families above that cannot
-_CANNOT = {"namesrv-cut": "clients and brokers reach name servers without proxies"}
+_CANNOT = {
+    "namesrv-cut": "clients and brokers reach name servers without proxies",
+    "replace-member": "the containers are the ones that compose.yml names",
+}
 
 
 def why_not(kind: Kind) -> str | None:

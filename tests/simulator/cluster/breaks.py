@@ -502,7 +502,7 @@ BREAKS: tuple[Break, ...] = (
     Break(names_unsynced, faults=CUTS, profile=DURABLE),
     Break(applies_uncommitted, faults=SPLITS),
     Break(reads_without_a_round, load=("metadata", "group"), faults=SPLITS),
-    Break(promises_never_lost, faults=("wipe", *SPLITS)),
+    Break(promises_never_lost, faults=("wipe", *SPLITS), profile={"operated": False}),
     Break(installer_skips_a_chunk, profile=REFILLED),
     Break(install_without_topics, profile=REFILLED),
     Break(store_not_locked, faults=("start_twice", "kill")),

@@ -1,5 +1,5 @@
-"""What a run breaks: how its cluster is made and watched, how its faults are made, and what is left
-for the judge. `OURS` is this project's; chaos.nats has another.
+"""The system that a run breaks: how its cluster is made and watched, how its faults are made, and
+what is left for the judge. `OURS` is this project's; chaos.nats has another.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _RUN = re.compile(r"^/\\ run = (\d+)$", re.M)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a search found. `violated`: the invariant, with TLC's output, which has the behaviour;
-    "" if all hold in all `states`."""
+    """The result of a search. `violated`: the invariant, with TLC's output, which has the
+    behaviour; "" if all hold in all `states`."""
 
     violated: str
     states: int

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from tests.simulator.apart import apart
+from tests.simulator.apart import apart, replays
 from tests.simulator.cluster.world import ClusterWorld
 
 CHUNKS = 10
@@ -38,15 +34,6 @@ def played(seeds: range) -> Counter[str]:
 
 def test_a_seed_repeats_to_the_bit_in_any_process() -> None:
     """Also where strings hash differently: no order may come out of a set."""
-    traces = [
-        subprocess.run(
-            [sys.executable, "-m", "tests.simulator", "--cluster", "--verbose", "3"],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
+    traces = replays(["-m", "tests.simulator", "--cluster", "--verbose", "3"], ("1", "2"))
     assert b"'operations'" in traces[0]
     assert traces[0] == traces[1]

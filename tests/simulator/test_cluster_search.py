@@ -3,15 +3,12 @@ and that a changed schedule repeats."""
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from tests.simulator.apart import apart
+from tests.simulator.apart import apart, replays
 from tests.simulator.cluster.breaks import sync_skipped
 from tests.simulator.cluster.case import Case, Outcome, kind_of, play
 from tests.simulator.cluster.mutation import STRIKES_MAX, mutated
@@ -66,16 +63,7 @@ def test_a_changed_schedule_repeats_to_the_bit_in_any_process() -> None:
     parent = Case(3, schedule_of(3), {"faults_s": 2.0})
     case = mutated(Random(4), parent, Case(4, schedule_of(4)), 3)
     assert case.schedule != parent.schedule
-    traces = [
-        subprocess.run(
-            [sys.executable, *shlex.split(case.command)[1:]],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
+    traces = replays(shlex.split(case.command)[1:], ("1", "2"))
     assert b"'operations'" in traces[0]
     assert traces[0] == traces[1]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.simulator.apart import replays
 from tests.simulator.members import MEMBERS_FROM
 from tests.simulator.world import World
 
@@ -58,15 +56,6 @@ def test_what_failed_once_holds(seed: int) -> None:
 @pytest.mark.parametrize("seed", ["19", "946"])  # 946: half of a fork is cut off
 def test_a_seed_repeats_to_the_bit_in_any_process(seed: str) -> None:
     """Also where strings hash differently: no order may come out of a set."""
-    traces = [
-        subprocess.run(
-            [sys.executable, "-m", "tests.simulator", "--verbose", seed],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2", "3")
-    ]
+    traces = replays(["-m", "tests.simulator", "--verbose", seed], ("1", "2", "3"))
     assert len(traces[0]) > 10_000
     assert traces[0] == traces[1] == traces[2]

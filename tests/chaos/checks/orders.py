@@ -59,7 +59,7 @@ def random_history(rng: random.Random, count: int, states: int = 3) -> list[Oper
 
 
 def by_trying_all(operations: Sequence[Operation]) -> bool:
-    """Whether there is an order: every one is tried."""
+    """Return whether some order explains it, by trying every one."""
 
     def tried(state: int, rest: frozenset[int]) -> Iterator[bool]:
         returns = (operations[number].returned_ns for number in rest)

@@ -156,7 +156,7 @@ def failed_sync_ignored() -> AbstractContextManager[Any]:
 
 
 def failed_sync_forgotten_by_a_restart() -> AbstractContextManager[Any]:
-    """What a failed sync left in the page cache is believed by the next process."""
+    """The next process believes what a failed sync left in the page cache."""
     return instead(CommitLog, "_write_again", lambda *_: None)
 
 

@@ -61,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a world came to. `schedule`: the faults that it could suffer; `failure`: "" if none."""
+    """The result of a world. `schedule`: the faults that it could suffer; `failure`: "" if none."""
 
     schedule: Schedule | None
     states: frozenset[int]

@@ -35,6 +35,15 @@ class Stuck(Exception):
     """Nothing is ready and no timer is set: the world has come to a standstill."""
 
 
+def _begins(handle: asyncio.Handle, process: Process | None) -> bool:
+    """Return whether a callback of this process (None: of the world) may run now; if so, note for
+    its loop whose it is."""
+    if process is not None and not process.admits(handle):
+        return False
+    handle._loop.at_work = process  # type: ignore[attr-defined]
+    return True
+
+
 class SimHandle(asyncio.Handle):
     """A callback of a process."""
 
@@ -50,9 +59,7 @@ class SimHandle(asyncio.Handle):
         self.process = context.get(PROCESS)
 
     def _run(self) -> None:
-        process = self.process
-        if process is None or process.admits(self):
-            self._loop.at_work = process  # type: ignore[attr-defined]
+        if _begins(self, self.process):
             super()._run()
 
 
@@ -76,9 +83,7 @@ class SimTimerHandle(asyncio.TimerHandle):
         return (self._when, self._number) < (other._when, other._number)  # type: ignore[attr-defined]
 
     def _run(self) -> None:
-        process = self.process
-        if process is None or process.admits(self):
-            self._loop.at_work = process  # type: ignore[attr-defined]
+        if _begins(self, self.process):
             super()._run()
 
 

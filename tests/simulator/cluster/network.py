@@ -43,7 +43,6 @@ class Network:
         self.delay_ms = delay_ms
         self.spike = spike  # probability of a delay that is twenty times as long
         self.cut: set[tuple[str, str]] = set()
-        self.chunks = 0
         self.connections: list[Transport] = []  # one end of each
         self.machines: dict[int, Machine] = {}  # by the ports of their servers
         self._listeners: dict[int, Server] = {}
@@ -455,7 +454,6 @@ class Transport(asyncio.Transport):
                 self.maybe_give_up_later()
             self._flying.clear()
             return
-        network.chunks += 1
         if self._flying:
             data = b"".join(self._flying)
             self._flying.clear()

@@ -1,4 +1,4 @@
-# make venv | check | test | test-long | demo | docs | bench | bench-peers | jepsen | simulate | lint | report; see CONTRIBUTING.md
+# make venv | check | test | test-long | demo | docs | man | helm | bench | bench-peers | jepsen | simulate | lint | report; see CONTRIBUTING.md
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -11,7 +11,7 @@ WORKERS ?= 4
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
-.PHONY: venv check demo test test-long interop docs docs-serve screenshots lint report bench bench-peers jepsen simulate clean
+.PHONY: venv check demo test test-long interop docs docs-serve man helm screenshots lint report bench bench-peers jepsen simulate clean
 
 venv: $(VENV)/.ready
 
@@ -31,8 +31,13 @@ $(VENV)/.demo-ready: $(VENV)/.audit-ready demo/requirements.txt
 
 # Foreign clients with what drives them (Go, Node, a Java compiler), beside the environment: 240 MB, about a minute.
 # Py4J, which drives the Java ones, comes with Spark.
-$(VENV)/.interop-ready: $(VENV)/.audit-ready $(wildcard tests/interop/toolchain.py tests/interop/*.xml tests/interop/requirements.txt tests/interop/go/* tests/interop/java/* tests/interop/node/package*)
+$(VENV)/.interop-ready: $(VENV)/.audit-ready $(wildcard tests/interop/toolchain.py tests/interop/*.xml tests/interop/requirements.txt tests/interop/go/* tests/interop/java/* tests/interop/node/package* tests/interop/go5/* tests/interop/node5/package* tests/interop/python5/requirements.txt tests/interop/openapi/requirements.txt tests/interop/openapi/node/package*)
 	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && $(BIN)/python -m tests.interop.toolchain
+	@touch $@
+
+# RocketMQ's Rust client, for make test-long alone: its 250 crates take some minutes of one core.
+$(VENV)/.rust-ready: $(VENV)/.audit-ready $(wildcard tests/interop/rust5/Cargo.* tests/interop/rust5/src/*)
+	@CARGO="$$(tools/find-cargo.sh)" && export CARGO && $(BIN)/python -m tests.interop.toolchain rust5
 	@touch $@
 
 demo: $(VENV)/.demo-ready
@@ -42,13 +47,21 @@ test: $(VENV)/.demo-ready $(VENV)/.interop-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # What takes longer than a suite may: each planted fault is found by the fuzzer, for one.
-test-long: $(VENV)/.demo-ready $(VENV)/.interop-ready
-	@exec $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+test-long: $(VENV)/.demo-ready $(VENV)/.interop-ready $(VENV)/.rust-ready
+	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # Strictly: a broken link, anchor or a page that nobody finds fails it. Read it from build/docs/index.html;
 # browsers search in it only where it is served.
 docs: $(VENV)/.ready
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Man pages of all commands, from their parsers; a test holds that they are as the commands are.
+man: $(VENV)/.ready
+	@$(BIN)/python -m tools.manpages
+
+# After a change of the Helm chart: what it makes of tests/helm/cases, by HELM or by a Helm built from its Go module.
+helm: $(VENV)/.ready
+	@$(BIN)/python -m tests.helm.rendering
 
 docs-serve: $(VENV)/.ready
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000

@@ -76,6 +76,12 @@ EXIT_UNUSABLE = 2
     "Accounts are taken from RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY.",
 )
 @click.option(
+    "--context",
+    metavar="NAME",
+    help="Audit the running brokers of a saved context (mqadmin context): its name servers, "
+    "account and TLS settings.",
+)
+@click.option(
     "--scratch",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -134,6 +140,7 @@ def main(
     mode: str | None,
     group: str | None,
     namesrv: str | None,
+    context: str | None,
     scratch: Path | None,
     staging: str | None,
     mib_per_s: int,
@@ -160,20 +167,36 @@ def main(
     Exit status: 0 nothing wrong, 1 something is, 2 it could not be audited.
     """
     directories = _parse_stores(stores)
+    environment: Mapping[str, str] = os.environ
+    if context is not None:
+        environment = _with_context(context)
+        namesrv = namesrv or environment.get("NAMESRV_ADDR")
     if run_directory is not None:
         history = history or str(run_directory / "history.jsonl")
         directories = directories or _stores_of(run_directory, group)
     if bool(namesrv) == bool(directories):
-        raise click.UsageError("Name running brokers (--namesrv), or stores (--store, --run).")
+        raise click.UsageError(
+            "Name running brokers (--namesrv, --context), or stores (--store, --run)."
+        )
     if topic is not None and not (topic and history):
         raise click.UsageError("--topic names a topic of a --history.")
     if history and acknowledged:
         raise click.UsageError("Give --history or --acknowledged.")
     if incremental and (history or results is None):
         raise click.UsageError("--incremental goes with --results, and without a history.")
+    _check_writable(json_path, results)
     spark = SparkOptions(cores, master, _parse_settings(settings))
     what = Wanted(
-        namesrv, directories, history, acknowledged, topic, mode, group, results, incremental
+        namesrv=namesrv,
+        environment=environment,
+        stores=directories,
+        history=history,
+        acknowledged=acknowledged,
+        topic=topic,
+        mode=mode,
+        group=group,
+        results=results,
+        incremental=incremental,
     )
     audited_at_ms = time.time_ns() // 1_000_000
     reports = _audited(what, spark, Room(scratch, staging), mib_per_s << 20)
@@ -207,9 +230,10 @@ class SparkOptions:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Names the subject of an audit, running brokers (`namesrv`) or stores, and what it is compared
-    with."""
+    with. `environment` says how to connect to brokers."""
 
     namesrv: str | None
+    environment: Mapping[str, str]
     stores: Mapping[str, str]
     history: str | None
     acknowledged: str | None
@@ -243,10 +267,15 @@ def _audited(
         from raftmq.audit.session import SPARK_ERRORS, cause, session
         from raftmq.client.errors import ClientError
         from raftmq.remoting.acl.signature import credentials_of_environment
+        from raftmq.remoting.errors import RemotingError
+        from raftmq.remoting.tlsfile import client_tls_of
         from raftmq.spark.options import connection_of
     except ImportError as missing:
         _not_installed(missing)
-    unfit = (NotAudited, ClientError, JavaNotFound, StoreError, HistoryUnfit, OSError, ValueError)
+    unfit = (
+        *(NotAudited, ClientError, JavaNotFound, StoreError, HistoryUnfit),
+        *(RemotingError, OSError, ValueError),
+    )
     topic = wanted.topic or ""
     try:
         with progress_shown() as progress:
@@ -267,7 +296,8 @@ def _audited(
                     return [report]
                 connection = replace(
                     connection_of({"namesrv": wanted.namesrv}),
-                    credentials=credentials_of_environment(os.environ),
+                    credentials=credentials_of_environment(wanted.environment),
+                    tls=client_tls_of(wanted.environment),
                 )
                 return audit_cluster(
                     spark,
@@ -287,6 +317,27 @@ def _audited(
         _give_up(str(error))
     except SPARK_ERRORS as error:
         _give_up(f"Spark failed: {cause(error)}")
+
+
+def _check_writable(json_path: str | None, results: Path | None) -> None:
+    """Refuse places to which no report can be written, before the audit and not after it."""
+    try:
+        if json_path is not None:
+            Path(json_path).open("ab").close()
+        if results is not None:
+            results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _give_up(f"{error.filename}: {error.strerror}")
+
+
+def _with_context(name: str) -> dict[str, str]:
+    """Return the environment with what a saved context says."""
+    from raftmq.remoting.contexts import ContextError, resolve
+
+    try:
+        return resolve(os.environ, name)
+    except ContextError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _stores_of(run_directory: Path, group: str | None) -> dict[str, str]:

@@ -38,15 +38,17 @@ class CheckResult:
         return self.count == 0 or not self.fault
 
 
-def first_of_each_store(offenders: Sequence[Offender]) -> tuple[Offender, ...]:
-    """Return the first OFFENDERS_MAX, of each store as many as of the others, in their order."""
+def first_of_each_store(
+    offenders: Sequence[Offender], count_max: int = OFFENDERS_MAX
+) -> tuple[Offender, ...]:
+    """Return the first `count_max`, of each store as many as of the others, in their order."""
     met: Counter[Any] = Counter()
     ranked = []
     for place, offender in enumerate(offenders):
         store = offender.get("store")
         ranked.append((met[store], place))
         met[store] += 1
-    chosen = sorted(place for _, place in sorted(ranked)[:OFFENDERS_MAX])
+    chosen = sorted(place for _, place in sorted(ranked)[:count_max])
     return tuple(offenders[place] for place in chosen)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from pathlib import Path
 
-import plotly.graph_objects as go
-
-from raftmq.chaos.report.page import STYLE, chart_sections
+from raftmq.ops.page import chart_sections, document, key
+from raftmq.ops.svg import Panel, Scale, digits, line_style, marker, swatch
 
 # The kinds of figures by the ends of their names; the first that fits is taken.
 KINDS = (
@@ -22,6 +20,8 @@ KINDS = (
     ("mib_s", "MiB a second"),
     ("_s", "seconds"),
 )
+HEIGHT = 280.0
+Lines = dict[str, list[tuple[int, float]]]
 
 
 def write_page(path: Path, curves: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
@@ -32,17 +32,12 @@ def write_page(path: Path, curves: Mapping[str, Mapping[str, Mapping[str, float]
 def render(curves: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """Return the whole file."""
     drawn = [chart for axis, found in curves.items() for chart in charts(axis, found)]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Curves</title><style>{STYLE}</style></head><body><main><h1>Curves</h1>"
-        f"{''.join(chart_sections(drawn))}</main></body></html>"
-    )
+    return document("Curves", f"<h1>Curves</h1>{chart_sections(drawn)}")
 
 
-def charts(axis: str, found: Mapping[str, Mapping[str, float]]) -> list[go.Figure]:
+def charts(axis: str, found: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return a chart for each kind of figure of one curve."""
-    kinds: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    kinds: dict[str, Lines] = {}
     for value in sorted(found, key=int):
         for name, figure in found[value].items():
             line = kinds.setdefault(kind_of(name), {}).setdefault(name, [])
@@ -55,22 +50,19 @@ def kind_of(name: str) -> str:
     return next((kind for end, kind in KINDS if name.endswith(end)), "")
 
 
-def _chart(axis: str, kind: str, lines: Mapping[str, list[tuple[int, float]]]) -> go.Figure:
-    chart = go.Figure()
-    for name, line in lines.items():
-        chart.add_scatter(
-            x=[value for value, _ in line],
-            y=[figure for _, figure in line],
-            name=name,
-            mode="lines+markers",
-        )
-    chart.update_xaxes(type="log", title_text=html.escape(axis))
-    chart.update_yaxes(rangemode="tozero", title_text=kind)
-    chart.update_layout(
-        title=f"{kind} over {axis}",
-        template="plotly_white",
-        height=380,
-        margin={"l": 70, "r": 12, "t": 48, "b": 40},
-        font={"family": "system-ui, sans-serif", "size": 13},
-    )
-    return chart
+def _chart(axis: str, kind: str, lines: Lines) -> str:
+    """Draw lines over a logarithmic axis with the points that were measured, and their key: a line
+    is known by its dashes and markers, too."""
+    values = sorted({value for line in lines.values() for value, _ in line})
+    x = Scale.across(max(1, values[0]), max(1, values[-1]), log=True)
+    most = max(figure for line in lines.values() for _, figure in line)
+    panel = Panel(f"{kind} over {axis}", x, Scale.upright(0.0, most or 1.0, HEIGHT), HEIGHT)
+    keys = []
+    for number, (name, line) in enumerate(lines.items()):
+        style = line_style(number)
+        panel.line([value for value, _ in line], [figure for _, figure in line], style)
+        for value, figure in line:
+            panel.marker(value, figure, number, f"{name} at {value:,}: {digits(figure)}")
+        drawn = f'<polyline class="{style}" points="0,6 30,6"/>{marker([(15, 6)], number, name)}'
+        keys.append((swatch(drawn), name))
+    return key(keys) + panel.svg(ticks={value: f"{value:,}" for value in values})

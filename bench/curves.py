@@ -44,6 +44,8 @@ CURVES = {
         Curve("connections", "connections", (1, 10, 100, 1_000, 5_000), points.connections),
         Curve("topics", "topics", (1, 100, 1_000, 10_000, 100_000), points.topics),
         Curve("log", "MiB of log on one replica", (256, 1_024, 5_120, 20_480), points.log_size),
+        Curve("log3", "MiB of log on three", (256, 1_024, 5_120), points.log_of_three),
+        Curve("groups", "groups of three", (1, 2, 4, 8), points.groups),
         Curve("queues", "queues of one topic", (1, 4, 16, 64, 256, 1_024), points.queues),
         Curve("consumers", "members of a group", (1, 10, 100, 300, 1_000), points.consumers),
         Curve("replicas", "replicas", (1, 3, 5), points.replicas),

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -31,15 +32,15 @@ PATIENT = {
 }
 PROMPT = {"flushDiskType": "ASYNC_FLUSH"}  # as a real group elects
 WHOLE_TIMEOUT_S = 600.0
+CPUCLOCK_SCHED = 2  # Linux: what the scheduler counted, in nanoseconds
 SLOW_STOP_S = 300.0
 
 
 def cpu_us(pid: int) -> float:
-    """Return the CPU time that all threads of a process have had, in microseconds."""
-    total_ns = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total_ns += int((task / "schedstat").read_text().split()[0])
-    return total_ns / 1000
+    """Return the CPU time that a process has had, in microseconds, that of its ended threads
+    included. Raises OSError if it has ended."""
+    clock = (~pid << 3) | CPUCLOCK_SCHED  # as clock_getcpuclockid(3) makes it
+    return time.clock_gettime(clock) * 1e6
 
 
 def resident_mib(pid: int) -> float:
@@ -95,6 +96,21 @@ class RaftGroup:
             {role: resident_mib(pid) for role, pid in pids.items()},
         )
 
+    async def leaders(self) -> list[Node]:
+        """Return the leader of each broker group, if the cluster has more than one."""
+        return [await self.cluster.find(f"leader:{name}") for name in self.cluster.state().groups]
+
+    def all_replicas(self) -> tuple[float, float]:
+        """Return the CPU microseconds so far and the resident MiB of all brokers together."""
+        pids = [node.process.pid for node in self.cluster.state().brokers if node.process]
+        return sum(map(cpu_us, pids)), sum(map(resident_mib, pids))
+
+    async def empty(self, node: Node) -> None:
+        """Kill a broker, take its store away and start it again; return without waiting."""
+        await self.kill(node)
+        await asyncio.to_thread(shutil.rmtree, self.cluster.store_of(node))
+        self.cluster.start(node.name)
+
     async def kill(self, node: Node) -> None:
         """End a process with SIGKILL; return when it is gone."""
         await self.cluster.wait_dead(self.cluster.signal(node.name, signal.SIGKILL))
@@ -107,13 +123,16 @@ class RaftGroup:
 
 @asynccontextmanager
 async def raft_group(
-    settings: Mapping[str, str] = PATIENT, replicas: int = 3
+    settings: Mapping[str, str] = PATIENT, replicas: int = 3, proxies: int = 0, groups: int = 1
 ) -> AsyncIterator[RaftGroup]:
-    """Run a group while the block runs."""
+    """Run a group (or a cluster of more, of which this is the first), with so many gRPC proxies
+    before it, while the block runs."""
     directory = Path(tempfile.mkdtemp(prefix="bench-"))
     cluster = Cluster(directory)
     try:
-        state = await cluster.up(Shape(replicas=replicas), dict(settings))
+        state = await cluster.up(
+            Shape(groups=groups, replicas=replicas, proxies=proxies), dict(settings)
+        )
         group = RaftGroup(cluster, state.namesrv)
         await group.look()
         yield group

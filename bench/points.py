@@ -8,7 +8,6 @@ process when it ends.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import signal
 import time
@@ -134,6 +133,29 @@ async def queues(value: int, seconds: float) -> Figures:
         return await Load(seconds).measure(group, "Queues", value)
 
 
+async def groups(value: int, seconds: float) -> Figures:
+    """Measure `value` groups of three replicas at once, IN_FLIGHT sends in flight in all."""
+    async with floor_server() as floor:
+        least = await Load(seconds).run(floor, TOPIC, QUEUES)
+    async with raft_group(SETTINGS, groups=value) as group:
+        leaders = [leader.address for leader in await group.leaders()]
+        await asyncio.gather(*(Load(0.5).run(one, TOPIC, QUEUES) for one in leaders))
+        load = Load(seconds, in_flight=max(1, IN_FLIGHT // value))
+        before_us, _ = group.all_replicas()
+        results = await asyncio.gather(*(load.run(one, TOPIC, QUEUES) for one in leaders))
+        after_us, resident_mib = group.all_replicas()
+    whole = LoadResult.together(results)
+    return {
+        "rate": whole.rate,
+        "slowest_group_rate": min(result.rate for result in results),
+        "p50_ms": whole.percentile_ms(0.5),
+        "p99_ms": whole.percentile_ms(0.99),
+        "floor_rate": least.rate,
+        "all_replicas_us": (after_us - before_us) / whole.messages,
+        "all_replicas_mib": resident_mib,
+    }
+
+
 async def connections(value: int, seconds: float) -> Figures:
     """Measure one busy connection beside `value` - 1 idle ones, and then all of them with one send
     in flight each."""
@@ -151,13 +173,13 @@ async def connections(value: int, seconds: float) -> Figures:
         results = await asyncio.gather(
             *(one.run(group.address, TOPIC, QUEUES) for _ in range(value))
         )
-        merged = sorted(itertools.chain.from_iterable(r.latencies_ns for r in results))
-        cost = per_message(begun, group.usage(), len(merged))
+        whole = LoadResult.together(results)
+        cost = per_message(begun, group.usage(), whole.messages)
     return figures | {
         "idle_kib_each": held * 1024 / max(1, value - 1),
-        "busy_rate": len(merged) / max(result.seconds for result in results),
-        "busy_p50_ms": merged[len(merged) // 2] / 1e6,
-        "busy_p99_ms": merged[int(len(merged) * 0.99)] / 1e6,
+        "busy_rate": whole.rate,
+        "busy_p50_ms": whole.percentile_ms(0.5),
+        "busy_p99_ms": whole.percentile_ms(0.99),
         "busy_leader_us": cost["leader_us"],
     }
 
@@ -263,11 +285,17 @@ async def create(group: RaftGroup, names: Sequence[str], queues: int) -> float:
     return time.perf_counter() - begun
 
 
-async def log_size(value: int, seconds: float) -> Figures:
-    """Measure one replica with `value` MiB of log, in bodies of 64 KiB: how long it takes to be
-    filled, to come back after SIGKILL and after SIGTERM, and to find its first and last message."""
+async def log_of_three(value: int, seconds: float) -> Figures:
+    """Measure a group of three as log_size does one replica, and how long a replica takes that lost
+    its disk. A restart is the leader's: another one leads meanwhile."""
+    return await log_size(value, seconds, replicas=3)
+
+
+async def log_size(value: int, seconds: float, replicas: int = 1) -> Figures:
+    """Measure a group with `value` MiB of log, in bodies of 64 KiB: how long it takes to be filled,
+    to come back after SIGKILL and after SIGTERM, and to find its first and last message."""
     settings = PROMPT | {"defaultTopicQueueNums": str(QUEUES), "diskMaxUsedSpaceRatio": "90"}
-    async with warm_group(settings, replicas=1) as group:
+    async with warm_group(settings, replicas) as group:
         await _mark(group, "first")
         begun = time.perf_counter()
         load = Load(1.0, bytes(LARGE_BYTES), LARGE_IN_FLIGHT)
@@ -283,6 +311,9 @@ async def log_size(value: int, seconds: float) -> Figures:
             await group.cluster.wait_dead(process, READY_TIMEOUT_S)
             group.cluster.start(group.leader.name)
             lives[f"restart_after_{name}_s"] = await _elapsed(group.whole)
+        if replicas > 1:
+            await group.empty(group.followers[0])
+            lives["refill_s"] = await _elapsed(group.whole)
         figures |= lives | {f"cold_{name}": ms for name, ms in (await _found(group)).items()}
         return figures | memory(group.usage())
 

@@ -42,6 +42,19 @@ class LoadResult:
         ordered = sorted(self.latencies_ns)
         return ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1e6
 
+    @classmethod
+    def together(cls, results: Sequence[LoadResult]) -> LoadResult:
+        """Return the result of runs that went on at the same time."""
+        latencies = array("q")
+        for result in results:
+            latencies.extend(result.latencies_ns)
+        return cls(
+            sum(result.messages for result in results),
+            max(result.seconds for result in results),
+            latencies,
+            sum(result.refused for result in results),
+        )
+
 
 class _Load(asyncio.Protocol):
     """Keeps `in_flight` requests on the wire until `count` are answered. The topics take turns."""

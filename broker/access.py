@@ -111,6 +111,11 @@ class Access:
         assert isinstance(connection, Connection), connection
         return self._gate.is_unbound(connection.peer_address, speaker)
 
+    def account(self, connection: Connection) -> str:
+        """Return the account that signed the connection's last request; "" if none had to."""
+        access_key = self._speakers.get(connection, "")
+        return access_key if self._gate.had_to_sign(connection.peer_address, access_key) else ""
+
     def closed(self, connection: Connection) -> None:
         self._speakers.pop(connection, None)
 

@@ -20,17 +20,22 @@ from raftmq.broker.context import Context
 from raftmq.broker.delivery.timers.service import TimerService
 from raftmq.broker.delivery.timers.wheel import TimerWheel
 from raftmq.broker.delivery.transactions.service import Halves
+from raftmq.broker.history.history import History
 from raftmq.broker.housekeeping import Activity
+from raftmq.broker.http.accounts import AccountOperations
 from raftmq.broker.http.consumers import ConsumerOperations
 from raftmq.broker.http.faults import FaultDoor, FaultOperations
+from raftmq.broker.http.history import HistoryOperations
 from raftmq.broker.http.leadership import LeadershipOperations
 from raftmq.broker.http.messages import MessageOperations
+from raftmq.broker.http.modes import ModeOperations
 from raftmq.broker.http.node import NodeOperations
 from raftmq.broker.http.settings import SettingOperations
 from raftmq.broker.http.tables import TableOperations
 from raftmq.broker.http.writers import WriterOperations
 from raftmq.broker.keeper import ClassicKeeper, Keeper, RaftKeeper
 from raftmq.broker.opening import Opened
+from raftmq.broker.operating.accountchanges import AccountChanges
 from raftmq.broker.operating.catalog import Catalog
 from raftmq.broker.operating.keyquery import KeyQueries
 from raftmq.broker.operating.parts import Parts
@@ -97,7 +102,7 @@ def make_registrar(opened: Opened, context: Context, template: TopicConfig | Non
         topics=RegisteredTopics(context.state.topics, template),
         on_master=context.roles.hint_master,
         on_route=context.events.route_changed,
-        needs_master=config.is_slave,
+        needs_master=lambda: config.is_slave or context.roles.misses_address,
         period_ms=config.register_name_server_period,
         timeout_ms=config.register_broker_timeout_mills,
         tls=context.tls.client,
@@ -110,9 +115,11 @@ def make_registrar(opened: Opened, context: Context, template: TopicConfig | Non
 class Told:
     """The functions by which an engine and its application tell the broker what happens.
 
-    `fatal(reason)`: the engine has failed. `begin_anew(reason)`: this replica's data is void, and a
-    new start rebuilds it."""
+    `arrived(topic, queue id, units)`: units were added to a ConsumeQueue. `fatal(reason)`: the
+    engine has failed. `begin_anew(reason)`: this replica's data is void, and a new start rebuilds
+    it."""
 
+    arrived: Callable[[str, int, bytes], None]
     topics_changed: Callable[[Sequence[str]], None]
     role_changed: Callable[[RoleEvent], None]
     fatal: Callable[[str], None]
@@ -130,14 +137,13 @@ def make_replication(
     """Return the engine that the configuration asks for, and what it applies the log to."""
     if context.config.is_classic:
         return _classic(opened, context, sends, pulls, activity, told)
-    return _framed(opened, context, sends, pulls, activity, told)
+    return _framed(opened, context, sends, activity, told)
 
 
 def _framed(
     opened: Opened,
     context: Context,
     sends: SendPath,
-    pulls: PullService,
     activity: Activity,
     told: Told,
 ) -> tuple[Engine, BrokerApplication]:
@@ -147,7 +153,7 @@ def _framed(
         sends,
         store.derived,
         log_index=lambda: log.framed.log_index,
-        on_units=pulls.holds.arrived,
+        on_units=told.arrived,
         on_topics=told.topics_changed,
         on_role=told.role_changed,
         recovering=lambda: log.framed.recovering is not None,
@@ -185,7 +191,7 @@ def _classic(
         context.state,
         sends,
         context.store,
-        on_units=pulls.holds.arrived,
+        on_units=told.arrived,
         on_topics=told.topics_changed,
         on_role=told.role_changed,
         on_link=pulls.holds.release_all,  # the answers change
@@ -234,14 +240,19 @@ def node_operations(
     keys: KeyQueries,
     faults: FaultDoor | None,
     writers: Writers,
+    accounts: AccountChanges,
+    history: History,
 ) -> list[Operation]:
     """Return the operations of the HTTP API on this broker (docs/http-api.md), in its order."""
     context = parts.context
     apis = (
         NodeOperations(parts, members, context.leader_http),
+        HistoryOperations(context, history),
         TableOperations(context, catalog),
         ConsumerOperations(context, catalog, parts.clients, resets),
         MessageOperations(context, parts.sends, keys),
+        ModeOperations(context, parts.popping.assignments),
+        AccountOperations(accounts, enabled=context.config.acl_enable),
         LeadershipOperations(context, members),
         WriterOperations(writers),
         SettingOperations(parts),

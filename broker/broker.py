@@ -50,23 +50,28 @@ from raftmq.broker.delivery.transactions.service import Halves, Transactions
 from raftmq.broker.events import NodeEvents
 from raftmq.broker.fulldisk import FullDisk
 from raftmq.broker.guard import Guard
+from raftmq.broker.history.history import History
 from raftmq.broker.housekeeping import Activity, Chore, Housekeeper
 from raftmq.broker.http.api import NodeApi
 from raftmq.broker.http.faults import FaultDoor
 from raftmq.broker.opening import Opened, open_store
+from raftmq.broker.operating.accountchanges import AccountChanges
 from raftmq.broker.operating.acladmin import AclAdmin
 from raftmq.broker.operating.admin import Admin
 from raftmq.broker.operating.catalog import Catalog
 from raftmq.broker.operating.keyquery import KeyQueries
 from raftmq.broker.operating.metrics import BrokerMetrics
+from raftmq.broker.operating.operatorlog import OperatorLog
 from raftmq.broker.operating.parts import Parts
 from raftmq.broker.operating.progress import ProgressQueries
 from raftmq.broker.operating.rates import SAMPLE_MS, Throughput
 from raftmq.broker.operating.relay import Relay
+from raftmq.broker.operating.requestrecord import RequestRecord
 from raftmq.broker.operating.runtime import runtime_info
 from raftmq.broker.operating.stats import SAMPLE_MS as GROUP_SAMPLE_MS
 from raftmq.broker.operating.stats import GroupRates, StatsQueries
 from raftmq.broker.operating.upkeep import Upkeep
+from raftmq.broker.popping.popping import Popping
 from raftmq.broker.processor import Processor
 from raftmq.broker.replication.log import ReplicatedLog
 from raftmq.broker.replication.members import Members
@@ -206,12 +211,29 @@ class Broker:
             self.pulls.holds.release_all,
         )
         self.locks = lock_service(context, self.clients)
+        guard = Guard(lambda: self.roles.takes_commits, lambda: self.roles.leader_address)
+        asks = RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
+        self.popping = Popping(
+            context,
+            self.clients,
+            self.groups,
+            self.commits,
+            self.sends,
+            asks,
+            guard.refusal,
+        )
         queries = Queries(context, self.clients, self.commits, self.resets, self.access)
 
         # The log, and what is kept of it.
         template = template_topic(config)
         self.registrar = make_registrar(opened, context, template)
-        told = Told(self._topics_changed, self._role_changed, self._on_fatal, self._begin_anew)
+        told = Told(
+            self._arrived,
+            self._topics_changed,
+            self._role_changed,
+            self._on_fatal,
+            self._begin_anew,
+        )
         self.engine, self.application = make_replication(
             opened, context, self.sends, self.pulls, self._activity, told
         )
@@ -229,7 +251,13 @@ class Broker:
         self.catalog = Catalog(context, self.registrar.spread)
         keys = KeyQueries(config, store.derived)
         group_rates = GroupRates(state, clock_ms)
-        guard = Guard(lambda: self.roles.leader_address)
+        self.history = History(
+            context,
+            opened.pool,
+            in_count=lambda: self.sends.put_count,
+            out_count=lambda: self.pulls.get_count + self.popping.pops.popped_count,
+            append_counts=lambda: append.counts,
+        )
         parts = Parts(
             context=context,
             gates=opened.gates,
@@ -242,10 +270,12 @@ class Broker:
             timers=self.timers,
             halves=self.halves,
             transactions=self.transactions,
+            popping=self.popping,
             throughput=self.throughput,
             guard=guard,
         )
-        acl_admin = AclAdmin(context, self.book, enabled=config.acl_enable)
+        accounts = AccountChanges(self.book, context.wall_ms, is_classic=config.is_classic)
+        acl_admin = AclAdmin(context, self.book, accounts, enabled=config.acl_enable)
         admin = Admin(context, self.catalog, self.clients, template, partial(runtime_info, parts))
         progress = ProgressQueries(context, self.clients, group_rates)
         stats = StatsQueries(context, group_rates)
@@ -267,7 +297,8 @@ class Broker:
             self.pulls.service(),
             self.clients.service(clock_ms),
             locks := self.locks.service(),
-            self.access.service(self.pulls.holds.release_all),  # what was admitted is judged anew
+            *(popping := self.popping.services()),
+            self.access.service(self._end_waits),  # what was admitted is judged anew
             marks := self.marks.service(),
             self.resets.service(),
             self.replies.service(),
@@ -285,14 +316,25 @@ class Broker:
             Service(stop=self.questions.stop),
             Service(
                 operations=node_operations(
-                    parts, self.members, self.catalog, self.resets, keys, faults, writers
+                    parts,
+                    self.members,
+                    self.catalog,
+                    self.resets,
+                    keys,
+                    faults,
+                    writers,
+                    accounts,
+                    self.history,
                 )
             ),
         ]
+        operators = OperatorLog(self.sends, wall_ms)
+        record = RequestRecord(operators, self.access.account)
         handlers: dict[int, Handler] = {}
         for service in services:
             assert not handlers.keys() & service.handlers.keys(), service
-            handlers |= {code: guard.around(one) for code, one in service.handlers.items()}
+            for code, handler in service.handlers.items():
+                handlers[code] = guard.around(record.around(code, handler))
         self.processor = Processor(self.sends, handlers, self._activity)
         self.admission = Admission(self.access, self.processor.on_raw)
         admission = self.admission.service()
@@ -300,7 +342,8 @@ class Broker:
         # In the order in which they are told of a change of role: what the former leadership began
         # has ended before sends that were held go on.
         self._by_role = [
-            marks, delays, timers, transactions, locks, full_disk, sends, admission, commits
+            marks, delays, timers, transactions, locks, *popping, full_disk, sends, admission,
+            commits,
         ]  # fmt: skip
         self.server = RemotingServer(
             handlers,
@@ -318,12 +361,12 @@ class Broker:
             opened.web_access,
             self.metrics,
             [operation for service in services for operation in service.operations],
+            operators,
             context.leader_http,
         )
-        chores = [chore for service in self._services for chore in service.chores]
-        self._housekeeper = Housekeeper(
-            clock_ms, chores, self.keeper.chores(), self._activity, self.fail
-        )
+        quick = [chore for service in self._services for chore in service.chores]
+        slow = [*self.keeper.chores(), *self.history.chores()]
+        self._housekeeper = Housekeeper(clock_ms, quick, slow, self._activity, self.fail)
 
     # ---- life -----------------------------------------------------------------------------
 
@@ -332,7 +375,8 @@ class Broker:
         `stop` then, too."""
         claim, config = self._opened.claim, self.config
         self.metrics.start()
-        await self.http.start(claim.socket_of("http"))  # first: a wait for peers is seen
+        health = claim.socket_of("health")
+        await self.http.start(claim.socket_of("http"), health)  # first: a wait for peers is seen
         await self.engine.start()  # before anybody can ask about it
         self.life.recovered = True
         await self.server.start(config.bind_address, claim.port, claim.socket_of("client"))
@@ -365,7 +409,7 @@ class Broker:
         self.metrics.stop()
         await self.tls.stop()
         if await self._handed_over():
-            self.pulls.holds.release_all()  # their consumers reconnect to the successor
+            self._end_waits()  # their consumers reconnect to the successor
         await self.registrar.stop()
         await asyncio.sleep(self._linger_s)
         await self._housekeeper.stop()
@@ -374,7 +418,7 @@ class Broker:
         for service in self._services:
             await service.stop()
         self.sends.close()
-        self.pulls.holds.release_all()
+        self._end_waits()
         await self.server.stop()
         self.life.closed = True
         await self.http.stop()
@@ -403,6 +447,7 @@ class Broker:
         """Close the files; blocking. If not `clean`, they stay as they are."""
         if clean:
             self.keeper.close()
+        self.history.close()
         self._opened.close(clean=clean)
 
     def abandon(self, reason: str) -> None:
@@ -430,7 +475,17 @@ class Broker:
     def _connection_closed(self, connection: Connection) -> None:
         self._activity.note()
         self.clients.closed(connection)
+        self.popping.closed(connection)
         self.access.closed(connection)
+
+    def _arrived(self, topic: str, queue_id: int, units: bytes) -> None:
+        self.pulls.holds.arrived(topic, queue_id, units)
+        self.popping.arrived(topic, queue_id, units)
+
+    def _end_waits(self) -> None:
+        """Answer everything that waits for messages."""
+        self.pulls.holds.release_all()
+        self.popping.pops.waiting.end_all()
 
     def _topics_changed(self, names: Sequence[str]) -> None:
         self.registrar.trigger()
@@ -458,7 +513,8 @@ class Broker:
                 self._announce()
             self.contained.run("clients_told", self.clients.notify_all)
             self.groups.ensure_all(self.clients)
-        if self.log.identity != before and not self.life.stopping:
+        news = self.log.identity != before or roles.misses_address
+        if news and not self.life.stopping:
             self.registrar.trigger()
 
     def _announce(self) -> None:

@@ -20,6 +20,7 @@ from raftmq.remoting.boundport import BoundPort
 from raftmq.store.disk import OsDisk
 from raftmq.store.identity import StoreIdentity, check_identity, note_identity
 from raftmq.store.ownership import StoreLock, lock_store
+from raftmq.web.app import LOOPBACK
 
 log = logging.getLogger("raftmq.broker.claim")
 
@@ -76,13 +77,17 @@ class Claim:
             where = f"httpBindAddress={web.bind_address} httpPort={web.port}"
             self._bind("http", where, web.bind_address.strip("[]"), web.port)
             self.http_port = self._ports["http"].port
+            if web.health_port:
+                where = f"httpHealthPort={web.health_port}"
+                self._bind("health", where, LOOPBACK, web.health_port)
         if self._replicates:
             self._bind_replication()
         if not known:
             self._note(own)
 
     def socket_of(self, name: str) -> socket.socket | None:
-        """Return the socket for `client`, `http` or `replication`; None: bind the address."""
+        """Return the socket for `client`, `http`, `health` or `replication`; None: bind the
+        address."""
         port = self._ports.pop(name, None)
         return None if port is None else port.take()
 

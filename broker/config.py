@@ -21,6 +21,7 @@ from raftmq.dledger.proof import SECRET_SIZE_BYTES_MIN
 from raftmq.ops.options import (
     BYTES,
     HOURS,
+    MASKED,
     MS,
     PERCENT,
     ConfigError,
@@ -32,6 +33,7 @@ from raftmq.ops.options import (
     option,
     options_of,
     parse_settings,
+    wrong_value,
 )
 from raftmq.ops.settings import gather, parse_properties
 from raftmq.ops.tlsoptions import OFF, PeerTlsOptions
@@ -98,6 +100,10 @@ class BrokerConfig(PeerTlsOptions):
     advertised_port: int = option("network", "advertisedPort", 0,
         "The port that clients are told, where a proxy stands before `listenPort`; 0: "
         "`listenPort`.", low=0, high=65535)
+    grpc_port: int = option("network", "grpcPort", 0,
+        "Where RocketMQ 5's gRPC clients connect, to an `mqproxy` that this broker starts, watches"
+        " and ends ([mqproxy](proxy.md)); 0: nowhere. Larger clusters run proxies of their own.",
+        low=0, high=65535)
     namesrv_addr: str = option("network", "namesrvAddr", "",
         "The name servers, `host:port;host:port` (in TOML a list, too).")
     register_name_server_period: int = option("network", "registerNameServerPeriod", 30_000,
@@ -167,6 +173,10 @@ class BrokerConfig(PeerTlsOptions):
     # [topics]
     auto_create_topic_enable: bool = option("topics", "autoCreateTopicEnable", True,
         "A send to an unknown topic creates it.")
+    enable_mixed_message_type: bool = option("topics", "enableMixedMessageType", False,
+        "Topics may be for all kinds of messages (`message.type` MIXED).", live=True)
+    enable_topic_message_type_check: bool = option("topics", "enableTopicMessageTypeCheck", False,
+        "Refuse a message whose kind is not its topic's `message.type`, as Apache's proxy does.")
     auto_create_subscription_group: bool = option("topics", "autoCreateSubscriptionGroup", True,
         "An unknown consumer group is created when it is first used.", live=True)
     default_topic_queue_nums: int = option("topics", "defaultTopicQueueNums", 8,
@@ -213,6 +223,12 @@ class BrokerConfig(PeerTlsOptions):
     writers_max: int = option("messages", "writersMax", 1_000,
         "Exactly-once writers in this broker group; above, a new one is refused until another is"
         " deleted.", low=1, high=100_000, live=True)
+    pop_inflight_message_threshold: int = option("messages", "popInflightMessageThreshold", 10_000,
+        "So many messages of a queue may be popped and not acknowledged by a group; above, it gets"
+        " no more of that queue.", low=1, high=1_000_000, live=True)
+    pop_batches_max: int = option("messages", "popBatchesMax", 200_000,
+        "So many pops may be unacknowledged on this broker; above, a pop is answered `[BUSY]`. Each"
+        " takes about 400 bytes of memory on every replica.", low=1, high=10_000_000, live=True)
     trace_on: bool = option("messages", "traceOn", True, "TRACE_ON in the answers to sends.")
     long_polling_enable: bool = option("messages", "longPollingEnable", True,
         "Hold a pull that finds nothing for as long as it asks.", live=True)
@@ -385,6 +401,10 @@ class BrokerConfig(PeerTlsOptions):
         "The `host:port` that others are told; empty: `brokerIP1` and the port listened on.")
     http_tokens_file: str = option("http", "httpTokensFile", "",
         "JSON file of tokens and roles; empty: every loopback caller is admin.")
+    http_health_port: int = option("http", "httpHealthPort", 0,
+        "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
+        " looks after the process on its own machine needs no certificate; 0: nowhere.",
+        low=0, high=65535)
     http_faults_enable: bool = option("http", "httpFaultsEnable", False,
         "Offer fault injection, on a node that runs over the fault layer.")
 
@@ -402,6 +422,12 @@ class BrokerConfig(PeerTlsOptions):
     metrics_series_max: int = option("metrics", "metricsSeriesMax", 2_000,
         "Series of consumer lag in `/metrics`: the (topic, group) pairs furthest behind; the rest"
         " is counted.", low=0, high=100_000, live=True)
+    history_period_ms: int = option("metrics", "historyPeriodMs", 15_000,
+        "Between two samples of the figures over time (`/api/v1/history`). 0: none are kept.",
+        unit=MS, low=0)
+    history_bytes_max: int = option("metrics", "historyBytesMax", 32 * MIB,
+        "So much of them is kept, under `history/`: days, or some ten hours with hundreds of topics"
+        " and groups.", unit=BYTES, low=1 * MIB)
     # fmt: on
 
     @property
@@ -565,6 +591,16 @@ def parse_live(changes: Mapping[str, object]) -> Wanted:
     return found
 
 
+def shown_changes(changes: Mapping[str, object]) -> dict[str, object]:
+    """Return changes of keys as they may be shown: without the values of secrets, and of unknown
+    keys, which may be secrets whose names are misspelt."""
+    shown: dict[str, object] = {}
+    for key, value in changes.items():
+        declared = find(OPTIONS, Setting(key, value, "change"))
+        shown[key] = MASKED if declared is None else declared.shown(value)
+    return shown
+
+
 def change_live(config: BrokerConfig, values: Mapping[str, Any]) -> None:
     """Change the configuration in effect, all of `values` or nothing: the one place where a
     configuration is not frozen. Raises ConfigError for values that do not go together."""
@@ -596,9 +632,7 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
     """Check values that depend on one another. Raises ConfigError."""
 
     def fail(name: str, why: str) -> None:
-        declared = next(declared for declared in OPTIONS.values() if declared.name == name)
-        value = declared.text(getattr(config, name))
-        raise ConfigError(f"{places.get(name, 'default')}: {declared.key}={value}: {why}")
+        raise wrong_value(OPTIONS, config, places, name, why)
 
     for name in ("broker_name", "broker_cluster_name"):
         if problem := name_problem("name", getattr(config, name)):
@@ -628,6 +662,12 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         assert config.inner_credentials is None or config.inner_credentials.access_key
     except ValueError as error:
         fail("inner_client_authentication_credentials", str(error))
+    if config.grpc_port and not config.namesrv_addr:
+        fail("grpc_port", "needs namesrvAddr: a proxy learns from name servers where topics are")
+    if config.grpc_port and config.acl_enable and config.inner_credentials is None:
+        fail("grpc_port", "with accounts it needs innerClientAuthenticationCredentials")
+    if config.grpc_port and config.tls_server_mode == "permissive":
+        fail("tls_server_mode", "grpcPort is set, and takes TLS or plain connections, not both")
     if (wrong := config.wrong_tls()) is not None:
         fail(*wrong)
     if config.raft_tls_mode != OFF and config.is_classic:

@@ -78,4 +78,5 @@ def web_settings(config: BrokerConfig, listen_port: int) -> WebSettings:
         port=port,
         advertised=config.http_advertised_address,
         tokens_file=config.http_tokens_file,
+        health_port=config.http_health_port,
     )

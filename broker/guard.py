@@ -14,11 +14,18 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.errors import RemotingError
 
+# What is not in this replica's tables. The leader's may have it: a replica that is behind, or was
+# emptied and is being filled, does not know.
+ABSENT = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+
 
 class Guard:
-    """Wraps handlers. A refusal because this replica does not lead names the leader, if known."""
+    """Wraps handlers. A refusal because this replica does not lead names the leader, if known; so
+    does every word of it that something does not exist."""
 
-    def __init__(self, leader_address: Callable[[], str]) -> None:
+    def __init__(self, leads: Callable[[], bool], leader_address: Callable[[], str]) -> None:
+        """`leads()`: whether this replica knows all topics and groups that there are."""
+        self._leads = leads
         self._leader_address = leader_address
         self.requests: dict[int, int] = {}  # except sends, by code
 
@@ -48,13 +55,21 @@ class Guard:
     ) -> RemotingCommand | None:
         try:
             return await answer
-        except RaftError as error:
-            return self._refusal(request, _translated(error))
-        except RemotingError as error:
-            return self._refusal(request, error)
+        except (RaftError, RemotingError) as error:
+            return self.refusal(request, error)
+
+    def refusal(self, request: RemotingCommand, error: Exception) -> RemotingCommand:
+        """Return the answer for an error of ours or of the engine's."""
+        if isinstance(error, RaftError):
+            error = _translated(error)
+        if not isinstance(error, RemotingError):
+            error = Refused(ResponseCode.SYSTEM_ERROR, str(error))
+        return self._refusal(request, error)
 
     def _refusal(self, request: RemotingCommand, error: RemotingError) -> RemotingCommand:
         ext: dict[str, str] = {}
+        if error.code in ABSENT and not self._leads():
+            error = not_leader(f"this replica is not the leader; here, {error}")
         if isinstance(error, Refused) and error.tag == NOT_LEADER:
             leader = self._leader_address()
             if leader:

@@ -28,11 +28,13 @@ from raftmq.broker.broker import Broker, open_broker
 from raftmq.broker.claim import described
 from raftmq.broker.config import OPTIONS, BrokerConfig, Loaded, load
 from raftmq.broker.errors import ConfigError, EngineError, StateError
+from raftmq.broker.grpcproxy import proxy_beside
 from raftmq.broker.http.faults import FaultDoor
 from raftmq.dledger.errors import RaftError
 from raftmq.ops.logs import set_up
 from raftmq.ops.memory import return_large_blocks
 from raftmq.ops.permissions import warn_if_others_read
+from raftmq.packages import PROXY_PACKAGES, missing_package
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.keyfile import KeyFileError
 from raftmq.remoting.tls import TlsError
@@ -100,6 +102,10 @@ def serve(
     if print_config:
         click.echo(config.properties_text(), nl=False)
         return 0
+    if config.grpc_port and (package := missing_package(PROXY_PACKAGES)):
+        words = f"grpcPort needs the package {package}: pip install 'raftmq[proxy]'"
+        click.echo(f"mqbroker: {words}", err=True)
+        return 2
     where: dict[str, object] = {
         "service": "broker",
         "node": config.node_name,
@@ -145,6 +151,7 @@ def owned(
         log.critical("start_failed %s: %s", type(error).__name__, error)
         click.echo(f"mqbroker: cannot start: {error}", err=True)
         return 1
+    gc.set_threshold(*GC_THRESHOLDS)  # loading 100,000 topics makes no garbage either
     try:
         return uvloop.run(run(config, machine_of(config.store_path_root_dir), lock, where))
     finally:
@@ -201,13 +208,13 @@ async def _run_one(
         return 2 if isinstance(error, WRONG) else 1
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
     click.echo(f"mqbroker {config.broker_name}/{config.node_name} listens on {broker.address}")
     sys.stdout.flush()
     wanted = broker.life.stop_wanted
     asked = asyncio.ensure_future(wanted.wait())
     ends: list[asyncio.Future[Any]] = [stopping, broker.failed, asked]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    async with proxy_beside(config, os.environ):
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     reason = broker.failed.result() if broker.failed.done() else ""
     log.info("stopping reason=%s", reason or ("asked" if asked.done() else "signal"))
     asked.cancel()

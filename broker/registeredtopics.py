@@ -5,6 +5,7 @@ from __future__ import annotations
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
 from raftmq.remoting.registration import DataVersion
 from raftmq.remoting.registration import TopicConfig as RegisteredTopic
+from raftmq.remoting.topicattributes import MESSAGE_TYPE
 
 
 class RegisteredTopics:
@@ -50,4 +51,5 @@ def _registered(topic: TopicConfig) -> RegisteredTopic:
         topic.sys_flag,
         topic.filter_type,
         topic.order,
+        dict(topic.attributes).get(MESSAGE_TYPE, ""),
     )

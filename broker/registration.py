@@ -78,7 +78,7 @@ class Registrar:
         topics: RegisteredTopics,
         on_master: Callable[[str, str], None],
         on_route: Callable[[str, int | None, str], None] = lambda server, broker_id, why: None,
-        needs_master: bool,
+        needs_master: Callable[[], bool],
         period_ms: int,
         timeout_ms: int,
         credentials: Credentials | None = None,
@@ -87,7 +87,7 @@ class Registrar:
     ) -> None:
         """`on_master(address, ha_address)` is called with the group's leader as a name server knows
         it. `on_route(name server, broker id, reason)` for each change of a route: the id under
-        which that server lists this broker now, None for not at all. With `needs_master` (a slave)
+        which that server lists this broker now, None for not at all. While `needs_master()`
         registration is repeated soon until a name server names a master."""
         self._name_servers = tuple(name_servers)
         self._cluster = cluster
@@ -215,7 +215,7 @@ class Registrar:
         master = text_or(response.ext, "masterAddr")
         if master:
             self._on_master(master, text_or(response.ext, "haServerAddr"))
-        return bool(master) or not self._needs_master
+        return bool(master) or not self._needs_master()
 
     async def _tell(
         self, server: str, command: RemotingCommand, timeout_ms: int

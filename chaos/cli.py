@@ -133,7 +133,8 @@ def run(**given: Any) -> None:
     """Run SCENARIO (see: list), or faults written as KIND:WHOM, and judge it.
 
     Several faults separated by spaces are inflicted in turn, those joined by + together.
-    Exit status: 0 all promises kept, 1 one was broken, 2 it could not be run, 3 not decided.
+    Exit status: 0 all promises kept, 1 one was broken, 2 it could not be run, 3 not decided, 4 the
+    experiment did not take place.
     """
     _work().run(**given)
 
@@ -189,7 +190,8 @@ def watch_run(**given: Any) -> None:
 def compare(**given: Any) -> None:
     """Put engines under the same load and faults: one table, one page.
 
-    Exit status: 0 if every run could be judged, whatever it lost; 2 if one could not be run.
+    Exit status: 0 if every run could be judged, whatever it lost; 2 if one could not be run; 4 if
+    one did not take place.
     """
     _work().compare(**given)
 
@@ -220,7 +222,7 @@ def jepsen(**given: Any) -> None:
     """Put ours through the schedules with which Jepsen broke NATS, and NATS beside it.
 
     Exit status: 0 all promises kept by ours, 1 one was broken, 2 ours could not be run, 3 not
-    decided. The others' losses are in the tables and on the page.
+    decided, 4 ours did not take place. The others' losses are in the tables and on the page.
     """
     _work().jepsen(**given)
 

@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import click
+import orjson
 import uvloop
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -28,7 +29,7 @@ from raftmq.chaos.cluster.work import parse_settings
 from raftmq.chaos.faults.catalogue import rows
 from raftmq.chaos.history.events import HistoryError
 from raftmq.chaos.report.comparison import HEAD, recovery_rows, summary_rows
-from raftmq.chaos.report.recovery import Recovery, by_kind, spread
+from raftmq.chaos.report.recovery import Recovery, by_kind, ms_text, spread
 from raftmq.chaos.report.sidebyside import HEAD as SIDE_HEAD
 from raftmq.chaos.report.sidebyside import Schedule, reasons, rows_of
 from raftmq.chaos.run.compare import CompareConfig, Comparison, compare_engines
@@ -47,8 +48,15 @@ T = TypeVar("T")
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
 EXIT_UNDECIDED = 3
-EXIT_OF = {Verdict.PASS: 0, Verdict.FAIL: EXIT_WRONG, Verdict.UNKNOWN: EXIT_UNDECIDED}
+EXIT_INVALID = 4
+EXIT_OF = {
+    Verdict.PASS: 0,
+    Verdict.FAIL: EXIT_WRONG,
+    Verdict.UNKNOWN: EXIT_UNDECIDED,
+    Verdict.INVALID: EXIT_INVALID,
+}
 LOST_SHOWN_MAX = 20
+HELD_SHOWN_MAX = 5
 PIPE_COLUMNS = 160  # a file or pipe has no width of its own
 DEFAULT_SETTINGS = {
     "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
@@ -98,8 +106,7 @@ def run(
     **log: float,
 ) -> None:
     """Do `mqchaos run`."""
-    if (directory / "history.jsonl").exists():
-        raise click.UsageError(f"{directory} holds a history already; name another directory")
+    fresh(directory)
     config = RunConfig(
         scenario,
         directory,
@@ -127,8 +134,7 @@ def report(history: Path, output: Path) -> None:
     try:
         result = judge(history, output.absolute().parent, lambda words: None, page=output)
     except (HistoryError, OSError) as error:
-        click.echo(f"mqchaos: {error}", err=True)
-        sys.exit(EXIT_UNUSABLE)
+        give_up(str(error))
     print_result(result, console)
     sys.exit(EXIT_OF[result.verdict])
 
@@ -139,9 +145,18 @@ def watch_run(path: Path) -> None:
     try:
         scene = watch(history, Console())
     except (HistoryError, OSError) as error:
-        click.echo(f"mqchaos: {error}", err=True)
-        sys.exit(EXIT_UNUSABLE)
-    sys.exit(EXIT_OF[scene.suite.verdict()])
+        give_up(str(error))
+    sys.exit(EXIT_OF[final_verdict(history, scene.suite.verdict())])
+
+
+def final_verdict(history: Path, so_far: Verdict) -> Verdict:
+    """Return the verdict beside a history, which knows more than a look at it: whether the
+    experiment took place, and the cluster became whole."""
+    try:
+        said = orjson.loads(history.with_name("verdict.json").read_bytes())
+        return Verdict(said["verdict"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return so_far
 
 
 def compare(
@@ -157,6 +172,7 @@ def compare(
     **log: float,
 ) -> None:
     """Do `mqchaos compare`."""
+    fresh(directory)
     config = CompareConfig(
         directory,
         engines or tuple(ENGINES),
@@ -171,7 +187,10 @@ def compare(
     log_to(directory)
     console = make_console()
     say = partial(console.print, highlight=False, markup=False)
-    print_comparison(attempt(lambda: compare_engines(config, repeat_command(), say)), console)
+    found = attempt(lambda: compare_engines(config, repeat_command(), say))
+    print_comparison(found, console)
+    verdicts = {candidate.verdict["verdict"] for candidate in found.candidates}
+    sys.exit(EXIT_INVALID if Verdict.INVALID.value in verdicts else 0)
 
 
 def jepsen(
@@ -184,6 +203,7 @@ def jepsen(
     rate: float,
 ) -> None:
     """Do `mqchaos jepsen`."""
+    fresh(directory)
     log = replace(LOG, rate_per_s=rate)
     ours = Contestant(
         "ours",
@@ -246,6 +266,8 @@ def exit_status(schedules: Sequence[Schedule]) -> int:
         return EXIT_WRONG
     if None in ours:
         return EXIT_UNUSABLE
+    if Verdict.INVALID in verdicts:
+        return EXIT_INVALID
     return EXIT_UNDECIDED if Verdict.UNKNOWN in verdicts else 0
 
 
@@ -264,9 +286,31 @@ def log_config(options: dict[str, float]) -> MessagesConfig:
     )
 
 
+def fresh(directory: Path) -> None:
+    """Refuse a directory that holds something: a run's files must not lie among others'."""
+    try:
+        held = sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+    except OSError as error:
+        give_up(f"{directory}: {error.strerror}")
+    if "history.jsonl" in held:
+        raise click.UsageError(f"{directory} holds a history already; name another directory")
+    if held:
+        some = ", ".join(held[:HELD_SHOWN_MAX])
+        raise click.UsageError(f"{directory} is not empty ({some}); name another directory")
+
+
+def give_up(words: str) -> NoReturn:
+    """End with a line and the exit status of what cannot be run."""
+    click.echo(f"mqchaos: {words}", err=True)
+    sys.exit(EXIT_UNUSABLE)
+
+
 def log_to(directory: Path) -> None:
     """Log to a file what the clients of a run say about lost connections and retries."""
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        give_up(f"{directory}: {error.strerror}")
     logging.basicConfig(
         filename=directory / "harness.log",
         level=logging.INFO,
@@ -288,8 +332,7 @@ def attempt(work: Callable[[], Awaitable[T]]) -> T:
         words = operating_words(error)
         if words is None:
             raise
-        click.echo(f"mqchaos: {words}", err=True)
-        sys.exit(EXIT_UNUSABLE)
+        give_up(words)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise click.Abort from None
 
@@ -329,8 +372,8 @@ def print_recovery(found: Sequence[Recovery], console: Console) -> None:
         cells = []
         for values in ([r.everybody_ms for r in of_kind], [r.worst_client_ms for r in of_kind]):
             times = spread(value for value in values if value is not None)
-            figures = ("none",) * 3 if times is None else (times.p50, times.p99, times.max)
-            cells += [text if isinstance(text, str) else f"{text:,.0f} ms" for text in figures]
+            figures = (None,) * 3 if times is None else (times.p50, times.p99, times.max)
+            cells += [ms_text(figure) for figure in figures]
         table.add_row(name, str(len(of_kind)), *cells)
     if found:
         console.print(table)

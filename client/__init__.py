@@ -4,15 +4,6 @@ asyncio first; `client.sync` has blocking versions.
 """
 
 from raftmq.client.admin import Admin, ClusterInfo
-from raftmq.client.allocation import (
-    AllocateByConfig,
-    AllocateByConsistentHash,
-    AllocateByMachineRoom,
-    AllocateMachineRoomNearby,
-    AllocationStrategy,
-    allocate_averagely,
-    allocate_averagely_by_circle,
-)
 from raftmq.client.batch import split_batch
 from raftmq.client.compression import Compression, CompressionType
 from raftmq.client.consumer import ConsumerConfig, PushConsumer
@@ -54,11 +45,13 @@ from raftmq.client.pull import PullConfig
 from raftmq.client.pullconsumer import PullConsumer, PullResult, PullStatus
 from raftmq.client.route import TopicRouteData
 from raftmq.client.sending import SendConfig
+from raftmq.client.simple import SimpleConsumer
 from raftmq.client.sync import (
     BlockingConsumer,
     BlockingLitePullConsumer,
     BlockingProducer,
     BlockingPullConsumer,
+    BlockingSimpleConsumer,
     BlockingTransactionProducer,
 )
 from raftmq.client.transaction import (
@@ -69,6 +62,15 @@ from raftmq.client.transaction import (
 )
 from raftmq.client.writer import ExactlyOnceWriter
 from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.allocation import (
+    AllocateByConfig,
+    AllocateByConsistentHash,
+    AllocateByMachineRoom,
+    AllocateMachineRoomNearby,
+    AllocationStrategy,
+    allocate_averagely,
+    allocate_averagely_by_circle,
+)
 from raftmq.remoting.tls import ClientTls
 from raftmq.remoting.tlsfile import client_tls_of
 
@@ -83,6 +85,7 @@ __all__ = [
     "BlockingLitePullConsumer",
     "BlockingProducer",
     "BlockingPullConsumer",
+    "BlockingSimpleConsumer",
     "BlockingTransactionProducer",
     "BrokerRefused",
     "BrokerUnreachable",
@@ -126,6 +129,7 @@ __all__ = [
     "SendOutcomeUnknown",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
     "SplitFailed",
     "TooManyInFlight",
     "TopicRouteData",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from raftmq.client.decode import decode_messages
-from raftmq.client.listen import Listener, called
+from raftmq.client.listen import GuardedListener
 from raftmq.client.membership import Membership
 from raftmq.client.message import MessageQueue
 from raftmq.client.runninginfo import running_info
@@ -41,7 +41,7 @@ class Asked:
         self,
         membership: Membership,
         consumer: Movable,
-        listener: Listener | None = None,
+        listener: GuardedListener | None = None,
         orderly: bool = False,
     ) -> None:
         self._membership = membership
@@ -102,8 +102,11 @@ class Asked:
             messages = decode_messages(request.body, name)
         except RecordError as error:
             return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
+        if not messages:
+            remark = "no message in the body"
+            return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
         assert self._listener is not None
-        done = await called(self._listener, messages) is None
+        done = await self._listener.call(messages) is None
         result = {
             "autoCommit": True,
             "consumeResult": "CR_SUCCESS" if done else "CR_LATER",

@@ -22,7 +22,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raftmq.client.allocation import AllocationStrategy, allocate_averagely
 from raftmq.client.asked import Asked
 from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
 from raftmq.client.instance import ClientInstance, InstanceConfig
@@ -32,9 +31,11 @@ from raftmq.client.listen import (
     ConcurrentDeliverer,
     Deliverer,
     FailurePolicy,
+    GuardedListener,
     Listener,
     OrderlyDeliverer,
 )
+from raftmq.client.listenerlog import ListenerLog
 from raftmq.client.localoffsets import OffsetStorage, offsets_of
 from raftmq.client.locks import LockConfig
 from raftmq.client.membership import Membership
@@ -45,6 +46,7 @@ from raftmq.client.processqueue import Batch
 from raftmq.client.pull import PullConfig, QueueWorker
 from raftmq.client.sendback import SendBack
 from raftmq.client.subscription import ALL, check_in_broker
+from raftmq.remoting.allocation import AllocationStrategy, allocate_averagely
 from raftmq.remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
@@ -104,7 +106,7 @@ class PushConsumer:
         if config.orderly:
             config = replace(config, pull=replace(config.pull, consume_tasks=1))
         self.config = config
-        self._listener = listener
+        self._listener = GuardedListener(listener, ListenerLog(group))
         self._instance = instance = ClientInstance(namesrv, instance_config)
         model, storage = config.message_model, config.offset_storage
         self._broadcasting = model is MessageModel.BROADCASTING
@@ -115,7 +117,7 @@ class PushConsumer:
             config.stop_grace_ms,
         )  # fmt: skip
         self._deliverer = self._new_deliverer()
-        self._asked = Asked(self.membership, self, listener, config.orderly)
+        self._asked = Asked(self.membership, self, self._listener, config.orderly)
         self._retry_look: asyncio.TimerHandle | None = None
 
     @property

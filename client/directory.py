@@ -13,7 +13,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from raftmq.client.errors import BrokerRefused, NameServerUnreachable, NoRoute
-from raftmq.client.route import ReplicaGroup, RouteError, TopicRouteData, parse_broker, parse_route
+from raftmq.client.route import (
+    BrokerData,
+    ReplicaGroup,
+    RouteError,
+    TopicRouteData,
+    parse_broker,
+    parse_route,
+)
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -201,7 +208,7 @@ class Directory:
             raise NoRoute(topic, f"this client already uses {TOPICS_MAX} topics")
         self._routes[topic] = route
         for broker in route.brokers:
-            self.learn(broker.broker_name, dict(broker.addresses))
+            self.learn(broker.broker_name, broker)
         return route
 
     async def _fetch_groups(self) -> None:
@@ -213,13 +220,14 @@ class Directory:
         table = loads_object(response.body).get("brokerAddrTable") or {}
         for name, data in table.items():
             if name in self._groups:  # only groups that hold a topic in use
-                self.learn(name, dict(parse_broker({"brokerName": name, **data}).addresses))
+                self.learn(name, parse_broker({"brokerName": name, **data}))
 
-    def learn(self, name: str, addresses: dict[int, str]) -> None:
+    def learn(self, name: str, broker: BrokerData) -> None:
         """Take over what a name server says about one group."""
         group = self.group(name)
         version = group.version
-        new = group.learn(addresses)
+        group.raft = broker.raft
+        new = group.learn(broker.addresses)
         self._announce(group, version)
         if new:
             for watcher in self._replica_watchers:

@@ -54,6 +54,7 @@ class InstanceConfig:
     credentials: Credentials | None = None
     tls: ClientTls | None = None
     registration_key: bytes = field(default=b"", repr=False)  # name servers'; only Admin uses it
+    reached_at: Mapping[str, str] = field(default_factory=dict)  # address in routes → dialled here
 
 
 class ClientInstance:
@@ -106,7 +107,9 @@ class ClientInstance:
         tls = None
         if self.config.tls is not None:
             tls = await asyncio.to_thread(Renewed, self.config.tls, "client")
-        self._remoting = RemotingClient(credentials=self.config.credentials, tls=tls)
+        self._remoting = RemotingClient(
+            credentials=self.config.credentials, tls=tls, reached_at=self.config.reached_at
+        )
         for code, handler in (handlers or {}).items():
             self._remoting.register(code, handler)
         self._name_servers = NameServers(self._remoting, self._namesrv)

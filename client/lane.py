@@ -2,8 +2,9 @@
 
 A lane is either *open* (it has a channel to the leader; sends are written at once) or *searching*
 (one task owns the search; sends wait in order). The search sends the first waiting message to one
-replica after another. A refusal is certain and quick; an acceptance proves the leader, and all the
-other messages follow. So a fail-over costs one probing message, not a storm of them.
+replica after another; in a classic group to the master alone. A refusal is certain and quick; an
+acceptance proves the leader, and all the other messages follow. So a fail-over costs one probing
+message, not a storm of them.
 
 A silent replica need not be dead: its disk may be slow, and if it has the message, sending that
 elsewhere would store it twice. So before a probe is given up the replica is asked for a sign of
@@ -145,7 +146,7 @@ class Lane:
             self.drop_expired(self._now())
             if not self.waiting:
                 return True
-            address = next((a for a in self.group.candidates() if a not in asked), None)
+            address = next((a for a in self.group.send_targets() if a not in asked), None)
             if address is None:
                 self._owner.ask_route()
                 return False

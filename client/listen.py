@@ -10,6 +10,7 @@ as running; its eventual answer is ignored.
 Orderly: a batch is consumed only under a valid lock of its queue. A failed message stops the queue
 for a moment and is redelivered here; after `max_reconsume_times` it goes to the dead letters.
 Broadcasting: a failed message is logged and not repeated, as every member has its own copy.
+What goes wrong is logged by client.listenerlog.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+from raftmq.client.listenerlog import ListenerLog
 from raftmq.client.locks import QueueLocks
 from raftmq.client.message import RETRY_PREFIX, ConsumeResult, MessageExt, MessageQueue
 from raftmq.client.sendback import SendBack
@@ -66,6 +68,31 @@ class FailurePolicy:
     send_back: bool = True  # False: always keep and retry here
 
 
+class GuardedListener:
+    """A user's listener, whose mistakes stop nothing and are logged."""
+
+    def __init__(self, listener: Listener, log: ListenerLog) -> None:
+        self.log = log
+        self._listener = listener
+
+    async def call(self, messages: list[MessageExt]) -> Later | None:
+        """Call the listener; return None if it succeeded. An exception means: again later."""
+        restore_topics(messages)
+        try:
+            given = self._listener(list(messages))
+            result = await given if inspect.isawaitable(given) else given
+        except Exception as error:
+            self.log.raised(error, messages)
+            return Later()
+        if result is None or result is ConsumeResult.SUCCESS:
+            return None
+        if isinstance(result, Later):
+            return result if result.done < len(messages) else None
+        if result is not ConsumeResult.RECONSUME_LATER:
+            self.log.returned_nonsense(result, messages)
+        return Later()
+
+
 class Deliverer(Protocol):
     """Runs the listener over a batch until every message in it is dealt with."""
 
@@ -80,15 +107,15 @@ class Deliverer(Protocol):
 class BroadcastDeliverer:
     """Delivers to listeners of broadcasting consumers, once."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: GuardedListener) -> None:
         self._listener = listener
 
     async def deliver(
         self, queue: MessageQueue, messages: list[MessageExt], finish: Finish
     ) -> None:
-        failed = failed_of(messages, await called(self._listener, messages))
+        failed = failed_of(messages, await self._listener.call(messages))
         if failed:
-            logger.warning("broadcast_not_consumed queue=%s count=%d", queue, len(failed))
+            self._listener.log.not_consumed(failed)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +137,7 @@ class ConcurrentDeliverer:
 
     def __init__(
         self,
-        listener: Listener,
+        listener: GuardedListener,
         back: SendBack,
         policy: FailurePolicy,
         sent_back: Callable[[str], None],
@@ -158,7 +185,7 @@ class ConcurrentDeliverer:
         given = delivery.messages
         async with self._places:
             delivery.since = asyncio.get_running_loop().time()
-            answer = await called(self._listener, given)
+            answer = await self._listener.call(given)
             delivery.since = None
         if delivery.going_back is not None:
             await asyncio.wait((delivery.going_back,))  # a cancellation does not cancel that
@@ -184,7 +211,7 @@ class ConcurrentDeliverer:
             kept = await self._send_back(had, TIMED_OUT_LEVEL)
             self.timed_out += len(had) - len(kept)
             delivery.messages = kept
-            logger.warning("consume_timed_out count=%d kept=%d", len(had), len(kept))
+            self._listener.log.timed_out(had, len(kept))
             if not kept:
                 delivery.finish()
         finally:
@@ -205,7 +232,7 @@ class OrderlyDeliverer:
     """Delivers to orderly listeners, under the queue's lock."""
 
     def __init__(
-        self, listener: Listener, back: SendBack, policy: FailurePolicy, locks: QueueLocks
+        self, listener: GuardedListener, back: SendBack, policy: FailurePolicy, locks: QueueLocks
     ) -> None:
         self._listener = listener
         self._back = back
@@ -217,7 +244,7 @@ class OrderlyDeliverer:
     ) -> None:
         while True:
             await self._locks.hold(queue)
-            answer = await called(self._listener, messages)
+            answer = await self._listener.call(messages)
             failed = failed_of(messages, answer)
             answer = answer or Later()
             messages = [m for m in failed if not await self._given_up(m, answer)]
@@ -240,24 +267,6 @@ class OrderlyDeliverer:
         if not over and answer.delay_level != DEAD_LETTER_NOW:
             return False
         return await self._back.send(message, DEAD_LETTER_NOW, limit or 0)
-
-
-async def called(listener: Listener, messages: list[MessageExt]) -> Later | None:
-    """Call the listener; return None if it succeeded. An exception means: again later."""
-    restore_topics(messages)
-    try:
-        given = listener(list(messages))
-        result = await given if inspect.isawaitable(given) else given
-    except Exception as error:
-        logger.warning("listener_raised count=%d", len(messages), exc_info=error)
-        return Later()
-    if result is None or result is ConsumeResult.SUCCESS:
-        return None
-    if isinstance(result, Later):
-        return result if result.done < len(messages) else None
-    if result is not ConsumeResult.RECONSUME_LATER:
-        logger.error("listener_returned_nonsense value=%r", result)
-    return Later()
 
 
 def failed_of(messages: list[MessageExt], answer: Later | None) -> list[MessageExt]:

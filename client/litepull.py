@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raftmq.client.allocation import AllocationStrategy, allocate_averagely
 from raftmq.client.asked import Asked
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance, InstanceConfig
@@ -35,6 +34,7 @@ from raftmq.client.offsetstore import max_offset, min_offset, offset_for
 from raftmq.client.processqueue import Batch
 from raftmq.client.pull import PullConfig, QueueWorker
 from raftmq.client.subscription import ALL, subscribe
+from raftmq.remoting.allocation import AllocationStrategy, allocate_averagely
 
 logger = logging.getLogger(__name__)
 

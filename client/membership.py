@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from raftmq.client.allocation import AllocationStrategy
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance
 from raftmq.client.locks import LockConfig, QueueLocks
@@ -26,6 +25,7 @@ from raftmq.client.pull import PullConfig, QueueWorker, WorkerOwner
 from raftmq.client.rebalance import Rebalancer
 from raftmq.client.route import ReplicaGroup
 from raftmq.client.subscription import Subscription, consumer_heartbeat, subscribe
+from raftmq.remoting.allocation import AllocationStrategy
 from raftmq.remoting.connection import Handler
 
 logger = logging.getLogger(__name__)

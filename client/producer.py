@@ -248,7 +248,7 @@ class Producer:
             credentials, self.group, target.topic, target.broker_name, item.code
         )
         reason = "no replica is known"
-        for address in group.candidates():
+        for address in group.send_targets():
             try:
                 channel = await engine.open_channel(address)
             except ClientError as error:

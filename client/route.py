@@ -1,8 +1,10 @@
 """The route of a topic: the broker groups that hold its queues, and their replicas. Pure.
 
-A group's brokerId 0 is the leader or master, the others are followers. `ReplicaGroup` keeps what is
-known about one group and decides in which order its replicas are tried as the leader: the hint from
-a refusal, then the believed leader, the route's id 0, and every known replica.
+A group's brokerId 0 is the leader or master, the others are followers or slaves. `ReplicaGroup`
+keeps what is known about one group and decides in which order its replicas are tried as the leader:
+the hint from a refusal, then the believed leader, the route's id 0, and every known replica. Sends
+go to other replicas than the route's id 0 only in a Raft group, whose followers may have elected
+one of them since: a slave never leads. Our name servers say which groups are of that kind.
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """One broker group; `addresses` maps brokerId to host:port."""
+    """One broker group; `addresses` maps brokerId to host:port. `raft`: whether the name server
+    says that it is a Raft group."""
 
     cluster: str
     broker_name: str
     addresses: Mapping[int, str]
+    raft: bool = False
 
     @property
     def leader(self) -> str | None:
@@ -98,7 +102,8 @@ def parse_route(body: Mapping[str, Any]) -> TopicRouteData:
 def parse_broker(data: Mapping[str, Any]) -> BrokerData:
     """Parse one decoded BrokerData; its map keys may be numbers or strings."""
     addresses = {int(key): str(value) for key, value in data["brokerAddrs"].items()}
-    return BrokerData(data.get("cluster") or "", data["brokerName"], addresses)
+    raft = data.get("raftGroup") is True
+    return BrokerData(data.get("cluster") or "", data["brokerName"], addresses, raft)
 
 
 class ReplicaGroup:
@@ -110,6 +115,7 @@ class ReplicaGroup:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.raft = False  # any replica may come to lead
         self.leader: str | None = None
         self.version = 0
         self._addresses: dict[str, None] = {}  # insertion-ordered set
@@ -198,6 +204,14 @@ class ReplicaGroup:
                 del order[doubted]
                 order[doubted] = None
         return tuple(order)
+
+    def send_targets(self) -> tuple[str, ...]:
+        """Return the addresses to try with a send: in a Raft group as `candidates`, else the
+        route's id 0 and who was named by a refusal, who is never a slave."""
+        found = self.candidates()
+        if self.raft:
+            return found
+        return tuple(address for address in found if address in (self._hint, self.route_leader))
 
     def _lead(self, address: str | None) -> None:
         self.leader = address

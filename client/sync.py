@@ -19,9 +19,11 @@ from raftmq.client.lifecycle import entered_blocking, left_blocking
 from raftmq.client.listen import ListenerAnswer
 from raftmq.client.litepull import LitePullConfig, LitePullConsumer
 from raftmq.client.message import Message, MessageExt, MessageQueue
+from raftmq.client.offsets import ConsumeFrom
 from raftmq.client.producer import Producer
 from raftmq.client.pullconsumer import PullConsumer
 from raftmq.client.sending import SendConfig
+from raftmq.client.simple import SimpleConsumer
 from raftmq.client.subscription import ALL
 from raftmq.client.transaction import TransactionProducer, TransactionState
 
@@ -175,6 +177,29 @@ class BlockingLitePullConsumer:
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
         """Subscribe to `topic`; to be called before `start`."""
         self._hosted.client.subscribe(topic, expression, expression_type)
+
+
+class BlockingSimpleConsumer:
+    """`SimpleConsumer` with blocking calls."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        consume_from: ConsumeFrom = ConsumeFrom.LAST_OFFSET,
+        instance_config: InstanceConfig | None = None,
+    ) -> None:
+        consumer = SimpleConsumer(
+            group, namesrv, consume_from=consume_from, instance_config=instance_config
+        )
+        self._hosted = Hosted(consumer, f"simple {group}")
+
+    __enter__, __exit__, start, stop = entered_blocking, left_blocking, started, stopped
+    subscribe = blocking(SimpleConsumer.subscribe)
+    receive = blocking(SimpleConsumer.receive)
+    ack = blocking(SimpleConsumer.ack)
+    change_invisible = blocking(SimpleConsumer.change_invisible)
 
 
 class BlockingPullConsumer:

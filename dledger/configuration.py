@@ -339,10 +339,12 @@ class Configurations:
         self._entries[1:] = kept
         return changed
 
-    def settle(self, commit_index: int) -> None:
-        """Forget the configurations that a committed one supersedes."""
+    def settle(self, commit_index: int) -> bool:
+        """Forget the configurations that a committed one supersedes. Return whether there were
+        any."""
         committed = sum(index <= commit_index for index, _ in self._entries[1:])
         del self._entries[:committed]
+        return committed > 0
 
     def __repr__(self) -> str:
         return f"<Configurations {[(i, sorted(c.voters)) for i, c in self._entries]}>"

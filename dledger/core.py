@@ -1,6 +1,6 @@
 """RaftCore: one replica of a Raft group as a pure state machine: no I/O, clock or randomness.
 
-How a shell drives it (`member.py`, and the simulator, which is the specification by example):
+How a shell drives it (`member.py`; tests/dledger/group.py is the specification by example):
 
     core = RaftCore(node_id, configurations, CoreConfig(), log.index, hard_state, rng, now_ms)
     on a message from a peer      core.step(message, now_ms)
@@ -30,7 +30,6 @@ A failed assertion means that Raft's promises are broken: the node must stop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from raftmq.dledger.ballot import Ballot
 from raftmq.dledger.configuration import Change, Configuration, Configurations
@@ -75,10 +74,6 @@ class RaftCore:
     Invariants: there is one leader a term; `_leading` is there exactly in the role LEADER, and
     `_candidacy` exactly in the roles PRE_CANDIDATE and CANDIDATE."""
 
-    following_class: ClassVar[type[Following]] = Following
-    leading_class: ClassVar[type[Leading]] = Leading
-    membership_class: ClassVar[type[Membership]] = Membership
-
     def __init__(
         self,
         node_id: NodeId,
@@ -104,14 +99,12 @@ class RaftCore:
         self._outbox = outbox = Outbox(log_index.last_index)
         self.ballot = ballot = Ballot(hard_state, incarnation, log_index.last_term, outbox)
         self._log = log = CoreLog(log_index, commit_index, outbox)
-        self.membership = self.membership_class(node_id, configurations, log.commit_index, outbox)
+        self.membership = Membership(node_id, configurations, log.commit_index, outbox)
         back_off = ElectionBackOff(config.election_ms_min, config.election_ms_max)
         halving = ElectionHalving(config.election_ms_min, config.election_ms_max)
         self.timer = ElectionTimer(config, rng, back_off, halving)
         self.timer.reset(now_ms)
-        self._following = self.following_class(
-            node_id, ballot, log, self.membership, outbox, segment_end
-        )
+        self._following = Following(node_id, ballot, log, self.membership, outbox, segment_end)
         self._candidacy: Candidacy | None = None
         self._missed_term = 0  # of the own candidacy that ended without its votes; 0: none
         self._leading: Leading | None = None
@@ -392,7 +385,7 @@ class RaftCore:
         self.role = Role.LEADER
         self.leader = self.node_id
         self._candidacy = None
-        self._leading = self.leading_class(
+        self._leading = Leading(
             self.node_id,
             self.config,
             self.ballot,

@@ -270,8 +270,11 @@ class Dialer:
             except (OSError, WireError) as error:  # TimeoutError is an OSError
                 self._failed(error)
             else:
-                backoff_ms = config.backoff_ms_min
+                opened_ms = now_ms()
                 await connection.line.lost
+                # A peer that takes connections only to close them is not dialled any faster.
+                if now_ms() - opened_ms >= config.backoff_ms_max:
+                    backoff_ms = config.backoff_ms_min
             self._wake.clear()
             delay_s = backoff_ms / 1000 * (0.5 + self._rng.random() / 2)
             backoff_ms = min(2 * backoff_ms, config.backoff_ms_max)

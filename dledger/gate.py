@@ -114,8 +114,13 @@ class Admissions:
         self.accepts_unproven = accepts_unproven
         self.proven: set[str] = set()  # the nodes proven to this one, in either direction
         self.refused_count = 0
-        self.unproven_count = 0  # connections that were taken, or made, without a proof
+        self.taken_count = self.dialled_count = 0  # connections without a proof
         self._unproven: list[asyncio.Transport] = []
+
+    @property
+    def unproven_count(self) -> int:
+        """How many connections were taken, or made, without a proof."""
+        return self.taken_count + self.dialled_count
 
     def enforce(self) -> None:
         """Let nobody pass without a proof from now on, and close the connections that did."""
@@ -140,16 +145,16 @@ class Admissions:
     def takes_unproven(self, transport: asyncio.Transport, where: str) -> None:
         """Count and keep an accepted connection that passes without a proof."""
         self.keep_unproven(transport)
-        self.unproven_count += 1
-        if _is_due(self.unproven_count):
-            log.warning("peer_taken_unproven from=%s total=%d", where, self.unproven_count)
+        self.taken_count += 1
+        if _is_due(self.taken_count):
+            log.warning("peer_taken_unproven from=%s total=%d", where, self.taken_count)
 
     def dials_unproven(self, receiver: str, why: Exception) -> None:
         """Count a peer that is dialled again without a challenge."""
-        self.unproven_count += 1
-        if _is_due(self.unproven_count):
+        self.dialled_count += 1
+        if _is_due(self.dialled_count):
             text = "peer_dialled_unproven peer=%s total=%d %s"
-            log.warning(text, receiver, self.unproven_count, why)
+            log.warning(text, receiver, self.dialled_count, why)
 
     def keep_unproven(self, transport: asyncio.Transport) -> None:
         """Keep a connection without a proof, for `enforce` to close."""

@@ -30,14 +30,17 @@ class Inbox:
         life: Life,
         takers: Takers,
         *,
+        opened: Callable[[NodeId], None],
         refuse: Callable[[NodeId, str], None],
         fail: Callable[[str, BaseException], None],
     ) -> None:
-        """`takers` handle their messages from now on; `refuse(peer, reason)` is called for a
-        message that breaks Raft's rules, `fail` if handling one breaks an invariant."""
+        """`takers` handle their messages from now on; `opened(peer)` is called when a link begins,
+        `refuse(peer, reason)` for a message that breaks Raft's rules, `fail` if handling one breaks
+        an invariant."""
         self._node_id = node_id
         self._life = life
         self._early = self._takers = dict(takers)
+        self._opened = opened
         self._refuse = refuse
         self._fail = fail
         self._pump: Pump | None = None
@@ -74,6 +77,7 @@ class Inbox:
 
     def on_opened(self, peer: NodeId) -> None:
         log.info("peer_opened node=%s peer=%s", self._node_id, peer)
+        self._opened(peer)
         pump = self._pump
         if pump is not None:
             pump.drive(pump.core.peer_opened, peer)

@@ -13,7 +13,6 @@ Where a method returns a reason, the leader cannot go on, and its caller ends th
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
-from typing import ClassVar
 
 from raftmq.dledger.appendthrottle import NEVER_DUE_MS, AppendThrottle
 from raftmq.dledger.ballot import Ballot
@@ -48,8 +47,6 @@ class Leading:
     """One leadership. `ready`: its no-op is committed. `wants_noop`: a no-op must be proposed
     next. `round`: the last heartbeat round."""
 
-    recovery_class: ClassVar[type[Recovery]] = Recovery
-
     _node_id: NodeId
     _config: CoreConfig
     _ballot: Ballot
@@ -76,7 +73,7 @@ class Leading:
         self._first_index = self._log.index.last_index + 1
         self.tracker = Tracker(self._node_id, config)
         self.progress = self.tracker.progress
-        self._recovery = self.recovery_class(
+        self._recovery = Recovery(
             self._node_id,
             self._ballot,
             self._log,

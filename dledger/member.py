@@ -62,7 +62,7 @@ from raftmq.dledger.snapshotmarker import pending
 from raftmq.dledger.stallclock import StallAwareClock
 from raftmq.dledger.state import Random
 from raftmq.dledger.status import repairing_status, status_of
-from raftmq.dledger.wire import GroupAnnounced, encode_message
+from raftmq.dledger.wire import GroupAnnounced, Introduction, encode_message
 from raftmq.dledger.writer import FrameWriter
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk
@@ -135,7 +135,9 @@ class RaftMember:
                 RepairRequest: self.healer.on_message,
                 RepairResponse: self.healer.on_message,
                 GroupAnnounced: self._announced,
+                Introduction: self._introduced,
             },
+            opened=self._opened,
             refuse=self._refuse,
             fail=self._fail,
         )
@@ -526,6 +528,15 @@ class RaftMember:
 
     def _announced(self, message: GroupAnnounced) -> None:
         self.links.on_announced(message)
+
+    def _introduced(self, message: Introduction) -> None:
+        """Dial a peer back that this replica has not heard of: it may be the leader, to which every
+        answer has to go."""
+        if self._roster.introduced(message) and self.has_core:
+            self._roster.follow(self.core, self.links, self.healer)
+
+    def _opened(self, peer: NodeId) -> None:
+        self.links.introduce(peer)
 
     def _refuse(self, peer: NodeId, reason: str) -> None:
         self.links.refuse(peer, reason)

@@ -83,7 +83,10 @@ class Membership:
 
     def commit(self, commit_index: int) -> bool:
         """Return whether the configuration in force is committed now, and was not before."""
-        if not 0 < self.pending_index <= commit_index:
+        if not self.pending_index:
+            return False
+        if self.pending_index > commit_index:  # of two changes the first may be committed
+            self._outbox.configuration_changed |= self.configurations.settle(commit_index)
             return False
         self.pending_index = 0
         self.configurations.settle(commit_index)

@@ -25,7 +25,14 @@ from raftmq.dledger.incoming import WAS_REMOVED, Accepted, Incoming
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.network import FROM_PEER, Listening
 from raftmq.dledger.state import Random
-from raftmq.dledger.wire import MESSAGE_SIZE_BYTES_MAX, GroupAnnounced, MessageReader
+from raftmq.dledger.wire import (
+    INTRODUCTION_VERSION,
+    MESSAGE_SIZE_BYTES_MAX,
+    GroupAnnounced,
+    Introduction,
+    MessageReader,
+    encode_message,
+)
 
 __all__ = ["LinkConfig", "LinkHandler", "PeerAddress", "PeerLinks", "Reader"]
 
@@ -199,6 +206,13 @@ class PeerLinks:
         """True if a peer refuses this node because it was removed. For operators only: the core
         relies on its log alone."""
         return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
+
+    def introduce(self, peer: NodeId) -> None:
+        """Tell a peer where this node can be dialled, unless it is too old to know what that is."""
+        own = self.local.address
+        if self.version(peer) >= INTRODUCTION_VERSION and own.host:
+            message = Introduction(self.local.node_id, peer, own.port, own.host.encode())
+            self.send(peer, encode_message(message), droppable=False)
 
     # -- the group's id (identity.py) --
 

@@ -68,6 +68,17 @@ class Progress:
         self.moved_ms = self.heard_ms
         self.resend_after_ms = self._resend_ms
 
+    @property
+    def match_told(self) -> int | None:
+        """`match_index`, or None while it means nothing: the follower has not answered yet."""
+        unheard = self.recovering is None and not self.match_index
+        return None if unheard else self.match_index
+
+    @property
+    def recovered_told(self) -> bool | None:
+        """Whether it is recovered; None while it has not said."""
+        return None if self.recovering is None else not self.recovering
+
     def may_send(self) -> bool:
         """Return whether a request with frames may be sent now. One always may when none is in
         flight."""

@@ -3,6 +3,11 @@
 The core decides which configuration is in force; the roster follows it: the links dial its members,
 the healer asks them, the newest committed one is saved in the configuration file (by a recovered
 replica only, see recovery.py), and retention keeps its frame until that is durable.
+
+A replica that was away may find a leader that it has not heard of: it missed the frame by which
+that one joined. It can take that frame only if the leader learns where its log ends, so it has to
+answer, on a link that it dials. So whoever dials introduces itself (wire.Introduction), and is
+dialled back although it is no member yet, as far as this replica knows.
 """
 
 from __future__ import annotations
@@ -19,7 +24,10 @@ from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.peers import PeerAddress, PeerLinks
 from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.wire import Introduction
 from raftmq.store.disk import Disk
+
+INTRODUCED_MAX = 32  # twice as many as a group has members
 
 
 class Roster:
@@ -34,6 +42,7 @@ class Roster:
         self._on_failed = on_failed
         self._saved: tuple[int, Configuration] | None = None
         self._addresses = dict(config.peers)  # of all members ever known
+        self._introduced: dict[NodeId, PeerAddress] = {}
         self._saving: asyncio.Future[None] | None = None
 
     def load(self) -> None:
@@ -68,15 +77,32 @@ class Roster:
             self._addresses[member.node_id] = self._address(member)
         # A replica that is to join, and knows no configuration yet, dials its configured peers.
         ids = core.membership.peers if current.members else tuple(self._addresses)
+        removed = set(core.membership.configurations.settled[1].removed)
+        strangers = {
+            peer: address
+            for peer, address in self._introduced.items()
+            if peer not in ids and peer not in removed and current.members
+        }
         links.set_peers(
-            {peer: self._addresses[peer] for peer in ids if peer in self._addresses},
+            strangers | {peer: self._addresses[peer] for peer in ids if peer in self._addresses},
             # A leader still accepts the removed replicas it sends to: one that is cut off before it
             # could acknowledge its own removal would never be told that this was committed.
-            set(core.membership.configurations.settled[1].removed).difference(
-                core.membership.peers
-            ),
+            removed.difference(core.membership.peers),
         )
         healer.set_members(frozenset(ids) | {core.node_id})
+
+    def introduced(self, message: Introduction) -> bool:
+        """Note where a peer that dialled this replica can be dialled, in case it is no member that
+        this replica knows of. Return whether that is new."""
+        address = PeerAddress(message.sender, message.data.decode(), message.port)
+        introduced = self._introduced
+        if introduced.get(message.sender) == address:
+            return False
+        introduced.pop(message.sender, None)
+        introduced[message.sender] = address
+        if len(introduced) > INTRODUCED_MAX:
+            del introduced[next(iter(introduced))]  # the one that said so first
+        return True
 
     def _address(self, member: GroupMember) -> PeerAddress:
         own = self._config.peers.get(member.node_id)
@@ -117,8 +143,8 @@ class Roster:
 
 def members_of(core: RaftCore) -> list[dict[str, object]]:
     """Return every member as data. `match` (last frame it has), `lag` (frames it lacks) and
-    `recovered` of the others are None on a replica that does not lead. `preferred`: it should
-    lead."""
+    `recovered` of the others are None on a replica that does not lead, and until they have
+    answered one that does. `preferred`: it should lead."""
     rows: list[dict[str, object]] = []
     for member in core.membership.configurations.current.members:
         node_id: NodeId = member.node_id
@@ -126,8 +152,8 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
         match = core.durable_index if node_id == core.node_id else None
         recovered: bool | None = core.recovered if node_id == core.node_id else None
         if progress is not None:
-            match = progress.match_index
-            recovered = None if progress.recovering is None else not progress.recovering
+            match = progress.match_told
+            recovered = progress.recovered_told
         rows.append(
             {
                 "node_id": node_id,

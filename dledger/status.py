@@ -18,8 +18,9 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
       (recovery.py).
     - of each peer `match`, `next`, `state`, `recovered`, `room` (whether its disk has some) and
       `behind_bytes` (of the part of the log that is still here), all None on a node that does not
-      lead; `inflight`, the number of requests; `contact_ms`, how long ago it was heard last (a
-      follower knows that of its leader).
+      lead, and what a peer has to tell None until it has answered this leader; `inflight`, the
+      number of requests; `contact_ms`, how long ago it was heard last (a follower knows that of
+      its leader).
     - `healing`: `repairing`, `damaged`, `damaged_count`, `mended`, `scrub` (healer.py) and
       `installing`, `behind_bytes` (snapshotinstaller.py).
     - `preferred`: the preferred leader, if any.
@@ -62,19 +63,20 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
 def _peer_status(pump: Pump, peer: NodeId) -> dict[str, object]:
     core, links = pump.core, pump.links
     progress = core.progress.get(peer)
+    match = progress.match_told if progress else None
     return {
         "connected": links.is_open(peer),
         "error": links.last_error(peer),
         "dropped": links.dropped(peer),
-        "match": progress.match_index if progress else None,
+        "match": match,
         "next": progress.next_index if progress else None,
         "state": progress.state.value if progress else None,
-        "recovered": None if progress is None else not progress.recovering,
-        "room": None if progress is None else not progress.no_room,
+        "recovered": progress.recovered_told if progress else None,
+        "room": None if match is None else not (progress and progress.no_room),
         "inflight": len(progress.inflight) if progress else 0,
         "inflight_bytes": progress.inflight_bytes if progress else 0,
         "contact_ms": core.silent_ms(peer, pump.core_ms()),
-        "behind_bytes": _behind_bytes(pump.log, progress.match_index) if progress else None,
+        "behind_bytes": None if match is None else _behind_bytes(pump.log, match),
     }
 
 

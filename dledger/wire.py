@@ -22,7 +22,8 @@ upgraded one by one. From version 4 on both sides then send their group ids, if 
 (size 0: not yet), before any message is read: the acceptor right behind its answer, the dialler in
 return; and a second answer tells whether the acceptor agrees. The messages are the same in versions
 3 and 4, and so is the version that stands in them, except for the announcement of a group id, which
-is only sent to peers that speak 4.
+is only sent to peers that speak 4. To peers that speak 6 a dialler first says where it can be
+dialled itself (`Introduction`).
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
@@ -78,12 +79,16 @@ from raftmq.store.frame import (
     parse_frame,
 )
 
-VERSION = 5  # the highest that this program speaks
+VERSION = 6  # the highest that this program speaks
 VERSION_MIN = 3  # the lowest that this program speaks
 GROUP_ID_VERSION = 4  # the first whose replicas know group ids (dledger.identity)
 WRITER_VERSION = 5  # the first whose replicas know writers (broker.tables.writers)
+POP_VERSION = 6  # the first whose replicas know popped messages (broker.tables.pops)
+ATTRIBUTES_VERSION = 6  # the first whose replicas keep attributes (broker.tables.topics)
+INTRODUCTION_VERSION = 6  # the first whose replicas know introductions
 MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
 GROUP_ID_SIZE_BYTES = 16
+HOST_SIZE_BYTES_MAX = 255
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
@@ -108,7 +113,19 @@ class GroupAnnounced:
     group_id: bytes
 
 
-PeerMessage = Message | RepairRequest | RepairResponse | InstallMessage | GroupAnnounced
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """Says where the sender can be dialled: the receiver may not have heard of it yet."""
+
+    sender: NodeId
+    to: NodeId
+    port: int
+    data: bytes  # its host, ASCII
+
+
+PeerMessage = (
+    Message | RepairRequest | RepairResponse | InstallMessage | GroupAnnounced | Introduction
+)
 
 
 class WireError(Exception):
@@ -194,6 +211,7 @@ _KINDS: dict[int, _Kind] = {
     ),
     7: _Kind(TimeoutNow, "term:term"),
     8: _Kind(GroupAnnounced, "high:id low:id"),
+    9: _Kind(Introduction, "port:offset", HOST_SIZE_BYTES_MAX),
     20: _Kind(RepairRequest, "number:number index:number prev_term:term term:term offset:offset"),
     21: _Kind(
         RepairResponse,
@@ -264,7 +282,9 @@ def encode_message(message: PeerMessage) -> list[bytes]:
         return [head + _CRC.pack(crc32c(head))]
     number = _KIND_OF[type(message)]
     kind = _KINDS[number]
-    data = message.data if isinstance(message, RepairResponse | InstallChunk) else b""
+    data = b""
+    if isinstance(message, RepairResponse | InstallChunk | Introduction):
+        data = message.data
     size = kind.head.size + len(data)
     head = kind.head.pack(size, MESSAGE_VERSION, number, *kind.fields(message))
     return [head + _CRC.pack(crc32c(head)), *([data] if data else [])]
@@ -356,6 +376,8 @@ class MessageReader:
             return self._parse_repair_response(fields, data[at + kind.head.size + _CRC_SIZE : end])
         if message is InstallChunk:
             return self._parse_chunk(fields, data[at + kind.head.size + _CRC_SIZE : end])
+        if message is Introduction:
+            return self._parse_introduction(fields, data[at + kind.head.size + _CRC_SIZE : end])
         if message is GroupAnnounced:
             return GroupAnnounced(sender, to, _GROUP_ID.pack(*fields))
         if message is RepairRequest and fields[1] < 1:
@@ -375,6 +397,11 @@ class MessageReader:
         return RepairResponse(
             self._sender, self._to, number, index, *verdict, commit_index, next_term, data, term
         )
+
+    def _parse_introduction(self, fields: tuple[int, ...], host: bytes) -> Introduction:
+        if not host.isascii() or not host or not 0 < fields[0] < 1 << 16:
+            raise WireError(f"an introduction of {host!r}, port {fields[0]}")
+        return Introduction(self._sender, self._to, fields[0], host)
 
     def _parse_chunk(self, fields: tuple[int, ...], data: bytes) -> InstallChunk:
         term, number, offset, size_bytes = fields

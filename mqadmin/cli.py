@@ -12,9 +12,12 @@ from typing import Any
 import click
 
 from raftmq import __version__
-from raftmq.mqadmin.command import Command, Flag, Kind, parse_time
+from raftmq.mqadmin.command import Command, Flag, Kind, Manner, Positional, parse_time
 from raftmq.mqadmin.commands import COMMANDS
+from raftmq.mqadmin.completion import completion_command
+from raftmq.mqadmin.contextcli import complete_context, context_group
 
+INTERRUPTED = 130  # exit status
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -35,6 +38,7 @@ TYPES: dict[Kind, Any] = {
     Kind.INTEGER: click.INT,
     Kind.BOOLEAN: click.BOOL,
     Kind.TIME: Time(),
+    Kind.NUMBER: click.FLOAT,
 }
 
 
@@ -58,17 +62,24 @@ class Commands(click.Group):
     "--toolsFile", "tools_file", default="", metavar="FILE",
     help="Read them there, as Apache's conf/tools.yml has them.",
 )  # fmt: skip
+@click.option(
+    "--context", default="", metavar="NAME", shell_complete=complete_context,
+    help="The saved context to use.",
+)  # fmt: skip
 @click.pass_context
 def main(ctx: click.Context, /, **given: str) -> None:
     """Administer a RocketMQ-compatible cluster: ours or Apache's.
 
     \b
       mqadmin clusterList -n 127.0.0.1:9876
+      mqadmin context add prod -n 10.0.0.1:9876 --use
+      mqadmin consume orders --follow
       mqadmin help resetOffsetByTime
 
     For clusters with access control, requests are signed with the first credentials found: from the
     flags below, given before the sub-command; from the variables RAFTMQ_ACCESS_KEY,
-    RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; from $ROCKETMQ_HOME/conf/tools.yml.
+    RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; from the context in use; from
+    $ROCKETMQ_HOME/conf/tools.yml. A context that --context names comes before the variables.
     """
     ctx.obj = given
 
@@ -93,22 +104,60 @@ def _clicked(command: Command) -> click.Command:
     parameters: list[click.Parameter] = [
         click.Option(
             ["-n", "--namesrvAddr", "namesrvAddr"],
-            envvar="NAMESRV_ADDR",
             metavar="HOST:PORT[;…]",
-            help="Name servers; or the variable NAMESRV_ADDR.",
+            help="Name servers; or the variable NAMESRV_ADDR, or a context's.",
         ),
         *(_option(flag) for flag in command.flags),
-        click.Option(["--json", "json"], is_flag=True, help="Print JSON instead of tables."),
+        *(_argument(positional) for positional in command.positionals),
+        *_common(command),
     ]
 
     def call(**values: Any) -> None:
-        from raftmq.mqadmin.work import run
+        try:
+            from raftmq.mqadmin.work import run
 
-        sys.exit(run(command, values, click.get_current_context().obj or {}))
+            sys.exit(run(command, values, click.get_current_context().obj or {}))
+        except KeyboardInterrupt:  # while it is imported, or a second one
+            sys.exit(INTERRUPTED)
 
     return click.Command(
         command.name, callback=call, params=parameters, help=command.doc, context_settings=CONTEXT
     )
+
+
+def _common(command: Command) -> list[click.Option]:
+    """Return the options that all commands have; those for answers only if it has one."""
+    found = [
+        click.Option(
+            ["--context", "context"],
+            metavar="NAME",
+            help="The saved context to use; see: mqadmin context.",
+            shell_complete=complete_context,
+        )
+    ]
+    if command.manner is Manner.STREAMS:
+        return found
+    # Where Apache's command has a flag -o of its own, that is meant.
+    short = [] if any(flag.short == "o" for flag in command.flags) else ["-o"]
+    found += [
+        click.Option(
+            [*short, "--output", "output"],
+            type=click.Choice(("table", "json", "yaml")),
+            default="table",
+            help="How to print the answer.",
+        ),
+        click.Option(["--json", "json"], is_flag=True, help="The same as --output json."),
+    ]
+    if command.manner is Manner.READS:
+        found.append(
+            click.Option(
+                ["--watch", "watch"],
+                metavar="SECONDS",
+                type=click.FloatRange(0.1),
+                help="Ask again and again, after so many seconds, until Ctrl-C.",
+            )
+        )
+    return found
 
 
 def _option(flag: Flag) -> click.Option:
@@ -118,14 +167,23 @@ def _option(flag: Flag) -> click.Option:
         return click.Option(names, is_flag=True, help=flag.doc)
     # Click takes an explicit default of None for a value, and would not require the option.
     default = {} if flag.default is None else {"default": flag.default, "show_default": True}
+    kind = click.Choice(flag.choices) if flag.choices else TYPES[flag.kind]
     return click.Option(
-        names, type=TYPES[flag.kind], required=flag.required, help=flag.doc, **default
+        names, type=kind, required=flag.required, help=flag.doc, multiple=flag.repeated, **default
     )
+
+
+def _argument(positional: Positional) -> click.Argument:
+    if positional.repeated:
+        return click.Argument([positional.name], nargs=-1, metavar=f"[{positional.name.upper()}]…")
+    return click.Argument([positional.name], metavar=positional.name.upper())
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+main.add_command(context_group)
+main.add_command(completion_command)
 for _command in COMMANDS:
     main.add_command(_clicked(_command))

@@ -2,7 +2,8 @@
 data. Pure; mqadmin.cli does the parsing, mqadmin.output the printing.
 
 An answer is a list of parts, each a table (rows with the same keys), a set of fields, or a
-sentence. `--json` prints the same data, so scripts and people see the same.
+sentence. JSON and YAML have the same data, so scripts and people see the same. A command that goes
+on until it is stopped, or whose answer has no bound, prints by itself (`Manner.STREAMS`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from raftmq.client.admin import Admin
-
-    Run = Callable[[Admin, "Arguments"], Awaitable[Sequence["Part"]]]
+from typing import Any
 
 
 class Kind(Enum):
@@ -29,11 +25,13 @@ class Kind(Enum):
     INTEGER = "integer"
     BOOLEAN = "true|false"
     TIME = "time"  # parse_time
+    NUMBER = "number"
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag `-s --long`; `short` is empty if there is none. Commands get its value by `long`."""
+    """A flag `-s --long`; `short` is empty if there is none. Commands get its value by `long`: a
+    tuple if it is `repeated`. `choices`: the only values it may have."""
 
     short: str
     long: str
@@ -41,6 +39,16 @@ class Flag:
     kind: Kind = Kind.TEXT
     required: bool = False
     default: Any = None
+    choices: tuple[str, ...] = ()
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Positional:
+    """A value without a flag, by its `name`; `repeated`: any number of them."""
+
+    name: str
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +89,21 @@ class Arguments:
         value = self._values.get(name)
         return "" if value is None else str(value).strip()
 
+    def exact(self, name: str) -> str:
+        """Return a text with the blanks around it."""
+        value = self._values.get(name)
+        return "" if value is None else str(value)
+
     def integer(self, name: str) -> int | None:
         value = self._values.get(name)
         return None if value is None else int(value)
+
+    def number(self, name: str) -> float | None:
+        value = self._values.get(name)
+        return None if value is None else float(value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(str(value) for value in self._values.get(name) or ())
 
     def boolean(self, name: str) -> bool | None:
         value = self._values.get(name)
@@ -96,21 +116,34 @@ class Arguments:
         return bool(self._values.get(name))
 
 
+class Manner(Enum):
+    """What a command does: it reads, and may be repeated (`--watch`); it may change something; or
+    it prints by itself as it goes."""
+
+    READS = "reads"
+    CHANGES = "changes"
+    STREAMS = "streams"
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """One sub-command. `runs` names what carries it out, `module:function` of this room, which
-    raises ClientError and CommandError."""
+    raises ClientError and CommandError. It gets the admin client and the arguments, and returns the
+    answer; one that STREAMS gets a Terminal, too, and returns the exit status."""
 
     name: str
     doc: str
     flags: tuple[Flag, ...]
     runs: str
+    manner: Manner = Manner.READS
+    positionals: tuple[Positional, ...] = ()
 
-    def load(self) -> Run:
+    def load(self) -> Callable[..., Awaitable[Any]]:
         """Import what carries it out."""
         module, _, function = self.runs.partition(":")
-        run: Run = getattr(importlib.import_module(f"raftmq.mqadmin.{module}"), function)
-        return run
+        found = getattr(importlib.import_module(f"raftmq.mqadmin.{module}"), function)
+        assert callable(found)
+        return found  # type: ignore[no-any-return]
 
 
 class CommandError(Exception):

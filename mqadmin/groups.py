@@ -1,5 +1,5 @@
-"""Groups and clients: updateSubGroup, deleteSubGroup, consumerProgress, consumerStatus,
-consumerConnection, producerConnection."""
+"""Groups and clients: updateSubGroup, deleteSubGroup, setConsumeMode, consumerProgress,
+consumerStatus, consumerConnection, producerConnection."""
 
 from __future__ import annotations
 
@@ -76,6 +76,16 @@ async def delete_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
             await admin.name_server.forget_topic(prefix + name, arguments.text("clusterName"))
     return [Done(f"group {name} deleted at {', '.join(addresses)}", {"group": name})]
+
+
+async def set_mode(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    group, topic = arguments.text("groupName"), arguments.text("topicName")
+    mode, share = arguments.text("mode"), arguments.integer("popShareQueueNum") or 0
+    addresses = await writable(admin, arguments)
+    for address in addresses:
+        await admin.group.set_mode(address, group, topic, mode, share=share)
+    done = f"group {group} gets {topic} by {mode} at {', '.join(addresses)}"
+    return [Done(done, {"group": group, "topic": topic, "mode": mode, "popShareQueueNum": share})]
 
 
 # ---- progress

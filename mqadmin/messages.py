@@ -12,6 +12,7 @@ from raftmq.client.admin import TIME_MS_MAX, Admin
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import Message, MessageExt, MessageQueue
 from raftmq.client.producer import Producer
+from raftmq.client.sending import SendConfig
 from raftmq.mqadmin.command import (
     Arguments,
     CommandError,
@@ -95,7 +96,7 @@ async def _consume_directly(
 
 async def _resend(admin: Admin, message: MessageExt) -> Fields:
     again = Message(message.topic, message.body, message.tags, message.keys)
-    async with Producer(PRODUCER_GROUP, list(admin.name_servers)) as producer:
+    async with producer_of(admin) as producer:
         result = await producer.send(again)
     return Fields(
         {"status": result.status.name, "msgId": result.msg_id, "offset": result.queue_offset},
@@ -260,7 +261,7 @@ async def send(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     queue = None if queue_id is None else MessageQueue(topic, name, queue_id)
     keys, tags = arguments.text("key"), arguments.text("tags")
     message = Message(topic, arguments.text("body").encode(), tags or None, keys or None)
-    async with Producer(PRODUCER_GROUP, list(admin.name_servers)) as producer:
+    async with producer_of(admin) as producer:
         result = await producer.send(message, queue=queue)
     values = {
         "broker": result.queue.broker_name,
@@ -272,6 +273,12 @@ async def send(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     }
     where = f"queue {result.queue.queue_id} of {result.queue.broker_name}"
     return [Done(f"{result.msg_id} is at offset {result.queue_offset} of {where}", values)]
+
+
+def producer_of(admin: Admin, config: SendConfig | None = None) -> Producer:
+    """Return a producer that connects and signs as the admin client does."""
+    servers, how = list(admin.name_servers), admin.instance_config
+    return Producer(PRODUCER_GROUP, servers, config=config, instance_config=how)
 
 
 # ---- how messages are shown

@@ -1,7 +1,8 @@
-"""Prints answers: as tables and fields, with rich, or as one JSON document."""
+"""Prints answers: as tables and fields, with rich, or as one JSON or YAML document."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,40 @@ from raftmq.mqadmin.command import Done, Fields, Part, Table
 PIPE_COLUMNS = 240  # for a file or pipe, which has no width; nothing is cut there
 
 
-def as_json(parts: Sequence[Part]) -> bytes:
+def write(parts: Sequence[Part], form: str, *, repeated: bool = False) -> None:
+    """Print an answer to standard output as `form`: table, json or yaml. `repeated`: it is one of
+    many, so JSON takes a line, and YAML begins a document."""
+    if form == "table":
+        show(parts, make_console())
+        if repeated:
+            print(flush=True)
+        return
+    if form == "json":
+        text = as_json(parts, indent=not repeated) + b"\n"
+    else:
+        text = (b"---\n" if repeated else b"") + as_yaml(parts)
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+
+
+def as_json(parts: Sequence[Part], *, indent: bool = True) -> bytes:
     """Encode an answer: a single part as its data, several as an object by title."""
+    indented = orjson.OPT_INDENT_2 if indent else 0
+    return orjson.dumps(_value(parts), option=indented | orjson.OPT_NON_STR_KEYS)
+
+
+def as_yaml(parts: Sequence[Part]) -> bytes:
+    """Encode the same data as YAML."""
+    import yaml
+
+    value = orjson.loads(as_json(parts))  # plain data: no tuples, and keys that are text
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
+    return text.encode()
+
+
+def _value(parts: Sequence[Part]) -> Any:
     values = [(_key(part, n), _data(part)) for n, part in enumerate(parts)]
-    value = values[0][1] if len(values) == 1 else dict(values)
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
+    return values[0][1] if len(values) == 1 else dict(values)
 
 
 def show(parts: Sequence[Part], console: Console) -> None:
@@ -49,18 +79,23 @@ def _show_part(part: Table | Fields, console: Console) -> None:
         for key, value in part.values.items():
             console.print(Text(f"{key:<{width}}  {_cell(value)}"), soft_wrap=True)
         return
+    if part.rows or part.columns:
+        console.print(rich_table(part))
+    if not part.rows:
+        console.print("(none)")
+
+
+def rich_table(part: Table) -> RichTable:
+    """Return a table as it is drawn."""
     columns = list(part.rows[0]) if part.rows else list(part.columns)
     table = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        numbers = all(isinstance(row.get(column), int | float) for row in part.rows)
-        right = numbers and bool(part.rows)
+        numbers = all(isinstance(row.get(column), int | float | None) for row in part.rows)
+        right = numbers and any(row.get(column) is not None for row in part.rows)
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in part.rows:
         table.add_row(*(Text(_cell(row.get(column))) for column in columns))
-    if columns:
-        console.print(table)
-    if not part.rows:
-        console.print("(none)")
+    return table
 
 
 def _cell(value: Any) -> str:

@@ -132,16 +132,7 @@ async def update_perm(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     for address in addresses:
         bean = await admin.topic.config(address, topic)
         before = int(bean.get("perm", 6))
-        header = TopicHeader(
-            topic,
-            int(bean["readQueueNums"]),
-            int(bean["writeQueueNums"]),
-            perm,
-            str(bean.get("topicFilterType") or "SINGLE_TAG"),
-            int(bean.get("topicSysFlag") or 0),
-            bool(bean.get("order", False)),
-        )
-        await admin.topic.put(address, header)
+        await admin.topic.put(address, TopicHeader.of_bean(topic, bean, perm))
         changed.append({"address": address, "from": before, "to": perm})
     return [Table(changed)]
 

@@ -18,6 +18,7 @@ from raftmq.ops.options import (
     option,
     options_of,
     parse_settings,
+    wrong_value,
 )
 from raftmq.ops.settings import gather
 from raftmq.ops.tlsoptions import TlsOptions
@@ -100,6 +101,10 @@ class NameServerConfig(TlsOptions):
         "The `host:port` that others are told; empty: the address listened on.")
     http_tokens_file: str = option("http", "httpTokensFile", "",
         "JSON file of tokens and roles; empty: every loopback caller is admin.")
+    http_health_port: int = option("http", "httpHealthPort", 0,
+        "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
+        " looks after the process on its own machine needs no certificate; 0: nowhere.",
+        low=0, high=65535)
     http_cluster_token_file: str = option("http", "httpClusterTokenFile", "",
         "File of the token by which brokers know this name server. Only brokers whose address is"
         " proven see it ([Trust between processes](http-api.md#trust-between-processes)).")
@@ -147,10 +152,7 @@ def load(
         values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
     config = NameServerConfig(**values)
     if (wrong := config.wrong_tls()) is not None:
-        name, why = wrong
-        declared = next(one for one in OPTIONS.values() if one.name == name)
-        value = declared.text(getattr(config, name))
-        raise ConfigError(f"{places.get(name, 'default')}: {declared.key}={value}: {why}")
+        raise wrong_value(OPTIONS, config, places, *wrong)
     if config.registrations_must_be_signed and not config.registration_key_file:
         where = places.get("registrations_must_be_signed", "default")
         raise ConfigError(f"{where}: registrationsMustBeSigned=true needs registrationKeyFile")

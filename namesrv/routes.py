@@ -56,12 +56,14 @@ NO_VERSION = DataVersion()
 
 
 class QueueData(NamedTuple):
-    """A topic's queues on one group. perm bits: 4 read, 2 write, 1 inherit."""
+    """A topic's queues on one group. perm bits: 4 read, 2 write, 1 inherit. `message_type`: the
+    kind of messages that it is for; "" if the group named none."""
 
     read_queue_count: int
     write_queue_count: int
     perm: int
     sys_flag: int
+    message_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class BrokerGroup:
     version: DataVersion | None = None  # of the topics; None: no table yet
     version_author: str = ""  # address that sent them
     topics: set[str] = field(default_factory=set)
+    raft: bool = False  # its brokers say terms: any of them may come to lead
 
 
 class RouteTable:
@@ -457,6 +460,7 @@ class RouteTable:
             group = BrokerGroup(claim.broker_name, claim.cluster)
             self._groups[claim.broker_name] = group
         group.cluster = claim.cluster
+        group.raft = claim.term > 0 or (group.raft and claim.broker_id != LEADER_ID)
         if claim.broker_id == LEADER_ID:
             group.term = claim.term
             group.claimant, group.claim_ends_ms = claim.address, None
@@ -533,7 +537,11 @@ class RouteTable:
         shared: dict[QueueData, QueueData] = {}  # most topics are alike: keep one object of a kind
         for config in topics:
             data = QueueData(
-                config.read_queue_count, config.write_queue_count, config.perm, config.sys_flag
+                config.read_queue_count,
+                config.write_queue_count,
+                config.perm,
+                config.sys_flag,
+                config.message_type,
             )
             by_broker = self._queues.get(config.topic)
             if by_broker is None:

@@ -112,12 +112,14 @@ def unit_topics_body(table: RouteTable, wanted: int, refused: int = 0) -> bytes:
 
 
 def _broker_data(group: BrokerGroup) -> dict[str, Any]:
-    return {
+    data = {
         "brokerAddrs": _addresses(group),
         "brokerName": group.name,
         "cluster": group.cluster,
         "enableActingMaster": False,
     }
+    # For our client, which sends to other replicas than id 0 only there; Apache's do not look.
+    return data | {"raftGroup": True} if group.raft else data
 
 
 def _addresses(group: BrokerGroup) -> dict[str, str]:

@@ -40,6 +40,7 @@ _SUFFIXES: dict[str, tuple[dict[str, int], int]] = {
 _EXAMPLES = {BYTES: "64MiB", MS: "5s", HOURS: "72h", PERCENT: "75%"}
 NEAR_KEY = 0.6  # difflib's similarity from which on a key is suggested
 NEAR_VALUE = 0.4
+MISTAKES_TOLD_MAX = 50  # of one source
 
 
 class ConfigError(Exception):
@@ -210,22 +211,52 @@ class Setting:
 def parse_settings(
     options: Mapping[str, Option], settings: Iterable[Setting]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values and places by field name; later settings win. Raises ConfigError."""
+    """Return values and places by field name; later settings win. Raises ConfigError, which names
+    every mistake in a line of its own."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
+    mistakes: list[str] = []
     for setting in settings:
-        declared = find(options, setting)
-        if declared is None:
-            raise ConfigError(f"{setting.place}: {unknown_key(setting.key, options)}")
-        if setting.section and setting.section != declared.section:
-            raise ConfigError(
-                f"{setting.place}: {setting.key} stands in [{setting.section}]; "
-                f"it belongs in [{declared.section}]"
-            )
-        shown = dataclasses.replace(setting, value=declared.shown(setting.value))
-        values[declared.name] = declared.parse(setting.value, str(shown))
-        places[declared.name] = setting.place
+        try:
+            declared, value = _parsed(options, setting)
+        except ConfigError as error:
+            mistakes.append(str(error))
+        else:
+            values[declared.name] = value
+            places[declared.name] = setting.place
+    refuse(mistakes)
     return values, places
+
+
+def _parsed(options: Mapping[str, Option], setting: Setting) -> tuple[Option, Any]:
+    declared = find(options, setting)
+    if declared is None:
+        raise ConfigError(f"{setting.place}: {unknown_key(setting.key, options)}")
+    if setting.section and setting.section != declared.section:
+        raise ConfigError(
+            f"{setting.place}: {setting.key} stands in [{setting.section}]; "
+            f"it belongs in [{declared.section}]"
+        )
+    shown = dataclasses.replace(setting, value=declared.shown(setting.value))
+    return declared, declared.parse(setting.value, str(shown))
+
+
+def refuse(mistakes: Sequence[str]) -> None:
+    """Raise one ConfigError for all of a source's mistakes, if there are any."""
+    if len(mistakes) > MISTAKES_TOLD_MAX:
+        more = len(mistakes) - MISTAKES_TOLD_MAX
+        mistakes = [*mistakes[:MISTAKES_TOLD_MAX], f"and {more} more"]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def wrong_value(
+    options: Mapping[str, Option], config: object, places: Mapping[str, str], name: str, why: str
+) -> ConfigError:
+    """Return the error for a field of a configuration whose value does not go with others."""
+    declared = next(declared for declared in options.values() if declared.name == name)
+    value = declared.text(getattr(config, name))
+    return ConfigError(f"{places.get(name, 'default')}: {declared.key}={value}: {why}")
 
 
 def find(options: Mapping[str, Option], setting: Setting) -> Option | None:

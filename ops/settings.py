@@ -23,6 +23,7 @@ from raftmq.ops.options import (
     Option,
     Setting,
     nearest,
+    refuse,
 )
 
 COMMAND_LINE = "--set"
@@ -59,11 +60,11 @@ def read_file(path: str, options: Mapping[str, Option]) -> list[Setting]:
 
 
 def parse_properties(text: str, source: str) -> list[Setting]:
-    """Split properties text into settings. Raises ConfigError for a malformed line, and for more
+    """Split properties text into settings. Raises ConfigError for malformed lines, and for more
     than PROPERTIES_CHARS_MAX characters."""
     if len(text) > PROPERTIES_CHARS_MAX:
         raise ConfigError(f"{source}: {len(text)} characters, allowed are {PROPERTIES_CHARS_MAX}")
-    settings = []
+    settings, mistakes = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
         if not stripped or stripped[0] in "#!":
@@ -71,8 +72,10 @@ def parse_properties(text: str, source: str) -> list[Setting]:
         place = source if source == COMMAND_LINE else f"{source}:{number}"
         key, equals, value = stripped.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"{place}: expected key=value, found {stripped[:QUOTED_CHARS]!r}")
+            mistakes.append(f"{place}: expected key=value, found {stripped[:QUOTED_CHARS]!r}")
+            continue
         settings.append(Setting(key.strip(), value.strip(), place))
+    refuse(mistakes)
     return settings
 
 
@@ -87,7 +90,7 @@ def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]
         raise ConfigError(f"{place}: not TOML: {words}") from error
     lines = _lines_of_keys(text)
     known = sorted(sections)
-    settings = []
+    settings, mistakes = [], []
     for name, value in table.items():
         if not isinstance(value, dict):
             place = f"{source}:{lines.get(('', name), 1)}"
@@ -96,10 +99,12 @@ def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]
         if name not in known:
             place = f"{source}:{lines.get((name, ''), 1)}"
             near = nearest(name, known) or f"; there are {', '.join(known)}"
-            raise ConfigError(f"{place}: unknown section [{name}]{near}")
+            mistakes.append(f"{place}: unknown section [{name}]{near}")
+            continue
         for key, entry in _flat(value):
             place = f"{source}:{lines.get((name, key), lines.get((name, ''), 1))}"
             settings.append(Setting(key, entry, place, name))
+    refuse(mistakes)
     return settings
 
 
@@ -132,9 +137,9 @@ def _lines_of_keys(text: str) -> dict[tuple[str, str], int]:
 def from_environment(
     options: Mapping[str, Option], environment: Mapping[str, str]
 ) -> list[Setting]:
-    """Return the settings among the variables. Raises ConfigError for a misspelt one."""
+    """Return the settings among the variables. Raises ConfigError for misspelt ones."""
     by_variable = {option.variable: option for option in options.values()}
-    settings = []
+    settings, mistakes = [], []
     for name, value in sorted(environment.items()):
         if not name.startswith(VARIABLE_PREFIX):
             continue
@@ -144,5 +149,6 @@ def from_environment(
             continue
         near = difflib.get_close_matches(name, by_variable, n=1, cutoff=VARIABLE_LIKENESS)
         if near:
-            raise ConfigError(f"env {name}: unknown variable; did you mean {near[0]}?")
+            mistakes.append(f"env {name}: unknown variable; did you mean {near[0]}?")
+    refuse(mistakes)
     return settings

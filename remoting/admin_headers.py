@@ -5,7 +5,8 @@ Same rules as `headers.py`: named tuples, `parse(ext)` raises HeaderError, times
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.fields import Absent, Ext, integer, parse_fields, text, write_fields
@@ -28,6 +29,20 @@ class TopicHeader(NamedTuple):
     @classmethod
     def parse(cls, ext: Ext) -> TopicHeader:
         return cls._make(parse_fields(cls, ext))
+
+    @classmethod
+    def of_bean(cls, topic: str, bean: Mapping[str, Any], perm: int) -> TopicHeader:
+        """Make the request for a topic as a broker describes it (351 and 21), with another
+        permission and without its attributes."""
+        return cls(
+            topic,
+            int(bean["readQueueNums"]),
+            int(bean["writeQueueNums"]),
+            perm,
+            str(bean.get("topicFilterType") or "SINGLE_TAG"),
+            int(bean.get("topicSysFlag") or 0),
+            bool(bean.get("order", False)),
+        )
 
     def to_ext(self) -> dict[str, str]:
         return write_fields(self)

@@ -44,10 +44,12 @@ class RemotingClient:
         on_raw: RawHandler | None = None,
         credentials: Credentials | None = None,
         tls: Renewed | None = None,
+        reached_at: Mapping[str, str] | None = None,
     ) -> None:
         """`credentials` sign every request; `tls` is the context of all connections. Both may be
-        None."""
+        None. `reached_at`: the addresses that are dialled at another one from here."""
         self._tls = tls
+        self._reached_at = dict(reached_at or {})
         self._credentials = credentials
         self._handlers: dict[int, Handler] = dict(handlers or {})
         self._limits = limits or ConnectionLimits()
@@ -91,12 +93,10 @@ class RemotingClient:
             task = asyncio.get_running_loop().create_task(self._dial(address))
             self._dialling[address] = task
             task.add_done_callback(lambda done: self._dialled(address, done))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise ConnectError(f"connecting to {address}: this client was closed") from None
-            raise
+        await asyncio.wait((task,))  # does not cancel it: others may wait for it too
+        if task.cancelled():
+            raise ConnectError(f"connecting to {address}: this client was closed")
+        return task.result()
 
     async def invoke(
         self, address: str, command: RemotingCommand, timeout_ms: float = 3_000
@@ -136,7 +136,7 @@ class RemotingClient:
             await connection.wait_closed()
 
     async def _dial(self, address: str) -> Connection:
-        host, port = parse_address(address)
+        host, port = parse_address(self._reached_at.get(address, address))
         connection = Connection(
             self._handlers,
             self._limits,

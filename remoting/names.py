@@ -16,6 +16,7 @@ from raftmq.remoting.errors import ConnectError
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 DEFAULT_TOPIC = "TBW102"  # the template of auto-created topics
+OPERATOR_LOG_TOPIC = "RAFTMQ_SYS_OPERATOR_LOG"  # what operators do (broker.operating.operatorlog)
 # Topics that clients may not send to.
 NO_SEND_TOPICS = frozenset(
     {
@@ -26,6 +27,7 @@ NO_SEND_TOPICS = frozenset(
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
+        OPERATOR_LOG_TOPIC,
     }
 )
 SYSTEM_TOPICS = NO_SEND_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
@@ -36,6 +38,17 @@ ADDRESS_LENGTH_MAX = 300  # a host name, its port, brackets
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
 _NAME = re.compile(r"[%|a-zA-Z0-9_.+:@$-]+")
 _HOST = re.compile(r"[a-zA-Z0-9_.:%-]+")
+
+
+def pop_retry_topic(topic: str, group: str) -> str:
+    """Return the name of the topic in which messages come again that a group popped from `topic`
+    and did not acknowledge; it is its own retry topic."""
+    return topic if topic.startswith(RETRY_PREFIX) else f"{RETRY_PREFIX}{group}_{topic}"
+
+
+def popped_topic(topic: str, group: str) -> str:
+    """Return the topic that a pop retry topic of the group belongs to; any other one is itself."""
+    return topic.removeprefix(f"{RETRY_PREFIX}{group}_")
 
 
 def topic_name_problem(name: str) -> str:

@@ -26,6 +26,7 @@ from raftmq.remoting.errors import BodyError, HeaderError, RemotingError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.fields import Absent, Ext, parse_fields, text_or, write_fields
 from raftmq.remoting.names import address_problem, name_problem
+from raftmq.remoting.topicattributes import MESSAGE_TYPE
 from raftmq.remoting.unpacking import Unpacking
 
 UNPACKED_BYTES_MAX = 16 * 1024 * 1024  # the default; enough for three hundred thousand topics
@@ -37,6 +38,7 @@ BROKER_ID_MAX = (1 << 31) - 1
 VERSION_BYTES_MAX = 1_024  # of a DataVersion, as JSON
 HEAD_BYTES = 4_096  # of a packed body, enough to unpack its version
 _INT32 = struct.Struct(">i")
+_MESSAGE_TYPE = re.compile("[A-Z_]{1,32}")  # newer brokers may have more than we know
 # The version in a JSON body. The entry of a topic named "dataVersion" does not match this.
 _VERSION_IN_JSON = re.compile(rb'"dataVersion":(\{[^{}]*"timestamp":\d+[^{}]*\})')
 
@@ -77,7 +79,8 @@ class DataVersion:
 
 
 class TopicConfig(NamedTuple):
-    """One topic's configuration at its broker. perm bits: 4 read, 2 write, 1 inherit."""
+    """One topic's configuration at its broker. perm bits: 4 read, 2 write, 1 inherit.
+    `message_type`: the only one of its attributes that name servers use; "" if it names none."""
 
     topic: str
     read_queue_count: int
@@ -86,10 +89,15 @@ class TopicConfig(NamedTuple):
     sys_flag: int = 0
     filter_type: str = "SINGLE_TAG"
     order: bool = False
+    message_type: str = ""
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        return {MESSAGE_TYPE: self.message_type} if self.message_type else {}
 
     def as_fields(self) -> dict[str, Any]:
         return {
-            "attributes": {},
+            "attributes": self.attributes,
             "order": self.order,
             "perm": self.perm,
             "readQueueNums": self.read_queue_count,
@@ -111,7 +119,14 @@ class TopicConfig(NamedTuple):
         if type(perm) is not int or type(sys_flag) is not int:
             raise BodyError(f"topic config of {topic!r} has a perm or flag that is no number")
         kind = str(fields.get("topicFilterType") or "SINGLE_TAG")
-        return cls(topic, read, write, perm, sys_flag, kind, fields.get("order") is True)
+        order, message_type = fields.get("order") is True, _message_type(fields.get("attributes"))
+        return cls(topic, read, write, perm, sys_flag, kind, order, message_type)
+
+
+def _message_type(attributes: Any) -> str:
+    """Return the kind of messages that attributes name; "" if they name none that can be one."""
+    kind = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
+    return kind if isinstance(kind, str) and _MESSAGE_TYPE.fullmatch(kind) else ""
 
 
 class RegisterBrokerHeader(NamedTuple):
@@ -226,6 +241,7 @@ def encode_register_body(
         return orjson.dumps({"filterServerList": [], "topicConfigSerializeWrapper": wrapper})
     lines = [
         f"{t.topic} {t.read_queue_count} {t.write_queue_count} {t.perm} {t.filter_type}".encode()
+        + (b" " + orjson.dumps(t.attributes) if t.message_type else b"")
         for t in topics
     ]
     parts = [_sized(version.encode()), _INT32.pack(len(lines))]
@@ -374,4 +390,7 @@ def _topic_of_text(line: str) -> TopicConfig:
     except ValueError as error:
         raise BodyError(f"not a topic config: {line[:100]!r}") from error
     kind = parts[4] if len(parts) > 4 else "SINGLE_TAG"
-    return TopicConfig(parts[0], read, write, perm, 0, kind)
+    message_type = ""
+    if len(parts) > 5 and MESSAGE_TYPE in parts[5]:
+        message_type = _message_type(loads_object(parts[5].encode()))
+    return TopicConfig(parts[0], read, write, perm, 0, kind, message_type=message_type)

@@ -75,6 +75,7 @@ class ConsumeQueue:
     min_offset: int = field(default=0, init=False)
     max_offset: int = field(default=0, init=False)
     _min_position: int = field(default=-1, init=False)  # of the unit at min_offset; -1: not known
+    _last_loaded: bytes = field(default=b"", init=False)  # the last unit, from `load` to its check
     _tail: _Tail = field(default_factory=lambda: _Tail(0, bytearray()), init=False)
 
     def __post_init__(self) -> None:
@@ -215,14 +216,13 @@ class ConsumeQueue:
             files.fill_up(self.path, start)
         self.min_offset = self.file_starts[0]
         self._end_at(self.file_starts[-1] + files.units_per_file)
-        plain_end = self._plain_end(confirmed, noted) if suspicious else None
-        if plain_end is None or plain_end - self.min_offset > PROBED_UNITS:
+        first, probed = self._plain_end(confirmed, noted) if suspicious else (0, b"")
+        end = plain_end = first + len(probed) // UNIT_SIZE_BYTES
+        if not probed or plain_end - self.min_offset > PROBED_UNITS:
             end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
-        else:
-            end = plain_end
-        if end == plain_end:
+        if probed and end == plain_end:
             self._end_at(end)
-            self._note_last()
+            self._note_probed(first, probed)
             return
         if suspicious:
             self._check_end(end, confirmed, noted)
@@ -235,10 +235,11 @@ class ConsumeQueue:
         self._end_at(end)
         self._note_last()
 
-    def _plain_end(self, confirmed: int, noted: QueueExtent | None) -> int | None:
-        """Return the end if it is near where it was noted, or where the last file begins, with
-        nothing but a hole behind it: so it is mostly, and is found in one read. None: search.
-        Nothing then stands behind it that would have to be dropped."""
+    def _plain_end(self, confirmed: int, noted: QueueExtent | None) -> tuple[int, bytes]:
+        """Return the last units, and the offset of the first of them, if the end is near where it
+        was noted, or where the last file begins, with nothing but a hole behind it: so it is
+        mostly, and is found in one read. No units: search. Nothing then stands behind them that
+        would have to be dropped."""
         files, first = self._files, self.file_starts[-1]
         if noted is not None:
             first = max(first, noted.end - 1)
@@ -251,10 +252,26 @@ class ConsumeQueue:
         rest = units[count * UNIT_SIZE_BYTES :]
         behind = first + len(units) // UNIT_SIZE_BYTES
         if not count or rest.count(0) < len(rest):
-            return None
+            return 0, b""
         if behind < self.max_offset and files.may_have_units(self.path, behind):
-            return None
-        return first + count
+            return 0, b""
+        return first, units[: count * UNIT_SIZE_BYTES]
+
+    def _note_probed(self, first: int, units: bytes) -> None:
+        """Note what the last units say, so that a start with 100,000 queues opens each file
+        once."""
+        self._last_loaded = units[-UNIT_SIZE_BYTES:]
+        self.last_position = UNIT.unpack(self._last_loaded)[0]
+        if first == self.min_offset:
+            position, size, _ = UNIT.unpack_from(units)
+            if size != FILLER_SIZE:
+                self._min_position = position
+
+    def take_last(self) -> bytes:
+        """Return the last unit as `load` read it; once, for the check that follows. b"": it did
+        not."""
+        last, self._last_loaded = self._last_loaded, b""
+        return last
 
     def _check_end(self, end: int, confirmed: int, noted: QueueExtent | None) -> None:
         """Check the end that bisection found, which trusts every unit it reads. Raises
@@ -285,7 +302,7 @@ class ConsumeQueue:
             self._files.cut(self.path, self.file_starts[-1], end)
         self._end_at(end)
         self.min_offset = min(self.min_offset, end)
-        self._min_position = -1
+        self._min_position, self._last_loaded = -1, b""
         self._note_last()
 
     def correct_min(self, commitlog_min: int) -> None:

@@ -24,6 +24,7 @@ TAGS = "TAGS"
 KEYS = "KEYS"
 UNIQ_KEY = "UNIQ_KEY"
 DELAY = "DELAY"
+WAIT = "WAIT"  # "false": its sender waits for neither disk nor slave (classic mode)
 # What clients and brokers add to the properties that an application gives its message.
 ADDED_PROPERTIES = frozenset(
     "UNIQ_KEY WAIT MSG_REGION TRACE_ON CLUSTER IDEMPOTENT EXTEND_UNIQ_INFO INSTANCE_ID "

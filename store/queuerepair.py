@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
-from raftmq.store.dispatch import Dispatcher
+from raftmq.store.dispatch import UNIT, Dispatcher
 from raftmq.store.errors import OffsetOutOfRange, StoreDamaged
 from raftmq.store.frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
 from raftmq.store.logsync import SegmentHold
@@ -164,10 +164,10 @@ class QueueRepairs:
             step *= 2
         return -1
 
-    def position_if_right(self, queue: ConsumeQueue, offset: int) -> int:
+    def position_if_right(self, queue: ConsumeQueue, offset: int, unit: bytes = b"") -> int:
         """Return where the unit at `offset` points, if a record of that queue and offset is there;
-        else -1. Raises OSError."""
-        position, size, _ = queue.unit(offset)
+        else -1. `unit`: if it was read already. Raises OSError."""
+        position, size, _ = UNIT.unpack(unit) if unit else queue.unit(offset)
         if not HEAD_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
             return -1
         try:
@@ -191,7 +191,9 @@ def mend_queues(
     damaged = dict(queues.damaged)
     for queue in queues.queues():
         last = queue.max_offset - 1
-        if last >= queue.min_offset and repairs.position_if_right(queue, last) < 0:
+        if last < queue.min_offset:
+            continue
+        if repairs.position_if_right(queue, last, queue.take_last()) < 0:
             damaged[queue.topic, queue.queue_id] = f"unit {last} points at no record of it"
     if not damaged:
         return True

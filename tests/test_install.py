@@ -18,7 +18,7 @@ import pytest
 import raftmq
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ("mqadmin", "mqaudit", "mqbroker", "mqchaos", "mqcluster", "mqnamesrv")
+COMMANDS = ("mqadmin", "mqaudit", "mqbroker", "mqchaos", "mqcluster", "mqnamesrv", "mqproxy")
 NEWER = ("3.12", "3.13", "3.14")
 OTHERS = [
     *(f"python{version}" for version in NEWER),
@@ -132,7 +132,10 @@ def everything(wheel, tmp_path_factory):
 
 def test_nothing_but_raftmq_and_what_spark_looks_for_is_installed(wheel, everything):
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert tops == {"raftmq", "pyspark_raftmq", f"raftmq-{raftmq.__version__}.dist-info"}
+    about = [f"raftmq-{raftmq.__version__}.{name}" for name in ("dist-info", "data")]
+    assert tops == {"raftmq", "pyspark_raftmq", *about}
+    pages = {path.name for path in (everything.parent / "share/man/man1").iterdir()}
+    assert pages == {f"{command}.1" for command in COMMANDS}
     find = "from pyspark_raftmq import DefaultSource as s; print(s.name())"
     assert run(everything / "python", "-c", find).strip() == "raftmq"
 
@@ -158,7 +161,7 @@ def test_every_command_says_what_it_is(everything, command):
 
 
 @pytest.mark.parametrize(
-    "room", ["broker", "namesrv", "chaos", "chaos.cluster", "audit", "mqadmin"]
+    "room", ["broker", "namesrv", "chaos", "chaos.cluster", "audit", "mqadmin", "proxy"]
 )
 def test_a_room_with_a_command_runs_as_a_module(everything, room):
     assert "Usage: mq" in run(everything / "python", "-m", f"raftmq.{room}", "--help")

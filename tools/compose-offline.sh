@@ -45,7 +45,7 @@ compose() {
 empty() { COMPOSE_PROFILES=$PROFILES compose down -v --remove-orphans; }
 
 packages() {
-  local want="docker.io docker-compose iptables tini"
+  local want="docker.io docker-compose iptables tini busybox-static"  # the last one is the image's
   if ! dpkg -s $want >/dev/null 2>&1; then
     apt-get update -qq >"$STATE/apt.log" 2>&1 || { tail -5 "$STATE/apt.log"; die "apt-get update failed"; }
     # RUNLEVEL=1: the packages must not start a service of their own
@@ -57,14 +57,15 @@ packages() {
 
 wheels() { # the images have no way out, so what the project needs is carried in; in the background of the packages
   local need stamp
-  stamp=$(cat "$PROJECT/pyproject.toml" "$PROJECT/requirements.txt" | sha256sum)
+  stamp=$(cat "$PROJECT/pyproject.toml" "$PROJECT/requirements.txt" "$PROJECT/tools/compose-offline.sh" | sha256sum)
   [ "$(cat "$STATE/wheels.stamp" 2>/dev/null)" != "$stamp" ] || return 0
   mapfile -t need < <("$PYTHON" - "$PROJECT/pyproject.toml" <<'P'
 import sys, tomllib
 t = tomllib.load(open(sys.argv[1], "rb"))
 project = t["project"]
-wanted = [*project["dependencies"], *project["optional-dependencies"]["server"], *t["build-system"]["requires"]]
-print("\n".join(dict.fromkeys(wanted)))
+extras = project["optional-dependencies"]
+wanted = [*project["dependencies"], *extras["server"], *extras["proxy"], *t["build-system"]["requires"]]
+print("\n".join(one for one in dict.fromkeys(wanted) if not one.startswith(project["name"])))
 P
 )
   "$PYTHON" -m pip wheel -q --disable-pip-version-check --prefer-binary -c "$PROJECT/requirements.txt" \
@@ -79,7 +80,8 @@ import os, re, subprocess, sys, sysconfig, tarfile
 from pathlib import Path
 def run(*words): return subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
 packages = [w.split() for w in run("dpkg-query", "-W", "-f", "${binary:Package} ${Essential} ${Priority}\n")]
-runtime = {"libc6", "libgcc-s1", "libstdc++6"}  # what wheels may count on (manylinux)
+# What wheels may count on (manylinux), and what the Dockerfile installs where it reaches a registry.
+runtime = {"libc6", "libgcc-s1", "libstdc++6", "busybox-static"}
 wanted = [w[0] for w in packages if w[1] == "yes" or w[-1] == "required" or w[0].split(":")[0] in runtime]
 merged = Path("/bin").is_symlink()
 def real(path): return re.sub(r"^/(s?bin|lib\w*)/", r"/usr/\1/", path) if merged else path

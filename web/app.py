@@ -3,6 +3,8 @@
     server = WebServer(settings, access, operations, title="…", version="…")
     port = await server.start();  …;  await server.stop()
 
+With httpHealthPort a second, small one beside it tells whoever is on this machine about health.
+
 It runs on the current loop. Bounds: BODY_BYTES_MAX for a request's body and BODY_LIMIT_S for its
 arrival, BODIES_BYTES_MAX for all bodies held, CONNECTIONS_MAX, and each operation's own time limit.
 Every error is answered as a problem; an unforeseen one is logged and answered 500 without details.
@@ -11,7 +13,6 @@ Every error is answered as a problem; an unforeseen one is logged and answered 5
 from __future__ import annotations
 
 import asyncio
-import html
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +25,8 @@ from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
 from raftmq.ops.versions import Condition
 from raftmq.web.auth import Access, WebSettings, allow
+from raftmq.web.docspage import FILES, content_of
+from raftmq.web.docspage import POLICY as REFERENCE_POLICY
 from raftmq.web.openapi import document
 from raftmq.web.operation import JSON, Call, Caller, Operation, Reply, Role
 from raftmq.web.problem import (
@@ -36,6 +39,7 @@ from raftmq.web.problem import (
     too_large,
 )
 from raftmq.web.schema import from_json, from_texts, invalid_repeats, to_json
+from raftmq.web.sessions import COOKIE
 from raftmq.web.versions import condition_of, etag
 
 log = logging.getLogger("raftmq.web")
@@ -51,6 +55,8 @@ BACKLOG = 128
 REASON_CHARS_MAX = 200  # of a refusal's reason in the log
 PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 OPENAPI_PATH = "/api/v1/openapi.json"
+HEALTH_PATHS = ("/health/live", "/health/ready")
+LOOPBACK = "127.0.0.1"  # where httpHealthPort is
 
 RawHandler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
 Translate = Callable[[Exception], ApiProblem | None]
@@ -64,6 +70,7 @@ class Page:
     media: str
     content: bytes
     policy: str = PAGE_POLICY
+    encoding: str | None = None  # Content-Encoding; every browser takes gzip
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,25 +161,30 @@ class WebServer:
         self._silent: set[RequestHandler] = set()  # those that had not at the last sweep
         self._sweeper: asyncio.TimerHandle | None = None
         own = (
-            Operation("GET", OPENAPI_PATH, "getOpenApi", "This document.", self._openapi),
             Operation(
                 "GET",
-                "/docs",
-                "getDocs",
-                "The operations, as a page.",
-                self._docs,
+                OPENAPI_PATH,
+                "getOpenApi",
+                "This document.",
+                self._openapi,
                 role=None,
-                media="text/html",
+                answer=dict[str, Any],
             ),
         )
         self.operations = (*operations, *own)
+        self._health: WebServer | None = None
+        if settings.health_port:
+            told = [one for one in operations if one.path in HEALTH_PATHS]
+            beside = WebSettings(bind_address=LOOPBACK, port=settings.health_port)
+            self._health = WebServer(
+                beside, Access.of(beside), told, title=title, version=version, translate=translate
+            )
         self._document = to_json(document(title, version, self.operations))
-        self._docs_page = _docs_page(title, self.operations)
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._outermost])
         self.bodies = app[BODIES] = Bodies()
         for operation in self.operations:
             app.router.add_route(operation.method, operation.path, self._route(operation))
-        for page in pages:
+        for page in (*pages, *_reference()):
             app.router.add_get(page.path, _page_handler(page), allow_head=False)
         for route in raw:
             app.router.add_route(route.method, route.pattern, self._raw(route))
@@ -187,8 +199,12 @@ class WebServer:
         self._listen = listen
         self._listener: asyncio.Server | Listening | None = None
 
-    async def start(self, listen_socket: socket.socket | None = None) -> int:
-        """Listen, on an already bound socket if one is given; return the port. Raises OSError."""
+    async def start(
+        self,
+        listen_socket: socket.socket | None = None,
+        health_socket: socket.socket | None = None,
+    ) -> int:
+        """Listen, on already bound sockets if they are given; return the port. Raises OSError."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         if self._listen is not None:
@@ -210,10 +226,14 @@ class WebServer:
             )
         self.port = int(self._listener.sockets[0].getsockname()[1])
         self._sweep()
+        if self._health is not None:
+            await self._health.start(health_socket)
         return self.port
 
     async def stop(self) -> None:
         """Finish requests in progress, for a bounded time, and close. Also after a failed start."""
+        if self._health is not None:
+            await self._health.stop()
         self._closing()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -304,17 +324,14 @@ class WebServer:
     def _caller(self, request: web.Request, role: Role | None) -> Caller:
         if role is None:
             return Caller("anybody", Role.VIEWER)
-        caller = self._access.caller(request.headers.get("Authorization"))
+        caller = self._access.caller_of(
+            request.headers, request.cookies.get(COOKIE, ""), request.method
+        )
         allow(caller, role)
         return caller
 
     async def _openapi(self, _: Call) -> web.Response:
         return web.Response(body=self._document, content_type=JSON)
-
-    async def _docs(self, _: Call) -> web.Response:
-        return web.Response(
-            body=self._docs_page, content_type="text/html", charset="utf-8", headers=_guards()
-        )
 
 
 class RequestLog(logging.LoggerAdapter[logging.Logger]):
@@ -442,6 +459,13 @@ def _of_http(error: web.HTTPException) -> ApiProblem:
     return ApiProblem(error.status, code, words.get(error.status, error.reason), headers=headers)
 
 
+def _reference() -> list[Page]:
+    return [
+        Page(path, media, content_of(name), REFERENCE_POLICY, encoding)
+        for path, (name, media, encoding) in FILES.items()
+    ]
+
+
 def _guards(policy: str = PAGE_POLICY) -> dict[str, str]:
     return {
         "Content-Security-Policy": policy,
@@ -454,24 +478,11 @@ def _guards(policy: str = PAGE_POLICY) -> dict[str, str]:
 def _page_handler(page: Page) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(_: web.Request) -> web.StreamResponse:
         charset = "utf-8" if page.media.startswith("text/") else None
+        headers = _guards(page.policy)
+        if page.encoding is not None:
+            headers["Content-Encoding"] = page.encoding
         return web.Response(
-            body=page.content,
-            content_type=page.media,
-            charset=charset,
-            headers=_guards(page.policy),
+            body=page.content, content_type=page.media, charset=charset, headers=headers
         )
 
     return handle
-
-
-def _docs_page(title: str, operations: Sequence[Operation]) -> bytes:
-    rows = "".join(
-        f"<tr><td>{o.method}<td><code>{html.escape(o.path)}</code>"
-        f"<td>{o.role.name.lower() if o.role else '-'}<td>{html.escape(o.summary)}"
-        for o in sorted(operations, key=lambda o: (o.path, o.method))
-    )
-    return (
-        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
-        f"<h1>{html.escape(title)}</h1><p><a href='{OPENAPI_PATH}'>OpenAPI document</a>"
-        f"<table><tr><th>Method<th>Path<th>Role<th>What it does{rows}</table>"
-    ).encode()

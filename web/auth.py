@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import stat
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from msgspec import Meta
 from raftmq.web.loopback import is_loopback
 from raftmq.web.operation import Caller, Role
 from raftmq.web.problem import forbidden, unauthorized
+from raftmq.web.sessions import Sessions, check_own_page
 
 TOKENS_MAX = 256
 TOKEN_LENGTH_MIN = 16
@@ -50,6 +52,7 @@ class WebSettings:
     port: int = 0  # httpPort; 0: any
     advertised: str = ""  # httpAdvertisedAddress, host:port; "": derived from where it listens
     tokens_file: str = ""  # httpTokensFile
+    health_port: int = 0  # httpHealthPort, on 127.0.0.1; 0: none
 
     def check(self) -> None:
         """Raise WebConfigError for an API that is reachable from outside without a token."""
@@ -79,17 +82,22 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Access:
-    """Identifies callers. `callers`: SHA-256 of a token → caller; None: no tokens."""
+    """Identifies callers. `callers`: SHA-256 of a token → caller; None: no tokens. `with_sessions`:
+    people may log in (web.sessions)."""
 
-    def __init__(self, callers: Mapping[bytes, Caller] | None = None) -> None:
+    def __init__(
+        self, callers: Mapping[bytes, Caller] | None = None, *, with_sessions: bool = False
+    ) -> None:
         self._callers = callers
+        self.sessions = Sessions(callers) if with_sessions and callers is not None else None
 
     @classmethod
-    def of(cls, settings: WebSettings) -> Access:
+    def of(cls, settings: WebSettings, *, with_sessions: bool = False) -> Access:
         """Make the access control for these settings. Reads the file, so call it at start. Raises
         WebConfigError."""
         settings.check()
-        return cls(load_tokens(Path(settings.tokens_file)) if settings.tokens_file else None)
+        callers = load_tokens(Path(settings.tokens_file)) if settings.tokens_file else None
+        return cls(callers, with_sessions=with_sessions)
 
     def check_host(self, host: str, origin: str | None, method: str) -> None:
         """Check every request's Host and Origin if there are no tokens. Raises ApiProblem (403)."""
@@ -116,6 +124,19 @@ class Access:
                 found = caller
         if found is None:
             raise unauthorized("nobody has this token")
+        return found
+
+    def caller_of(self, headers: Mapping[str, str], cookie: str, method: str) -> Caller:
+        """Return the caller that shows a token in these headers, or the cookie of a session. Raises
+        ApiProblem (401, 403)."""
+        authorization = headers.get("Authorization")
+        if self.sessions is None or authorization or not cookie:
+            return self.caller(authorization)
+        found = self.sessions.caller(cookie, int(time.time()))
+        if found is None:
+            raise unauthorized("the session is over: log in again")
+        if method not in SAFE_METHODS:
+            check_own_page(headers.get("Origin"), headers.get("Host", ""))
         return found
 
 

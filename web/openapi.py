@@ -23,7 +23,15 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
-    kinds = [ProblemView, *(k for o in operations for k in (o.body, o.answer) if k is not None)]
+    kinds = [
+        ProblemView,
+        *(
+            kind
+            for operation in operations
+            for kind in (operation.body_told or operation.body, operation.answer)
+            if kind is not None
+        ),
+    ]
     _, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE)
     whole = {
         "openapi": VERSION,
@@ -34,18 +42,22 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
-    found: dict[str, Any] = _references_alone(whole)
+    found: dict[str, Any] = _for_generators(whole)
     return found
 
 
-def _references_alone(value: Any) -> Any:
-    """Move the siblings of every $ref into an allOf with it: readers of older JSON Schema versions,
-    in which a $ref has no siblings, would ignore them."""
+def _for_generators(value: Any) -> Any:
+    """Write schemas as generators of clients want them. The siblings of every $ref move into an
+    allOf with it: readers of older JSON Schema versions, in which a $ref has no siblings, would
+    ignore them. Lists of texts are of type string, which they would not look for in the list."""
     if isinstance(value, list):
-        return [_references_alone(part) for part in value]
+        return [_for_generators(part) for part in value]
     if not isinstance(value, dict):
         return value
-    parts = {key: _references_alone(part) for key, part in value.items()}
+    parts = {key: _for_generators(part) for key, part in value.items()}
+    texts = parts.get("enum")
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        parts.setdefault("type", "string")
     if "$ref" in parts and len(parts) > 1:
         return {"allOf": [{"$ref": parts.pop("$ref")}, parts]}
     return parts
@@ -65,20 +77,24 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.role is not None:
         described["security"] = [{"token": []}]
         described["description"] = f"Role: {Role(operation.role).name.lower()}."
-    if operation.body is not None:
-        content = {JSON: {"schema": _schema(operation.body)}}
-        described["requestBody"] = {"required": _has_required(operation.body), "content": content}
+    body = operation.body_told or operation.body
+    if body is not None:
+        content = {JSON: {"schema": _schema(body)}}
+        described["requestBody"] = {"required": _has_required(body), "content": content}
     return described
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    success: dict[str, Any] = {"description": HTTPStatus(operation.status).phrase}
+    content: dict[str, Any] = {}
     if operation.answer is not None:
-        success["content"] = {operation.media: {"schema": _schema(operation.answer)}}
-    elif operation.status != HTTPStatus.NO_CONTENT:
-        success["content"] = {operation.media: {}}
+        content = {"content": {operation.media: {"schema": _schema(operation.answer)}}}
+    elif operation.media != JSON:
+        content = {"content": {operation.media: {"schema": {"type": "string"}}}}
     problem = {"content": {MEDIA_TYPE: {"schema": _schema(ProblemView)}}}
-    responses = {str(operation.status): success}
+    responses = {
+        str(status): {"description": HTTPStatus(status).phrase, **content}
+        for status in (operation.status, *operation.also)
+    }
     for status in sorted(_problem_statuses(operation)):
         responses[str(status)] = {"description": HTTPStatus(status).phrase, **problem}
     responses["default"] = {"description": "What went wrong.", **problem}
@@ -136,7 +152,7 @@ def _conditions() -> list[dict[str, Any]]:
             "in": "header",
             "required": False,
             "description": "* creates the resource, and only creates it.",
-            "schema": {"type": "string", "const": "*"},
+            "schema": {"type": "string", "pattern": r"^\*$"},
         },
     ]
 

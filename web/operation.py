@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
+# For whom a name server acts, percent-encoded; only an admin's token may say so.
+OPERATOR_HEADER = "X-Operator"
 READ_LIMIT_MS = 10_000
 WRITE_LIMIT_MS = 30_000  # longer than a command may wait in the log
 
@@ -80,8 +82,10 @@ class Operation:
     parameters: type[Input] = Nothing  # of the path
     query: type[Input] = Nothing
     body: Any = None  # a type; None: takes none
-    answer: Any = None  # a type; None: any JSON, or nothing with status 204
+    body_told: Any = None  # the type that the document gives, if others check the body
+    answer: Any = None  # a type; None: nothing (status 204), or text of another media type
     status: int = 200
+    also: tuple[int, ...] = ()  # other statuses of success, with the same type of answer
     conditional: bool = False  # wants If-Match or If-None-Match
     problems: tuple[int, ...] = ()
     media: str = JSON

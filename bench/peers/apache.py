@@ -10,8 +10,9 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.peers.remoting import QUEUES, TOPIC, next_ack, pull_all, send_loads
@@ -36,6 +37,25 @@ SERVER = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker's process; `kill` ends it at once."""
+
+    address: str
+    pid: int
+    kill: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Brokers that take sends, and their name server."""
+
+    namesrv: str
+    namesrv_pid: int
+    brokers: Sequence[Broker]
+    leader: Broker
+
+
 class Apache:
     """Brokers that differ in a few settings each. With `elects`, the leader can be killed."""
 
@@ -46,6 +66,18 @@ class Apache:
 
     @asynccontextmanager
     async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
+        async with self.started(directory) as found:
+            address = found.leader.address
+            loads = send_loads(address, scale)
+            loads[PULLS] = lambda: pull_all(address)
+            if self._elects:
+                kill = found.leader.kill
+                loads[KILL] = lambda: next_ack(found.namesrv, kill)
+            yield Running(loads, lambda: [*(b.pid for b in found.brokers), found.namesrv_pid])
+
+    @asynccontextmanager
+    async def started(self, directory: Path) -> AsyncIterator[Started]:
+        """Run the brokers while the block runs; TOPIC exists. Raises Missing or Failed."""
         try:
             from tests.interop import apache
         except ImportError as error:
@@ -73,15 +105,13 @@ class Apache:
                 await asyncio.gather(*(asyncio.to_thread(b.start) for b in brokers))
             except (AssertionError, OSError) as error:
                 raise Failed(f"a broker did not start: {error}") from error
-            leader = brokers[await _leading([b.address for b in brokers])]
-            pids = [b.jvm.process.pid for b in brokers if b.jvm is not None]
-            loads = send_loads(leader.address, scale)
-            loads[PULLS] = lambda: pull_all(leader.address)
-            if self._elects:
-                process = leader.jvm.process if leader.jvm is not None else None
-                assert process is not None
-                loads[KILL] = lambda: next_ack(server.address, process.kill)
-            yield Running(loads, lambda: [*pids, server.jvm.process.pid])
+            processes = [b.jvm.process for b in brokers if b.jvm is not None]
+            found = [
+                Broker(broker.address, process.pid, process.kill)
+                for broker, process in zip(brokers, processes, strict=True)
+            ]
+            leader = found[await _leading([b.address for b in brokers])]
+            yield Started(server.address, server.jvm.process.pid, found, leader)
 
     def _peers(self) -> dict[str, str]:
         if not self._elects:
@@ -108,12 +138,13 @@ async def _leading(addresses: Sequence[str]) -> int:
     raise Failed(f"no broker took a send within {START_TIMEOUT_S:.0f} s: {said}")
 
 
+DLEDGER = Apache(
+    "Apache RocketMQ, DLedger",
+    [{"dLegerSelfId": f"n{n}"} for n in range(REPLICAS)],
+    elects=True,
+)
 APACHE = (
-    Apache(
-        "Apache RocketMQ, DLedger",
-        [{"dLegerSelfId": f"n{n}"} for n in range(REPLICAS)],
-        elects=True,
-    ),
+    DLEDGER,
     Apache(
         "Apache RocketMQ, ASYNC_MASTER",
         [

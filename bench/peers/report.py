@@ -6,11 +6,11 @@ import html
 from collections.abc import Mapping
 from pathlib import Path
 
-import plotly.graph_objects as go
-
+from bench import rounds
 from bench.peers.rounds import Figures, Measured
 from bench.peers.system import KILL, ONE, ROWS
-from raftmq.chaos.report.page import STYLE, chart_sections
+from raftmq.ops.page import chart_sections, document, section
+from raftmq.ops.svg import bars
 
 HEAD = ("row", "system", "a second", "p50 ms", "p99 ms", "servers' CPU µs", "servers' MiB")
 NOTHING = "-"
@@ -50,9 +50,8 @@ def reasons(found: Mapping[str, Measured]) -> list[str]:
 
 def markdown(found: Mapping[str, Measured]) -> str:
     """Return table and reasons as Markdown."""
-    table = [HEAD, ("---",) * len(HEAD), *lines(found)]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in table)
-    return text + "".join(f"\n- {reason}" for reason in reasons(found)) + "\n"
+    said = "".join(f"\n- {reason}" for reason in reasons(found))
+    return f"{rounds.markdown(HEAD, lines(found))}{said}\n"
 
 
 def write_page(path: Path, found: Mapping[str, Measured], about: str) -> None:
@@ -67,44 +66,30 @@ def render(found: Mapping[str, Measured], about: str) -> str:
         f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>"
         for line in lines(found)
     )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     said = "".join(f"<p>{html.escape(reason)}</p>" for reason in reasons(found))
+    said = said or "<p>Every system was measured in every round.</p>"
     charts = [_chart(row, found) for row in ROWS if any(row in m.rows for m in found.values())]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Beside others</title><style>{STYLE}</style></head><body><main>"
+    return document(
+        "Beside others",
         f'<h1>Beside others</h1><p class="soft">{html.escape(about)}</p>'
-        f"<section><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></section>"
-        f"<section>{said or '<p>Every system was measured in every round.</p>'}</section>"
-        f"{chart_sections(charts)}</main></body></html>"
+        f"{section(table)}{section(said)}"
+        f"{chart_sections(charts)}",
     )
 
 
-def _chart(row: str, found: Mapping[str, Measured]) -> go.Figure:
+def _chart(row: str, found: Mapping[str, Measured]) -> str:
     """Return a bar for each system, from the medians, with a dot for each round."""
     timed = row in (ONE, KILL)
-    chart = go.Figure()
+    rows = []
     for name, measured in found.items():
         median = measured.medians(row)
-        if median is None:
-            continue
-        chart.add_bar(x=[html.escape(name)], y=[_height(median, timed)], showlegend=False)
-        chart.add_scatter(
-            x=[html.escape(name)] * len(measured.rows[row]),
-            y=[_height(figures, timed) for figures in measured.rows[row]],
-            mode="markers",
-            marker={"color": "#1c2733", "size": 6},
-            showlegend=False,
-        )
-    chart.update_yaxes(rangemode="tozero", title_text="p50, ms" if timed else "a second")
-    chart.update_layout(
-        title=row,
-        template="plotly_white",
-        height=380,
-        margin={"l": 70, "r": 12, "t": 48, "b": 40},
-        font={"family": "system-ui, sans-serif", "size": 13},
-    )
-    return chart
+        if median is not None:
+            heights = (_height(figures, timed) for figures in measured.rows[row])
+            dots = [height for height in heights if height is not None]
+            rows.append((name, _height(median, timed), dots))
+    unit = "ms, p50" if timed else "a second"
+    return bars(f"{row} ({unit})", unit, rows)
 
 
 def _height(figures: Figures, timed: bool) -> float | None:

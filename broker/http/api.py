@@ -19,7 +19,9 @@ from raftmq import __version__
 from raftmq.broker.context import Context
 from raftmq.broker.http.node import STARTING
 from raftmq.broker.http.problems import translator
+from raftmq.broker.http.recording import recorded
 from raftmq.broker.operating.metrics import BrokerMetrics
+from raftmq.broker.operating.operatorlog import OperatorLog
 from raftmq.remoting.tlslistener import listening_with
 from raftmq.web.app import WebServer
 from raftmq.web.auth import Access, WebSettings
@@ -39,6 +41,7 @@ class NodeApi:
         access: Access | None,
         metrics: BrokerMetrics,
         operations: Sequence[Operation],
+        operator_log: OperatorLog,
         leader_http: Callable[[], str],
     ) -> None:
         """`access` None: httpEnable=false. `operations` without a role are answered at any time,
@@ -52,7 +55,9 @@ class NodeApi:
             return
         config = context.config
         always = [one for one in operations if one.role is None] + [self._metrics_operation()]
-        later = self._once_serving([one for one in operations if one.role is not None])
+        later = self._once_serving(
+            recorded([one for one in operations if one.role is not None], operator_log)
+        )
         self._server = WebServer(
             settings,
             access,
@@ -64,12 +69,12 @@ class NodeApi:
             listen=listening_with(context.tls.http),
         )
 
-    async def start(self, bound: socket.socket | None) -> None:
-        """Listen, on `bound` if given. Raises OSError."""
+    async def start(self, bound: socket.socket | None, health: socket.socket | None) -> None:
+        """Listen, on `bound` and `health` if given. Raises OSError."""
         if self._server is None:
             return
         try:
-            port = await self._server.start(bound)
+            port = await self._server.start(bound, health)
         except OSError as error:
             raise OSError(error.errno, f"{self._where}: {error.strerror}") from error
         log.info("http_listening address=%s port=%d", self.address, port)

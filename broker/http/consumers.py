@@ -14,7 +14,16 @@ from raftmq.broker.consuming.resets import Resets
 from raftmq.broker.context import Context
 from raftmq.broker.errors import ConditionUnmet
 from raftmq.broker.http.tables import group_named, in_turns, paged, store_time_ms, topic_named
-from raftmq.broker.http.views import (
+from raftmq.broker.operating.catalog import Catalog
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.state import entry_version
+from raftmq.ops.versions import Condition
+from raftmq.remoting.clientversions import version_name
+from raftmq.remoting.codes import LanguageCode
+from raftmq.web.operation import Call, Operation, Role
+from raftmq.web.paging import PageQuery
+from raftmq.web.problem import conflict, invalid, not_found
+from raftmq.web.resources.consumers import (
     ClientView,
     ConnectionItem,
     ConnectionsView,
@@ -22,21 +31,13 @@ from raftmq.broker.http.views import (
     ConsumerGroupPage,
     ConsumerGroupView,
     ConsumerQueueView,
-    GroupPath,
     PausedView,
     ResetBody,
     ResetQueueView,
     ResetTo,
     ResetView,
 )
-from raftmq.broker.operating.catalog import Catalog
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.state import entry_version
-from raftmq.ops.versions import Condition
-from raftmq.remoting.codes import LanguageCode
-from raftmq.web.operation import Call, Operation, Role
-from raftmq.web.paging import PageQuery
-from raftmq.web.problem import conflict, invalid, not_found
+from raftmq.web.resources.topics import GroupPath
 
 QUEUES_MAX = 4_096  # of one group in one answer, and in one reset
 CONNECTION_GROUPS_MAX = 1_000  # of one answer
@@ -98,8 +99,10 @@ class ConsumerOperations:
         lag = 0
         for topic in topics:
             queues = context.state.offsets.offsets.get((topic, name), {})  # may be gone meanwhile
-            for queue_id, offset in queues.items():
-                lag += max(0, context.store.queues.end_of(topic, queue_id) - offset)
+            for queue_id in queues:
+                position, in_flight = context.state.progress(topic, name, queue_id)
+                end = context.store.queues.end_of(topic, queue_id)
+                lag += in_flight + max(0, end - (position or 0))
         online = self._clients.consumers.get(name)
         return ConsumerGroupItem(
             name=name,
@@ -129,10 +132,12 @@ class ConsumerOperations:
             consume_type=None if online is None else online.consume_type,
             message_model=None if online is None else online.message_model,
             subscriptions={topic: s.expression for topic, s in subscribed.items()},
+            expression_types={topic: s.expression_type for topic, s in subscribed.items()},
             clients=_clients(members),
             queues=queues,
             queues_left_out=max(0, len(keys) - QUEUES_MAX),
             lag=sum(queue.lag for queue in queues),
+            in_flight=sum(queue.in_flight for queue in queues),
         )
 
     def _queues(self, group: str, subscribed: Iterable[str]) -> list[tuple[str, int]]:
@@ -155,14 +160,15 @@ class ConsumerOperations:
         context = self._context
         queue = context.store.queues.queue(topic, queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
-        committed = context.state.offsets.get(topic, group, queue_id)
+        committed, in_flight = context.state.progress(topic, group, queue_id)
         through = -1 if committed is None else committed - 1
         return ConsumerQueueView(
             topic=topic,
             queue_id=queue_id,
             consumer_offset=committed,
             broker_offset=high,
-            lag=max(0, high - (low if committed is None else committed)),
+            lag=in_flight + max(0, high - (low if committed is None else committed)),
+            in_flight=in_flight,
             last_time_ms=store_time_ms(context, topic, queue_id, through),
         )
 
@@ -184,11 +190,11 @@ class ConsumerOperations:
         body: ResetBody = call.body
         group: str = call.parameters.group
         target = _target(body.to)
-        context = self._context
-        topic = topic_named(context, body.topic)
+        topic = topic_named(self._context, body.topic)
         if not self._is_known(group):
             raise not_found(f"no consumer group {group} is known here")
-        if group in self._clients.consumers and not body.force:
+        online = self._clients.consumers.get(group)
+        if online is not None and not body.force and not body.preview:
             raise conflict(
                 f"{group} has consumers online, which will go on from there: say force",
                 "CONSUMERS_ONLINE",
@@ -199,14 +205,34 @@ class ConsumerOperations:
             raise invalid([("queueIds", f"not more than {QUEUES_MAX} at once")])
         if queue_ids and queue_ids[-1] >= topic.queue_count:
             raise invalid([("queueIds", f"{body.topic} has {topic.queue_count} queues")])
-        done = []
-        async for queue_id in in_turns(queue_ids):
-            offset = target(context, body.topic, queue_id)
-            before = context.state.offsets.get(body.topic, group, queue_id)
-            done.append(ResetQueueView(queue_id=queue_id, before=before, offset=offset))
-        targets = {one.queue_id: one.offset for one in done}
-        await self._resets.reset(group, body.topic, targets)
-        return ResetView(topic=body.topic, queues=done)
+        queues = [
+            self._reset_queue(group, body.topic, queue_id, target)
+            async for queue_id in in_turns(queue_ids)
+        ]
+        if not body.preview:
+            targets = {one.queue_id: one.offset for one in queues}
+            await self._resets.reset(group, body.topic, targets)
+        return ResetView(
+            topic=body.topic,
+            queues=queues,
+            done=not body.preview,
+            online=0 if online is None else len(online.members),
+        )
+
+    def _reset_queue(
+        self, group: str, topic: str, queue_id: int, target: Callable[[Context, str, int], int]
+    ) -> ResetQueueView:
+        """Return what a reset would do with one queue."""
+        context = self._context
+        queue = context.store.queues.queue(topic, queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        return ResetQueueView(
+            queue_id=queue_id,
+            before=context.state.offsets.get(topic, group, queue_id),
+            offset=target(context, topic, queue_id),
+            min_offset=low,
+            max_offset=high,
+        )
 
     def _is_known(self, group: str) -> bool:
         state = self._context.state
@@ -264,6 +290,7 @@ def _clients(members: list[Member]) -> list[ClientView]:
             address=member.connection.peer_address,
             language=LanguageCode(member.language).name,
             version=member.version,
+            version_name=version_name(member.version),
         )
         for member in members[:CLIENTS_PER_GROUP_MAX]
     ]

@@ -1,7 +1,6 @@
-"""Messages: found by id, key, time and queue offset; sent; dead letters sent again.
+"""Messages: found by id, key, time and queue offset, and the newest; sent; dead letters sent again.
 
-Answers are bounded: MESSAGES_MAX messages and LIST_BODY_BYTES_MAX of bodies; a body that does not
-fit is left out. Text is the UTF-8 body, decompressed if its producer compressed it.
+Answers are bounded: MESSAGES_MAX messages, and the bodies of broker.http.messageviews.
 """
 
 from __future__ import annotations
@@ -10,49 +9,64 @@ import asyncio
 import base64
 import binascii
 import uuid
-import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from msgspec import UNSET
 
 from raftmq.broker.context import Context
+from raftmq.broker.delivery.timers.timing import TIMER_DELIVER_MS
+from raftmq.broker.errors import OutcomeUnknown, Refused
+from raftmq.broker.http.messageviews import (
+    Budget,
+    Found,
+    keys_of,
+    record_id,
+    records_of,
+    time_of,
+    view_of,
+    views_of,
+)
 from raftmq.broker.http.tables import topic_named
-from raftmq.broker.http.views import (
+from raftmq.broker.operating.keyquery import KeyQueries, KeyWanted
+from raftmq.broker.operating.newest import MessageFilter, NewestMessages
+from raftmq.broker.sending.inside import send
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.headers import SendHeader
+from raftmq.store.properties import (
+    DELAY,
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    decode_properties,
+    encode_properties,
+)
+from raftmq.store.record import (
+    RecordError,
+    decode_offset_message_id,
+    decode_record,
+    pack_host,
+)
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.problem import ApiProblem, conflict, invalid, not_found
+from raftmq.web.resources.messages import (
     MessagePage,
     MessagePath,
     MessagesQuery,
     MessageView,
     QueueMessagePage,
     QueueMessagesQuery,
-    QueuePath,
+    ResendBody,
+    ResentPage,
+    ResentView,
     Sendable,
     SendBody,
     SentView,
+    TopicMessagePage,
+    TopicMessagesQuery,
 )
-from raftmq.broker.operating.keyquery import KeyQueries, KeyWanted
-from raftmq.broker.sending.inside import send
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
-from raftmq.remoting.address import format_address
-from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.headers import SendHeader
-from raftmq.store.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, encode_properties
-from raftmq.store.record import (
-    SYS_COMPRESSED,
-    MessageRecord,
-    RecordError,
-    decode_offset_message_id,
-    decode_record,
-    offset_message_id,
-    pack_host,
-    walk_records,
-)
-from raftmq.web.operation import Call, Operation, Reply, Role
-from raftmq.web.problem import conflict, invalid, not_found
+from raftmq.web.resources.topics import QueuePath, TopicPath
 
-LIST_BODY_BYTES_MAX = 1024 * 1024
-INFLATED_BYTES_MAX = 1024 * 1024  # of text shown
 READ_BYTES_MAX = 1024 * 1024  # of one read
 QUEUES_BY_TIME_MAX = 1_024  # the most queues of a topic that are searched by time
 BORN_HOST = pack_host(("127.0.0.1", 0))
@@ -70,9 +84,9 @@ OWN_PROPERTIES = frozenset(
         "DLQ_ORIGIN_TOPIC",
         "DLQ_ORIGIN_MESSAGE_ID",
         "IDEMPOTENT",
+        "TRAN_MSG",
     }
 )
-_COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7  # in sys_flag; 0 and 3: zlib
 
 
 class MessageOperations:
@@ -82,6 +96,7 @@ class MessageOperations:
         self._context = context
         self._sends = sends
         self._keys = keys
+        self._newest = NewestMessages(context.store)
 
     def operations(self) -> list[Operation]:
         base = "/api/v1/messages"
@@ -94,6 +109,10 @@ class MessageOperations:
                       "listQueueMessages", "A queue's messages from an offset or a time on.",
                       self.of_queue, parameters=QueuePath, query=QueueMessagesQuery,
                       answer=QueueMessagePage, problems=(404,)),
+            Operation("GET", "/api/v1/topics/{topic}/messages", "listTopicMessages",
+                      "The newest messages of a topic over all its queues, perhaps filtered.",
+                      self.newest, parameters=TopicPath, query=TopicMessagesQuery,
+                      answer=TopicMessagePage, problems=(404,)),
             Operation("POST", base, "sendMessage", "Send a message.", self.send,
                       role=Role.OPERATOR, body=Sendable, answer=SentView, status=201,
                       problems=(404, 409, 503, 504)),
@@ -101,12 +120,16 @@ class MessageOperations:
                       "Send a dead letter to its group's retry topic.", self.resend,
                       role=Role.OPERATOR, parameters=MessagePath, answer=SentView, status=201,
                       problems=(404, 409, 503, 504)),
+            Operation("POST", f"{base}/resend", "resendMessages",
+                      "Send several dead letters to their groups' retry topics.",
+                      self.resend_many, role=Role.OPERATOR, body=ResendBody, answer=ResentPage,
+                      problems=(503,)),
         ]  # fmt: skip
 
     # ---- looking up -----------------------------------------------------------------------
 
     async def get(self, call: Call) -> MessageView:
-        return view_of(self._found(call.parameters.message_id), _Budget(None))
+        return view_of(self._found(call.parameters.message_id), Budget(None))
 
     def _found(self, message_id: str) -> Found:
         """Return the message with this id. Raises ApiProblem if there is no such message."""
@@ -127,7 +150,7 @@ class MessageOperations:
             records = await self._by_key(query)
         else:
             records = await self._by_time(query)
-        return MessagePage(items=_views(records[: query.limit]), next=None)
+        return MessagePage(items=views_of(records[: query.limit]), next=None)
 
     async def _by_key(self, query: MessagesQuery) -> list[Found]:
         """Find by key as QUERY_MESSAGE (12): the newest that fit, in the order of the log."""
@@ -141,9 +164,9 @@ class MessageOperations:
                 query.end_ms,
             )
         )
-        records = _records(found.records)
+        records = records_of(found.records)
         if query.unique_key and query.key:
-            records = [one for one in records if query.key in _keys(one)]
+            records = [one for one in records if query.key in keys_of(one)]
         return records
 
     async def _by_time(self, query: MessagesQuery) -> list[Found]:
@@ -157,8 +180,8 @@ class MessageOperations:
         for queue_id in range(count):
             offset = store.reads.offset_by_time(query.topic, queue_id, query.begin_ms)
             records, _ = self._read(query.topic, queue_id, offset, query.limit)
-            found += [one for one in records if query.begin_ms <= _time(one) <= query.end_ms]
-            found.sort(key=lambda one: (_time(one), one.record.physical_offset))
+            found += [one for one in records if query.begin_ms <= time_of(one) <= query.end_ms]
+            found.sort(key=lambda one: (time_of(one), one.record.physical_offset))
             del found[query.limit :]
             await asyncio.sleep(0)
         return found
@@ -179,10 +202,27 @@ class MessageOperations:
             offset = max(offset, store.reads.offset_by_time(topic, queue_id, query.time_ms))
         records, following = self._read(topic, queue_id, offset, query.limit)
         return QueueMessagePage(
-            items=_views(records),
+            items=views_of(records),
             next=str(following) if following < high else None,
             min_offset=low,
             max_offset=high,
+        )
+
+    async def newest(self, call: Call) -> TopicMessagePage:
+        query: TopicMessagesQuery = call.query
+        topic = topic_named(self._context, call.parameters.topic)
+        found = await self._newest.find(
+            topic.name,
+            topic.queue_count,
+            MessageFilter(query.tag, query.key, query.property, query.text),
+            limit=query.limit,
+            before=query.before if isinstance(query.before, int) else None,
+            since_ms=query.since_ms,
+        )
+        return TopicMessagePage(
+            items=views_of(Found(record, size) for record, size in found.records),
+            next=None if found.following is None else str(found.following),
+            scanned=found.scanned,
         )
 
     def _read(self, topic: str, queue_id: int, offset: int, limit: int) -> tuple[list[Found], int]:
@@ -196,7 +236,7 @@ class MessageOperations:
             found = store.reads.get_messages(topic, queue_id, offset, left, READ_BYTES_MAX - size)
             if not found.message_count:
                 return records, max(offset, found.next_offset) if records else found.next_offset
-            records += _records(found.buffers)
+            records += records_of(found.buffers)
             size += found.size_bytes
             offset = found.next_offset
         return records, offset
@@ -210,16 +250,45 @@ class MessageOperations:
         for name, value in ((TAGS, wanted.tags), (KEYS, wanted.keys)):
             if value is not None:
                 properties[name] = value
+        if wanted.delay_level:
+            properties[DELAY] = str(wanted.delay_level)
+        if wanted.deliver_at_ms:
+            properties[TIMER_DELIVER_MS] = str(wanted.deliver_at_ms)
         properties.setdefault(UNIQ_KEY, uuid.uuid4().hex.upper())
         queue_id = -1 if wanted.queue_id is None else wanted.queue_id
         topic = topic_named(self._context, wanted.topic)
         if queue_id >= topic.write_queue_count:
             words = f"{wanted.topic} has {topic.write_queue_count} queues to write to"
             raise invalid([("queueId", words)])
-        return await self._sent(wanted.topic, queue_id, properties, body)
+        return Reply(await self._sent(wanted.topic, queue_id, properties, body), status=201)
 
     async def resend(self, call: Call) -> Reply:
-        record = self._found(call.parameters.message_id).record
+        return Reply(await self._resent(call.parameters.message_id), status=201)
+
+    async def resend_many(self, call: Call) -> ResentPage:
+        """Send them one after the other, so that their order stays."""
+        items = []
+        for message_id in dict.fromkeys(call.body.message_ids):
+            try:
+                sent = await self._resent(message_id)
+                items.append(
+                    ResentView(
+                        message_id=message_id, outcome="ok", offset_msg_id=sent.offset_msg_id
+                    )
+                )
+            except OutcomeUnknown as error:
+                items.append(ResentView(message_id=message_id, outcome="unknown", error=str(error)))
+            except (ApiProblem, Refused) as error:
+                if isinstance(error, Refused) and error.tag == "NOT_LEADER" and not items:
+                    raise
+                words = error.detail if isinstance(error, ApiProblem) else error.remark
+                items.append(ResentView(message_id=message_id, outcome="failed", error=words))
+        return ResentPage(items=items)
+
+    async def _resent(self, message_id: str) -> SentView:
+        """Send a dead letter to its group's retry topic. Raises ApiProblem, Refused,
+        OutcomeUnknown."""
+        record = self._found(message_id).record
         if not record.topic.startswith(DLQ_PREFIX):
             raise conflict(f"{record.topic} is no dead-letter topic", "NO_DEAD_LETTER")
         target = RETRY_PREFIX + record.topic.removeprefix(DLQ_PREFIX)
@@ -243,7 +312,7 @@ class MessageOperations:
         *,
         flag: int = 0,
         sys_flag: int = 0,
-    ) -> Reply:
+    ) -> SentView:
         try:
             text = encode_properties(properties).decode()
         except ValueError as error:
@@ -255,108 +324,13 @@ class MessageOperations:
         code, stored = await send(self._sends, header, body, BORN_HOST)
         if code != ResponseCode.SUCCESS:
             raise conflict(f"stored, but with code {code}", "REFUSED")
-        view = SentView(
+        return SentView(
             topic=topic,
             queue_id=stored.queue_id,
             queue_offset=stored.queue_offset,
             msg_id=properties.get(UNIQ_KEY, ""),
             offset_msg_id=stored.message_id,
         )
-        return Reply(view, status=201)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A record, and its size in the log."""
-
-    record: MessageRecord
-    size_bytes: int
-
-
-class _Budget:
-    """The bytes of bodies that an answer still has room for; None: no limit."""
-
-    def __init__(self, size_bytes: int | None) -> None:
-        self._left = size_bytes
-
-    def take(self, size_bytes: int) -> bool:
-        if self._left is None:
-            return True
-        if size_bytes > self._left:
-            return False
-        self._left -= size_bytes
-        return True
-
-
-def _views(records: Iterable[Found]) -> list[MessageView]:
-    budget = _Budget(LIST_BODY_BYTES_MAX)
-    return [view_of(found, budget) for found in records]
-
-
-def view_of(found: Found, budget: _Budget) -> MessageView:
-    record = found.record
-    properties = decode_properties(record.properties)
-    shown = budget.take(len(record.body))
-    return MessageView(
-        topic=record.topic,
-        queue_id=record.queue_id,
-        queue_offset=record.queue_offset,
-        commit_log_offset=record.physical_offset,
-        store_size=found.size_bytes,
-        offset_msg_id=record_id(record),
-        msg_id=properties.get(UNIQ_KEY),
-        tags=properties.get(TAGS),
-        keys=properties.get(KEYS),
-        born_timestamp=record.born_timestamp_ms,
-        born_host=format_address(*record.born_host),
-        store_timestamp=record.store_timestamp_ms,
-        store_host=format_address(*record.store_host),
-        reconsume_times=record.reconsume_times,
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        properties=properties,
-        body_size=len(record.body),
-        body=base64.b64encode(record.body).decode() if shown else None,
-        text=_text(record) if shown else None,
-    )
-
-
-def record_id(record: MessageRecord) -> str:
-    return offset_message_id(record.store_host, record.physical_offset)
-
-
-def _records(buffers: Iterable[bytes]) -> list[Found]:
-    return [
-        Found(decode_record(buffer, at), size)
-        for buffer in buffers
-        for at, size in walk_records(buffer)
-    ]
-
-
-def _keys(found: Found) -> list[str]:
-    return decode_properties(found.record.properties).get(KEYS, "").split()
-
-
-def _time(found: Found) -> int:
-    return found.record.store_timestamp_ms
-
-
-def _text(record: MessageRecord) -> str | None:
-    """Return the body as text; None if it is none."""
-    body = record.body
-    if record.sys_flag & SYS_COMPRESSED:
-        kind = record.sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK
-        inflate = zlib.decompressobj()
-        try:
-            body = inflate.decompress(body, INFLATED_BYTES_MAX) if kind in (0, 3) else b""
-        except zlib.error:
-            return None
-        if kind not in (0, 3) or inflate.unconsumed_tail:
-            return None
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _body_of(wanted: SendBody) -> bytes:

@@ -10,7 +10,14 @@ from typing import Any
 from raftmq import __version__
 from raftmq.broker.fulldisk import disk_state
 from raftmq.broker.health import why_not
-from raftmq.broker.http.views import (
+from raftmq.broker.operating.parts import Parts
+from raftmq.broker.operating.runtime import runtime_info
+from raftmq.broker.replication.members import Members, change_of
+from raftmq.dledger.configuration import ChangeKind
+from raftmq.store.errors import StoreError
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.problem import conflict, invalid, not_found, unavailable
+from raftmq.web.resources.node import (
     DiskView,
     LiveView,
     LogView,
@@ -28,13 +35,6 @@ from raftmq.broker.http.views import (
     TransferBody,
     TransferView,
 )
-from raftmq.broker.operating.parts import Parts
-from raftmq.broker.operating.runtime import runtime_info
-from raftmq.broker.replication.members import Members, change_of
-from raftmq.dledger.configuration import ChangeKind
-from raftmq.store.errors import StoreError
-from raftmq.web.operation import Call, Operation, Reply, Role
-from raftmq.web.problem import conflict, not_found, unavailable
 
 STARTING = "STARTING"
 
@@ -140,7 +140,9 @@ class NodeOperations:
         context.events.tell("transfer", {"to": target, "by": call.caller.name})
         return Reply(TransferView(target=target), status=202)
 
-    async def stop(self, _: Call) -> Reply:
+    async def stop(self, call: Call) -> Reply:
+        if not call.body.hand_over:
+            raise invalid([("handOver", "leadership is handed over in any case")])
         self._parts.context.life.stop_wanted.set()
         return Reply(StopView(), status=202)
 

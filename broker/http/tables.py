@@ -7,8 +7,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
+from msgspec import UNSET
+
 from raftmq.broker.context import Context
-from raftmq.broker.http.views import (
+from raftmq.broker.operating.catalog import NO_CHANGES, Catalog
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.state import entry_version
+from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
+from raftmq.ops.versions import Condition
+from raftmq.remoting.topicattributes import MESSAGE_TYPE
+from raftmq.store.record import store_timestamp_at
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.paging import PageQuery, page
+from raftmq.web.problem import invalid, not_found
+from raftmq.web.resources.topics import (
     GroupDeleteQuery,
     GroupPath,
     QueuePage,
@@ -22,15 +34,6 @@ from raftmq.broker.http.views import (
     TopicView,
     TopicWanted,
 )
-from raftmq.broker.operating.catalog import Catalog
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.state import entry_version
-from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
-from raftmq.ops.versions import Condition
-from raftmq.store.record import store_timestamp_at
-from raftmq.web.operation import Call, Operation, Reply, Role
-from raftmq.web.paging import PageQuery, page
-from raftmq.web.problem import invalid, not_found
 
 RECORD_HEAD_BYTES = 128  # the beginning with the store time; every record is longer
 SORTED_ON_LOOP_MAX = 2_000
@@ -92,8 +95,10 @@ class TableOperations:
         problem = topic_problem(wanted)
         if problem:
             raise invalid([("", problem)])
-        await self._catalog.change_topic(wanted, call.condition)
-        return _versioned(wanted, topic_view)
+        kind = call.body.message_type
+        changes = NO_CHANGES if kind is UNSET else {f"+{MESSAGE_TYPE}": kind}
+        put = await self._catalog.change_topic(wanted, call.condition, changes)
+        return _versioned(put, topic_view)
 
     async def delete_topic(self, call: Call) -> Reply:
         await self._catalog.remove_topic(call.parameters.topic, call.condition)
@@ -216,6 +221,8 @@ def topic_view(topic: TopicConfig) -> TopicView:
         order=topic.order,
         filter_type=topic.filter_type,
         sys_flag=topic.sys_flag,
+        message_type=topic.message_type,
+        attributes=dict(topic.attributes),
         system=topic.name in SYSTEM_TOPICS,
         version=entry_version(topic),
     )

@@ -12,7 +12,6 @@ that is done before (remoting.acl.needs).
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,16 +21,15 @@ import orjson
 from raftmq.broker.accountbook import AccountBook
 from raftmq.broker.context import Context
 from raftmq.broker.errors import not_leader
+from raftmq.broker.operating.accountchanges import AccountChanges
 from raftmq.broker.service import Service
-from raftmq.remoting.acl import Accounts, AclError, account_from_config
+from raftmq.remoting.acl import AclError
 from raftmq.remoting.acl.signature import SIGNATURE
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fields import text, text_or
-
-log = logging.getLogger("raftmq.broker.acl")
 
 # ResponseCode has other names for these numbers; only the request tells which is meant.
 UPDATE_FAILED = 209
@@ -52,9 +50,12 @@ Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
 class AclAdmin:
     """The handlers of requests about accounts. `enabled`: aclEnable."""
 
-    def __init__(self, context: Context, book: AccountBook, *, enabled: bool) -> None:
+    def __init__(
+        self, context: Context, book: AccountBook, changes: AccountChanges, *, enabled: bool
+    ) -> None:
         self._context = context
         self._book = book
+        self._changes = changes
         self._enabled = enabled
         self._peers = RemotingClient(tls=context.tls.client)
 
@@ -105,48 +106,30 @@ class AclAdmin:
         for name in ("topicPerms", "groupPerms"):
             if name in value:
                 value[name] = split(value[name])
-        now_ms = self._context.wall_ms()
         try:
-            await self._book.change(
-                lambda accounts: accounts.with_account(
-                    account_from_config(value, accounts.by_key.get(key)), now_ms
-                )
-            )
+            await self._changes.put(key, value, _by(connection, request))
         except AclError as error:
             return RemotingCommand.response_to(request, UPDATE_FAILED, str(error))
-        log.warning("acl_changed op=put access_key=%s by=%s", key, _by(connection, request))
         return RemotingCommand.response_to(request)
 
     async def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """51: delete an account."""
         key = text(request.ext, "accessKey")
-        now_ms = self._context.wall_ms()
         try:
-            await self._book.change(lambda accounts: self._without(accounts, key, now_ms))
+            await self._changes.delete(key, _by(connection, request))
         except AclError as error:
             return RemotingCommand.response_to(request, DELETE_FAILED, str(error))
-        log.warning("acl_changed op=delete access_key=%s by=%s", key, _by(connection, request))
         return RemotingCommand.response_to(request)
-
-    def _without(self, accounts: Accounts, key: str, now_ms: int) -> Accounts:
-        """Delete an account. In a Raft group it may have been deleted through another replica a
-        moment ago: tools send the deletion to each."""
-        if key not in accounts.by_key and not self._context.config.is_classic:
-            return accounts
-        return accounts.without(key, now_ms)
 
     async def _white_addresses(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
         """53: replace the global white list."""
         addresses = split(text_or(request.ext, "globalWhiteAddrs"))
-        now_ms = self._context.wall_ms()
         try:
-            await self._book.change(lambda found: found.with_white_addresses(addresses, now_ms))
+            await self._changes.put_white_addresses(addresses, _by(connection, request))
         except AclError as error:
             return RemotingCommand.response_to(request, WHITE_ADDRESSES_FAILED, str(error))
-        by = _by(connection, request)
-        log.warning("acl_changed op=white addresses=%s by=%s", ",".join(addresses), by)
         return RemotingCommand.response_to(request)
 
     def _version(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -1,5 +1,5 @@
-"""Administration: topics (17, 215, 21, 351), groups (200, 201, 207), clients (203, 204), 26, 28;
-leadership (30001, ours).
+"""Administration: topics (17, 18, 215, 21, 305, 351), groups (200, 225, 201, 207, 352), clients
+(203, 204, 328), 26, 28, 907; leadership (30001, ours).
 
 Changes go through the log: they are answered once committed and applied, so what was answered
 survives a failover exactly. Reads are served from what this replica has applied.
@@ -17,14 +17,19 @@ from raftmq.broker.clients import ClientTable
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, StateError
 from raftmq.broker.operating.catalog import Catalog
-from raftmq.broker.tables.groups import group_from_json
-from raftmq.broker.tables.topics import DEFAULT_TOPIC, TopicConfig
+from raftmq.broker.operating.hastatus import raft_ha_status
+from raftmq.broker.tables.groups import SubscriptionGroup, group_from_json
+from raftmq.broker.tables.topics import DEFAULT_TOPIC, TopicConfig, topic_from_json
 from raftmq.remoting.admin_headers import TopicHeader
-from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.remoting.fields import boolean_or, text
+from raftmq.remoting.topicattributes import AttributesRefused, parse_changes
+
+QUEUE_COUNT = 16  # Apache's, of a topic in a list that does not say
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +47,21 @@ class Admin:
         code = RequestCode
         return {
             int(code.UPDATE_AND_CREATE_TOPIC): self.put_topic,
+            int(code.UPDATE_AND_CREATE_TOPIC_LIST): self.put_topics,
             int(code.DELETE_TOPIC_IN_BROKER): self.delete_topic,
             int(code.GET_ALL_TOPIC_CONFIG): self.all_topics,
             int(code.GET_TOPIC_CONFIG): self.topic,
+            int(code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER): self.system_topics,
             int(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP): self.put_group,
+            int(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST): self.put_groups,
             int(code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG): self.all_groups,
+            int(code.GET_SUBSCRIPTIONGROUP_CONFIG): self.group,
             int(code.DELETE_SUBSCRIPTIONGROUP): self.delete_group,
             int(code.GET_BROKER_CONFIG): self.broker_config,
             int(code.GET_BROKER_RUNTIME_INFO): self.runtime,
             int(code.GET_CONSUMER_CONNECTION_LIST): self.consumer_connections,
             int(code.GET_PRODUCER_CONNECTION_LIST): self.producer_connections,
+            int(code.GET_ALL_PRODUCER_INFO): self.all_producers,
             int(code.GET_ALL_CONSUMER_OFFSET): self.all_offsets,
             int(code.GET_ALL_DELAY_OFFSET): self.all_delay_offsets,
             int(code.GET_BROKER_HA_STATUS): self.broker_ha_status,
@@ -72,7 +82,25 @@ class Admin:
             header.sys_flag,
             header.order,
         )
-        await self.catalog.change_topic(topic)
+        try:
+            changes = parse_changes(header.attributes)
+        except AttributesRefused as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        await self.catalog.change_topic(topic, changes=changes)
+        return RemotingCommand.response_to(request)
+
+    async def put_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """18: create or change several topics, all or none; answered when they are committed. Their
+        attributes are changes, by signed name."""
+        defaults = {"readQueueNums": QUEUE_COUNT, "writeQueueNums": QUEUE_COUNT}
+        wanted = []
+        for bean in _beans(request, "topicConfigList"):
+            try:
+                topic = topic_from_json(defaults | bean)
+            except StateError as error:
+                raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            wanted.append((topic, dict(topic.attributes)))
+        await self.catalog.change_topics(wanted)
         return RemotingCommand.response_to(request)
 
     async def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -99,15 +127,22 @@ class Admin:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
         return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
 
+    def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """305: answer the names of the topics that are the system's."""
+        body = orjson.dumps({"topicList": self.catalog.system_topics()})
+        return RemotingCommand.response_to(request, body=body)
+
     # ---- groups ---------------------------------------------------------------------------
 
     async def put_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """200: create or change a subscription group; answered when it is committed."""
-        try:
-            group = group_from_json(loads_object(request.body))
-        except StateError as error:
-            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        await self.catalog.change_group(group)
+        await self.catalog.change_group(_group(loads_object(request.body)))
+        return RemotingCommand.response_to(request)
+
+    async def put_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """225: create or change several groups, all or none; answered when they are committed."""
+        groups = [_group(bean) for bean in _beans(request, "groupConfigList")]
+        await self.catalog.change_groups(groups)
         return RemotingCommand.response_to(request)
 
     async def delete_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -124,6 +159,15 @@ class Admin:
         body = orjson.dumps(self.context.state.groups.to_json())
         return RemotingCommand.response_to(request, body=body)
 
+    def group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """352: answer one subscription group."""
+        name = text(request.ext, "group")
+        found = self.context.state.groups.get(name)
+        if found is None:
+            words = f"No group in this broker. group: {name}"
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, words)
+        return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
+
     def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """43: answer the consumer offsets of all groups."""
         body = orjson.dumps(self.context.state.offsets.to_json())
@@ -135,14 +179,14 @@ class Admin:
         return RemotingCommand.response_to(request, body=body)
 
     def broker_ha_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer in classic mode; a Raft replica has no HA connections (28 tells of its peers)."""
-        if not self.context.config.is_classic:
-            raise Refused(
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "a Raft replica has no HA connections"
-            )
-        return RemotingCommand.response_to(
-            request, body=dumps(self.context.log.classic.ha_status())
-        )
+        """907: answer how far the copies of the log are; in a Raft group the peers stand for the
+        HA connections."""
+        context = self.context
+        if context.config.is_classic:
+            info = context.log.classic.ha_status()
+        else:
+            info = raft_ha_status(context)
+        return RemotingCommand.response_to(request, body=dumps(info))
 
     # ---- clients and the broker itself -----------------------------------------------------
 
@@ -165,11 +209,41 @@ class Admin:
         value: dict[str, Any] = {"connectionSet": [m.to_json() for m in members.values()]}
         return RemotingCommand.response_to(request, body=dumps(value))
 
+    def all_producers(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """328: answer the connected members of all producer groups."""
+        now_ms, clock_ms = self.context.wall_ms(), self.context.clock_ms()
+        value = {
+            name: [
+                {
+                    "clientId": member.client_id,
+                    "remoteIP": member.connection.peer_address,
+                    "language": LanguageCode(member.language).name,
+                    "version": member.version,
+                    "lastUpdateTimestamp": int(now_ms - (clock_ms - member.last_ms)),
+                }
+                for member in members.values()
+            ]
+            for name, members in self.clients.producers.items()
+        }
+        return RemotingCommand.response_to(request, body=dumps({"data": value}))
+
     def broker_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """26: answer the configuration as properties, without secrets."""
         version = orjson.dumps({"counter": 0, "stateVersion": 0, "timestamp": 0}).decode()
-        body = self.context.config.properties_text().encode()
-        return RemotingCommand.response_to(request, ext={"version": version}, body=body)
+        text_of_all = self.context.config.properties_text() + self._told_to_tools()
+        ext, body = {"version": version}, text_of_all.encode()
+        return RemotingCommand.response_to(request, ext=ext, body=body)
+
+    def _told_to_tools(self) -> str:
+        """Return keys of Apache's that are no settings here, and without which its tools fail
+        (exportConfigs): as they are."""
+        told = {
+            "filterServerNums": "0",
+            "msgTraceTopicName": TRACE_TOPIC,
+            "traceTopicEnable": "false",  # it is made by the first send, as other topics
+            "useTLS": str(self.context.config.tls_enable).lower(),
+        }
+        return "".join(f"{key}={value}\n" for key, value in told.items())
 
     async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Begin to hand leadership over: ext `target` (node id; none: the follower that has most).
@@ -181,3 +255,19 @@ class Admin:
     def runtime(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """28: answer the figures of broker.operating.runtime."""
         return RemotingCommand.response_to(request, body=dumps({"table": self.runtime_info()}))
+
+
+def _beans(request: RemotingCommand, key: str) -> list[dict[str, Any]]:
+    """Return the objects in a list of the body. Raises Refused, BodyError."""
+    beans = loads_object(request.body).get(key)
+    if not isinstance(beans, list) or not all(isinstance(bean, dict) for bean in beans):
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body has no list {key} of objects")
+    return beans
+
+
+def _group(bean: dict[str, Any]) -> SubscriptionGroup:
+    """Read Apache's bean. Raises Refused."""
+    try:
+        return group_from_json(bean)
+    except StateError as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error

@@ -6,10 +6,14 @@ exactly. The handlers of the wire protocol and the HTTP operations both call thi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from raftmq.broker.context import Context
 from raftmq.broker.errors import ConditionUnmet, Refused, busy
+from raftmq.broker.replication.engine import all_speak
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import (
     delete_group,
@@ -17,16 +21,25 @@ from raftmq.broker.tables.state import (
     forget_offsets,
     put_group,
     put_topic,
+    several,
 )
-from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
+from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, attributes_of, topic_problem
+from raftmq.dledger.wire import ATTRIBUTES_VERSION
 from raftmq.ops.versions import Condition
 from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.topicattributes import MIXED, AttributesRefused, changed
+
+TOGETHER_MAX = 1_000  # topics or groups of one request
+NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
 class Catalog:
     """Creates, changes and deletes topics and groups; one per broker. With a `condition`, a change
     is made only if the resource has the expected version. All methods raise Refused (if the
-    condition is not met, ConditionUnmet) and RaftError."""
+    condition is not met, ConditionUnmet) and RaftError.
+
+    A topic keeps the attributes that a change does not name. So changes of topics are made one
+    after the other: each begins with what the one before it left."""
 
     def __init__(self, context: Context, spread: Callable[[], Awaitable[None]]) -> None:
         """`spread()` returns when the name servers know the topics, or after a while."""
@@ -34,21 +47,66 @@ class Catalog:
         self._state = context.state
         self._log = context.log
         self._spread = spread
+        self._one_at_a_time = asyncio.Lock()
 
-    async def change_topic(self, topic: TopicConfig, condition: Condition | None = None) -> None:
-        """Create or change a topic."""
+    async def change_topic(
+        self,
+        topic: TopicConfig,
+        condition: Condition | None = None,
+        changes: Mapping[str, str] = NO_CHANGES,
+    ) -> TopicConfig:
+        """Create or change a topic; return it. `changes`: of its attributes, by signed name
+        (remoting.topicattributes); those in `topic` do not count."""
+        async with self._one_at_a_time:
+            wanted = self._wanted(topic, changes, 1)
+            await self._propose_if(put_topic(wanted, condition=condition))
+        await self._spread()
+        return wanted
+
+    async def change_topics(self, topics: Sequence[tuple[TopicConfig, Mapping[str, str]]]) -> None:
+        """Create or change several topics with the changes of their attributes: all or none."""
+        _check_count(len(topics), "topics")
+        if not topics:
+            return
+        async with self._one_at_a_time:
+            wanted = [self._wanted(topic, changes, len(topics)) for topic, changes in topics]
+            await self._log.propose(several([put_topic(topic) for topic in wanted]))
+        await self._spread()
+
+    def _wanted(self, topic: TopicConfig, changes: Mapping[str, str], count: int) -> TopicConfig:
+        """Return the topic with its attributes after the changes, if it may be put with `count` - 1
+        others. Raises Refused."""
         problem = topic_problem(topic)
         if problem or topic.name in self._reserved():
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, problem or f"topic [{topic.name}] is the system's"
             )
-        if (
-            self._state.topics.get(topic.name) is None
-            and len(self._state.topics.entries) >= self._config.topics_max
-        ):
+        before = self._state.topics.get(topic.name)
+        if before is None and len(self._state.topics.entries) + count > self._config.topics_max:
             raise busy(f"there are {self._config.topics_max} topics")
-        await self._propose_if(put_topic(topic, condition=condition))
-        await self._spread()
+        try:
+            after = changed(None if before is None else dict(before.attributes), changes)
+        except AttributesRefused as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        wanted = replace(topic, attributes=attributes_of(after))
+        if changes and wanted.message_type == MIXED and not self._config.enable_mixed_message_type:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "MIXED message type is not supported.")
+        if wanted.attributes:
+            self._check_all_know_attributes()
+        return wanted
+
+    def _check_all_know_attributes(self) -> None:
+        """Refuse attributes while a replica may run a program that would leave them out: its table
+        would differ from the others'."""
+        engine = self._log.raft
+        if engine is None or all_speak(engine, ATTRIBUTES_VERSION):
+            return
+        if not any(topic.attributes for topic in self._state.topics.entries.values()):
+            raise busy(
+                "not every replica of this group has said that it knows attributes of topics: "
+                "upgrade all of them, and start those that are down",
+                retriable=True,
+            )
 
     async def remove_topic(self, name: str, condition: Condition | None = None) -> None:
         """Delete a topic and the offsets committed for it."""
@@ -63,6 +121,12 @@ class Catalog:
     ) -> None:
         """Create or change a group."""
         await self._propose_if(put_group(group, condition=condition))
+
+    async def change_groups(self, groups: Sequence[SubscriptionGroup]) -> None:
+        """Create or change several groups: all or none."""
+        _check_count(len(groups), "groups")
+        if groups:
+            await self._log.propose(several([put_group(group) for group in groups]))
 
     async def remove_group(
         self, name: str, *, offsets: bool, condition: Condition | None = None
@@ -79,5 +143,15 @@ class Catalog:
         if index in self._state.unmet:
             raise ConditionUnmet(self._state.unmet.pop(index))
 
+    def system_topics(self) -> list[str]:
+        """Return the names of the topics that are the broker's own, and nobody's to change."""
+        return sorted(self._reserved() | set(self._state.topics.internal))
+
     def _reserved(self) -> frozenset[str]:
         return SYSTEM_TOPICS | {self._config.broker_cluster_name, self._config.broker_name}
+
+
+def _check_count(count: int, what: str) -> None:
+    if count > TOGETHER_MAX:
+        words = f"{count} {what} in one request: {TOGETHER_MAX} at most"
+        raise Refused(ResponseCode.SYSTEM_ERROR, words, tag="TOO_LARGE")

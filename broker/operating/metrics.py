@@ -119,6 +119,7 @@ class BrokerMetrics:
         self._delayed(families)
         self._timers(families)
         self._transactions(families)
+        self._pops(families)
         if config.is_classic:
             self._ha(families)
         else:
@@ -485,6 +486,35 @@ class BrokerMetrics:
             ],
         )
 
+    def _pops(self, families: Families) -> None:
+        parts, popping = self._parts, self._parts.popping
+        table = parts.context.state.pops
+        pairs = [(table.in_flight(*pair), pair) for pair in table.queues]
+        most = heapq.nlargest(parts.context.config.metrics_series_max, pairs)
+        families.gauges(
+            "rocketmq_pop_in_flight_messages",
+            "Messages that a group popped and has not acknowledged.",
+            ("group", "topic"),
+            [((group, topic), count) for count, (topic, group) in most],
+        )
+        families.gauge(
+            "rocketmq_pop_batches", "Pops with unacknowledged messages.", table.batch_count
+        )
+        families.gauge(
+            "rocketmq_pop_waiting", "Pops that wait for messages.", popping.pops.waiting.count
+        )
+        families.counters(
+            "rocketmq_pop_messages_total",
+            "Messages popped, acknowledged, come again, and dead letters, by this process.",
+            ("what",),
+            [
+                (("popped",), popping.pops.popped_count),
+                (("acknowledged",), popping.acks.acked_count),
+                (("come-again",), popping.reviver.revived_count),
+                (("dead",), popping.reviver.dead_count),
+            ],
+        )
+
     def _ha(self, families: Families) -> None:
         """Collect classic mode's figures, each side as far as it knows."""
         parts = self._parts
@@ -535,7 +565,8 @@ def name_of(code: int, codes: type[RequestCode] | type[ResponseCode]) -> str:
 
 def lags_of(parts: Parts) -> tuple[list[tuple[int, str, str]], int]:
     """Return (lag, group, topic) of the pairs looked at, and the number of all pairs."""
-    offsets = parts.context.state.offsets.offsets
+    state = parts.context.state
+    offsets = state.offsets.offsets
     queue_of = parts.context.store.queues.queue
     lags: list[tuple[int, str, str]] = []
     room = LAG_QUEUES_MAX
@@ -544,9 +575,10 @@ def lags_of(parts: Parts) -> tuple[list[tuple[int, str, str]], int]:
         if room < 0:
             break
         lag = 0
-        for queue_id, offset in queues.items():
+        for queue_id in queues:
             queue = queue_of(topic, queue_id)
             if queue is not None:
-                lag += max(0, queue.max_offset - offset)
+                position, in_flight = state.progress(topic, group, queue_id)
+                lag += in_flight + max(0, queue.max_offset - (position or 0))
         lags.append((lag, group, topic))
     return lags, len(offsets)

@@ -13,6 +13,7 @@ from raftmq.broker.delivery.timers.service import TimerService
 from raftmq.broker.delivery.transactions.service import Halves, Transactions
 from raftmq.broker.guard import Guard
 from raftmq.broker.operating.rates import Throughput
+from raftmq.broker.popping.popping import Popping
 from raftmq.broker.replication.peerproof import Gates
 from raftmq.broker.retention import Retention
 from raftmq.broker.sending.send import SendPath
@@ -33,5 +34,6 @@ class Parts:
     timers: TimerService
     halves: Halves
     transactions: Transactions
+    popping: Popping
     throughput: Throughput
     guard: Guard

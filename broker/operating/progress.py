@@ -159,14 +159,16 @@ class ProgressQueries:
             tps += self.rates.stats(name, group)["statsMinute"]["tps"]
             for queue_id in range(topic.read_queue_count):
                 _, high = self._ends(name, queue_id)
-                offset = self.context.state.offsets.get(name, group, queue_id)
-                consumed = 0 if offset is None else offset
+                position, in_flight = self.context.state.progress(name, group, queue_id)
+                read = position or 0
+                consumed = read - in_flight
                 table[self._queue(name, queue_id)] = {
                     "brokerOffset": high,
                     "consumerOffset": consumed,
-                    "lastTimestamp": self._stored_ms(name, queue_id, consumed - 1),
-                    # Only the consumer knows what is fetched and not committed.
-                    "pullOffset": consumed,
+                    "lastTimestamp": self._stored_ms(name, queue_id, read - 1),
+                    # What was popped and not acknowledged lies between. Of one who pulls, only the
+                    # consumer knows what is fetched and not committed.
+                    "pullOffset": read,
                 }
                 number += 1
                 await _yield_after(number)

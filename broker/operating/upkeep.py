@@ -1,5 +1,6 @@
 """A broker's own upkeep, requested by an operator: live configuration (25), expired queues (306),
-expired log (329). Each replica acts for itself; nothing of this is in the log.
+queues of topics that are gone (316), expired log (329). Each replica acts for itself; nothing of
+this is in the log.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Upkeep:
             handlers={
                 int(code.UPDATE_BROKER_CONFIG): self.update_config,
                 int(code.CLEAN_EXPIRED_CONSUMEQUEUE): self.clean_queues,
+                int(code.CLEAN_UNUSED_TOPIC): self.clean_queues,
                 int(code.DELETE_EXPIRED_COMMITLOG): self.delete_log,
             }
         )
@@ -64,7 +66,9 @@ class Upkeep:
         return RemotingCommand.response_to(request)
 
     def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Delete the part of queues whose log is gone (306). Raises Refused."""
+        """Delete the part of queues whose log is gone (306). For topics that are gone (316) it is
+        the same: their queues go with their last message, and not before, because a topic that is
+        made again goes on in them. Raises Refused."""
         try:
             self._store.derived.correct_min_offset()
         except OSError as error:

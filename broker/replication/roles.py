@@ -51,6 +51,12 @@ class RoleView:
             return ""
         return self._state.addresses.get(self.leader, self._master_hint)
 
+    @property
+    def misses_address(self) -> bool:
+        """True if a Raft group has a leader whose address is not known here: its announcement is
+        below the snapshot from which this replica began."""
+        return not self._config.is_classic and self.leader is not None and not self.leader_address
+
 
 def most_advanced(status: dict[str, object]) -> str:
     """Return, from a leader's status (dledger.status), the connected peer whose log matches

@@ -33,13 +33,13 @@ from raftmq.broker.delivery.transactions.conversion import (
 from raftmq.broker.errors import Refused
 from raftmq.broker.sending.sendrequest import MESSAGE_ILLEGAL, TRANSACTION_BITS, Outgoing
 from raftmq.broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
+from raftmq.remoting.names import OPERATOR_LOG_TOPIC
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
 from raftmq.store.properties import DELAY, TAGS, decode_properties, joined, tags_code
 
 if TYPE_CHECKING:
     from raftmq.broker.config import BrokerConfig
 
-WAIT = "WAIT"
 _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
 
 
@@ -72,7 +72,8 @@ class Parking:
 
 def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
     """Return the broker's own topics: in no table, the same on all replicas."""
-    counts = {SCHEDULE_TOPIC: len(levels_ms), TIMER_TOPIC: 1, HALF_TOPIC: 1, OP_TOPIC: 1}
+    counts = dict.fromkeys((TIMER_TOPIC, HALF_TOPIC, OP_TOPIC, OPERATOR_LOG_TOPIC), 1)
+    counts[SCHEDULE_TOPIC] = len(levels_ms)
     return [TopicConfig(name, n, n, PERM_READ | PERM_WRITE) for name, n in counts.items()]
 
 
@@ -143,22 +144,11 @@ def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[i
 
 
 def delivered(message: Outgoing) -> Outgoing:
-    """Return a delayed or timer message as it goes to where it was sent to. Its properties only
-    become fewer: what could be parked can be delivered. Raises ValueError if it does not say
-    where."""
+    """Return a delayed or timer message as it goes to where it was sent to. It keeps its
+    properties, as with Apache's broker; so what could be parked can be delivered. Raises ValueError
+    if it does not say where."""
     properties = decode_properties(message.properties)
     topic, queue_id = properties.get(REAL_TOPIC, ""), properties.get(REAL_QUEUE_ID, "")
     if not topic or not queue_id.isdecimal():
         raise ValueError(f"REAL_TOPIC={topic!r}, REAL_QID={queue_id!r}")
-    properties.pop(DELAY, None)
-    if message.topic == TIMER_TOPIC:  # delayed ones keep them, as with Apache's broker
-        del properties[REAL_TOPIC], properties[REAL_QUEUE_ID]
-    if WAIT in properties:
-        properties[WAIT] = "false"
-    return replace(
-        message,
-        topic=topic,
-        queue_id=int(queue_id),
-        properties=joined(properties),
-        anyhow=True,
-    )
+    return replace(message, topic=topic, queue_id=int(queue_id), anyhow=True)

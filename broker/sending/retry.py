@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.parking import WAIT, delayed
+from raftmq.broker.sending.parking import delayed
 from raftmq.broker.sending.sendrequest import Outgoing, as_stored
 from raftmq.broker.tables.groups import GroupTable, SubscriptionGroup
 from raftmq.broker.tables.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
 from raftmq.remoting.fields import integer_or
-from raftmq.store.properties import DELAY, decode_properties, joined
+from raftmq.store.properties import DELAY, WAIT, decode_properties, joined
 from raftmq.store.record import MessageRecord, offset_message_id
 
 RETRY_TOPIC = "RETRY_TOPIC"
@@ -57,10 +57,10 @@ def given_back(
     )
     properties.setdefault(RETRY_TOPIC, record.topic)
     properties |= {ORIGIN_MESSAGE_ID: origin, WAIT: "false"}
-    properties.pop(DELAY, None)
     dead = is_exhausted(record, delay_level, times_max)
     if dead:
         properties |= {
+            DELAY: "0",
             DLQ_ORIGIN_TOPIC: properties[RETRY_TOPIC],
             DLQ_ORIGIN_MESSAGE_ID: origin,
         }
@@ -72,6 +72,7 @@ def given_back(
         queue_id=0 if dead else record.physical_offset % queue_count,
         properties=joined(properties),
         reconsume=record.reconsume_times + 1,
+        prepared_offset=0,  # of its half, if it was transactional: this copy came of none
     )
     return message if dead else delayed(message, properties, levels_ms)
 
@@ -94,6 +95,6 @@ def redirected(ext: Mapping[str, str], group: SubscriptionGroup) -> Mapping[str,
     if times <= times_max:
         return ext
     properties = decode_properties(ext.get("i") or "")
-    properties.pop(DELAY, None)
+    properties[DELAY] = "-1"  # Apache's mark of what was given up
     text = joined(properties).decode()
     return {**ext, "b": DLQ_PREFIX + group.name, "e": "0", "i": text}

@@ -48,9 +48,11 @@ from raftmq.broker.sending.sendrequest import (
     SendTopic,
     Special,
     check_topic,
+    check_types,
     parse_batch,
     parse_single,
     parse_special,
+    properties_of,
     record_of,
 )
 from raftmq.broker.sending.waiting import (
@@ -280,8 +282,10 @@ class SendPath:
                 ext, body, queue, topic, born_host, self._rules
             )
         except Special:
-            self._admit_special(sender, ext, body, born_host, queue)
+            self._admit_special(sender, ext, body, born_host, queue, topic)
             return
+        if topic.message_type:
+            check_types(topic, (properties_of(record, topic) for record in records))
         if wants_reply:
             self._on_request(sender[0], ext)
         group = self._room(size)
@@ -303,6 +307,8 @@ class SendPath:
             self._answers.repeated(sender, ResponseCode.SUCCESS, "", queue.queue_id, -1, "")
             return
         records, size, unique_key, _ = parse_batch(ext, body, queue, topic, born_host, self._rules)
+        if topic.message_type:
+            check_types(topic, (properties_of(record, topic) for record in records))
         command = written.command
         if size + len(command) > self._rules.record_bytes_max:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
@@ -330,9 +336,12 @@ class SendPath:
         body: bytes,
         born_host: bytes,
         queue: SendQueue,
+        topic: SendTopic,
     ) -> None:
         """Admit a send that may have to be parked. Its sender is told the queue that it chose."""
         message, unique_key, wants_reply = parse_special(ext, body, queue, born_host, self._rules)
+        if topic.message_type:
+            check_types(topic, (message.properties,))
         if wants_reply:
             self._on_request(sender[0], ext)
         told_key = UNIQ_KEY in decode_properties(ext.get("i") or "")
@@ -362,9 +371,12 @@ class SendPath:
         self._answers.repeated(sender, ResponseCode.SUCCESS, *place, unique_key)
         return True
 
-    def store(self, messages: Sequence[Outgoing], command: bytes, done: Done) -> None:
+    def store(
+        self, messages: Sequence[Outgoing], command: bytes, done: Done, *, reserve_bytes: int = 0
+    ) -> None:
         """Store the broker's own `messages` in one frame, together with `command` for the tables
-        (b"": none). `done` is called once with the outcome. Call `wake` afterwards.
+        (b"": none). `done` is called once with the outcome. They may exceed what may wait by
+        `reserve_bytes`. Call `wake` afterwards.
 
         Raises Refused: not stored, `done` is not called. Topics must exist.
         """
@@ -376,7 +388,7 @@ class SendPath:
         size = sum(record[1] for record in records)
         if size + len(command) > self._rules.record_bytes_max:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
-        group = self._room(size, len(command))
+        group = self._room(size, len(command), reserve_bytes)
         group.records += records
         group.replies.append((OWN, "", len(records)))
         group.dones.append(done)
@@ -389,7 +401,7 @@ class SendPath:
         if topic is None:
             config = self._state.topics.get(name)
             if config is not None:
-                topic = self._topics[name] = SendTopic(config)
+                topic = self._topics[name] = self._prepared(config)
             elif message.anyhow:
                 topic = SendTopic(TopicConfig(name, 1, 1))
             else:
@@ -400,11 +412,11 @@ class SendPath:
             queue = self._queue_for(topic, message.queue_id)
         return record_of(message, queue, topic, unit_code(message), self._rules)
 
-    def _room(self, size: int, command_size: int = 0) -> Group:
+    def _room(self, size: int, command_size: int = 0, reserve_bytes: int = 0) -> Group:
         """Return the group that takes `size` more bytes of records, now counted as waiting, and a
         command of `command_size`. Raises Refused."""
         held = size + WAITING_OVERHEAD_BYTES
-        if self._held_bytes + held > self.held_bytes_max:
+        if self._held_bytes + held > self.held_bytes_max + reserve_bytes:
             raise self._busy()
         groups = self._groups
         if command_size:
@@ -460,6 +472,9 @@ class SendPath:
 
     # ---- topics ---------------------------------------------------------------------------
 
+    def _prepared(self, config: TopicConfig) -> SendTopic:
+        return SendTopic(config, types_checked=self._config.enable_topic_message_type_check)
+
     def topic_changed(self, name: str) -> None:
         """Forget what was prepared from a topic's old configuration; a new one was applied."""
         self._topics.pop(name, None)
@@ -488,8 +503,7 @@ class SendPath:
         check_topic(name)
         config = self._state.topics.get(name)
         if config is not None:
-            topic = SendTopic(config)
-            self._topics[name] = topic
+            topic = self._topics[name] = self._prepared(config)
             return topic
         self._create(name, HeldSend(sender, ext, body, born_host, code))
         return None

@@ -22,13 +22,14 @@ from __future__ import annotations
 import re
 import struct
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
 from raftmq.broker.errors import Refused
-from raftmq.broker.tables.topics import NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
+from raftmq.broker.tables.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
 from raftmq.remoting.fields import parse_integer
+from raftmq.remoting.topicattributes import MIXED, type_of, type_problem
 from raftmq.store.properties import TAGS, decode_properties, java_string_hash, tags_code
 from raftmq.store.record import MessageRecord, pack_host
 
@@ -165,11 +166,13 @@ class SendTopic:
     """The part of a topic that the hot path needs, prepared once per leadership and topic change.
 
     `plain`: messages sent to it are stored there unless their properties say otherwise.
+    `message_type`: the only kind of messages that it takes; "" if it takes all.
     """
 
     __slots__ = (
         "chosen",
         "magic",
+        "message_type",
         "name",
         "name_part",
         "name_parts",
@@ -180,9 +183,12 @@ class SendTopic:
         "write_count",
     )
 
-    def __init__(self, config: TopicConfig) -> None:
+    def __init__(self, config: TopicConfig, *, types_checked: bool = False) -> None:
         name = config.name.encode()
         self.name = config.name
+        derived = self.name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        free = derived or not types_checked or config.message_type == MIXED
+        self.message_type = "" if free else config.message_type
         self.magic = MAGIC_V1 if len(name) <= 127 else MAGIC_V2
         self.name_part = (
             bytes((len(name),)) + name
@@ -194,7 +200,7 @@ class SendTopic:
         self.write_count = config.write_queue_count
         self.writable = config.writable
         self.plain = self.writable and not (
-            self.name in NO_SEND_TOPICS or self.name.startswith(RETRY_PREFIX)
+            self.message_type or self.name in NO_SEND_TOPICS or self.name.startswith(RETRY_PREFIX)
         )
         self.queues: list[SendQueue | None] = [None] * config.queue_count
         self.chosen: dict[str, SendQueue] = {}  # by the queue id as it is usually written
@@ -247,6 +253,19 @@ class SendRules:
         # the tags code.
         self.endings: dict[str, tuple[bytes, int]] = {}
         self.numbers: dict[tuple[str, str, str | None], Numbers] = {}
+
+
+def check_types(topic: SendTopic, properties: Iterable[bytes]) -> None:
+    """Refuse messages, by their stored properties, of another kind than the topic is for."""
+    for stored in properties:
+        problem = type_problem(topic.message_type, type_of(decode_properties(stored)))
+        if problem:
+            raise Refused(MESSAGE_ILLEGAL, f"{problem}; topic [{topic.name}]")
+
+
+def properties_of(record: Record, topic: SendTopic) -> bytes:
+    """Return the stored properties of a topic's record."""
+    return record[10][len(topic.name_part) + _INT16_FORMAT.size :]
 
 
 def check_topic(topic: str) -> None:

@@ -14,6 +14,8 @@ import asyncio
 import logging
 from concurrent.futures import Executor
 
+from raftmq.broker.delivery.timers import timercheck
+from raftmq.broker.delivery.timers.wheel import NOTHING
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.state import BrokerState
 from raftmq.store.disk import Disk
@@ -33,8 +35,15 @@ class ConfigFiles:
         self._waiting: list[asyncio.Future[None]] = []
 
     def load(self) -> None:
-        """Fill the tables from the files. Blocking."""
+        """Fill the tables from the files. Blocking. Raises OSError."""
         snapshot.load(self._disk, self._state, indexed=False)
+        delays = self._state.delays
+        if delays.timer == NOTHING and self._disk.exists(timercheck.PATH):
+            file = self._disk.open(timercheck.PATH)
+            try:
+                delays.timer = timercheck.progress_of(file.pread(0, timercheck.HEAD_BYTES))
+            finally:
+                file.close()
 
     def saved(self) -> asyncio.Future[None]:
         """Return a future that is done once the tables as they are now are in their files; it fails

@@ -12,7 +12,7 @@ The owners of queues that are consumed in order (broker.consuming.locks) are kep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from raftmq.broker.tables.locktable import LockTable, by_name, by_pair, table_from_json
@@ -82,6 +82,20 @@ class OffsetTable:
             del marks[queue_id]
             if not marks:
                 del self.resets[topic, group]
+
+    def popped(self, steps: Sequence[Sequence[Any]]) -> None:
+        """Set offsets to where a group's pops are (the `offset` steps, see broker.tables.pops),
+        unless a reset came that the pop did not know."""
+        for kind, topic, group, *rest in steps:
+            if kind != "offset":
+                continue
+            queue_id, offset, mark = rest
+            if self.reset_of(topic, group, queue_id) != mark:
+                continue
+            if mark is not None:
+                self.reset_taken(topic, group, queue_id, mark)
+            self.counter += 1
+            self._set(topic, group, int(queue_id), int(offset))
 
     def delete_topic(self, topic: str) -> None:
         for table in (self.offsets, self.resets):

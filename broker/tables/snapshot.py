@@ -1,7 +1,7 @@
 """Snapshots of the replicated tables under config/, in Apache's JSON shape.
 
     config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
-           sentOnce.json plainAcl.json groupId.json writers.json (ours) each with .bak
+           sentOnce.json plainAcl.json groupId.json writers.json pops.json (ours) each with .bak
 
 Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
 shorten the replay and let retention delete old segments. They hold nothing that is not in the log:
@@ -37,9 +37,10 @@ DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 CHECKSUM_KEY = "raftChecksum"
 log = logging.getLogger("raftmq.broker.snapshot")
-GROUP_ID, WRITERS = "groupId.json", "writers.json"
+GROUP_ID, WRITERS, POPS = "groupId.json", "writers.json", "pops.json"
 _SORTED = orjson.OPT_SORT_KEYS
 FILES = (
+    POPS,  # before the offsets: in classic mode, what was popped is in flight, or comes again
     WRITERS,
     GROUP_ID,
     "topics.json",
@@ -49,7 +50,7 @@ FILES = (
     "sentOnce.json",
     "plainAcl.json",
 )
-NEWER = (WRITERS, GROUP_ID)  # there are snapshots of older programs without these files
+NEWER = (POPS, WRITERS, GROUP_ID)  # there are snapshots of older programs without these files
 # Classic accounts have a file of their own (broker.accountbook); classic groups have no id and no
 # writers.
 RAFT_ONLY = ("plainAcl.json", GROUP_ID, WRITERS)

@@ -25,6 +25,7 @@ then it is applied when the frame's records become visible. `op` says which comm
                                                        see broker.delivery.timers.wheel.Progress
     {"op":"sent_once",…}                               see broker.tables.sentonce
     {"op":"open_writer",…}, wrote, delete_writer       see broker.tables.writers
+    {"op":"pop","steps":[…]}                           see broker.tables.pops
     {"op":"acl_…",…}                                   see broker.tables.acltable
     {"op":"several","commands":[command,…]}            one after the other, at one index
 
@@ -58,6 +59,8 @@ from raftmq.broker.tables.groupid import GroupIdTable
 from raftmq.broker.tables.groups import GroupTable, SubscriptionGroup, group_problem
 from raftmq.broker.tables.locktable import OwnerChange, Renewals
 from raftmq.broker.tables.offsets import Commit, OffsetTable
+from raftmq.broker.tables.pops import COMMAND as POP
+from raftmq.broker.tables.pops import PopTable
 from raftmq.broker.tables.sentonce import SentOnce
 from raftmq.broker.tables.topics import TopicConfig, TopicTable, topic_problem
 from raftmq.broker.tables.versioned import Entry, VersionedTable
@@ -75,6 +78,7 @@ Table = (
     | SentOnce
     | AclTable
     | WriterTable
+    | PopTable
 )
 AnyTable = VersionedTable[Any]
 # The commands that change nothing but the table of offsets.
@@ -107,6 +111,7 @@ class BrokerState:
         self.once = SentOnce()
         self.acl = AclTable()
         self.writers = WriterTable()
+        self.pops = PopTable()
         self.damaged: list[str] = []  # files of a snapshot that could not be read
         self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
         self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
@@ -122,6 +127,7 @@ class BrokerState:
     def tables(self) -> tuple[Table, ...]:
         """The tables, in the order of broker.tables.snapshot's files."""
         return (
+            self.pops,
             self.writers,
             self.group,
             self.topics,
@@ -131,6 +137,15 @@ class BrokerState:
             self.once,
             self.acl,
         )
+
+    def progress(self, topic: str, group: str, queue_id: int) -> tuple[int | None, int]:
+        """Return how far a group has read a queue (None: it has not begun), and how many messages
+        of these it popped and has not acknowledged."""
+        offset = self.offsets.get(topic, group, queue_id)
+        queue = self.pops.get((topic, group, queue_id))
+        if queue is None:
+            return offset, 0
+        return max(queue.next, offset or 0), queue.unfinished
 
     def clear(self) -> None:
         """Empty all tables."""
@@ -180,6 +195,13 @@ class BrokerState:
         elif op in OFFSET_COMMANDS:
             if index > self.offsets.applied_index:
                 self._apply_to_offsets(command)
+            if index > self.pops.applied_index:
+                self._apply_to_pops(command)
+        elif op == POP:
+            if index > self.offsets.applied_index:
+                self.offsets.popped(command["steps"])
+            if index > self.pops.applied_index:
+                self.pops.apply(command)
         elif op in ("delay_progress", "timer_progress"):
             if index > self.delays.applied_index:
                 self._apply_to_delays(command)
@@ -212,6 +234,13 @@ class BrokerState:
         else:
             offsets.delete_group(str(command["group"]))
 
+    def _apply_to_pops(self, command: dict[str, Any]) -> None:
+        """Apply what a command for the offsets means for popped messages."""
+        if command["op"] == "reset_offsets":
+            self.pops.reset(command["resets"])
+        elif command["op"] == "forget_offsets":
+            self.pops.delete(topic=command.get("topic", ""), group=command.get("group", ""))
+
     def _apply_to_delays(self, command: dict[str, Any]) -> None:
         if command["op"] == "delay_progress":
             self.delays.advance(int(command["level"]), int(command["offset"]))
@@ -230,11 +259,17 @@ class BrokerState:
             done = met and table.put(entry, now_ms, if_absent=if_absent)
         else:
             name = str(command[kind])
-            if index > self.offsets.applied_index and "if" not in command:
-                if kind == "topic":
-                    self.offsets.delete_topic(name)
-                elif command["offsets"]:
-                    self.offsets.delete_group(name)
+            if "if" not in command:
+                if index > self.offsets.applied_index:
+                    if kind == "topic":
+                        self.offsets.delete_topic(name)
+                    elif command["offsets"]:
+                        self.offsets.delete_group(name)
+                if index > self.pops.applied_index:
+                    if kind == "topic":
+                        self.pops.delete(topic=name)
+                    elif command["offsets"]:
+                        self.pops.delete(group=name)
             met = due and self._met(command, index, table.get(name))
             done = met and table.delete(name, now_ms)
         return (name,) if done else ()

@@ -15,6 +15,7 @@ from raftmq.broker.errors import Refused, StateError
 from raftmq.broker.tables.versioned import VersionedTable
 from raftmq.remoting import names
 from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
 
 PERM_READ = 4
 PERM_WRITE = 2
@@ -41,6 +42,12 @@ class TopicConfig:
     filter_type: str = "SINGLE_TAG"
     sys_flag: int = 0
     order: bool = False
+    attributes: tuple[tuple[str, str], ...] = ()  # by name (remoting.topicattributes)
+
+    @property
+    def message_type(self) -> str:
+        """The kind of messages that the topic is for."""
+        return dict(self.attributes).get(MESSAGE_TYPE, NORMAL)
 
     @property
     def queue_count(self) -> int:
@@ -57,7 +64,7 @@ class TopicConfig:
     def to_json(self) -> dict[str, Any]:
         """Return Apache's TopicConfig bean."""
         return {
-            "attributes": {},
+            "attributes": dict(self.attributes),
             "order": self.order,
             "perm": self.perm,
             "readQueueNums": self.read_queue_count,
@@ -79,13 +86,19 @@ def topic_from_json(value: Mapping[str, Any]) -> TopicConfig:
             filter_type=str(value.get("topicFilterType") or "SINGLE_TAG"),
             sys_flag=int(value.get("topicSysFlag", 0)),
             order=bool(value.get("order", False)),
+            attributes=attributes_of(value.get("attributes") or {}),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"not a topic configuration: {value!r}: {error!r}") from error
     problem = topic_problem(topic)
     if problem:
         raise StateError(problem)
     return topic
+
+
+def attributes_of(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return attributes as a TopicConfig has them, in one order; unknown ones are kept."""
+    return tuple(sorted((str(name), str(text)) for name, text in value.items()))
 
 
 def topic_problem(topic: TopicConfig) -> str:

@@ -81,6 +81,10 @@ class Objects:
         del found.operations[id(event)]
         found.verdict = None
 
+    def forget(self, name: Hashable) -> None:
+        """Judge an object no more."""
+        self._objects.pop(name, None)
+
     def check(self, name: str, detail: str, evidence: int) -> Check:
         """Return FAIL with a window of each object that no order explains; UNKNOWN without
         `evidence`, or if a search was too long."""

@@ -32,6 +32,7 @@ from raftmq.chaos.history.events import (
     MetaWrite,
     Outcome,
 )
+from raftmq.chaos.history.later import Popped
 
 QueueKey = tuple[str, str, str, int]  # group, broker, topic, queue
 
@@ -84,12 +85,15 @@ def check(registers: Objects, name: str, what: str) -> Check:
 
 
 class OffsetRegisters:
-    """The check that consumer offsets are linearizable."""
+    """The check that consumer offsets are linearizable. Those of a group that pops are not looked
+    at: its pops move them, too."""
 
     def __init__(self) -> None:
         self._registers = Objects(step, _offset_words, _queue_words, relevant)
         self._joined: dict[str, Membership] = {}
         self._begun: set[tuple[str, str, str, int]] = set()  # process, queue: it has consumed
+        self._popped: set[tuple[str, str]] = set()  # group, topic
+        self._read: set[QueueKey] = set()
 
     @property
     def applies(self) -> bool:
@@ -103,10 +107,18 @@ class OffsetRegisters:
             Kind.RESET: self._committed,
             Kind.JOINED: self._join,
             Kind.CONSUMED: self._consumed,
+            Kind.POPPED: self._pop,
         }
 
     def result(self, name: str) -> Check:
         return check(self._registers, name, "queues of groups")
+
+    def _pop(self, pop: Popped) -> None:
+        pair = pop.group, pop.topic
+        if pair not in self._popped:
+            self._popped.add(pair)
+            for key in [key for key in self._read if (key[0], key[2]) == pair]:
+                self._registers.forget(key)
 
     def _invoked(self, commit: Commit) -> None:
         assert commit.offset is not None
@@ -119,6 +131,9 @@ class OffsetRegisters:
 
     def _fetched(self, fetch: Commit) -> None:
         key = _key(fetch)
+        if (key[0], key[2]) in self._popped:
+            return
+        self._read.add(key)
         self._registers.begin(key, fetch, fetch.invoked_ns, Read(fetch.offset), reads=True)
         self._registers.end(key, fetch, fetch.t_ns)
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raftmq.chaos.checks import delayed, messages, retries, transactions
+from raftmq.chaos.checks import delayed, messages, pops, retries, transactions
 from raftmq.chaos.checks.ledger import Ledger
 from raftmq.chaos.checks.locks import WorkBook
 from raftmq.chaos.checks.messages import SETTLE_NS
@@ -56,7 +56,12 @@ class Suite:
     ) -> None:
         self.ledger = Ledger()
         self._settle_ns = settle_ns
-        posted = transactions.TransactionBook(), delayed.DelayBook(), retries.RetryBook()
+        posted = (
+            transactions.TransactionBook(),
+            delayed.DelayBook(),
+            retries.RetryBook(),
+            pops.PopBook(),
+        )
         self._posted: tuple[Book, ...] = posted
         self.checkers = all_checkers(self.ledger, *posted, settle_ns, expected_lines)
         unknown = set(expected) - set(self.names())
@@ -100,7 +105,7 @@ class Suite:
         """Return every check that was asked for or has something to look at, in a fixed order.
 
         The essential checks are left out if messages were promised only as transactions, delayed
-        messages or retries.
+        messages, retries or popped messages.
         """
         elsewhere = any(book.applies for book in self._posted)
         return tuple(
@@ -125,6 +130,7 @@ def all_checkers(
     transaction_book: transactions.TransactionBook,
     delay_book: delayed.DelayBook,
     retry_book: retries.RetryBook,
+    pop_book: pops.PopBook,
     settle_ns: int,
     expected_lines: Mapping[str, Sequence[str]],
 ) -> tuple[Checker[Any], ...]:
@@ -166,6 +172,9 @@ def all_checkers(
         Checker("given back and lost", retry_book, retries.retries_lost),
         Checker("retries out of turn", retry_book, retries.retries_out_of_turn),
         Checker("retries stored more than once", retry_book, retries.retry_copies),
+        Checker("popped and lost", pop_book, pops.pops_lost),
+        Checker("popped again though acknowledged", pop_book, pops.pops_again),
+        Checker("popped before its time", pop_book, pops.pops_early),
         Checker(OFFSETS, OffsetRegisters(), OffsetRegisters.result),
         Checker(OFFSETS_BACK, OffsetsBack(), OffsetsBack.result),
         Checker(METADATA, MetadataRegisters(), MetadataRegisters.result),

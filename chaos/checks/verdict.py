@@ -1,8 +1,8 @@
 """The result of a check, and the parts that make up a check. Pure.
 
-Verdicts merge as Jepsen's do: FAIL if any check fails, else UNKNOWN if any is unknown, else PASS. A
-check that had nothing to look at is UNKNOWN and not a pass, because a harness that never fails
-proves nothing.
+Verdicts merge as Jepsen's do: FAIL if any check fails, else INVALID if the experiment did not take
+place (chaos.checks.experiment), else UNKNOWN if any is unknown, else PASS. A check that had nothing
+to look at is UNKNOWN and not a pass, because a harness that never fails proves nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Handlers = Mapping[Kind, Callable[[Any], None]]
 class Verdict(Enum):
     PASS = "pass"
     UNKNOWN = "unknown"
+    INVALID = "invalid"
     FAIL = "fail"
 
 
@@ -57,9 +58,9 @@ class Check:
 
 
 def merge(checks: Iterable[Check]) -> Verdict:
-    """Return FAIL if any failed, else UNKNOWN if any could not say, else PASS; UNKNOWN for none."""
+    """Return the worst of the verdicts, in the order above; UNKNOWN for none."""
     found = {check.verdict for check in checks}
-    for verdict in (Verdict.FAIL, Verdict.UNKNOWN):
+    for verdict in (Verdict.FAIL, Verdict.INVALID, Verdict.UNKNOWN):
         if verdict in found:
             return verdict
     return Verdict.PASS if found else Verdict.UNKNOWN

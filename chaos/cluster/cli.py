@@ -13,7 +13,13 @@ import click
 
 from raftmq import __version__
 from raftmq.chaos.cluster.timeouts import CHANGE_TIMEOUT_S, DOWN_TIMEOUT_S, UP_TIMEOUT_S
-from raftmq.chaos.cluster.topology import GROUPS_MAX, MODES, NAME_SERVERS_MAX, REPLICAS_MAX
+from raftmq.chaos.cluster.topology import (
+    GROUPS_MAX,
+    MODES,
+    NAME_SERVERS_MAX,
+    PROXIES_MAX,
+    REPLICAS_MAX,
+)
 
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 DIRECTORY = click.option(
@@ -29,11 +35,12 @@ DIRECTORY = click.option(
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mqcluster")
 def main() -> None:
-    """Run name servers and broker groups as processes on this machine.
+    """Run name servers, broker groups and gRPC proxies as processes on this machine.
 
     \b
       mqcluster up --dir /tmp/demo
       mqcluster up --dir /tmp/classic --mode 2m-2s-sync
+      mqcluster up --dir /tmp/grpc --proxies 2
       mqcluster status --dir /tmp/demo
       mqcluster kill --dir /tmp/demo leader
       mqcluster start --dir /tmp/demo n0
@@ -66,6 +73,12 @@ def main() -> None:
     help="Use these name servers instead of starting one.",
 )
 @click.option(
+    "--proxies",
+    type=click.IntRange(0, PROXIES_MAX),
+    help="gRPC proxies (mqproxy) to start, for clients of RocketMQ 5. An existing cluster may be "
+    "given more.",
+)
+@click.option(
     "--links/--no-links",
     default=None,
     help="Carry the traffic through a proxy that can cut and slow each link.",
@@ -82,14 +95,22 @@ def main() -> None:
     "--standard-ports",
     is_flag=True,
     help="Listen where clients and documents look first: name server 9876, dashboard 9880, "
-    "brokers 10911, 10921, …. Otherwise on any free ports, so that clusters can be many.",
+    "brokers 10911, 10921, …, gRPC 8081. Otherwise on any free ports: there can be many clusters.",
 )
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A broker.conf key, e.g. flushDiskType=SYNC_FLUSH. Repeatable; remembered.",
+    help="A broker.conf key, e.g. flushDiskType=SYNC_FLUSH. Repeatable; remembered. Keys of "
+    "accounts and TLS count for gRPC proxies, too.",
+)
+@click.option(
+    "--set-proxy",
+    "proxy_settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A key of mqproxy's configuration, e.g. idempotentSends=true. Repeatable; remembered.",
 )
 @click.option("--timeout", default=UP_TIMEOUT_S, show_default=True, help="Seconds to come up in.")
 def up(**given: Any) -> None:
@@ -97,8 +118,9 @@ def up(**given: Any) -> None:
 
     A cluster that DIR holds already is started again with its data. If it does not come up in
     time the logs' last lines are printed, nothing is left running and the exit status is 1;
-    settings are remembered all the same. Settings that the brokers would refuse are told before
-    anything is made or started, and the exit status is 2.
+    settings are remembered all the same. Settings that the servers would refuse, and gRPC proxies
+    without the packages that they need, are told before anything is made or started, and the exit
+    status is 2.
     """
     _work().up(**given)
 

@@ -1,5 +1,5 @@
-"""A cluster of processes on this machine: name servers, the brokers of one or more groups, and the
-proxy that carries their traffic if links are asked for.
+"""A cluster of processes on this machine: name servers, the brokers of one or more groups, gRPC
+proxies, and the proxy that carries the brokers' traffic if links are asked for.
 
 Everything known about it is in DIR/cluster.json (chaos/clusterfile.py), which every call reads
 again, so several commands may work on one cluster one after the other, and a cluster outlives the
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from raftmq.chaos.cluster import launch, namespaces
 from raftmq.chaos.cluster.clusterfile import (
+    GRPC_PROXY,
     LOCK_FILE,
     NAMESRV,
     ClusterError,
@@ -42,6 +43,7 @@ from raftmq.chaos.cluster.probe import (
     replicas,
 )
 from raftmq.chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
+from raftmq.chaos.cluster.proxies import check_installed
 from raftmq.chaos.cluster.timeouts import (
     DOWN_TIMEOUT_S,
     FIND_TIMEOUT_S,
@@ -58,6 +60,7 @@ from raftmq.chaos.cluster.topology import (
     plan,
     ports_needed,
     standard_ports,
+    with_proxies,
 )
 
 LOG = logging.getLogger("raftmq.chaos")
@@ -86,6 +89,8 @@ class NodeStatus:
     def role(self) -> str:
         if self.node.kind == NAMESRV:
             return "name server"
+        if self.node.kind == GRPC_PROXY:
+            return "gRPC proxy"
         if self.node.kind != "broker":
             return self.node.kind
         return self.view.role if self.view else ""
@@ -138,12 +143,14 @@ class Cluster:
         settings: Mapping[str, str] | None = None,
         timeout_s: float = UP_TIMEOUT_S,
         say: Callable[[str], None] = lambda words: None,
+        proxy_settings: Mapping[str, str] | None = None,
     ) -> ClusterState:
         """Make the cluster, or start an existing one again with its data; wait until it serves.
         `say` is told what starts, and what is waited for.
 
         Settings are remembered, even if it does not come up, so that the next try does not run
-        without them. Raises SettingsError for settings that the brokers would refuse, and
+        without them; `proxy_settings` are for gRPC proxies alone. Raises SettingsError for settings
+        that the servers would refuse, and for proxies without the packages that they need;
         ClusterError for a directory with other things in it; then nothing was made.
         """
         shape = shape or Shape()
@@ -151,8 +158,9 @@ class Cluster:
         made = make_directory(self.directory)
         with locked(self.directory):
             try:
-                planned = self._plan(shape, dict(settings or {}))
-                if settings:
+                planned = self._plan(shape, dict(settings or {}), dict(proxy_settings or {}))
+                check_installed(planned)
+                if settings or proxy_settings:
                     await asyncio.to_thread(launch.check_settings, self.directory, planned)
             except BaseException:
                 self._unmake(made)
@@ -246,7 +254,8 @@ class Cluster:
         with locked(self.directory):
             found = self.state()
             ended: dict[str, str] = {}
-            for kind in (found.brokers, found.nodes):  # the name servers last
+            # Proxies send their clients elsewhere while there are brokers; name servers come last.
+            for kind in (found.grpc_proxies, found.brokers, found.nodes):
                 pending = [n for n in kind if n.name not in ended]
                 ended |= await self.end(pending, timeout_s)
             self.ports.close()
@@ -262,9 +271,12 @@ class Cluster:
         """
         await self._wait_serving(timeout_s, everybody=False, say=lambda words: None)
 
-    def _plan(self, shape: Shape, settings: dict[str, str]) -> ClusterState:
+    def _plan(
+        self, shape: Shape, settings: dict[str, str], proxy_settings: dict[str, str]
+    ) -> ClusterState:
         if not (self.directory / "cluster.json").exists():
             made = plan(shape, settings, HOST, self._ports(shape))
+            made = replace(made, proxy_settings=proxy_settings)
             if not shape.netns:
                 return made
             return on_hosts(made, namespaces.name_for(self.directory), namespaces.address_of)
@@ -275,7 +287,11 @@ class Cluster:
             old = replace(old, namesrv=shape.namesrv, nodes=kept)
         for node in () if old.netns else old.nodes:
             self.ports.hold({node.port, node.peer_port, node.http_port} - {0})
-        return replace(old, settings=old.settings | settings)
+        more = max(0, (shape.proxies or 0) - len(old.grpc_proxies))
+        free = iter(self.ports.choose(2 * more, random.Random()))
+        old = with_proxies(old, shape.proxies, HOST, free)
+        proxy_settings = old.proxy_settings | proxy_settings
+        return replace(old, settings=old.settings | settings, proxy_settings=proxy_settings)
 
     def _refuse_strangers(self, shape: Shape) -> None:
         """Raises ClusterError if the directory holds no cluster but something else than what its
@@ -361,9 +377,16 @@ class Cluster:
             if why is not None:
                 return why
         silent = [n.name for n, v in zip(found.brokers, views, strict=True) if v is None]
+        silent += await self.silent_proxies() if everybody else []
         if everybody and silent:
             return f"no answer from {', '.join(silent)} yet"
         return slaves_missing(found, views) if everybody else None
+
+    async def silent_proxies(self) -> list[str]:
+        """Return the names of the gRPC proxies that take no connections."""
+        proxies = self.state().grpc_proxies
+        answers = [await self._probe.listens(node) for node in proxies]
+        return [n.name for n, answers in zip(proxies, answers, strict=True) if not answers]
 
     async def _group_not_serving(
         self, found: ClusterState, group: str, views: Sequence[ReplicaView | None]

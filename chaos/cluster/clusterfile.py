@@ -24,6 +24,7 @@ SECRET_MODE, DIRECTORY_MODE = 0o600, 0o750  # of files and directories made here
 NAMESRV = "namesrv"  # the kind of name servers, and the first one's node name
 PROCESSES, COMPOSE = "processes", "compose"  # the things a cluster runs on
 PROXY = "proxy"  # the kind and the name of the process that carries a cluster's traffic
+GRPC_PROXY = "mqproxy"  # the kind of gRPC proxies, which are called mqproxy-0, mqproxy-1, …
 
 
 class ClusterError(Exception):
@@ -31,7 +32,7 @@ class ClusterError(Exception):
 
 
 class SettingsError(ClusterError):
-    """The brokers would refuse these settings. Nothing was made or started."""
+    """The servers would refuse these settings. Nothing was made or started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ class Node:
     """One process of the cluster. `process` is the last one started, dead or alive; None: never."""
 
     name: str
-    kind: str  # NAMESRV, "broker" or PROXY
+    kind: str  # NAMESRV, "broker", PROXY or GRPC_PROXY
     host: str
-    port: int  # where it really listens; 0 for a proxy, which has many
-    peer_port: int  # Raft listener; 0 for name servers and in classic mode
-    group: str = ""  # brokerName; "" for name servers
+    port: int  # where it really listens; 0 for a PROXY, which has many
+    peer_port: int  # Raft listener; 0 in classic mode, and for what is no broker
+    group: str = ""  # brokerName; "" for what is no broker
     broker_id: int = 0  # classic: brokerId; Raft: the ordinal in the group
     process: ProcessId | None = None
-    http_port: int = 0  # of its HTTP API; 0: any (proxies have none)
+    http_port: int = 0  # of its HTTP API; 0: any (a PROXY has none)
     joins: bool = False  # it came into its group later: broker.conf says raftJoin
 
     @property
@@ -79,6 +80,7 @@ class ClusterState:
     netns: str = ""  # name of its network namespaces (chaos.cluster.namespaces); "": none
     founders: dict[str, str] = field(default_factory=dict)  # group → dLegerPeers, before changes
     on: str = PROCESSES  # of this machine, or COMPOSE: containers (never in a file)
+    proxy_settings: dict[str, str] = field(default_factory=dict)  # of gRPC proxies alone
 
     @property
     def brokers(self) -> tuple[Node, ...]:
@@ -92,6 +94,10 @@ class ClusterState:
     @property
     def name_servers(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind == NAMESRV)
+
+    @property
+    def grpc_proxies(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind == GRPC_PROXY)
 
     @property
     def direct_namesrv(self) -> str:
@@ -139,6 +145,7 @@ def load_state(directory: Path) -> ClusterState:
             data["link_ports"],
             data.get("netns", ""),
             dict(data.get("founders", {})),
+            proxy_settings=dict(data.get("proxy_settings", {})),
         )
     except FileNotFoundError:
         raise _no_cluster(directory) from None
@@ -158,6 +165,7 @@ def save_state(directory: Path, state: ClusterState) -> None:
         "link_ports": state.link_ports,
         "netns": state.netns,
         "founders": state.founders,
+        "proxy_settings": state.proxy_settings,
         "nodes": [_plain(node) for node in state.nodes],
     }
     path = directory / "cluster.json"

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from raftmq.chaos.cluster.cluster import POLL_S, TAIL_LINES, Cluster
-from raftmq.chaos.cluster.clusterfile import COMPOSE, NAMESRV, ClusterError, ClusterState, Node
+from raftmq.chaos.cluster.clusterfile import (
+    COMPOSE,
+    GRPC_PROXY,
+    NAMESRV,
+    ClusterError,
+    ClusterState,
+    Node,
+)
 from raftmq.chaos.cluster.docker import Docker
 from raftmq.chaos.cluster.probe import Probe
 from raftmq.chaos.cluster.process import ContainerRun, ProcessId
@@ -79,6 +86,7 @@ class ComposeCluster(Cluster):
         settings: Mapping[str, str] | None = None,
         timeout_s: float = UP_TIMEOUT_S,
         say: Callable[[str], None] = lambda words: None,
+        proxy_settings: Mapping[str, str] | None = None,
     ) -> ClusterState:
         raise ClusterError("containers are brought up by docker compose")
 
@@ -162,7 +170,8 @@ class ComposeCluster(Cluster):
         project = labels.get(PROJECT_LABEL, "")
         if self._project and project != self._project:
             return False
-        return labels[LABEL] == NAMESRV or labels.get("raftmq.mode", RAFT) == self._mode
+        shared = labels[LABEL] in (NAMESRV, GRPC_PROXY)
+        return shared or labels.get("raftmq.mode", RAFT) == self._mode
 
     def _container(self, name: str) -> str:
         """Return its id. Raises ClusterError that lists the nodes there are."""

@@ -18,6 +18,7 @@ import orjson
 
 import raftmq
 from raftmq.chaos.cluster.clusterfile import (
+    GRPC_PROXY,
     PROXY,
     ClusterState,
     Node,
@@ -27,9 +28,15 @@ from raftmq.chaos.cluster.clusterfile import (
     write_private,
 )
 from raftmq.chaos.cluster.linkmap import links_of
+from raftmq.chaos.cluster.proxies import proxy_conf
 from raftmq.chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
 CHECK_TIMEOUT_S = 120.0  # bounds the start of an interpreter
+# Keys that every broker of a cluster has to have for itself: its name, places and peers.
+OF_ONE_BROKER = frozenset(
+    ("brokerId", "brokerName", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "haListenPort",
+     "httpHealthPort", "listenPort", "raftJoin", "storePathRootDir")
+)  # fmt: skip
 # The directory that holds `raftmq`: a checkout's, or where it is installed.
 PROJECT_ROOT = Path(raftmq.__path__[0]).resolve().parent
 
@@ -72,29 +79,43 @@ def prepare(directory: Path, state: ClusterState, node: Node) -> None:
         (home / "links.json").write_bytes(orjson.dumps(links))
     if node.kind == "broker":
         write_private(home / "broker.conf", broker_conf(directory, state, node).encode())
+    if node.kind == GRPC_PROXY:
+        write_private(home / "proxy.conf", proxy_conf(state, node).encode())
 
 
 def check_settings(directory: Path, state: ClusterState) -> None:
-    """Check with the broker's own command the configuration that one broker of each role would get.
-    Blocking. Raises SettingsError in the broker's words."""
+    """Check with the servers' own commands the configuration that one broker of each role and one
+    gRPC proxy would get. Blocking. Raises SettingsError in their words, and for keys that name
+    one broker only."""
+    if taken := sorted(OF_ONE_BROKER & state.settings.keys()):
+        words = "each broker of a cluster has its own, which mqcluster gives it"
+        raise SettingsError(f"--set {', '.join(taken)}: {words}")
     roles = {(node.kind, node.broker_id > 0): node for node in reversed(state.brokers)}
     if MODES[state.mode].engine != CLASSIC:
         roles = {("broker", False): state.brokers[0]}
     with tempfile.TemporaryDirectory() as scratch:  # only we can enter it
         path = Path(scratch) / "broker.conf"
         for node in roles.values():
-            write_private(path, broker_conf(directory, state, node).encode())
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", "raftmq.broker.cli", "config", "check", str(path)],
-                env=environment(),
-                capture_output=True,
-                text=True,
-                timeout=CHECK_TIMEOUT_S,
-                check=False,
-            )
-            if done.returncode != 0:
-                words = done.stderr.strip().removeprefix("mqbroker: ")
-                raise SettingsError(re.sub(rf"{re.escape(str(path))}:\d+: ", "--set ", words))
+            _check(path, broker_conf(directory, state, node), "raftmq.broker.cli")
+        for node in state.grpc_proxies[:1]:
+            _check(path, proxy_conf(state, node), "raftmq.proxy.cli")
+
+
+def _check(path: Path, conf: str, program: str) -> None:
+    """Have a server's command check a configuration, written to `path`. Raises SettingsError."""
+    write_private(path, conf.encode())
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", program, "config", "check", str(path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=CHECK_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        words = re.sub(r"\Amq\w+: ", "", done.stderr.strip())
+        option = "--set " if program == "raftmq.broker.cli" else "--set-proxy "
+        raise SettingsError(re.sub(rf"{re.escape(str(path))}:\d+: ", option, words))
 
 
 def registration_key(directory: Path) -> Path:
@@ -123,6 +144,9 @@ def command(directory: Path, node: Node) -> list[str]:
             "raftmq.chaos.faults.node" if load_state(directory).faultable else "raftmq.broker.cli"
         )
         return [*python, program, "-c", str(conf)]
+    if node.kind == GRPC_PROXY:
+        conf = node_directory(directory, node).absolute() / "proxy.conf"
+        return [*python, "raftmq.proxy.cli", "-c", str(conf)]
     if node.kind == PROXY:
         links = node_directory(directory, node).absolute() / "links.json"
         control = control_path(directory).absolute()

@@ -60,6 +60,10 @@ class Probe(Protocol):
         (separated by ';') that answers; None if it knows none."""
         ...
 
+    async def listens(self, node: Node) -> bool:
+        """Return whether the node takes connections."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -88,6 +92,9 @@ class RemotingProbe:
         body = await self._ask(node.address, RequestCode.GET_BROKER_RUNTIME_INFO)
         table = body.get("table") if body else None
         return parse_replica(node, table) if isinstance(table, dict) else None
+
+    async def listens(self, node: Node) -> bool:
+        return await listens(node, self._timeout_ms)
 
     async def registered_leader(self, namesrv: str, group: str) -> str | None:
         for address in namesrv.split(";"):
@@ -168,6 +175,17 @@ def _classic_view(node: Node, table: dict[str, str]) -> ReplicaView:
         refuses=table.get("haRefused", ""),
         slaves_in_sync=in_sync,
     )
+
+
+async def listens(node: Node, timeout_ms: float) -> bool:
+    """Return whether something takes connections at the node's address."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            _, writer = await asyncio.open_connection(node.host, node.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 async def replicas(probe: Probe, nodes: Sequence[Node]) -> list[ReplicaView | None]:

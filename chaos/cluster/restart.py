@@ -17,8 +17,10 @@ ORDERLY_S = 60.0  # within which a process must obey SIGTERM
 async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
     """Stop every broker in order and start it again, one at a time, each time waiting until the
     cluster is whole. The leader of each group comes last, so that leadership moves once. Name
-    servers follow, one by one. Raises ClusterError; a process that is down then stays down."""
-    for node in (*await _leaders_last(cluster), *cluster.state().name_servers):
+    servers follow, then gRPC proxies, one by one. Raises ClusterError; a process that is down then
+    stays down."""
+    found = cluster.state()
+    for node in (*await _leaders_last(cluster), *found.name_servers, *found.grpc_proxies):
         await _restart(cluster, node)
         say(f"restarted {node.name}")
 

@@ -11,18 +11,26 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from raftmq.chaos.cluster.clusterfile import NAMESRV, PROXY, ClusterError, ClusterState, Node
+from raftmq.chaos.cluster.clusterfile import (
+    GRPC_PROXY,
+    NAMESRV,
+    PROXY,
+    ClusterError,
+    ClusterState,
+    Node,
+)
 from raftmq.chaos.cluster.linkmap import CLIENTS, link_names
 
 RAFT, PYSYNCOBJ, CLASSIC = "raft", "pysyncobj", "classic"  # engines
 REPLICAS_MAX = 9
 GROUPS_MAX = 16
 NAME_SERVERS_MAX = 8
+PROXIES_MAX = 8
 # Where Apache's servers listen unless told otherwise, further ones as in docker-compose.yml.
-NAME_SERVER_PORT, BROKER_PORT = 9876, 10911
+NAME_SERVER_PORT, BROKER_PORT, GRPC_PORT = 9876, 10911, 8081
 NEXT_BROKER, NEXT_GROUP = 10, 100  # a broker has neighbours: HA +1, HTTP +4, peers +6
 HTTP_SHIFT, PEER_SHIFT = 4, 6
-STANDARD_NAME_SERVERS_MAX = HTTP_SHIFT  # the next one would listen where the first serves HTTP
+STANDARD_MAX = HTTP_SHIFT  # name servers, proxies: the next one would be where the first has HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +78,16 @@ class Shape:
     faultable: bool | None = None  # brokers run over the fault layer
     netns: bool | None = None  # every process on a host of its own: network namespaces, root only
     standard_ports: bool = False  # 9876, 9880, 10911, …, as clients and documents assume them
+    proxies: int | None = None  # gRPC proxies
 
 
 def ports_needed(shape: Shape) -> int:
     """Return how many listeners `plan` will place. Raises ClusterError for an impossible shape."""
     mode, groups, replicas, servers = _sizes(shape)
     per_broker = 1 if mode.engine == CLASSIC else 2
+    others = servers + (shape.proxies or 0)
     links = link_names(_nodes(shape, "", itertools.count(1))) if shape.links else ()
-    return groups * replicas * (per_broker + 1) + servers * 2 + len(links)  # each has HTTP, too
+    return groups * replicas * (per_broker + 1) + others * 2 + len(links)  # each has HTTP, too
 
 
 def standard_ports(shape: Shape) -> list[int]:
@@ -85,23 +95,26 @@ def standard_ports(shape: Shape) -> list[int]:
     mode, groups, replicas, servers = _sizes(shape)
     if shape.links or shape.netns:
         raise ClusterError("standard ports are for a cluster without links and namespaces")
-    if servers > STANDARD_NAME_SERVERS_MAX:
-        most = STANDARD_NAME_SERVERS_MAX
-        raise ClusterError(f"there are standard ports for {most} name servers, not {servers}")
+    proxies = shape.proxies or 0
+    for what, count in (("name servers", servers), ("proxies", proxies)):
+        if count > STANDARD_MAX:
+            raise ClusterError(f"there are standard ports for {STANDARD_MAX} {what}, not {count}")
     brokers = [
         BROKER_PORT + group * NEXT_GROUP + ordinal * NEXT_BROKER
         for group in range(groups)
         for ordinal in range(replicas)
     ]
     names = [NAME_SERVER_PORT + number for number in range(servers)]
+    doors = [GRPC_PORT + number for number in range(proxies)]
     own = (0,) if mode.engine == CLASSIC else (0, PEER_SHIFT)
     listeners = [port + shift for port in brokers for shift in own]
-    return [*listeners, *names, *(port + HTTP_SHIFT for port in (*names, *brokers))]
+    with_http = (*names, *brokers, *doors)
+    return [*listeners, *names, *doors, *(port + HTTP_SHIFT for port in with_http)]
 
 
 def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
-    """Return the nodes of a new cluster: the proxy if it has one, name servers, brokers. Raises
-    ClusterError."""
+    """Return the nodes of a new cluster: the proxy of its links if it has them, name servers,
+    brokers, gRPC proxies. Raises ClusterError."""
     free = iter(ports)
     nodes = _nodes(shape, host, free)
     links = {name: next(free) for name in link_names(nodes)} if shape.links else {}
@@ -135,7 +148,7 @@ def on_hosts(state: ClusterState, name: str, address_of: Callable[[int], str]) -
 
 
 def _nodes(shape: Shape, host: str, free: Iterator[int]) -> tuple[Node, ...]:
-    """Return the name servers, then the brokers."""
+    """Return the name servers, the brokers, then the gRPC proxies."""
     mode, groups, replicas, servers = _sizes(shape)
     brokers = []
     for group in range(groups):
@@ -146,7 +159,30 @@ def _nodes(shape: Shape, host: str, free: Iterator[int]) -> tuple[Node, ...]:
             brokers.append(Node(name, "broker", host, port, peer_port, group_name(group), ordinal))
     names = [NAMESRV if i == 0 else f"{NAMESRV}-{i}" for i in range(servers)]
     own = [Node(name, NAMESRV, host, next(free), 0) for name in names]
-    return (*own, *brokers)
+    return (*own, *brokers, *grpc_proxies(0, shape.proxies or 0, host, free))
+
+
+def grpc_proxies(first: int, count: int, host: str, free: Iterator[int]) -> tuple[Node, ...]:
+    """Return gRPC proxies, the first with this number, without HTTP ports yet."""
+    numbers = range(first, first + count)
+    return tuple(Node(f"{GRPC_PROXY}-{i}", GRPC_PROXY, host, next(free), 0) for i in numbers)
+
+
+def with_proxies(
+    state: ClusterState, wanted: int | None, host: str, free: Iterator[int]
+) -> ClusterState:
+    """Return the cluster with as many gRPC proxies as are wanted (None: as it has), the new ones
+    last. `free` has two ports for each of them. Raises ClusterError for fewer than it has."""
+    has = len(state.grpc_proxies)
+    if wanted is None or wanted == has:
+        return state
+    if wanted < has:
+        raise ClusterError(f"the cluster has {has} gRPC proxies; up does not take any away")
+    if state.netns:
+        raise ClusterError("gRPC proxies cannot be added to a cluster with network namespaces")
+    more = grpc_proxies(has, wanted - has, host, free)
+    more = tuple(replace(node, http_port=next(free)) for node in more)
+    return replace(state, nodes=(*state.nodes, *more))
 
 
 def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> None:
@@ -196,4 +232,6 @@ def _sizes(shape: Shape) -> tuple[Mode, int, int, int]:
     ):
         if not 1 <= count <= most:
             raise ClusterError(f"{what} must be 1 to {most}, not {count}")
+    if not 0 <= (shape.proxies or 0) <= PROXIES_MAX:
+        raise ClusterError(f"proxies must be 0 to {PROXIES_MAX}, not {shape.proxies}")
     return mode, groups, replicas, 0 if shape.namesrv else servers

@@ -1,4 +1,5 @@
-"""Waits until a cluster is whole: every group serves, every replica has what was committed."""
+"""Waits until a cluster is whole: every group serves, every replica has what was committed, and
+every gRPC proxy takes connections."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ async def wait_whole(
     cluster: Cluster, timeout_s: float = WHOLE_TIMEOUT_S, mend: Mend | None = None
 ) -> None:
     """Return once every group has a ready leader and every replica of it answers, follows it and
-    has applied what its group had committed when this was called. `mend` is called with each
-    replica that refuses to follow; if it did something, the time starts again. Raises
-    ClusterError."""
+    has applied what its group had committed when this was called, and every gRPC proxy takes
+    connections. `mend` is called with each replica that refuses to follow; if it did something, the
+    time starts again. Raises ClusterError."""
     deadline = time.monotonic() + timeout_s
     await cluster.wait_serving(timeout_s)
     goals: dict[str, int] = {}
@@ -32,12 +33,14 @@ async def wait_whole(
         goals = goals or _committed(views)
         if all(view is not None and _has(view, goals) for view in views):
             if slaves_missing(cluster.state(), views) is None:
-                return
+                if not await cluster.silent_proxies():
+                    return
         for view in views:
             if mend is not None and view is not None and view.refuses and await mend(view):
                 deadline, goals = time.monotonic() + timeout_s, {}
         if time.monotonic() > deadline:
             states = ", ".join(f"{s.node.name} {_words(s.view)}" for s in statuses)
+            states += "".join(f"; {name} is silent" for name in await cluster.silent_proxies())
             raise ClusterError(f"not whole after {timeout_s:g} s: goal {goals}, applied {states}")
         await asyncio.sleep(POLL_S)
 

@@ -52,9 +52,11 @@ def up(
     standard_ports: bool,
     settings: tuple[str, ...],
     timeout: float,
+    proxies: int | None,
+    proxy_settings: tuple[str, ...],
 ) -> None:
     """Do `mqcluster up`."""
-    wanted = parse_settings(settings)
+    wanted, of_proxies = parse_settings(settings), parse_settings(proxy_settings, "--set-proxy")
 
     async def work(cluster: Cluster) -> None:
         shape = Shape(
@@ -67,12 +69,15 @@ def up(
             faultable,
             netns,
             standard_ports,
+            proxies,
         )
-        found = await cluster.up(shape, wanted, timeout, progress)
+        found = await cluster.up(shape, wanted, timeout, progress, of_proxies)
         click.echo(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
         for server in found.name_servers:
             if server.http and not found.netns:
                 click.echo(f"dashboard: http://{server.http}/")
+        if found.grpc_proxies:
+            click.echo(f"gRPC: {';'.join(node.address for node in found.grpc_proxies)}")
         show(await cluster.status())
 
     run(directory, work)
@@ -136,6 +141,7 @@ def remove_member(directory: Path, name: str, timeout: float) -> None:
     """Do `mqcluster remove`."""
 
     async def work(cluster: Cluster) -> None:
+        progress(f"taking {name} out of its group")
         node, how = await members.remove(cluster, name, timeout)
         click.echo(f"{name} is no member of {node.group} any more; its process: {how}")
 
@@ -159,6 +165,7 @@ def restart(directory: Path, rolling: bool) -> None:
         if rolling:
             await restart_rolling(cluster, click.echo)
         else:
+            progress("stopping everything, and starting it again")
             await restart_all(cluster)
         show(await cluster.status())
 
@@ -169,6 +176,7 @@ def down(directory: Path, timeout: float) -> None:
     """Do `mqcluster down`."""
 
     async def work(cluster: Cluster) -> None:
+        progress("stopping brokers in order, then name servers")
         for name, how in (await cluster.down(timeout)).items():
             click.echo(f"{name}: {how}")
 
@@ -181,13 +189,13 @@ def progress(words: str) -> None:
         click.echo(words, err=True)
 
 
-def parse_settings(settings: tuple[str, ...]) -> dict[str, str]:
+def parse_settings(settings: tuple[str, ...], option: str = "--set") -> dict[str, str]:
     """Return `key=value` texts as a mapping. Raises click.BadParameter."""
     found: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
-            raise click.BadParameter(f"expected KEY=VALUE, found {setting!r}", param_hint="--set")
+            raise click.BadParameter(f"expected KEY=VALUE, found {setting!r}", param_hint=option)
         found[key.strip()] = value.strip()
     return found
 
@@ -214,6 +222,9 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
     except ClusterError as error:
         told = WrongSettings if isinstance(error, SettingsError) else click.ClickException
         raise told(str(error)) from error
+    except OSError as error:  # a directory that cannot be made, a disk that is full
+        words = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise click.ClickException(words) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise click.Abort from None
 

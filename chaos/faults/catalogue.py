@@ -7,6 +7,7 @@ that a machine or a cluster cannot do are reported with the reason, never skippe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ from raftmq.chaos.faults import (
 )
 from raftmq.chaos.faults.base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
 from raftmq.chaos.faults.plan import Want
+from raftmq.chaos.faults.select import SELECTORS
+
+_NODE_NAME = re.compile(r"[a-z]+\d+")  # n0; which ones there are is known once a cluster runs
 
 REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
     **process.KINDS,
@@ -126,4 +130,9 @@ def _parse_part(text: str) -> Want:
             raise ClusterError(f"{text!r}: {kind.name} has no {key}; it has {known}")
     if for_s < 0:
         raise ClusterError(f"{text!r}: for={for_s:g} is in the past")
+    if whom.strip() and whom.strip() not in SELECTORS and not _NODE_NAME.fullmatch(whom.strip()):
+        known = ", ".join(SELECTORS)
+        raise ClusterError(
+            f"{text!r}: no target {whom.strip()!r}; there are {known}, or a node: n0"
+        )
     return Want(kind, whom.strip(), for_s, params)

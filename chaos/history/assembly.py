@@ -33,8 +33,10 @@ from raftmq.chaos.history.events import (
 from raftmq.chaos.history.later import (
     Decision,
     Delivery,
+    Ended,
     GivenBack,
     LockAsked,
+    Popped,
     Post,
     Scanned,
     Stored,
@@ -82,6 +84,8 @@ TAKERS: Mapping[str, Callable[[Record], Event]] = {
     "stored": _taker(Kind.STORED, Stored),
     "scan": _taker(Kind.SCANNED, Scanned),
     "work": _taker(Kind.WORKED, Worked),
+    "pop": _taker(Kind.POPPED, Popped),
+    "pop_end": _taker(Kind.POP_ENDED, Ended),
     "lock": _taker(Kind.LOCK_ASKED, LockAsked, granted=False),
 }
 

@@ -61,6 +61,8 @@ class Kind(IntEnum):
     SCANNED = 24
     WORKED = 25
     LOCK_ASKED = 26
+    POPPED = 27
+    POP_ENDED = 28
 
 
 @dataclass(slots=True)

@@ -142,6 +142,37 @@ class LockAsked:
     granted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Popped:
+    """A consumer popped a message, with a request that it sent at `began_ns` (the history's clock);
+    the message is invisible from some time since then on. `times`: how often it came before."""
+
+    t_ns: int
+    process: str
+    work: str
+    group: str
+    topic: str
+    id: str
+    began_ns: int
+    invisible_ms: int
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A consumer acknowledges a popped message (`what` ack) or changes its time (change): it begins
+    to (OPEN), was answered (OK), was told that the handle is void (FAIL), or does not know."""
+
+    t_ns: int
+    outcome: Outcome
+    op: int
+    process: str
+    work: str
+    id: str
+    what: str
+    invisible_ms: int
+
+
 def all_sends(history: History) -> list[Send]:
     """Return everything that was sent, for figures and charts: sends, and posts as sends."""
     posts: dict[int, Send] = {}

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from raftmq.chaos.cluster.clusterfile import Node, load_state
-from raftmq.chaos.cluster.probe import ReplicaView
+from raftmq.chaos.cluster.probe import ReplicaView, listens
 
 ACCOUNT = "$G"  # of clients that give no name
 META, OF_STREAMS = "_meta_", "S-"  # Raft groups: of all servers; of streams, by their names' begin
@@ -51,6 +51,9 @@ class NatsProbe:
         if view.leads and view.term >= self._leads.get(view.group, (0, ""))[0]:
             self._leads[view.group] = view.term, view.node
         return view
+
+    async def listens(self, node: Node) -> bool:
+        return await listens(node, TIMEOUT_S * 1000)
 
     async def registered_leader(self, namesrv: str, group: str) -> str | None:
         """Return the address of the last leader seen: clients need no name server."""

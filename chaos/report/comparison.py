@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from raftmq.chaos.report.page import (
-    STYLE,
     PageTable,
     Row,
-    chart_sections,
-    ms_text,
+    again,
     recovery_figure,
     table,
 )
-from raftmq.chaos.report.recovery import Recovery
+from raftmq.chaos.report.recovery import Recovery, ms_text
+from raftmq.ops.page import chart_sections, document
 
 LOST_ROWS_MAX = 100  # of each engine; the rest is in its run's verdict.json
 
@@ -52,13 +51,17 @@ def summary_rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
             (
                 candidate.name,
                 f"{candidate.calm_per_s:,.0f}" if candidate.calm_per_s else "",
-                *(f"{latency[name]:,.1f}" for name in ("p50", "p99", "p999")),
+                *(_figure(latency[name]) for name in ("p50", "p99", "p999")),
                 *(f"{load[name]:,}" for name in ("sent", "ok", "unknown", "fail")),
                 *(f"{counts[name]:,}" for name in COUNTS),
                 data["verdict"],
             )
         )
     return rows
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
 
 
 def recovery_rows(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -102,15 +105,11 @@ def comparison_page(title: str, command: str, candidates: Sequence[Candidate]) -
     charts = []
     if any(r.worst_client_ms is not None for of_name in found.values() for r in of_name):
         charts.append(recovery_figure(found))
-    repeat = html.escape(command)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><main>"
+    return document(
+        title,
         f"<h1>{html.escape(title)}</h1>"
         f"{table(tables[0])}{table(tables[1])}{chart_sections(charts)}"
-        f"{''.join(table(other) for other in tables[2:])}"
-        f"<section><h2>Do it again</h2><pre>{repeat}</pre></section></main></body></html>"
+        f"{''.join(table(other) for other in tables[2:])}{again(command)}",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from raftmq.chaos.history.events import History, Outcome
 from raftmq.chaos.history.later import all_sends
-from raftmq.chaos.report.recovery import percentile
+from raftmq.chaos.report.recovery import carried
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -15,12 +15,13 @@ NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latencies of acknowledged sends, in ms from the moment each was due; 0 for none."""
+    """Latencies of acknowledged sends, in ms from the moment each was due; None where there are
+    too few for it (recovery.carried)."""
 
-    p50: float
-    p99: float
-    p999: float
-    max: float
+    p50: float | None
+    p99: float | None
+    p999: float | None
+    max: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,8 @@ def load_of(history: History) -> Load:
     begin_ns = min((send.due_ns for send in sends), default=0)
     end_ns = max((max(send.done_ns, send.due_ns) for send in sends), default=0)
     acknowledged = sorted(s.done_ns - s.due_ns for s in sends if s.outcome is Outcome.OK)
-    figures = [0.0] * 4
-    if acknowledged:
-        figures = [percentile(acknowledged, part) / NS_PER_MS for part in (0.5, 0.99, 0.999, 1.0)]
+    in_ms = [took_ns / NS_PER_MS for took_ns in acknowledged]
+    figures = [carried(in_ms, part) for part in (0.5, 0.99, 0.999, 1.0)]
     return Load(
         len(sends),
         counts[Outcome.OK],

@@ -11,14 +11,15 @@ from typing import Any
 
 from raftmq.chaos.checks.delayed import WORK
 from raftmq.chaos.history.events import History, Kind
-from raftmq.chaos.report.recovery import percentile
+from raftmq.chaos.report.recovery import carried, percentile
 
 NS_PER_S = 1_000_000_000
 BUCKET_S = 5
 
 
 def lateness_of(history: History) -> dict[str, Any]:
-    """Return percentiles, and p50 and max for each five seconds of arrivals; {} for none."""
+    """Return percentiles (None: too few), and p50 and max for each five seconds of arrivals; {} for
+    none."""
     delays: dict[str, int] = {}
     waiting: dict[str, int] = {}
     came: dict[str, tuple[int, int]] = {}  # → store time for consumers, when it was consumed
@@ -41,7 +42,7 @@ def lateness_of(history: History) -> dict[str, Any]:
     series = [(at_s, sorted(values)) for at_s, values in sorted(buckets.items())]
     return {
         "count": len(late),
-        "ms": {name: percentile(late, part) for name, part in figures.items()},
+        "ms": {name: carried(late, part) for name, part in figures.items()},
         "series": {
             "at_s": [at_s for at_s, _ in series],
             "p50_ms": [percentile(values, 0.5) for _, values in series],

@@ -11,50 +11,20 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from raftmq.chaos.checks.verdict import Check, Verdict, merge
 from raftmq.chaos.history.events import History, Outcome
 from raftmq.chaos.history.later import all_sends
-from raftmq.chaos.report.recovery import Recovery, Spread, by_kind, recoveries, spread
+from raftmq.chaos.report.recovery import Recovery, Spread, by_kind, ms_text, recoveries, spread
 from raftmq.chaos.report.series import Series, series_of
+from raftmq.ops.page import chart_sections, document, key, section
+from raftmq.ops.svg import Lanes, Panel, Scale
+from raftmq.ops.svg import by_kind as dots_by_kind
 
-COLOURS = {Outcome.OK: "#1a9850", Outcome.UNKNOWN: "#e6961e", Outcome.FAIL: "#d73027"}
-CONSUMED = "#4575b4"
-LEADER = "#6a51a3"
-DOWN = "rgba(215,48,39,0.13)"
-LABELS_MAX = 8  # faults that get words in the chart; more would lie on each other
+STYLES = {Outcome.OK: "ok", Outcome.UNKNOWN: "vague", Outcome.FAIL: "bad"}
+LANES_MAX = 4  # lines of words in the chart, which do not touch; further ones are tooltips alone
+STRIP_HEIGHT = 18.0
 LOST_ROWS_MAX = 200  # the rest is in verdict.json
-STRIP_COLOURS = ((0.0, "#d73027"), (0.5, "#fdae61"), (0.98, "#d9ef8b"), (1.0, "#1a9850"))
-
-STYLE = """
-:root{color-scheme:light;--ink:#1c2733;--soft:#5b6b7b;--line:#dde4ea;--page:#f5f7f9}
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);
-  font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-main{max-width:1100px;margin:0 auto;padding:20px 14px 48px}
-h1{font-size:1.5rem;line-height:1.25;margin:0 0 4px}
-h2{font-size:1.08rem;margin:0 0 10px}
-p{margin:0 0 8px}.soft{color:var(--soft)}
-.badge{display:inline-block;border-radius:99px;padding:2px 12px;color:#fff;font-weight:600}
-.pass{background:#1a9850}.fail{background:#d73027}.unknown{background:#b27408}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(132px,1fr));gap:10px;
-  margin:18px 0}
-.tile,section{background:#fff;border:1px solid var(--line);border-radius:10px}
-.tile{padding:10px 14px}.tile b{display:block;font-size:1.3rem;font-variant-numeric:tabular-nums}
-.tile span{color:var(--soft);font-size:.86rem}
-section{padding:16px;margin:14px 0;overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:7px 10px 7px 0;border-top:1px solid var(--line);
-  vertical-align:top}
-thead th{border-top:0;color:var(--soft);font-weight:500;font-size:.86rem}
-td small{color:var(--soft);display:block;overflow-wrap:anywhere}
-pre{background:#1c2733;color:#e8eef3;border-radius:8px;padding:12px;overflow-x:auto;
-  font-size:.86rem;margin:0}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +92,13 @@ def send_tiles(history: History) -> tuple[tuple[str, str], ...]:
     for send in sends:
         counts[send.outcome] += 1
     vague = counts[Outcome.UNKNOWN] + counts[Outcome.OPEN]
+    shed = sum(send.shed for send in sends)
     return (
         (f"{len(sends):,}", "sent"),
         (f"{counts[Outcome.OK]:,}", "acknowledged"),
         (f"{vague:,}", "outcome unknown"),
-        (f"{counts[Outcome.FAIL]:,}", "failed for certain"),
+        (f"{counts[Outcome.FAIL] - shed:,}", "failed for certain"),
+        *([(f"{shed:,}", "never made: backlog full")] if shed else []),
     )
 
 
@@ -136,9 +108,9 @@ def recovery_tiles(found: Sequence[Recovery]) -> tuple[tuple[str, str], ...]:
     if times is None:
         return ()
     return (
-        (f"{times.p50:,.0f} ms", "recovery p50"),
-        (f"{times.p99:,.0f} ms", "recovery p99"),
-        (f"{times.max:,.0f} ms", "recovery max"),
+        (ms_text(times.p50), "recovery p50"),
+        *([(ms_text(times.p99), "recovery p99")] if times.p99 is not None else []),
+        (ms_text(times.max), "recovery max"),
     )
 
 
@@ -232,202 +204,118 @@ def render(page: Page, history: History) -> str:
         for value, label in page.tiles
     )
     mark = page.verdict.value
-    words = {"pass": "everything holds", "fail": "something is wrong", "unknown": "not decided"}
-    command = ""
-    if page.command:
-        repeat = html.escape(page.command)
-        command = f"<section><h2>Do it again</h2><pre>{repeat}</pre></section>"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(page.title)}</title><style>{STYLE}</style></head><body><main>"
+    words = {
+        "pass": "everything holds",
+        "fail": "something is wrong",
+        "unknown": "not decided",
+        "invalid": "the experiment did not take place",
+    }
+    return document(
+        page.title,
         f"<h1>{html.escape(page.title)}</h1>"
         f'<p class="soft">{html.escape(page.subtitle)}</p>'
         f'<p><span class="badge {mark}">{words[mark]}</span></p>'
         f'<div class="tiles">{tiles}</div>{chart_sections(charts)}'
-        f"{''.join(table(part) for part in page.tables)}{command}</main></body></html>"
+        f"{''.join(table(part) for part in page.tables)}"
+        f"{again(page.command) if page.command else ''}",
     )
 
 
-def chart_sections(charts: Sequence[go.Figure]) -> str:
-    """Put each chart in a section; the library comes with the first."""
-    parts = []
-    for number, chart in enumerate(charts):
-        body = chart.to_html(
-            full_html=False,
-            include_plotlyjs=number == 0,
-            config={"displaylogo": False, "responsive": True},
-        )
-        parts.append(f"<section>{body}</section>")
-    return "".join(parts)
-
-
-def figure(series: Series) -> go.Figure:
+def figure(series: Series) -> str:
     """Draw throughput, latency (log) and availability, with faults and leaders across all three."""
-    chart = make_subplots(
-        rows=3,
-        cols=1,
-        shared_xaxes=True,
-        vertical_spacing=0.07,
-        row_heights=[0.38, 0.44, 0.18],
-        subplot_titles=(
-            "messages a second",
-            "time to acknowledge, ms",
-            "each client: share of sends acknowledged within 1 s",
-        ),
-    )
-    _add_rates(chart, series)
-    _add_latencies(chart, series)
-    _add_strips(chart, series)
-    _add_faults(chart, series)
-    chart.update_yaxes(rangemode="tozero", row=1, col=1)
-    chart.update_yaxes(type="log", row=2, col=1)
-    chart.update_xaxes(title_text="seconds", row=3, col=1, range=[0, series.end_s])
-    chart.update_layout(
-        template="plotly_white",
-        height=760 + 18 * len(series.strips),
-        margin={"l": 84, "r": 12, "t": 56, "b": 40},
-        legend={"orientation": "h", "y": -0.08, "yanchor": "top"},
-        hovermode="x",
-        font={"family": "system-ui, sans-serif", "size": 13},
-    )
-    return chart
+    return "".join((_legend(), _rates(series), _latencies(series), _strips(series)))
 
 
-def recovery_figure(found: Mapping[str, Sequence[Recovery]]) -> go.Figure:
+def recovery_figure(found: Mapping[str, Sequence[Recovery]]) -> str:
     """Draw every recovery time as a dot, by kind of fault; one colour per name (a mode or "")."""
-    chart = go.Figure()
+    times: dict[tuple[str, str], list[float]] = {}
     for name, of_name in found.items():
-        for label, values in (
-            ("any client", [(r, r.everybody_ms) for r in of_name]),
-            ("slowest client", [(r, r.worst_client_ms) for r in of_name]),
-        ):
-            known = [(r, ms) for r, ms in values if ms is not None]
-            if known:
-                chart.add_box(
-                    x=[r.name for r, _ in known],
-                    y=[ms for _, ms in known],
-                    name=f"{name}: {label}" if name else label,
-                    boxpoints="all",
-                    jitter=0.5,
-                    pointpos=0,
-                    marker={"size": 4},
-                )
-    chart.update_yaxes(type="log", title_text="ms")
-    chart.update_layout(
-        title="From each fault to the next acknowledged send",
-        template="plotly_white",
-        boxmode="group",
-        height=460,
-        margin={"l": 56, "r": 12, "t": 56, "b": 40},
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top"},
-        font={"family": "system-ui, sans-serif", "size": 13},
+        for recovery in of_name:
+            for label, ms in (
+                ("any client", recovery.everybody_ms),
+                ("slowest client", recovery.worst_client_ms),
+            ):
+                if ms is not None:
+                    words = f"{name}: {label}" if name else label
+                    times.setdefault((recovery.name, words), []).append(ms)
+    rows = [(kind, label, values) for (kind, label), values in sorted(times.items())]
+    labels = sorted({label for _, label, _ in rows})
+    return dots_by_kind("From each fault to the next acknowledged send", labels, rows)
+
+
+def _legend() -> str:
+    words = (
+        ("ok", "acknowledged"),
+        ("vague", "outcome unknown"),
+        ("bad", "failed"),
+        ("blue", "consumed; p50"),
+        ("violet", "a new leader"),
     )
-    return chart
+    return key((f'<i style="background:var(--{name})"></i>', text) for name, text in words)
 
 
-def _add_strips(chart: go.Figure, series: Series) -> None:
-    if not series.strips:
-        return
-    chart.add_heatmap(
-        x=series.strips[0].at_s,
-        y=[strip.client for strip in series.strips],
-        z=[strip.share for strip in series.strips],
-        zmin=0,
-        zmax=1,
-        colorscale=STRIP_COLOURS,
-        showscale=False,
-        ygap=2,
-        row=3,
-        col=1,
-    )
+def _time(series: Series) -> Scale:
+    return Scale.across(0.0, series.end_s or 1.0)
 
 
-def _add_rates(chart: go.Figure, series: Series) -> None:
-    names = {
-        Outcome.OK: "acknowledged",
-        Outcome.UNKNOWN: "outcome unknown",
-        Outcome.FAIL: "failed",
-    }
+def _rates(series: Series) -> str:
+    shown = [*series.rates.values(), series.consumed]
+    most = max((value for rate in shown for value in rate.per_s), default=1.0)
+    y = Scale.upright(0.0, most * 1.3, 230)
+    panel = Panel("messages a second", _time(series), y, 230)
+    _faults(panel, series, worded=True)
+    panel.line(series.consumed.at_s, series.consumed.per_s, "consumed")
     for outcome, rate in series.rates.items():
-        if rate.at_s:
-            line = {"color": COLOURS[outcome], "width": 2}
-            chart.add_scatter(
-                x=rate.at_s, y=rate.per_s, name=names[outcome], line=line, row=1, col=1
-            )
-    if series.consumed.at_s:
-        line = {"color": CONSUMED, "width": 1.5, "dash": "dot"}
-        rate = series.consumed
-        chart.add_scatter(x=rate.at_s, y=rate.per_s, name="consumed", line=line, row=1, col=1)
+        panel.line(rate.at_s, rate.per_s, STYLES[outcome])
+    return panel.svg()
 
 
-def _add_latencies(chart: go.Figure, series: Series) -> None:
+def _latencies(series: Series) -> str:
     latency = series.latency
-    for name, values, colour in (
-        ("p50", latency.p50_ms, "#91cf60"),
-        ("p99", latency.p99_ms, COLOURS[Outcome.OK]),
-    ):
-        if values:
-            line = {"color": colour, "width": 2}
-            chart.add_scatter(x=latency.at_s, y=values, name=name, line=line, row=2, col=1)
-    names = {
-        Outcome.OK: "slowest acknowledged",
-        Outcome.UNKNOWN: "unknown, given up",
-        Outcome.FAIL: "failed",
-    }
+    values = [ms for dots in series.dots.values() for ms in dots.ms] + latency.p50_ms
+    low = max(min(values, default=1.0), 0.01)
+    y = Scale.upright(low, max(max(values, default=1.0), low * 10), 270, log=True)
+    title = "time to acknowledge, ms: p50, p99, and the slowest one by one"
+    panel = Panel(title, _time(series), y, 270)
+    _faults(panel, series, worded=False)
     for outcome, dots in series.dots.items():
-        if dots.at_s:
-            marker = {"color": COLOURS[outcome], "size": 5, "opacity": 0.6}
-            chart.add_scatter(
-                x=dots.at_s,
-                y=dots.ms,
-                name=names[outcome],
-                mode="markers",
-                marker=marker,
-                row=2,
-                col=1,
-            )
+        panel.dots(dots.at_s, dots.ms, STYLES[outcome])
+    panel.line(latency.at_s, latency.p50_ms, "median")
+    panel.line(latency.at_s, latency.p99_ms, "ok")
+    return panel.svg()
 
 
-def _add_faults(chart: go.Figure, series: Series) -> None:
-    """Draw bands and lines over all rows, all shapes at once: adding one looks at all others."""
-    worded = len(series.bands) <= LABELS_MAX
-    shapes = []
-    for band in series.bands:
-        width_s = max(band.to_s - band.from_s, series.end_s / 400)
-        shapes.append(_shape("rect", band.from_s, width_s, fillcolor=DOWN, line={"width": 0}))
-        line = {"color": COLOURS[Outcome.FAIL], "width": 1.5}
-        shapes.append(_shape("line", band.from_s, 0.0, line=line))
-        if worded:
-            words = f"{band.kind} {band.nodes}".strip()
-            _add_words(chart, band.from_s, words, COLOURS[Outcome.FAIL], 1.0)
-    for at_s, node, term in series.leaders:
-        line = {"color": LEADER, "width": 1, "dash": "dash"}
-        shapes.append(_shape("line", at_s, 0.0, line=line))
-        if worded:
-            _add_words(chart, at_s, f"{node} leads term {term}", LEADER, 0.93)
-    chart.update_layout(shapes=shapes)
-
-
-def _shape(kind: str, at_s: float, width_s: float, **style: Any) -> dict[str, Any]:
-    """Return a shape from top to bottom of the figure."""
-    place = {"x0": at_s, "x1": at_s + width_s, "y0": 0, "y1": 1, "xref": "x", "yref": "paper"}
-    return {"type": kind, "layer": "below" if kind == "rect" else "above", **place, **style}
-
-
-def _add_words(chart: go.Figure, at_s: float, words: str, colour: str, height: float) -> None:
-    chart.add_annotation(
-        x=at_s,
-        y=height,
-        xref="x",
-        yref="y domain",
-        text=words,
-        showarrow=False,
-        xanchor="left",
-        yanchor="top",
-        font={"size": 11, "color": colour},
-        bgcolor="rgba(255,255,255,0.7)",
+def _strips(series: Series) -> str:
+    if not series.strips:
+        return ""
+    height = STRIP_HEIGHT * len(series.strips)
+    panel = Panel(
+        "each client: share of sends acknowledged within 1 s", _time(series), None, height
     )
+    for number, strip in enumerate(series.strips):
+        panel.strip(number, STRIP_HEIGHT, strip.at_s, strip.share, strip.client, series.bucket_s)
+    return panel.svg(" s")
+
+
+def _faults(panel: Panel, series: Series, *, worded: bool) -> None:
+    """Draw faults as bands and new leaders as lines, with words that do not touch."""
+    lanes = Lanes(LANES_MAX)
+    marks = [
+        (band.from_s, band.to_s, "fault", f"{band.kind} {band.nodes}".strip())
+        for band in series.bands
+    ]
+    marks += [
+        (at_s, at_s, "leads", f"{node} leads term {term}") for at_s, node, term in series.leaders
+    ]
+    for begin, end, style, words in sorted(marks):
+        panel.band(begin, end, style, words)
+        if worded:
+            panel.words(begin, words, style, lanes)
+
+
+def again(command: str) -> str:
+    """Return the section that says how the page was made."""
+    return section(f"<h2>Do it again</h2><pre>{html.escape(command)}</pre>")
 
 
 def table(part: PageTable) -> str:
@@ -445,12 +333,7 @@ def table(part: PageTable) -> str:
             mark = row.mark
             cells.append(f'<span class="badge {mark}">{mark}</span>' if mark else "")
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return (
-        f"<section><h2>{html.escape(part.title)}</h2><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></section>"
+    return section(
+        f"<h2>{html.escape(part.title)}</h2><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
-
-
-def ms_text(value: float | None) -> str:
-    """Format a time for a table."""
-    return "none" if value is None else f"{value:,.0f} ms"

@@ -57,11 +57,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles (nearest rank) over many values, in ms."""
+    """Percentiles (nearest rank) over many values, in ms; p99 None: too few (`carried`)."""
 
     count: int
     p50: float
-    p99: float
+    p99: float | None
     max: float
 
 
@@ -104,13 +104,25 @@ def spread(values: Iterable[float]) -> Spread | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    return Spread(len(ordered), percentile(ordered, 0.50), percentile(ordered, 0.99), ordered[-1])
+    return Spread(len(ordered), percentile(ordered, 0.50), carried(ordered, 0.99), ordered[-1])
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
     """Return the nearest rank in an ascending, non-empty sequence."""
     rank = -(-len(ordered) * fraction // 1)  # ceiling
     return ordered[max(0, int(rank) - 1)]
+
+
+def carried(ordered: Sequence[float], fraction: float) -> float | None:
+    """Return the percentile if enough values carry it, one of them beyond it at least: 100 for
+    p99, 1,000 for p99.9. A median is given from one value on. None: too few."""
+    needed = 1 if fraction <= 0.5 or fraction == 1.0 else round(1 / (1 - fraction))
+    return percentile(ordered, fraction) if len(ordered) >= needed else None
+
+
+def ms_text(value: float | None, digits: int = 0) -> str:
+    """Format a time for a person; `-` where there are too few values for it."""
+    return "-" if value is None else f"{value:,.{digits}f} ms"
 
 
 def summary(found: Sequence[Recovery]) -> dict[str, Any]:
@@ -134,7 +146,7 @@ def _summary(found: Sequence[Recovery]) -> dict[str, Any]:
     }
 
 
-def _plain(found: Spread | None) -> dict[str, float] | None:
+def _plain(found: Spread | None) -> dict[str, float | None] | None:
     if found is None:
         return None
     return {"count": found.count, "p50_ms": found.p50, "p99_ms": found.p99, "max_ms": found.max}

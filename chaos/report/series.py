@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from raftmq.chaos.history.events import Fault, History, Kind, Outcome, Send
 from raftmq.chaos.history.later import all_sends
-from raftmq.chaos.report.recovery import inflicted, percentile
+from raftmq.chaos.report.recovery import carried, inflicted, percentile
 
 BUCKETS_MAX = 400
 BUCKET_SIZES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -38,7 +38,7 @@ class Latency:
 
     at_s: list[float]
     p50_ms: list[float]
-    p99_ms: list[float]
+    p99_ms: list[float | None]  # None: fewer sends than a p99 takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _latency(sends: Iterable[Send], zero: int, bucket_s: float) -> Latency:
         ordered = sorted(_ms(send) for send in members)
         latency.at_s.append((number + 0.5) * bucket_s)
         latency.p50_ms.append(percentile(ordered, 0.50))
-        latency.p99_ms.append(percentile(ordered, 0.99))
+        latency.p99_ms.append(carried(ordered, 0.99))
     return latency
 
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.chaos.report.page import STYLE, PageTable, Row, ms_text, table
+from raftmq.chaos.report.page import PageTable, Row, again, table
+from raftmq.chaos.report.recovery import ms_text
+from raftmq.ops.page import document
 
 # Names of checks.
 REPLICAS_DIFFER, WHOLE = "replicas differ", "whole again after each fault"
@@ -109,11 +111,4 @@ def side_by_side_page(schedules: Sequence[Schedule], command: str) -> str:
         said = [f"faults: {' '.join(schedule.wishes)}", *reasons(schedule)]
         parts += [f"<p class='soft'>{html.escape(words)}</p>" for words in said]
     title = "Jepsen's schedules, side by side"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body><main>"
-        f"<h1>{title}</h1>{''.join(parts)}"
-        f"<section><h2>Do it again</h2><pre>{html.escape(command)}</pre></section>"
-        "</main></body></html>"
-    )
+    return document(title, f"<h1>{title}</h1>{''.join(parts)}{again(command)}")

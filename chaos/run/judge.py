@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from raftmq.chaos.checks.experiment import took_place
 from raftmq.chaos.checks.suite import (
     BY_CLIENT_RETRY,
     LOST,
@@ -70,7 +71,7 @@ def judge(
     say("checking the history")
     history = read_history(path)
     suite = suite_of(history)
-    checks = suite.results()
+    checks = (took_place(history), *suite.results())
     if stuck is not None:
         checks = (*checks, whole_check(history, stuck))
     found = recoveries(history)

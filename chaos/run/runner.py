@@ -20,12 +20,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raftmq.chaos.checks.experiment import PLANNED
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from raftmq.chaos.cluster.compose import ComposeCluster
 from raftmq.chaos.cluster.credentials import signing
 from raftmq.chaos.cluster.topology import RAFT, Shape, nodes_of
-from raftmq.chaos.cluster.whole import WHOLE_TIMEOUT_S
+from raftmq.chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
 from raftmq.chaos.faults import power
 from raftmq.chaos.faults.base import Context, Planned
 from raftmq.chaos.faults.links import Links
@@ -85,11 +86,15 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
         if scenario.wishes and not wants:
             raise ClusterError(f"nothing of this scenario can be done here: {'; '.join(skipped)}")
         plan = make_plan(config.seed, wants, config.minutes, config.repeats)
+        if config.system is OURS:
+            say("waiting until the cluster is whole")
+            await wait_whole(cluster)
         with HistoryWriter(
             path,
             seed=config.seed,
             scenario=scenario.name,
             command=command,
+            **{PLANNED: len(plan)},
             **config.system.meta(state),
         ) as history:
             for words in skipped:

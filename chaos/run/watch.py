@@ -19,7 +19,7 @@ from rich.table import Table
 from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Check, Verdict
 from raftmq.chaos.history.files import Follower
-from raftmq.chaos.report.recovery import percentile
+from raftmq.chaos.report.recovery import carried, ms_text
 
 WINDOW_NS = 2_000_000_000  # rates and latencies are of the last two seconds
 RECENT_MAX = 400_000  # sends in the window; beyond, the oldest are forgotten
@@ -29,6 +29,7 @@ MARKS = {
     Verdict.PASS: "[green]pass[/]",
     Verdict.FAIL: "[bold red]FAIL[/]",
     Verdict.UNKNOWN: "[yellow]unknown[/]",
+    Verdict.INVALID: "[bold magenta]INVALID[/]",
 }
 
 
@@ -108,8 +109,8 @@ class Scene:
             f"acknowledged {rates.get('ok', 0.0):,.0f}/s",
             f"unknown {rates.get('unknown', 0.0):,.0f}/s",
             f"failed {rates.get('fail', 0.0):,.0f}/s",
-            f"p50 {percentile(took, 0.5):,.1f} ms" if took else "p50 none",
-            f"p99 {percentile(took, 0.99):,.1f} ms" if took else "p99 none",
+            f"p50 {ms_text(carried(took, 0.5), 1)}",
+            f"p99 {ms_text(carried(took, 0.99), 1)}",
         )
         load.add_row(
             f"{self.counts['ok']:,} of {self.counts['sent']:,}",

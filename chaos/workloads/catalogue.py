@@ -12,6 +12,7 @@ from raftmq.chaos.workloads.load import GROUP, LOG, ONCE, ORDERED, MessagesConfi
 from raftmq.chaos.workloads.locks import locks_workload
 from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
 from raftmq.chaos.workloads.metadata import MetadataWorkload
+from raftmq.chaos.workloads.pops import pop_workload
 from raftmq.chaos.workloads.retries import retries_workload
 from raftmq.chaos.workloads.transactions import transactions_workload
 
@@ -25,6 +26,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "delayed": delayed_workload,
     "retries": retries_workload,
     "locks": locks_workload,
+    "pop": pop_workload,
 }
 # Settings for clusters that are started for a workload, so that nobody waits for hours.
 SETTINGS: Mapping[str, Mapping[str, str]] = {

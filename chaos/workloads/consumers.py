@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from typing import Protocol
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.credentials import signing
@@ -104,6 +105,11 @@ class ConsumerGroup:
         await self._members.pop(name).stop()
         self._note("leave", name)
 
+    async def lag(self, admin: Admin, queues: Sequence[MessageQueue]) -> int | None:
+        """Return the messages that the group has not committed yet; None while somebody does not
+        answer."""
+        return await group_lag(admin, self.group, queues)
+
     async def wait_shared_out(self, queues: Sequence[MessageQueue], timeout_s: float) -> None:
         """Return once these queues are shared out. Raises ClusterError after `timeout_s`."""
         await wait_until(
@@ -140,6 +146,26 @@ async def wait_until(
         await asyncio.sleep(POLL_S)
 
 
+class Consumers(Protocol):
+    """Consumers of one group on one topic, as workloads need them."""
+
+    topic: str
+    group: str
+
+    async def __aenter__(self) -> Consumers: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def join(self, name: str) -> None:
+        """Let a consumer with that new name join."""
+
+    async def wait_shared_out(self, queues: Sequence[MessageQueue], timeout_s: float) -> None:
+        """Return once all consume. Raises ClusterError after `timeout_s`."""
+
+    async def lag(self, admin: Admin, queues: Sequence[MessageQueue]) -> int | None:
+        """Return the messages that are not consumed; None while somebody does not answer."""
+
+
 async def group_lag(admin: Admin, group: str, queues: Sequence[MessageQueue]) -> int | None:
     """Return the messages the group has not committed yet; None while somebody does not answer."""
     at_once = asyncio.Semaphore(LAG_AT_ONCE)
@@ -159,13 +185,13 @@ async def group_lag(admin: Admin, group: str, queues: Sequence[MessageQueue]) ->
 async def drain_group(
     admin: Admin,
     history: HistoryWriter,
-    group: ConsumerGroup,
+    group: Consumers,
     queues: Sequence[MessageQueue],
     timeout_s: float,
 ) -> bool:
-    """Wait until the group has committed the end of every queue; record whether it did."""
+    """Wait until the group has consumed all of every queue; record whether it did."""
     return await _wait_drained(
-        lambda: group_lag(admin, group.group, queues), history, group.topic, group.group, timeout_s
+        lambda: group.lag(admin, queues), history, group.topic, group.group, timeout_s
     )
 
 

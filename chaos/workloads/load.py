@@ -15,6 +15,7 @@ DESCRIPTIONS = {
     "transactions": "committed, rolled back, or decided when a broker asks",
     "delayed": "messages that come after their delay, never before",
     "retries": "consumers that fail: comes again, in the end a dead letter",
+    "pop": "messages popped and acknowledged, or not: done with once, none early",
     "locks": "orderly consumers that take their time, leave and come back",
 }
 

@@ -21,7 +21,7 @@ from raftmq.chaos.cluster.credentials import signing
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks
-from raftmq.chaos.workloads.consumers import POLL_S, ConsumerGroup, drain_group
+from raftmq.chaos.workloads.consumers import POLL_S, ConsumerGroup, Consumers, drain_group
 from raftmq.chaos.workloads.log import NS_PER_S
 from raftmq.chaos.workloads.messages import all_queues
 from raftmq.client import (
@@ -358,7 +358,7 @@ class Work(Protocol):
     async def begin(self, stack: AsyncExitStack) -> None:
         """Start more than the consumers, before they join."""
 
-    def consumers(self) -> ConsumerGroup:
+    def consumers(self) -> Consumers:
         """Make the consumers."""
         ...
 
@@ -381,7 +381,7 @@ class PostedWorkload:
         self.name = posting.name
         self._work = work
         self._admin: Admin | None = None
-        self._consumers: ConsumerGroup | None = None
+        self._consumers: Consumers | None = None
         self._loops: list[Paced] = []
         self._tasks = Tasks()
 

@@ -90,8 +90,6 @@ class Transacted:
         plan = self._plans[name]
         if plan.first != UNDECIDED:
             self._decide("invoke", process, name, plan.first)
-        if plan.final == COMMIT:
-            self._posting.awaited.add(name)
         return STATES[plan.first]
 
     async def check(self, message: MessageExt) -> TransactionState:
@@ -128,12 +126,17 @@ class Transacted:
             op, key = posting.begins(name)
             self._plans[key] = plan = Plan(drawn.first, drawn.final, drawn.asks)
             message = posting.message(key, rng)
+            if plan.final == COMMIT:  # it may arrive before its send is answered, by a check-back
+                posting.awaited.add(key)
             try:
                 result = await producer.send_in_transaction(message, name)
             except ClientError as error:
                 posting.ends(name, op, key, error)
+                posting.awaited.discard(key)
                 return
             outcome = posting.ends(name, op, key, result.half)
+            if outcome is not Outcome.OK:
+                posting.awaited.discard(key)
             if outcome is Outcome.OK and plan.first != UNDECIDED:
                 self._decide("ok" if result.confirmed else "unknown", name, key, plan.first)
 

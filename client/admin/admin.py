@@ -104,6 +104,11 @@ class Admin:
         await self._instance.stop()
 
     @property
+    def instance_config(self) -> InstanceConfig:
+        """Return how this client connects, for other clients that shall connect likewise."""
+        return self._instance.config
+
+    @property
     def name_servers(self) -> tuple[str, ...]:
         """Return the addresses of the configured name servers."""
         return self.name_server.addresses

@@ -20,6 +20,11 @@ class ClusterInfo:
     brokers: Mapping[str, BrokerData]
     clusters: Mapping[str, tuple[str, ...]]
 
+    @property
+    def leaders(self) -> dict[str, str]:
+        """Broker name → leader's address, of every broker group that has a leader."""
+        return _leaders(self.brokers)
+
 
 class ClusterAdmin:
     """Questions about the cluster that any one name server answers."""
@@ -54,7 +59,7 @@ class ClusterAdmin:
 
     async def leaders(self) -> dict[str, str]:
         """Return broker name → leader's address, for every broker group that has a leader."""
-        return _leaders((await self.info()).brokers)
+        return (await self.info()).leaders
 
     async def _body(self, code: RequestCode) -> dict[str, Any]:
         response = await self._instance.name_servers.invoke(RemotingCommand.request(code, None))

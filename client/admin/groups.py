@@ -42,6 +42,16 @@ class GroupAdmin:
         ext = {"groupName": group, "cleanOffset": wanted, "removeOffset": wanted}
         await self._requests.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
 
+    async def set_mode(
+        self, address: str, group: str, topic: str, mode: str, *, share: int = 0
+    ) -> None:
+        """Let clients of 5.x that leave the sharing to the broker pull or pop a topic (401): `mode`
+        is PULL or POP. `share`: with so many neighbours a client shares its queues; 0: every client
+        pops all queues."""
+        body = {"topic": topic, "consumerGroup": group, "mode": mode, "popShareQueueNum": share}
+        code = RequestCode.SET_MESSAGE_REQUEST_MODE
+        await self._requests.ask(address, code, None, dumps(body))
+
     async def stats(self, group: str, topic: str = "") -> ConsumeStats:
         """Return the group's progress (208) in `topic`, or in all topics. Asks all brokers of
         `topic`, or of the group's retry topic. Raises BrokerRefused (26) if no broker knows the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from raftmq.client.admin.requests import Requests
@@ -9,13 +10,16 @@ from raftmq.client.decode import decode_messages
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.instance import ClientInstance, successful
 from raftmq.client.message import MessageExt, MessageQueue
+from raftmq.client.retry import CONTROL
 from raftmq.remoting.address import format_address
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.headers import PULL_SUBSCRIPTION, PullHeader, PullResponseHeader
+from raftmq.remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, PullResponseHeader
 from raftmq.store.record import decode_offset_message_id
 
+ANSWER_MS = 3_000
+ANSWER_GRACE_MS = 8_000  # Apache's broker answers a held pull up to 5 s late
 TIME_MS_MAX = (1 << 63) - 1  # a query without an end time
 NOTHING = (
     ResponseCode.PULL_NOT_FOUND,
@@ -81,18 +85,28 @@ class MessageAdmin:
         return found[-max_num:] if max_num > 0 else []
 
     async def pull(
-        self, queue: MessageQueue, offset: int, count: int = 32, expression: str = "*"
+        self,
+        queue: MessageQueue,
+        offset: int,
+        count: int = 32,
+        expression: str = "*",
+        expression_type: str = "TAG",
+        wait_ms: int = 0,
     ) -> tuple[list[MessageExt], int]:
         """Return messages of a queue from `offset` on (11), and the offset to continue at, which
-        is the same one if there is nothing more."""
+        is the same one if there is nothing more. The broker waits up to `wait_ms` until there are
+        some. No group is made or joined for it. Brokers compare only the hashes of tags."""
+        flags = PULL_SUBSCRIPTION | (PULL_SUSPEND if wait_ms else 0)
         header = PullHeader(
-            "TOOLS_CONSUMER", queue.topic, queue.queue_id, offset, count, PULL_SUBSCRIPTION,
-            0, 0, expression, 0, "TAG", None, queue.broker_name,
+            "TOOLS_CONSUMER", queue.topic, queue.queue_id, offset, count, flags,
+            0, wait_ms, expression, 0, expression_type, None, queue.broker_name,
         )  # fmt: skip
         await self._instance.directory.route(queue.topic)
         response = await self._instance.invoke_leader(
             queue.broker_name,
             lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext()),
+            wait_ms + ANSWER_GRACE_MS if wait_ms else ANSWER_MS,
+            policy=replace(CONTROL, time_ms_max=wait_ms + (CONTROL.time_ms_max or 0)),
         )
         messages = []
         if response.code not in NOTHING:

@@ -13,6 +13,7 @@ from raftmq.client.message import MessageQueue
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.topicattributes import MESSAGE_TYPE
 
 PERM_READ_WRITE = 6
 
@@ -33,12 +34,20 @@ class TopicAdmin:
         write_queues: int | None = None,
         perm: int = PERM_READ_WRITE,
         broker_name: str | None = None,
+        message_type: str = "",
     ) -> None:
-        """Create or change the topic (17) on one broker group, or on every one."""
+        """Create or change the topic (17) on one broker group, or on every one. `message_type`: the
+        kind of messages that it is for (remoting.topicattributes); "": as it is."""
         names = [broker_name] if broker_name else list(await self._learn_groups())
         if not names:
             raise BrokerUnreachable("the name server knows no broker group")
-        header = TopicHeader(topic, queues, queues if write_queues is None else write_queues, perm)
+        header = TopicHeader(
+            topic,
+            queues,
+            queues if write_queues is None else write_queues,
+            perm,
+            attributes=f"+{MESSAGE_TYPE}={message_type}" if message_type else "",
+        )
         code = RequestCode.UPDATE_AND_CREATE_TOPIC
         for name in names:
             response = await self._instance.invoke_leader(
@@ -98,5 +107,5 @@ class TopicAdmin:
         """Return the names of all broker groups, and put their replicas into the directory."""
         info = await self._cluster.info()
         for name, broker in info.brokers.items():
-            self._instance.directory.learn(name, dict(broker.addresses))
+            self._instance.directory.learn(name, broker)
         return tuple(info.brokers)

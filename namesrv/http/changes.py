@@ -12,9 +12,8 @@ from typing import Any
 
 from raftmq.namesrv.http import tracing
 from raftmq.namesrv.http.cluster import ClusterView, Item
-from raftmq.namesrv.http.groups import Leaders
-from raftmq.namesrv.http.merging import GroupResult, outcome_of, split_version
-from raftmq.namesrv.http.reads import (
+from raftmq.namesrv.http.groups import Leaders, acting_for
+from raftmq.namesrv.http.inputs import (
     CONSUMERS,
     PREFERRED,
     PREFERRED_PATH,
@@ -26,16 +25,38 @@ from raftmq.namesrv.http.reads import (
     OfName,
     OfTopic,
     OneGroup,
+    OptionalName,
     filled,
 )
+from raftmq.namesrv.http.merging import GroupResult, outcome_of, split_version
+from raftmq.namesrv.http.views import ChangedInGroups, GroupNamed, SentToGroup
 from raftmq.namesrv.routes import PERM_WRITE
 from raftmq.ops.versions import ANY, Condition
 from raftmq.web.operation import Call, Handler, Operation, Reply, Role
 from raftmq.web.problem import ApiProblem, invalid, not_found
+from raftmq.web.resources.consumers import ResetBody
+from raftmq.web.resources.messages import Sendable
+from raftmq.web.resources.node import (
+    MemberBody,
+    MemberProgressView,
+    PreferredBody,
+    PreferredView,
+    TransferBody,
+    TransferView,
+)
+from raftmq.web.resources.topics import SubscriptionGroupBody, TopicWanted
 from raftmq.web.schema import Input
 
 Body = dict[str, Any]
 RESET, PAUSE, RESUME = (f"{CONSUMERS}/{deed}" for deed in ("reset", "pause", "resume"))
+
+
+class OfDeletion(Input, frozen=True):
+    """`offsets`: also delete the offsets that the group committed. `group`: only in this broker
+    group."""
+
+    group: OptionalName = ""
+    offsets: bool = False
 
 
 class OfMember(Input, frozen=True):
@@ -48,12 +69,47 @@ class OfBroker(Input, frozen=True):
     address: GroupName
 
 
-class Changes:
-    """The handlers of the changes; `operations()` lists them all."""
+class Everywhere:
+    """Makes a change in every group, or in those concerned, or in the one that is asked for."""
 
     def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
         self._cluster = cluster
         self._leaders = leaders
+
+    def at(self, path: str) -> Handler:
+        """Return the handler that makes a change at `path`."""
+
+        async def handle(call: Call) -> Reply:
+            return await self.change(call, path)
+
+        return handle
+
+    async def change(self, call: Call, path: str, having: Sequence[str] = ()) -> Reply:
+        """Make the change in the groups `having`, which are those concerned; (): in all groups.
+        Raises ApiProblem if it was made in none."""
+        only = call.query.group
+        if only:
+            self._leaders.check_group(only)
+        groups = [only] if only else sorted(having) or sorted(self._cluster.leaders())
+        if not groups:
+            raise not_found("no broker group is registered here")
+        by = acting_for(call)
+        headers = {
+            group: {**stated, **by} for group, stated in conditions(call.condition, groups).items()
+        }
+        results = await self._leaders.change(
+            headers, call.request.method, filled(path, call), call.body, _queried(call)
+        )
+        return reply_of(results)
+
+
+class Changes:
+    """The handlers of the changes; `operations()` lists them all."""
+
+    def __init__(self, cluster: ClusterView, leaders: Leaders, everywhere: Everywhere) -> None:
+        self._cluster = cluster
+        self._leaders = leaders
+        self._everywhere = everywhere
 
     def operations(self) -> list[Operation]:
         def op(
@@ -65,47 +121,63 @@ class Changes:
 
         operator, admin = Role.OPERATOR, Role.ADMIN
         of_group = {"parameters": OfGroup}
-        all_groups = {"query": OneGroup, "problems": (207, 404, 502, 503, 504)}
+        all_groups = {
+            "query": OneGroup,
+            "problems": (404, 502, 503, 504),
+            "answer": ChangedInGroups,
+            "also": (207,),
+        }
         named = all_groups | {"parameters": OfName}
         topic = all_groups | {"parameters": OfTopic, "conditional": True}
         subscription = named | {"conditional": True}
         return [
             op("POST", "/groups/{group}/transfer", "transferLeadership",
                "Hand leadership over; {target?}.", self.relay("/node/transfer"), operator,
-               **of_group),
+               **of_group,
+               answer=TransferView, body_told=TransferBody),
             op("PUT", PREFERRED, "putPreferredLeader", "Have this voter lead whenever it can; "
-               "{name}.", self.relay(PREFERRED_PATH), operator, conditional=True, **of_group),
+               "{name}.", self.relay(PREFERRED_PATH), operator, conditional=True, **of_group,
+               answer=PreferredView, body_told=PreferredBody),
             op("DELETE", PREFERRED, "deletePreferredLeader", "Leave leadership where elections "
-               "put it.", self.relay(PREFERRED_PATH), operator, conditional=True, **of_group),
+               "put it.", self.relay(PREFERRED_PATH), operator, conditional=True, **of_group,
+               answer=GroupNamed),
             op("POST", "/groups/{group}/members", "addMember", "Add a learner; {id, address}.",
-               self.relay("/members"), admin, **of_group),
+               self.relay("/members"), admin, **of_group,
+               answer=MemberProgressView, body_told=MemberBody),
             op("POST", "/groups/{group}/members/{member}/promote", "promoteMember",
                "Make a learner a voter.", self.relay("/members/{member}/promote"), admin,
-               parameters=OfMember, body=None),
+               parameters=OfMember, body=None,
+               answer=MemberProgressView),
             op("DELETE", "/groups/{group}/members/{member}", "removeMember",
-               "Take a member out.", self.relay("/members/{member}"), admin, parameters=OfMember),
+               "Take a member out.", self.relay("/members/{member}"), admin, parameters=OfMember,
+               answer=GroupNamed),
             op("PUT", TOPIC, "putTopic", "Make or change a topic in every group, or "
-               "in one.", self.everywhere(TOPIC), admin, **topic),
+               "in one.", self._everywhere.at(TOPIC), admin, **topic,
+               body_told=TopicWanted),
             op("DELETE", TOPIC, "deleteTopic", "Delete a topic in every group.",
                self.delete_topic, admin, **topic),
             op("PUT", SUBSCRIPTION, "putSubscriptionGroup",
-               "Make or change a subscription group.", self.everywhere(SUBSCRIPTION), admin,
-               **subscription),
+               "Make or change a subscription group.", self._everywhere.at(SUBSCRIPTION), admin,
+               **subscription,
+               body_told=SubscriptionGroupBody),
             op("DELETE", SUBSCRIPTION, "deleteSubscriptionGroup",
-               "Delete a subscription group.", self.everywhere(SUBSCRIPTION), admin,
-               **subscription),
+               "Delete a subscription group.", self._everywhere.at(SUBSCRIPTION), admin,
+               **subscription | {"query": OfDeletion}),
             op("POST", RESET, "resetOffsets",
                "Set a consumer group's offsets of a topic; {topic, queueIds?, to}.",
-               self.reset, operator, **named),
+               self.reset, operator, **named,
+               body_told=ResetBody),
             op("POST", PAUSE, "pauseConsumers", "Stop giving messages to a consumer group.",
-               self.everywhere(PAUSE), operator, **named | {"body": None}),
+               self._everywhere.at(PAUSE), operator, **named | {"body": None}),
             op("POST", RESUME, "resumeConsumers", "Give messages to a consumer group again.",
-               self.everywhere(RESUME), operator, **named | {"body": None}),
+               self._everywhere.at(RESUME), operator, **named | {"body": None}),
             op("POST", "/messages", "sendMessage", "Send one message.", self.send, operator,
-               query=OneGroup),
+               query=OneGroup,
+               answer=SentToGroup, body_told=Sendable),
             op("POST", "/messages/{messageId}/resend", "resendMessage",
                "Give a dead message to its consumer group again.", self.resend, operator,
-               parameters=OfMessage, body=None),
+               parameters=OfMessage, body=None,
+               answer=SentToGroup),
             op("DELETE", "/brokers/{group}/{address}", "forgetBroker",
                "Forget a broker that is gone.", self.forget, operator, parameters=OfBroker,
                status=204),
@@ -119,6 +191,7 @@ class Changes:
         async def handle(call: Call) -> Reply:
             group, sent = call.parameters.group, call.request.headers
             headers = {h: sent[h] for h in ("If-Match", "If-None-Match") if h in sent}
+            headers |= acting_for(call)
             answer = await self._leaders.relay(
                 group, call.request.method, filled(path, call), body=call.body, headers=headers
             )
@@ -129,38 +202,16 @@ class Changes:
 
     # --- every group
 
-    def everywhere(self, path: str) -> Handler:
-        """Return the handler that makes a change in every group, or the one that is asked for."""
-
-        async def handle(call: Call) -> Reply:
-            return await self._everywhere(call, path)
-
-        return handle
-
     async def delete_topic(self, call: Call) -> Reply:
         having = list(self._cluster.table.queues(call.parameters.topic) or ())
-        return await self._everywhere(call, TOPIC, having)
+        return await self._everywhere.change(call, TOPIC, having)
 
     async def reset(self, call: Call) -> Reply:
         topic = call.body.get("topic")
         if not isinstance(topic, str) or not topic:
             raise invalid([("topic", "which topic's offsets?")])
         having = list(self._cluster.table.queues(topic) or ())
-        return await self._everywhere(call, RESET, having)
-
-    async def _everywhere(self, call: Call, path: str, having: Sequence[str] = ()) -> Reply:
-        """Make the change in the groups `having`, which are those concerned; (): in all groups."""
-        only = call.query.group
-        if only:
-            self._leaders.check_group(only)
-        groups = [only] if only else sorted(having) or sorted(self._cluster.leaders())
-        if not groups:
-            raise not_found("no broker group is registered here")
-        headers = conditions(call.condition, groups)
-        results = await self._leaders.change(
-            headers, call.request.method, filled(path, call), call.body
-        )
-        return reply_of(results)
+        return await self._everywhere.change(call, RESET, having)
 
     # --- messages
 
@@ -172,7 +223,9 @@ class Changes:
             if not writable:
                 raise not_found(f"no group takes messages of topic {topic!r}")
             group = sorted(writable)[0]
-        answer = await self._leaders.relay(group, "POST", "/api/v1/messages", body=call.body)
+        answer = await self._leaders.relay(
+            group, "POST", "/api/v1/messages", body=call.body, headers=acting_for(call)
+        )
         return {"group": group, **answer.json()}
 
     async def resend(self, call: Call) -> Any:
@@ -181,13 +234,19 @@ class Changes:
         if not group:
             raise not_found("no group is known to have stored this message")
         path = f"/api/v1/messages/{message_id}/resend"
-        answer = await self._leaders.relay(group, "POST", path)
+        answer = await self._leaders.relay(group, "POST", path, headers=acting_for(call))
         value: Item = answer.json() if answer.body else {}
         return {"group": group, **value}
 
     async def forget(self, call: Call) -> None:
         if not self._cluster.forget(call.parameters.group, call.parameters.address):
             raise not_found("no broker of this address is remembered as gone")
+
+
+def _queried(call: Call) -> dict[str, str] | None:
+    """Return the query parameters that are the brokers' to know."""
+    offsets = getattr(call.query, "offsets", None)
+    return {"offsets": "true"} if offsets else None
 
 
 def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapping[str, str]]:

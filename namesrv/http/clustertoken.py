@@ -44,6 +44,13 @@ class ClusterToken:
             return {}
         return {"Authorization": f"Bearer {self.token}"}
 
+    def distrusted(self, url: URL, http_address: str) -> str:
+        """Return why a broker is told no secret; "" if it may be. Without a token there is only
+        trust in this machine."""
+        if self.token or is_loopback(url.host or ""):
+            return self.withheld(url, http_address)
+        return "this name server has no token for brokers: httpClusterTokenFile"
+
     def withheld(self, url: URL, http_address: str) -> str:
         """Return why a broker is not shown the token; "" if it is, or if there is none."""
         if not self.token:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
 from raftmq.namesrv.http.cluster import ClusterView
 from raftmq.namesrv.http.merging import FAILED, OK, UNKNOWN, GroupResult
 from raftmq.namesrv.http.nodes import VIEW_TIMEOUT_S, WRITE_TIMEOUT_S, Answer, NodeSilent
+from raftmq.web.operation import OPERATOR_HEADER, Call
 from raftmq.web.problem import ApiProblem, malformed, not_found, outcome_unknown, unavailable
 
 NOT_LEADER = "NOT_LEADER"
@@ -18,6 +20,11 @@ OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
 GATEWAY_TIMEOUT = 504
 
 Query = Mapping[str, str]
+
+
+def acting_for(call: Call) -> dict[str, str]:
+    """Return the header that tells a broker for whom this name server acts."""
+    return {OPERATOR_HEADER: quote(call.caller.name)}
 
 
 class Leaders:
@@ -118,13 +125,16 @@ class Leaders:
         method: str,
         path: str,
         body: Any = None,
+        query: Query | None = None,
     ) -> list[GroupResult]:
         """Make the same change at several groups' leaders at once, each with its own headers.
         Return one result per group; failures are results, too."""
 
         async def one(group: str, headers: Mapping[str, str]) -> GroupResult:
             try:
-                answer = await self.ask(group, method, path, body=body, headers=headers)
+                answer = await self.ask(
+                    group, method, path, body=body, headers=headers, query=query
+                )
             except NodeSilent as silent:
                 outcome = UNKNOWN if silent.sent else FAILED
                 return GroupResult(group, outcome, 0, error=silent.words)

@@ -107,6 +107,10 @@ class Nodes:
         if self._session is not None:
             await self._session.close()
 
+    def distrusted(self, http_address: str) -> str:
+        """Return why a broker is told no secret; "" if it may be."""
+        return self._token.distrusted(url_of(http_address, "/"), http_address)
+
     async def ask(
         self,
         http_address: str,

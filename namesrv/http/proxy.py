@@ -9,7 +9,7 @@ as they come.
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from aiohttp import ClientError, web
 
@@ -18,7 +18,7 @@ from raftmq.namesrv.http.directory import Known
 from raftmq.namesrv.http.groups import problem_of
 from raftmq.namesrv.http.nodes import WRITE_TIMEOUT_S, NodeSilent
 from raftmq.web.app import RawRoute, read_body
-from raftmq.web.operation import EVENT_STREAM, JSON, Caller, Role
+from raftmq.web.operation import EVENT_STREAM, JSON, OPERATOR_HEADER, Caller, Role
 from raftmq.web.problem import ApiProblem, not_found, unavailable
 
 PATTERN = "/api/v1/brokers/{group}/{broker}/{tail:.+}"
@@ -27,7 +27,7 @@ ANSWER_HEADERS = ("content-type", "etag", "x-leader-http", "retry-after", "allow
 OUTSIDE = {"health/live", "health/ready", "metrics"}  # of the paths without /api/v1
 EVENTS = "events"
 OPERATORS_POST = re.compile(
-    r"node/transfer|messages|messages/[^/]+/resend|consumer-groups/[^/]+/(reset|pause|resume)"
+    r"node/transfer|messages|messages/resend|messages/[^/]+/resend|consumer-groups/[^/]+/(reset|pause|resume)"
 )
 OPERATORS_WRITE = re.compile("preferred-leader")
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -40,7 +40,7 @@ class Proxy:
     def routes(self) -> list[RawRoute]:
         return [RawRoute(method, PATTERN, self.handle, role_of) for method in METHODS]
 
-    async def handle(self, request: web.Request, _: Caller) -> web.StreamResponse:
+    async def handle(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         known = await self._known(request)
         tail = _tail(request)
         path = f"/{tail}" if tail in OUTSIDE else f"/api/v1/{tail}"
@@ -48,6 +48,7 @@ class Proxy:
             return await self._events(request, known, path)
         body = await read_body(request) if request.can_read_body else None
         headers = {h: request.headers[h] for h in REQUEST_HEADERS if h in request.headers}
+        headers[OPERATOR_HEADER] = quote(caller.name)
         try:
             answer = await self._cluster.nodes.ask(
                 known.http_address, request.method, path, query=dict(request.query), body=body,

@@ -8,21 +8,58 @@ see; everything about a single topic is asked from the leaders.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Set
+from typing import Any
 from urllib.parse import quote
-
-import msgspec
-from msgspec import Meta
 
 from raftmq.namesrv.http import merging, tracing
 from raftmq.namesrv.http.cluster import ClusterView, Item
 from raftmq.namesrv.http.groups import Leaders
+from raftmq.namesrv.http.inputs import (
+    CONSUMERS,
+    PREFERRED,
+    PREFERRED_PATH,
+    QUEUE_MESSAGES,
+    QUEUES,
+    SUBSCRIPTION,
+    TOPIC,
+    FailoversQuery,
+    MessagesQuery,
+    OfGroup,
+    OfMessage,
+    OfName,
+    OfQueue,
+    OfTopic,
+    OneGroup,
+    QueueMessagesQuery,
+    SearchPage,
+    TopicsQuery,
+    asked_of,
+    filled,
+    items_of,
+)
 from raftmq.namesrv.http.nodes import NodeSilent
+from raftmq.namesrv.http.topickinds import kind_of
+from raftmq.namesrv.http.views import (
+    BrokerGroupPage,
+    BrokerGroupView,
+    ClusterLook,
+    ConnectionsOfGroups,
+    ConsumersPage,
+    ConsumersView,
+    FailoverPage,
+    MessageOfGroup,
+    MessagesOfGroups,
+    QueueMessagesOfGroup,
+    QueuesOfGroups,
+    SubscriptionInGroups,
+    SubscriptionItemPage,
+    TopicInGroups,
+    TopicItemPage,
+    TraceView,
+)
 from raftmq.web.operation import Call, Operation, Reply
 from raftmq.web.paging import (
-    LIMIT_DEFAULT,
-    Cursor,
-    Limit,
     PageQuery,
     decode_cursor,
     encode_cursor,
@@ -30,86 +67,7 @@ from raftmq.web.paging import (
     page_of_sorted,
 )
 from raftmq.web.problem import ApiProblem, invalid, not_found, unavailable
-from raftmq.web.schema import Count, Input, TimeMs
-
-NAME_LENGTH_MAX = 255
-PREFERRED = "/groups/{group}/preferred-leader"
-PREFERRED_PATH = "/preferred-leader"  # a broker's
-# Paths here and at the brokers.
-TOPIC = "/topics/{topic}"
-QUEUES = f"{TOPIC}/queues"
-QUEUE_MESSAGES = f"{QUEUES}/{{queue_id}}/messages"
-SUBSCRIPTION = "/subscription-groups/{name}"
-CONSUMERS = "/consumer-groups/{name}"
-GroupName = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
-# Names of topics and consumer groups, as brokers accept them.
-Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX, pattern="^[%|a-zA-Z0-9_-]+$")]
-MessageLimit = Annotated[int, Meta(ge=1, le=256)]  # as the node API's
-OptionalName = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
-
-
-class OfGroup(Input, frozen=True):
-    group: GroupName
-
-
-class OfName(Input, frozen=True):
-    name: Name
-
-
-class OfTopic(Input, frozen=True):
-    topic: Name
-
-
-class OfQueue(Input, frozen=True):
-    topic: Name
-    queue_id: Annotated[int, Meta(ge=0, le=65535)]
-
-
-class OfMessage(Input, frozen=True):
-    message_id: Annotated[
-        str,
-        Meta(
-            pattern="^([0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$",
-            description="offsetMsgId: store host and CommitLog offset, in hexadecimal digits.",
-        ),
-    ]
-
-
-class OneGroup(Input, frozen=True):
-    """Only of this broker group."""
-
-    group: OptionalName = ""
-
-
-class SearchPage(Input, frozen=True):
-    """`q`: names that contain it, in any case. `group`: a broker group's only."""
-
-    limit: Limit = LIMIT_DEFAULT
-    cursor: Cursor = ""
-    q: OptionalName = ""
-    group: OptionalName = ""
-
-
-class FailoversQuery(Input, frozen=True):
-    group: OptionalName = ""
-    limit: Limit = LIMIT_DEFAULT
-
-
-class MessagesQuery(Input, frozen=True):
-    topic: Name
-    key: OptionalName = ""
-    unique_key: OptionalName = ""
-    begin_ms: TimeMs | None = None
-    end_ms: TimeMs | None = None
-    limit: MessageLimit = 32
-    group: OptionalName = ""
-
-
-class QueueMessagesQuery(Input, frozen=True):
-    offset: Count | None = None
-    time_ms: TimeMs | None = None
-    limit: MessageLimit = 32
-    group: OptionalName = ""
+from raftmq.web.resources.node import MembersView, PreferredView
 
 
 class Reads:
@@ -127,42 +85,60 @@ class Reads:
 
         by = {"parameters": OfName}
         return [
-            get("/cluster", "getCluster", "Every replica's own view, side by side.", self.cluster),
-            get("/groups", "listGroups", "The broker groups.", self.groups, query=PageQuery),
-            get("/groups/{group}", "getGroup", "One broker group.", self.group, parameters=OfGroup),
+            get("/cluster", "getCluster", "Every replica's own view, side by side.", self.cluster,
+                answer=ClusterLook),
+            get("/groups", "listGroups", "The broker groups.", self.groups, query=PageQuery,
+                answer=BrokerGroupPage),
+            get("/groups/{group}", "getGroup", "One broker group.", self.group, parameters=OfGroup,
+                answer=BrokerGroupView),
             get("/groups/{group}/members", "listMembers", "The members, as the leader has them.",
-                self.members, parameters=OfGroup, problems=(503,)),
+                self.members, parameters=OfGroup, problems=(503,),
+                answer=MembersView),
             get(PREFERRED, "getPreferredLeader", "Who should lead when it can.", self.preferred,
-                parameters=OfGroup, problems=(503,)),
+                parameters=OfGroup, problems=(503,),
+                answer=PreferredView),
             get("/failovers", "listFailovers", "Failovers, the latest first, moment by moment.",
-                self.failovers, query=FailoversQuery),
+                self.failovers, query=FailoversQuery,
+                answer=FailoverPage),
             get("/topics", "listTopics", "The topics that clients find.", self.topics,
-                query=SearchPage),
+                query=TopicsQuery,
+                answer=TopicItemPage),
             get("/topics/{topic}", "getTopic", "One topic, as each group has it.", self.topic,
-                parameters=OfTopic, problems=(404, 503)),
+                parameters=OfTopic, problems=(404, 503),
+                answer=TopicInGroups),
             get("/topics/{topic}/queues", "listQueues", "A topic's queues in all groups.",
-                self.queues, parameters=OfTopic, query=OneGroup, problems=(404, 503)),
+                self.queues, parameters=OfTopic, query=OneGroup, problems=(404, 503),
+                answer=QueuesOfGroups),
             get("/topics/{topic}/queues/{queueId}/messages", "listQueueMessages",
                 "Messages of one queue of one group, from an offset or a time on.",
                 self.queue_messages, parameters=OfQueue, query=QueueMessagesQuery,
-                problems=(404, 503)),
+                problems=(404, 503),
+                answer=QueueMessagesOfGroup),
             get("/subscription-groups", "listSubscriptionGroups", "Subscription groups.",
-                self.subscription_groups, query=SearchPage),
+                self.subscription_groups, query=SearchPage,
+                answer=SubscriptionItemPage),
             get("/subscription-groups/{name}", "getSubscriptionGroup", "One of them.",
-                self.subscription_group, problems=(404, 503), **by),
+                self.subscription_group, problems=(404, 503), **by,
+                answer=SubscriptionInGroups),
             get("/consumer-groups", "listConsumerGroups", "Consumer groups and their lag.",
-                self.consumer_groups, query=SearchPage),
+                self.consumer_groups, query=SearchPage,
+                answer=ConsumersPage),
             get("/consumer-groups/{name}", "getConsumerGroup", "Clients, offsets, lag.",
-                self.consumer_group, problems=(404, 503), **by),
+                self.consumer_group, problems=(404, 503), **by,
+                answer=ConsumersView),
             get("/messages", "findMessages", "Messages by key or unique key, or of a time.",
-                self.messages, query=MessagesQuery),
+                self.messages, query=MessagesQuery,
+                answer=MessagesOfGroups),
             get("/messages/{messageId}", "getMessage", "A message by its offset id.",
-                self.message, parameters=OfMessage, problems=(404, 503)),
+                self.message, parameters=OfMessage, problems=(404, 503),
+                answer=MessageOfGroup),
             get("/messages/{messageId}/trace", "traceMessage",
                 "Where a message is: on which replicas, and which consumer groups had it.",
-                self.trace, parameters=OfMessage, problems=(404, 503)),
+                self.trace, parameters=OfMessage, problems=(404, 503),
+                answer=TraceView),
             get("/connections", "listConnections", "Producers and consumers that are connected.",
-                self.connections, query=OneGroup),
+                self.connections, query=OneGroup,
+                answer=ConnectionsOfGroups),
         ]  # fmt: skip
 
     # --- cluster
@@ -203,18 +179,27 @@ class Reads:
         table, query = self._cluster.table, call.query
         if query.group:
             self._leaders.check_group(query.group)
-        wanted = query.q.lower()
+        wanted, reserved = query.q.lower(), self._reserved()
 
         def fits(topic: str) -> bool:
             if wanted not in topic.lower():
+                return False
+            if query.kind and kind_of(topic, reserved) != query.kind:
                 return False
             return not query.group or query.group in (table.queues(topic) or ())
 
         if self._topics_version != table.topics_version:
             self._topics, self._topics_version = sorted(table.topics()), table.topics_version
-        return page_of_sorted(self._topics, fits, self._topic_item, query)
+        return page_of_sorted(
+            self._topics, fits, lambda topic: self._topic_item(topic, reserved), query
+        )
 
-    def _topic_item(self, topic: str) -> Item:
+    def _reserved(self) -> set[str]:
+        """Return the names that brokers register for themselves: theirs, and their clusters'."""
+        known = self._cluster.known()
+        return {one.group for one in known} | {one.cluster for one in known}
+
+    def _topic_item(self, topic: str, reserved: Set[str]) -> Item:
         by_group = self._cluster.table.queues(topic) or {}
         groups = [
             {
@@ -222,10 +207,11 @@ class Reads:
                 "readQueueNums": data.read_queue_count,
                 "writeQueueNums": data.write_queue_count,
                 "perm": data.perm,
+                "messageType": data.message_type or None,
             }
             for name, data in sorted(by_group.items())
         ]
-        return {"topic": topic, "groups": groups}
+        return {"topic": topic, "kind": kind_of(topic, reserved), "groups": groups}
 
     async def topic(self, call: Call) -> Reply:
         return await self._resource("topic", filled(TOPIC, call))
@@ -237,18 +223,18 @@ class Reads:
         items = [
             item
             for group in sorted(found)
-            for item in merging.with_group(group, _items(found[group]))
+            for item in merging.with_group(group, items_of(found[group]))
         ]
         return {"items": items, "next": None, "errors": errors}
 
     async def queue_messages(self, call: Call) -> Item:
         query = call.query
         group = query.group or self._only_group_of(call.parameters.topic)
-        asked = _asked(limit=query.limit, offset=query.offset, timeMs=query.time_ms)
+        asked = asked_of(limit=query.limit, offset=query.offset, timeMs=query.time_ms)
         path = filled(QUEUE_MESSAGES, call)
         answer = await self._leaders.relay(group, "GET", path, query=asked)
         value = answer.json()
-        return {**value, "items": merging.with_group(group, _items(value))}
+        return {**value, "items": merging.with_group(group, items_of(value))}
 
     def _only_group_of(self, topic: str) -> str:
         names = sorted(self._cluster.table.queues(topic) or ())
@@ -272,14 +258,14 @@ class Reads:
     async def consumer_group(self, call: Call) -> Item:
         found, errors = await self._leaders.views(filled(CONSUMERS, call))
         if not found:
-            raise _none("consumer group", errors)
+            raise none_has("consumer group", errors)
         return tracing.merged_consumers(call.parameters.name, found) | {"errors": errors}
 
     async def _named(self, path: str, query: Any) -> Item:
         """Return the named things of all groups as one list; every group may have its own."""
         wanted, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
         while True:
-            asked = _asked(limit=query.limit, cursor=encode_cursor(after))
+            asked = asked_of(limit=query.limit, cursor=encode_cursor(after))
             found, errors = await self._leaders.views(path, asked, query.group)
             rows, behind = merging.page_of(found, tracing.name_of, query.limit)
             items = [
@@ -296,7 +282,7 @@ class Reads:
         """Return a resource as every group has it, with one joined version."""
         found, errors = await self._leaders.answers(path)
         if not found:
-            raise _none(what, errors)
+            raise none_has(what, errors)
         versions = {group: answer.version for group, answer in found.items()}
         value = {
             "groups": [{"group": group, **found[group].json()} for group in sorted(found)],
@@ -308,7 +294,7 @@ class Reads:
 
     async def messages(self, call: Call) -> Item:
         query = call.query
-        asked = _asked(
+        asked = asked_of(
             topic=query.topic,
             limit=query.limit,
             key=query.key,
@@ -318,11 +304,12 @@ class Reads:
         )
         found, errors = await self._leaders.views("/api/v1/messages", asked, query.group)
         if not found and errors:
-            raise _none("message", errors)
+            raise none_has("message", errors)
         items = [
-            m for group, value in found.items() for m in merging.with_group(group, _items(value))
+            m for group, value in found.items() for m in merging.with_group(group, items_of(value))
         ]
-        items.sort(key=lambda m: m.get("storeTimestamp") or 0, reverse=True)
+        by_key = bool(query.key or query.unique_key)  # the newest of them; by time, the oldest
+        items.sort(key=lambda m: m.get("storeTimestamp") or 0, reverse=by_key)
         return {"items": items[: query.limit], "next": None, "errors": errors}
 
     async def message(self, call: Call) -> Item:
@@ -356,7 +343,7 @@ class Reads:
             answer = await self._leaders.ask(
                 group, "GET", "/api/v1/consumer-groups", query={"limit": "1000"}
             )
-            names = [tracing.name_of(item) for item in _items(answer.json())]
+            names = [tracing.name_of(item) for item in items_of(answer.json())]
         except (NodeSilent, ApiProblem) as error:
             return {"consumers": [], "consumersError": str(error)}
         asked = names[: tracing.CONSUMER_GROUPS_MAX]
@@ -387,23 +374,7 @@ class Reads:
         return merged
 
 
-def filled(path: str, call: Call) -> str:
-    """Return the whole path at a broker, with the call's parameters in their places."""
-    values = msgspec.structs.asdict(call.parameters)
-    return "/api/v1" + path.format_map({key: quote(str(v), "") for key, v in values.items()})
-
-
-def _asked(**values: str | int | None) -> dict[str, str]:
-    """Return query parameters, without those that are not given."""
-    return {key: str(value) for key, value in values.items() if value not in ("", None)}
-
-
-def _items(value: Any) -> list[Item]:
-    """Return the items of a page or of a plain list."""
-    return list(value["items"]) if isinstance(value, dict) and "items" in value else list(value)
-
-
-def _none(what: str, errors: list[dict[str, str]]) -> ApiProblem:
+def none_has(what: str, errors: list[dict[str, str]]) -> ApiProblem:
     if errors:
         told = "; ".join(f"{error['group']}: {error['error']}" for error in errors)
         problem = unavailable(f"no group could answer. {told}")

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from raftmq.namesrv.config import OPTIONS, NameServerConfig
-from raftmq.namesrv.http.changes import Changes
+from raftmq.namesrv.http.changes import Changes, Everywhere
+from raftmq.namesrv.http.clientaccess import ClientAccess
 from raftmq.namesrv.http.cluster import ClusterView
 from raftmq.namesrv.http.clustertoken import ClusterToken
 from raftmq.namesrv.http.groups import Leaders
+from raftmq.namesrv.http.history import Histories
+from raftmq.namesrv.http.login import Login
 from raftmq.namesrv.http.nodes import Nodes
 from raftmq.namesrv.http.proxy import Proxy
 from raftmq.namesrv.http.reads import Reads
+from raftmq.namesrv.http.topicmessages import TopicMessages
+from raftmq.namesrv.http.views import CallerView, OptionsView, ServesView, UpView
 from raftmq.namesrv.routes import RouteTable
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.tlslistener import listening_with
@@ -63,16 +68,22 @@ class ClusterApi:
         self._nodes = Nodes(_cluster_token(config, table), tls=lambda: self._tls.https)
         self.cluster = ClusterView(table, self._nodes, self.hub, f"{host}:{port}")
         leaders = Leaders(self.cluster)
+        everywhere = Everywhere(self.cluster, leaders)
+        access = Access.of(self._settings, with_sessions=True)
         operations = [
+            *Login(access, is_https=self._tls.http_scheme == "https").operations(),
             *Reads(self.cluster, leaders).operations(),
-            *Changes(self.cluster, leaders).operations(),
+            *TopicMessages(self.cluster, leaders).operations(),
+            *Histories(self.cluster, leaders).operations(),
+            *Changes(self.cluster, leaders, everywhere).operations(),
+            *ClientAccess(self.cluster, leaders, everywhere).operations(),
             *self._own(),
             *levels.operations(),
             self.hub.operation(),
         ]
         self._server = WebServer(
             self._settings,
-            Access.of(self._settings),
+            access,
             operations,
             title="raftmq cluster API",
             version=API_VERSION,
@@ -114,10 +125,29 @@ class ClusterApi:
             return Operation("GET", path, name, summary, handler, **more)
 
         return [
-            get("/health/live", "getLive", "It runs.", self._live, role=None),
-            get("/health/ready", "getReady", "It serves routes.", self._ready, role=None),
-            get("/api/v1/config", "getConfig", "This name server's configuration.", self._shown),
-            get("/api/v1/whoami", "getCaller", "Who the caller is taken for.", self._caller),
+            get("/health/live", "getLive", "It runs.", self._live, role=None, answer=UpView),
+            get(
+                "/health/ready",
+                "getReady",
+                "It serves routes.",
+                self._ready,
+                role=None,
+                answer=ServesView,
+            ),
+            get(
+                "/api/v1/config",
+                "getConfig",
+                "This name server's configuration.",
+                self._shown,
+                answer=OptionsView,
+            ),
+            get(
+                "/api/v1/whoami",
+                "getCaller",
+                "Who the caller is taken for.",
+                self._caller,
+                answer=CallerView,
+            ),
         ]
 
     async def _live(self, _: Call) -> Mapping[str, Any]:
@@ -157,6 +187,7 @@ def settings_of(config: NameServerConfig) -> WebSettings:
         port,
         config.http_advertised_address,
         config.http_tokens_file,
+        config.http_health_port,
     )
 
 

@@ -2,8 +2,8 @@
 
 A message is *on* a replica if the replica's log reaches past the message's end and still begins
 before it, *durable* there if the fsynced part does. A consumer group *had* it if its offset in the
-message's queue is past the message; messages with tags that the group does not subscribe to are
-skipped, so that means "had its turn", not "processed".
+message's queue is past the message: that means "had its turn", not "processed". A group whose
+members' subscription does not take the message's tag *passed* it, or will.
 """
 
 from __future__ import annotations
@@ -71,15 +71,35 @@ def progress_of(name: str, view: Mapping[str, Any], message: Mapping[str, Any]) 
             if type(at) is not int or type(offset) is not int or at < 0:
                 return {"name": name, "state": "never", "consumerOffset": None}
             ahead = max(0, offset - at)
+            topic = str(message.get("topic"))
+            expression = (view.get("subscriptions") or {}).get(topic)
+            state = "consumed" if at > offset else "waiting"
+            if not takes(view, topic, message.get("tags")):
+                state = "passed"
             return {
                 "name": name,
-                "state": "consumed" if at > offset else "waiting",
+                "state": state,
+                "expression": expression,
                 "consumerOffset": at,
                 "messagesBefore": ahead,
                 "clients": len(view.get("clients") or ()),
                 "lastTimeMs": queue.get("lastTimeMs"),
             }
     return None
+
+
+def takes(view: Mapping[str, Any], topic: str, tag: Any) -> bool:
+    """Return whether a group's subscription takes a message with this tag, as far as its view says;
+    an expression of SQL92 is not looked into."""
+    expression = (view.get("subscriptions") or {}).get(topic)
+    kind = (view.get("expressionTypes") or {}).get(topic, "TAG")
+    if not isinstance(expression, str) or kind != "TAG":
+        return True
+    wanted = {part.strip() for part in expression.split("||")} - {""}
+    return not wanted or "*" in wanted or tag in wanted
+
+
+MERGED = ("clients", "queues", "lag", "inFlight")  # of the groups' views
 
 
 def merged_consumers(name: str, by_group: Mapping[str, Mapping[str, Any]]) -> Item:
@@ -90,19 +110,22 @@ def merged_consumers(name: str, by_group: Mapping[str, Mapping[str, Any]]) -> It
     first: Item = {}
     for group in sorted(by_group):
         view = by_group[group]
-        first = {k: v for k, v in view.items() if k not in ("clients", "queues", "lag")} | first
+        first = {k: v for k, v in view.items() if k not in MERGED} | first
         for client in view.get("clients") or ():
             clients.setdefault(str(client.get("clientId") or client.get("address")), dict(client))
         queues += [{"group": group, **queue} for queue in view.get("queues") or ()]
     lag: dict[str, int] = {}
+    in_flight = 0
     for queue in queues:
-        behind = queue.get("lag")
+        behind, popped = queue.get("lag"), queue.get("inFlight")
         topic = str(queue.get("topic"))
         lag[topic] = lag.get(topic, 0) + (behind if type(behind) is int else 0)
+        in_flight += popped if type(popped) is int else 0
     return first | {
         "name": name,
         "clients": list(clients.values()),
         "queues": queues,
         "lagByTopic": lag,
         "lag": sum(lag.values()),
+        "inFlight": in_flight,
     }

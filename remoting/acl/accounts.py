@@ -26,6 +26,7 @@ from typing import Any
 from raftmq.remoting.acl.addresses import AddressPattern, AddressPatternError, parse_pattern
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.names import OPERATOR_LOG_TOPIC
 
 KEY_LENGTH_MIN = 7  # characters, of access keys and secrets alike
 KEY_LENGTH_MAX = 256
@@ -43,6 +44,7 @@ SHARED_TOPICS = frozenset(
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
+        OPERATOR_LOG_TOPIC,
     }
 )
 MASKED = "******"

@@ -56,6 +56,13 @@ class Gate:
             or all(_owned(account, need) & need.permission for need in needs)
         )
 
+    def had_to_sign(self, peer_address: str, access_key: str) -> bool:
+        """Return whether a request with this key passes by its signature, not by its address."""
+        try:
+            return self._account(peer_address, access_key) is not None
+        except AclError:
+            return bool(access_key)  # the account was deleted meanwhile
+
     def is_unbound(self, peer_address: str, access_key: str) -> bool:
         """Return whether the sender may do everything."""
         nothing_fulfils = Need(False, "", Permission.DENY)

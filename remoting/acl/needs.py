@@ -29,6 +29,8 @@ from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.fields import text, text_or
 from raftmq.remoting.headers import SendHeader
+from raftmq.remoting.names import popped_topic
+from raftmq.remoting.popheaders import batch_acks
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # every account may write its traces there
 FORWARDED_FROM = "raftmqForwardedFrom"  # a reply that one broker passes on to another
@@ -94,6 +96,26 @@ def _send_v1(command: RemotingCommand) -> list[Need]:
 def _pull(command: RemotingCommand) -> list[Need]:
     group = Need(True, text(command.ext, "consumerGroup"), SUB)
     return [group, topic_need(text(command.ext, "topic"), SUB)]
+
+
+def _pop(command: RemotingCommand) -> list[Need]:
+    """Return the needs of a request about popped messages: the topic may be the one for the group's
+    retries of a topic."""
+    return _popped(text(command.ext, "consumerGroup"), text(command.ext, "topic"))
+
+
+def _popped(group: str, topic: str) -> list[Need]:
+    return [Need(True, group, SUB), topic_need(popped_topic(topic, group), SUB)]
+
+
+def _batch_ack(command: RemotingCommand) -> list[Need]:
+    acks = batch_acks(loads_object(command.body))
+    return [need for one in acks for need in _popped(one.consumer_group, one.topic)]
+
+
+def _assignment(command: RemotingCommand) -> list[Need]:
+    body = loads_object(command.body)
+    return _popped(str(body.get("consumerGroup") or ""), str(body.get("topic") or ""))
 
 
 def _topic(permission: Permission) -> Named:
@@ -191,6 +213,14 @@ BROKER: dict[int, Needs | None] = {
         _CODE.LITE_PULL_MESSAGE: _pull,
         _CODE.QUERY_CONSUMER_OFFSET: _pull,
         _CODE.UPDATE_CONSUMER_OFFSET: _pull,
+        _CODE.POP_MESSAGE: _pop,
+        _CODE.PEEK_MESSAGE: _pop,
+        _CODE.NOTIFICATION: _pop,
+        _CODE.POLLING_INFO: _pop,
+        _CODE.ACK_MESSAGE: _pop,
+        _CODE.BATCH_ACK_MESSAGE: _batch_ack,
+        _CODE.CHANGE_MESSAGE_INVISIBLETIME: _pop,
+        _CODE.QUERY_ASSIGNMENT: _assignment,
         _CODE.CONSUMER_SEND_MSG_BACK: _group("group"),  # and STORED
         _CODE.LOCK_BATCH_MQ: _locks,
         _CODE.UNLOCK_BATCH_MQ: _locks,
@@ -209,6 +239,7 @@ BROKER: dict[int, Needs | None] = {
         _CODE.GET_TOPIC_STATS_INFO: _topic(ANY),
         _CODE.QUERY_TOPIC_CONSUME_BY_WHO: _topic(ANY),
         _CODE.GET_CONSUMER_CONNECTION_LIST: _group("consumerGroup"),
+        _CODE.GET_SUBSCRIPTIONGROUP_CONFIG: _group("group"),
         _CODE.GET_CONSUME_STATS: _all(_group("consumerGroup"), _topic_if_named(SUB)),
         _CODE.QUERY_CONSUME_TIME_SPAN: _BOTH,
         _CODE.QUERY_TOPICS_BY_CONSUMER: _group("group"),
@@ -231,15 +262,22 @@ BROKER: dict[int, Needs | None] = {
         _CODE.GET_ALL_DELAY_OFFSET: ADMIN,
         _CODE.GET_BROKER_CONSUME_STATS: ADMIN,
         _CODE.GET_PRODUCER_CONNECTION_LIST: ADMIN,
+        _CODE.GET_ALL_PRODUCER_INFO: ADMIN,
         _CODE.GET_BROKER_CONFIG: ADMIN,
         _CODE.GET_BROKER_HA_STATUS: ADMIN,
         _CODE.VIEW_BROKER_STATS_DATA: ADMIN,
+        _CODE.SET_MESSAGE_REQUEST_MODE: ADMIN,
+        _CODE.GET_ALL_MESSAGE_REQUEST_MODE: ADMIN,
         _CODE.UPDATE_AND_CREATE_TOPIC: ADMIN,
+        _CODE.UPDATE_AND_CREATE_TOPIC_LIST: ADMIN,
         _CODE.DELETE_TOPIC_IN_BROKER: ADMIN,
         _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: ADMIN,
+        _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: ADMIN,
         _CODE.DELETE_SUBSCRIPTIONGROUP: ADMIN,
         _CODE.UPDATE_BROKER_CONFIG: ADMIN,
         _CODE.CLEAN_EXPIRED_CONSUMEQUEUE: ADMIN,
+        _CODE.CLEAN_UNUSED_TOPIC: ADMIN,
+        _CODE.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: ADMIN,
         _CODE.DELETE_EXPIRED_COMMITLOG: ADMIN,
         _CODE.UPDATE_AND_CREATE_ACL_CONFIG: ADMIN,
         _CODE.DELETE_ACL_CONFIG: ADMIN,

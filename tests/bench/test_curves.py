@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bench import curves
 from bench.curvepage import kind_of, render
 from bench.curves import CURVES, Curve, main
 from bench.points import Figures, body, window
+from tests.pictures import assert_readable, pictures, tooltips, words_of
 
 
 @pytest.fixture
@@ -81,7 +83,33 @@ def test_figures_of_one_kind_share_a_chart(name: str, kind: str) -> None:
 
 def test_a_page_has_a_chart_for_each_kind() -> None:
     text = render({"things": {"1": {"rate": 5.0, "p50_ms": 1.0}, "2": {"rate": 6.0}}})
-    assert text.count("<section>") == 2
+    assert [picture.get("aria-label") for picture in pictures(text)] == [
+        "a second over things",
+        "ms over things",
+    ]
+
+
+def test_a_page_shows_every_point_and_tells_lines_apart() -> None:
+    names = [f"find_{n}_ms" for n in range(9)]
+    values = (1, 16, 17, 1_048_576)
+    found = {str(at): {name: at + n / 10 for n, name in enumerate(names)} for at in values}
+    text = render({"<things>": found})
+    assert_readable(text)
+    (picture,) = pictures(text)
+    said = tooltips(picture, "mark")
+    assert len(said) == len(names) * len(values)
+    assert "find_3_ms at 16: 16.3" in said
+    assert "find_3_ms at 1,048,576: 1,048,576" in said
+    assert {"1", "16", "1,048,576"} <= set(words_of(picture))  # 17 would lie on 16
+    swatches = re.findall(r'<svg class="swatch".*?</svg>', text)
+    looks = {tuple(re.findall(r'class="mark (\w+)" d="([^"]+)"', swatch)) for swatch in swatches}
+    assert len(looks) == len(names)
+
+
+def test_a_curve_of_one_point_is_drawn() -> None:
+    text = render({"replicas": {"3": {"rate": 1_234_567.0}}})
+    assert_readable(text)
+    assert tooltips(pictures(text)[0], "mark") == ["rate at 3: 1,234,567"]
 
 
 @pytest.mark.timeout(120)

@@ -14,6 +14,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullHeader, SendHeader
+from raftmq.remoting.names import OPERATOR_LOG_TOPIC
 from raftmq.store.disk import OsDisk
 from tests.loopclock import LoopClock
 from tests.ports import bound
@@ -171,7 +172,17 @@ class Group:
 
     async def create_topic(self, broker, topic, queues=4):
         header = TopicHeader(topic, queues, queues, 6)
-        return await self.ask(broker, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+        before = self.recorded(broker)
+        answer = await self.ask(broker, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+        if answer.code == ResponseCode.SUCCESS:  # its outcome is stored after it is answered
+            await until(lambda: self.recorded(broker) >= before + 2)
+        return answer
+
+    @staticmethod
+    def recorded(broker):
+        """Return how many records of operators' deeds there are."""
+        queue = broker.store.queues.queue(OPERATOR_LOG_TOPIC, 0)
+        return 0 if queue is None else queue.max_offset
 
     async def send(self, broker, topic, body=b"hello", queue=0, properties="", **options):
         header = SendHeader("pg", topic, "TBW102", 4, queue, 0, 1_700_000_000_000, 0, properties)

@@ -93,6 +93,7 @@ async def test_a_lock_that_was_lent_is_not_released(tmp_path):
     [
         ("raft", "listenPort", "bindAddress=127.0.0.1 listenPort=PORT: .*in use"),
         ("raft", "httpPort", "httpBindAddress=127.0.0.1 httpPort=PORT: .*in use"),
+        ("raft", "httpHealthPort", "httpHealthPort=PORT: .*in use"),
         ("raft", "dLegerPeers", "dLegerPeers=n0-127.0.0.1:PORT: .*in use"),
         ("classic", "haListenPort", "bindAddress=127.0.0.1 haListenPort=PORT: .*in use"),
     ],

@@ -1,11 +1,13 @@
 """A name server that loses our connection is told again soon, not only a period later."""
 
 import asyncio
+import time
 
 from raftmq.broker import registration
 from raftmq.broker.registeredtopics import RegisteredTopics
 from raftmq.broker.tables import versioned
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
+from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.namesrv.server import NameServer as RealNameServer
 from raftmq.namesrv.server import NameServerConfig
 from raftmq.remoting.command import RemotingCommand
@@ -89,6 +91,33 @@ async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeyp
             assert [broker_id for _, broker_id, _ in routes] == [None, 0] * 3 + [None]
     finally:
         await names.server.stop()
+
+
+async def test_a_replica_that_begins_from_a_snapshot_asks_where_its_leader_is(tmp_path):
+    """The leader told it in a command that the snapshot is behind. Nobody's period passes here."""
+    settings = {"registerNameServerPeriod": 60_000}
+    async with RealNameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
+        names = f"127.0.0.1:{server.port}"
+        async with Group(tmp_path, 3, namesrvAddr=names, **settings) as group:
+            leader = await group.leading()
+            await until(lambda: leader.log.identity in leader.registrar.registered.values())
+            name = next(name for name in group.names if group.brokers[name] is not leader)
+            await until(lambda: group.brokers[name].roles.leader_address == leader.address)
+            await group.create_topic(leader, "T")
+            last = leader.engine.log_index.last_index
+            await until(lambda: group.brokers[name].state.applied_index >= last)
+            await group.stop(name)
+            again = await group.start(name)
+            assert again.state.addresses == {}
+            await until(lambda: again.roles.leader_address == leader.address)
+            # Even if all that it was to register was registered before it knew who leads.
+            roles = again.roles
+            for known in (None, roles.leader):
+                again._role_changed(RoleEvent(Role.FOLLOWER, roles.term, known, False, ""))
+            assert again.roles.leader_address == ""
+            began = time.monotonic()
+            await until(lambda: again.roles.leader_address == leader.address)
+            assert time.monotonic() - began < 30
 
 
 def told(topics):

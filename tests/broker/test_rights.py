@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from raftmq.broker.delivery.transactions.service import _needs_of
-from raftmq.broker.http.messages import record_id
+from raftmq.broker.http.messageviews import record_id
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.remoting.acl import Credentials

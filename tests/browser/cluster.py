@@ -20,6 +20,7 @@ SETTINGS = {
     "mappedFileSizeConsumeQueue": "20000",
     "httpFaultsEnable": "true",
     "preferredLeaderAfterMs": "200",
+    "historyPeriodMs": "250",
     # A busy machine shall not make other leaders than the page does; a kill is noticed at once.
     "electionTimeoutMinMs": "4000",
     "electionTimeoutMaxMs": "6000",

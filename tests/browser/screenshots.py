@@ -19,7 +19,7 @@ from tests.browser.cluster import Running, running
 
 DIRECTORY = ROOT / "docs" / "screenshots"
 TOPICS = ("Orders", "Payments", "Shipments", "Invoices", "Refunds", "PriceChanges", "StockLevels")
-WARM_UP_S = 25.0  # of traffic before the first picture: rates are over ten seconds
+WARM_UP_S = 60.0  # of traffic before the first picture: some points of each history
 SENDS_PER_S = 120
 DESKTOP, PHONE = (1280, 860), (380, 780)
 
@@ -72,16 +72,29 @@ async def take(cluster: Running, browser: Browser, directory: Path) -> None:
     for name, address, shown in (
         ("topics", "topics", ".rows .row"),
         ("consumers", "consumers/shipping", "section.card table"),
-        ("messages", "messages?topic=Orders&key=order-100042", ".messages .row"),
+        ("messages", "messages?topic=Orders&tag=created", ".messages .row"),
+        ("history", "history", ".plot canvas"),
+        ("clients", "clients", "section.card"),
+        ("operators", "audit", ".deeds li"),
     ):
         await page.goto(f"{cluster.url}/#/{address}")
         await page.until(f"document.querySelector({shown!r})")
         await settled(page)
         await page.screenshot(directory / f"{name}.png")
+        await phone.goto(f"{cluster.url}/#/{address}")
+        await phone.until(f"document.querySelector({shown!r})")
+        await settled(phone)
+        await phone.screenshot(directory / f"phone-{name}.png")
+    await page.goto(f"{cluster.url}/#/messages?topic=Orders&by=key&key=order-100042")
     await page.click(".messages .row")
     await page.until("document.querySelector('.trace')")
     await settled(page)
     await page.screenshot(directory / "message.png")
+    await page.goto(f"{cluster.url}/#/consumers/billing")
+    await page.click("[data-do=reset]")
+    await page.until("document.querySelector('dialog .outlook table')")
+    await settled(page)
+    await page.screenshot(directory / "reset.png")
 
 
 async def settled(page: Page) -> None:

@@ -162,6 +162,24 @@ class HistoryBuilder:
         if outcome:
             self.add(outcome, "give_back", "consumer", op, **fields, tries=tries)
 
+    def popped(
+        self, name: str, began_ms: float | None = None, process: str = "consumer-0",
+        invisible_ms: int = 1_000, times: int = 0,
+    ) -> None:  # fmt: skip
+        """`began_ms` None: the pop began just before."""
+        now_ns = len(self.records) * 1_000_000 + self.waited_ns
+        began_ns = now_ns if began_ms is None else int(began_ms * 1e6)
+        more = {"began_ns": began_ns, "invisible_ms": invisible_ms, "times": times}
+        self.add("ok", "pop", process, work="pop", group="G", topic="T", id=name, **more)
+
+    def pop_ended(
+        self, name: str, outcome: str = "ok", *, what: str = "ack", invisible_ms: int = 0
+    ) -> None:
+        fields = {"work": "pop", "id": name, "what": what, "invisible_ms": invisible_ms}
+        op = self.add("invoke", "pop_end", "consumer-0", **fields)
+        if outcome:
+            self.add(outcome, "pop_end", "consumer-0", op, **fields)
+
     def stored(self, name: str, store_ms: int = 0, work: str = "delayed") -> None:
         place = {"broker": "b", "queue": 0, "offset": 0, "store_ms": store_ms}
         self.add("ok", "stored", "scanner", work=work, id=name, **place)

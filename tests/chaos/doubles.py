@@ -49,6 +49,9 @@ class StandInProbe:
         view = ReplicaView(node.name, node.group, role, self.term, leader, ready, 10, 10, 10, 10)
         return replace(view, slaves_in_sync=99)
 
+    async def listens(self, node: Node) -> bool:
+        return node.name not in self.silent
+
     def leads(self, node: Node) -> bool:
         return node.name == self.leader
 

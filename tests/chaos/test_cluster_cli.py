@@ -81,6 +81,25 @@ def test_a_restart_of_all_at_once(run) -> None:
     assert not before & {n["pid"] for n in orjson.loads(run("status", "--json").output)["nodes"]}
 
 
+def test_a_cluster_with_grpc_proxies(run) -> None:
+    up = run("up", "--proxies", "2")
+    assert up.exit_code == 0, up.output
+    nodes = orjson.loads(run("status", "--json").output)["nodes"]
+    proxies = [node for node in nodes if node["kind"] == "mqproxy"]
+    assert (
+        [node["name"] for node in proxies]
+        == ["mqproxy-0", "mqproxy-1"]
+        == [node["name"] for node in nodes[-2:]]
+    )
+    assert f"gRPC: {proxies[0]['address']};{proxies[1]['address']}" in up.output
+    assert "gRPC proxy" in run("status").output
+    assert "SIGKILL to mqproxy-1" in run("kill", "mqproxy-1").output
+    assert "started mqproxy-1" in run("start", "mqproxy-1").output
+    rolled = run("restart", "--rolling").output.splitlines()
+    assert rolled[3:6] == [f"restarted {name}" for name in ("namesrv", "mqproxy-0", "mqproxy-1")]
+    assert "mqproxy-1: stopped" in run("down").output
+
+
 def test_up_that_fails_prints_the_log_and_exits_with_1(run) -> None:
     PROGRAMS.programs["n2"] = ENDS
     failed = run("up")
@@ -92,7 +111,15 @@ def test_up_that_fails_prints_the_log_and_exits_with_1(run) -> None:
     ("words", "status", "output"),
     [
         (("up", "--set", "novalue"), 2, "expected KEY=VALUE"),
+        (
+            ("up", "--set", "brokerName=d"),
+            2,
+            "--set brokerName: each broker of a cluster has its own",
+        ),
         (("up", "--replicas", "0"), 2, "1<=x<=9"),
+        (("up", "--set-proxy", "idempotentSends"), 2, "expected KEY=VALUE"),
+        (("up", "--proxies", "1", "--set-proxy", "idempotent=1"), 2, "--set-proxy"),
+        (("up", "--proxies", "1", "--set-proxy", "tlsServerMode=permissive"), 2, "TLS or plain"),
         (("status",), 1, "no cluster in"),
         (("kill", "leader"), 1, "no cluster in"),
         (("kill", "leader", "--signal", "HUP"), 2, "'HUP'"),

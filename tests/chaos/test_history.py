@@ -166,6 +166,8 @@ def test_what_comes_later_is_read_in_the_order_in_which_it_was_written(tmp_path:
     plant.stored("a", 5)
     plant.scanned()
     plant.worked(2, 3, 1, done=False)
+    plant.popped("a")
+    plant.pop_ended("a")
     plant.locked("c")
     plant.posted("b")
     history = plant.build()

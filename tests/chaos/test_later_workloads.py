@@ -22,6 +22,7 @@ from raftmq.chaos.workloads.base import Environment, Tally
 from raftmq.chaos.workloads.catalogue import settings_for
 from raftmq.chaos.workloads.delayed import DELAYED, delay_levels, delayed_workload
 from raftmq.chaos.workloads.locks import LOCKS, locks_workload
+from raftmq.chaos.workloads.pops import POP, pop_workload
 from raftmq.chaos.workloads.posted import LATE_S, Deliveries, Paced, PostedWorkload, Posting
 from raftmq.chaos.workloads.retries import FAILURES, RETRIES, retries_workload
 from raftmq.chaos.workloads.transactions import PLANS, TRANSACTIONS, Transacted
@@ -47,6 +48,9 @@ CHECKS = {
     "given back and lost",
     "retries out of turn",
     "retries stored more than once",
+    "popped and lost",
+    "popped again though acknowledged",
+    "popped before its time",
     "two consumers in one queue",
     "skipped in an orderly queue",
     "linearizable queue locks",
@@ -63,9 +67,10 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
         PostedWorkload(halves, transactions),
         delayed_workload(replace(DELAYED, rate_per_s=60, window=32)),
         retries_workload(replace(RETRIES, rate_per_s=40, window=32)),
+        pop_workload(replace(POP, rate_per_s=40, window=32)),
         locks_workload(replace(LOCKS, rate_per_s=60, queues=4), restart_every_s=0.8),
     )
-    posting = workloads[:3]
+    posting = workloads[:4]
     cluster = Cluster(tmp_path / "cluster")
     path = tmp_path / "history.jsonl"
     try:
@@ -84,21 +89,21 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
                 await cluster.wait_serving()
                 # On a busy machine that was not enough for what is asked of the history below.
                 await until(lambda: transactions.checked and min(w.tally.ok for w in posting) > 50)
-                assert [workload.failure() for workload in workloads] == [None] * 4
+                assert [workload.failure() for workload in workloads] == [None] * 5
                 for workload in workloads:
                     workload.stop()
                 drained = await asyncio.gather(*(workload.drain() for workload in workloads))
     finally:
         await cluster.down()
         await cluster.close()
-    assert drained == [True] * 4
+    assert drained == [True] * 5
     found = read_history(path)
     results = {check.name: check for check in suite_of(found).results()}
     assert {*results} >= CHECKS
     wrong = [check for check in results.values() if check.verdict is not Verdict.PASS]
     assert wrong == []
     posts = [event for kind, event in found.later if kind is Kind.POSTED]
-    sent = {work: 0 for work in ("transactions", "delayed", "retries")}
+    sent = {work: 0 for work in ("transactions", "delayed", "retries", "pop")}
     for post in posts:
         sent[post.work] += post.outcome is Outcome.OK
     assert all(count > 50 for count in sent.values()), sent

@@ -177,13 +177,13 @@ def test_tallies_add_up() -> None:
 
 def test_workloads_by_name() -> None:
     names = ["metadata", "log", "log", "group", "ordered"]
-    later = ["idempotent", "transactions", "delayed", "retries", "locks"]
+    later = ["idempotent", "transactions", "delayed", "retries", "locks", "pop"]
     made = make_workloads([*names, *later], replace(LOG, queues=3))
     assert [w.name for w in made] == ["metadata", "log", "group", "ordered", *later]
     assert isinstance(made[1], MessagesWorkload) and made[1].config.queues == 3
     assert sorted(w.name for w in made) == sorted(WORKLOADS) == sorted(DESCRIPTIONS)
     topics = [topic for workload in made for topic in workload.topics]
-    assert len(set(topics)) == len(topics) == 8
+    assert len(set(topics)) == len(topics) == 9
     assert [workload.groups for workload in made][1] == (("Chaos", "chaos-consumers"),)
     for names in ([], ["nonsense"]):
         with pytest.raises(ClusterError, match="there are log, ordered, group, metadata"):

@@ -374,6 +374,7 @@ class FakeNameServer:
         self.topics: dict[str, dict[str, tuple[int, int]]] = {}  # topic → group → queues, perm
         self.requests: list[RemotingCommand] = []
         self.silent = False
+        self.raft = True  # whether the groups are Raft groups
         self.server = RemotingServer(
             {
                 RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
@@ -391,7 +392,8 @@ class FakeNameServer:
 
     def _broker_data(self, name: str) -> dict[str, Any]:
         addresses = {key: broker.address for key, broker in self.groups[name].items()}
-        return {"cluster": "c", "brokerName": name, "brokerAddrs": addresses}
+        data = {"cluster": "c", "brokerName": name, "brokerAddrs": addresses}
+        return data | {"raftGroup": True} if self.raft else data
 
     def _route(self, _c: Connection, request: RemotingCommand) -> RemotingCommand | None:
         self.requests.append(request)
@@ -415,7 +417,8 @@ class FakeNameServer:
         parts = []
         for name, group in self.groups.items():
             addresses = ",".join(f'{key}:"{b.address}"' for key, b in group.items())
-            parts.append(f'"{name}":{{"brokerName":"{name}","brokerAddrs":{{{addresses}}}}}')
+            kind = ',"raftGroup":true' if self.raft else ""
+            parts.append(f'"{name}":{{"brokerName":"{name}","brokerAddrs":{{{addresses}}}{kind}}}')
         clusters = '"clusterAddrTable":{"c":["g0"]}'
         body = f'{{"brokerAddrTable":{{{",".join(parts)}}},{clusters}}}'
         return RemotingCommand.response_to(request, 0, None, None, body.encode())

@@ -23,7 +23,7 @@ from raftmq.client import (
 from raftmq.client.batch import batch_item_size
 from raftmq.client.errors import ClientClosed, InvalidMessage
 from raftmq.client.message import SendResult
-from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader
 from tests.client.fakes import FakeCluster, queue
@@ -172,6 +172,23 @@ async def test_leader_dies_and_a_new_one_appears_later() -> None:
         assert sorted(cluster.logs["g0"].bodies("T")) == sorted(
             [b"before", *(b"%d" % n for n in range(50))]
         )
+
+
+async def test_a_classic_slave_is_never_sent_to() -> None:
+    """Not while its master is away, nor by any kind of send; consumers may still ask it."""
+    async with FakeCluster({"g0": 2}) as cluster:
+        cluster.name_server.raft = False
+        master, slave = cluster.brokers["g0"]
+        slave.mode = (ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy")
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            await producer.send(Message("T", b"before"))
+            await master.stop()
+            with pytest.raises((SendFailed, SendOutcomeUnknown)):
+                await producer.send(Message("T", b"after"), timeout_ms=500)
+            with pytest.raises(SendFailed):
+                await producer.send_oneway(Message("T", b"one-way"), timeout_ms=500)
+        assert slave.count(RequestCode.HEART_BEAT) > 0
+        assert slave.count(RequestCode.SEND_MESSAGE_V2) == 0
 
 
 async def test_connection_broken_with_sends_in_flight() -> None:

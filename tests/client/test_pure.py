@@ -10,7 +10,6 @@ from typing import cast
 import orjson
 import pytest
 
-from raftmq.client.allocation import allocate_averagely
 from raftmq.client.channel import Channel, StoredAnswer
 from raftmq.client.compression import (
     BODY_SIZE_BYTES_MAX,
@@ -29,6 +28,7 @@ from raftmq.client.processqueue import CacheBudget, CacheLimits, ProcessQueue
 from raftmq.client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_route
 from raftmq.client.sendframe import SendTemplate, encoded_properties, outgoing, outgoing_batch
 from raftmq.client.subscription import subscribe, tag_of
+from raftmq.remoting.allocation import allocate_averagely
 from raftmq.remoting.codec import FrameReader, RawFrame, decode_command
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.headers import PullResponseHeader, SendHeader
@@ -169,6 +169,21 @@ def test_replica_group_script() -> None:
     assert group.leader == "b", "a changed route is believed at once"
     group.doubt("b", "new:1")
     assert group.candidates()[0] == "new:1"
+
+
+def test_sends_of_a_classic_group_have_its_master_as_their_only_target() -> None:
+    group = ReplicaGroup("g")
+    group.learn({0: "master", 1: "slave"})
+    assert group.send_targets() == ("master",)
+    group.doubt("master")
+    assert group.candidates() == ("slave", "master"), "what may be asked of a slave goes there"
+    assert group.send_targets() == ("master",)
+    group.learn({1: "slave"})
+    assert group.send_targets() == ()
+    group.doubt("slave", "promoted")
+    assert group.send_targets() == ("promoted",), "a refusal names the master"
+    group.raft = True
+    assert group.send_targets() == group.candidates()
 
 
 def test_a_leader_that_was_away_and_is_named_again_is_believed() -> None:

@@ -23,8 +23,9 @@ SERVICES = {
     "nameserver-1",
     *(f"broker-{group}{number}" for group in "ab" for number in range(3)),
 }
-PROFILES = ("classic", "chaos", "audit", "monitoring")
-OF_PROFILES = {"master-a", "slave-a", "master-b", "slave-b", "chaos", "audit"}
+PROFILES = ("classic", "grpc", "chaos", "audit", "monitoring")
+OF_PROFILES = {"master-a", "slave-a", "master-b", "slave-b", "proxy-0", "proxy-1"}
+OF_PROFILES |= {"chaos", "audit"}
 OF_PROFILES |= {"prometheus", "grafana"}
 HEALTHY_TIMEOUT_S = 400.0
 FAULTS = "kill:leader cut-node:leader term:leader"
@@ -119,6 +120,23 @@ def test_messages_from_outside_survive_the_leader(stage):
     assert verdict["skipped"] == [] and verdict["counts"]["lost"] == 0
     recovered = verdict["recovery"]["kinds"]["kill:leader"]["recovered"]
     assert recovered == 1, "no send was acknowledged behind the kill"
+
+
+def test_proxies_reach_the_brokers_inside(stage):
+    """Brokers tell an address of the host, at which a container finds nothing."""
+    stage.compose("--profile", "grpc", "up", "-d", "--no-build", "proxy-0", "proxy-1")
+    said_by(stage, "updateTopic", "-c", "DefaultCluster", "-t", "Rpc", "-r", "2", "-w", "2")
+    wait_answer(stage, "broker-b", "topicRoute", "-t", "Rpc")
+
+    def healthy() -> bool:
+        said = stage.compose("ps", "proxy-0", "proxy-1")
+        return said.count("(healthy)") == 2
+
+    wait_until(healthy, lambda: stage.compose("ps"), patience_s=HEALTHY_TIMEOUT_S, pause_s=0.5)
+    words = ("-m", "tests.compose.throughproxies", "Rpc", "8081", "8082")
+    done = stage.within(sys.executable, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "received 8 of 8 from 2 broker groups" in done.stdout
 
 
 def test_what_a_classic_master_took_its_slave_has(stage):

@@ -98,6 +98,26 @@ async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
         await group.until(lambda: gone.member.links.told_removed)
 
 
+async def test_a_member_that_was_away_follows_a_leader_it_has_not_heard_of(tmp_path: Path) -> None:
+    """All others were replaced meanwhile: nobody that it knows could tell it."""
+    async with Group(tmp_path) as group:
+        away, *others = group.others(await group.leader()), await group.leader()
+        gone = away[0]
+        await gone.stop()
+        for number, old in enumerate([*away[1:], *others]):
+            new = group.joiner(f"n{3 + number}")
+            await new.start()
+            await change(group, ChangeKind.ADD_LEARNER, new.node_id, address(new))
+            await change(group, ChangeKind.PROMOTE, new.node_id)
+            await change(group, ChangeKind.REMOVE, old.node_id)
+            await old.stop()
+        await gone.start()
+        leader = await group.leader([node for node in group.nodes if node.running])
+        assert leader.node_id in ("n3", "n4")
+        await group.until(lambda: gone.app.applied_index == leader.app.applied_index)
+        assert gone.member.core.membership.voters == {gone.node_id, "n3", "n4"}
+
+
 async def test_a_leader_that_is_removed_names_its_successor(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         old = await group.leader()

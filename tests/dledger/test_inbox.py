@@ -35,6 +35,7 @@ class World:
             "n0",
             self.life,
             {Repair: lambda _: note("repair")},
+            opened=lambda peer: note(("introduce to", peer)),
             refuse=lambda peer, reason: note(("refuse", peer)),
             fail=lambda reason, error: note(("fail", reason)),
         )
@@ -108,8 +109,11 @@ def test_the_clock_is_looked_at_with_a_message_when_it_is_time_to() -> None:
 def test_the_core_hears_of_links_once_it_runs() -> None:
     world = World()
     world.inbox.on_opened("n1")
-    assert world.seen == []
+    assert world.seen == [("introduce to", "n1")]
     world.open(None)
     world.inbox.on_opened("n1")
     world.inbox.on_closed("n1")
-    assert world.seen == [("opened", "n1"), ("closed", "n1", 5.0), "look at the clock"]
+    assert world.seen[1:] == [
+        *(("introduce to", "n1"), ("opened", "n1")),
+        *(("closed", "n1", 5.0), "look at the clock"),
+    ]

@@ -12,7 +12,6 @@ from itertools import product
 
 import pytest
 
-from raftmq.dledger.core import RaftCore
 from raftmq.dledger.leading import Leading
 from raftmq.dledger.messages import AppendResponse, HeartbeatResponse, Message
 from tests.dledger.group import Group
@@ -96,7 +95,7 @@ def test_the_old_answers_are_of_the_round_that_the_new_replica_answers() -> None
 
 
 def test_one_that_goes_by_what_it_noted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RaftCore, "leading_class", GoesByItsNote)
+    monkeypatch.setattr("raftmq.dledger.core.Leading", GoesByItsNote)
     with pytest.raises(AssertionError):
         for plan in plans(2):
             play(*begin(), plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,31 @@ def test_an_empty_log(tmp_path: Path) -> None:
     assert (log.last_index, log.durable_index, log.begin_sync()) == (0, 0, None)
     assert log.frames(1, 0) == ()
     life.close()
+
+
+def test_frames_that_come_together_are_written_by_one_call_for_each_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follower = Opened(tmp_path / "leader"), Opened(tmp_path / "follower")
+    frames = append(leader.open(), 300)
+    log = follower.open()
+    calls: list[int] = []
+    write_many = follower.store.write_many
+
+    def counted(position: int, buffers: Sequence[bytes | memoryview]) -> None:
+        calls.append(position)
+        write_many(position, buffers)
+
+    monkeypatch.setattr(follower.store, "write_many", counted)
+    log.append(frames[:1])
+    log.append(frames[1:])
+    files = sorted((tmp_path / "leader" / "commitlog").iterdir())
+    assert calls == [0, frames[1].position, *(int(file.name) for file in files[1:])]
+    assert len(files) > 3 and log.frames(1, 300) == tuple(frames)
+    for life in (leader, follower):
+        life.close()
+    for file in files:
+        assert file.read_bytes() == (tmp_path / "follower" / "commitlog" / file.name).read_bytes()
 
 
 def test_what_was_written_comes_back_from_cache_and_from_file(tmp_path: Path) -> None:

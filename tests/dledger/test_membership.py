@@ -115,3 +115,44 @@ def test_a_removed_replica_that_is_away_is_told_for_a_while_and_let_go_once() ->
     assert rounds > 50
     assert news.count(True) == 1  # when it went, and not with each heartbeat
     assert "c" not in core.membership.peers
+
+
+def test_a_learners_copy_commits_nothing() -> None:
+    group = Group("ab")
+    group.add("c")
+    group.elect("a")
+    make(group["a"], Change(ChangeKind.ADD_LEARNER, "c", "c:1"))
+    added = group["a"].core.last_index
+    group.run(500)
+    assert group["c"].core.commit_index == added
+    group.dropped = {("a", "b")}
+    group["a"].propose(b"x")
+    group.run(100)
+    assert group["c"].core.last_index == added + 1
+    assert group["a"].core.commit_index == added
+
+
+def test_a_leader_that_leaves_does_not_count_itself() -> None:
+    group = led()
+    group.run(500)
+    group.dropped = {("a", "c")}
+    make(group["a"], Change(ChangeKind.REMOVE, "a"))
+    removed = group["a"].core.last_index
+    group.run(100)
+    assert group["b"].core.last_index == removed
+    assert group["a"].core.commit_index == removed - 1
+
+
+def test_of_two_changes_the_first_counts_once_it_is_committed() -> None:
+    """A removed follower campaigns for its removal no longer, although a later change is open."""
+    membership = led()["c"].core.membership
+    removed = membership.configurations.current.after(REMOVE_C)
+    for index, configuration in ((2, removed), (3, removed.after(ADD_D))):
+        payload = encode_configuration(configuration)
+        frame = seal_frame(index, 1, 0, 0, FrameKind.CONFIGURATION, 0, payload)
+        membership.append(frame, 1)
+    assert membership.may_campaign(recovered=True)
+    assert not membership.commit(2)
+    assert not membership.may_campaign(recovered=True)
+    assert membership.commit(3)
+    assert not membership.may_campaign(recovered=True)

@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,7 @@ from raftmq.dledger.wire import (
     VERSION,
     Hello,
     HelloAnswer,
+    Introduction,
     PeerMessage,
     decode_answer,
     encode_answer,
@@ -152,6 +154,33 @@ async def test_abort_is_noticed_by_the_peer(net: Net) -> None:
     await net.seen["n1"].until(lambda: net.seen["n1"].opened == ["n0"])
     net.links["n1"].abort()
     await a.until(lambda: a.closed == ["n1", "n1"])
+
+
+async def test_a_peer_that_closes_what_it_accepts_is_dialled_ever_more_slowly(net: Net) -> None:
+    await net.start("n0", config=LinkConfig(backoff_ms_min=1, backoff_ms_max=60_000))
+    await net.start("n1")
+    await until(lambda: net.seen["n1"].opened)  # its own link hurries ours no more
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for count in range(1, 12):
+        await until(partial(at_least, net.seen["n0"].opened, count))
+        net.links["n1"].refuse("n0", "says something that cannot be")
+        await until(partial(at_least, net.seen["n0"].closed, count))
+    assert loop.time() - begun >= 0.2  # 1 + 2 + 4 ... ms, of each at least half; 11 ms before
+
+
+def at_least(seen: list[str], count: int) -> bool:
+    return len(seen) >= count
+
+
+async def test_a_peer_is_told_where_it_can_dial_back(net: Net) -> None:
+    await net.start("n0")
+    await net.start("n1")
+    await until(lambda: net.seen["n0"].opened)
+    net.links["n0"].introduce("n1")
+    address = net.peers["n0"]
+    told = Introduction("n0", "n1", address.port, address.host.encode())
+    await until(lambda: net.seen["n1"].messages == [told])
 
 
 async def test_another_group_is_refused_with_a_reason(net: Net) -> None:

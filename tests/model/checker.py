@@ -25,7 +25,7 @@ JAVA_OPTIONS = ("-Xmx2g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-DTLA
 TLC_OPTIONS = ("-nowarning", "-workers", "1", "-fp", "0")
 TIMEOUT_S = 3_000  # a bound against hanging
 
-REPLICAS = frozenset("abcdexy")  # all that the simulator's worlds have
+REPLICAS = frozenset(("n0", "n1", "n2", "n3", "n4", "s0", "s1"))  # of the simulator's worlds
 
 _COUNTS = re.compile(r"^(\d+) states generated, (\d+) distinct states found", re.M)
 _VIOLATED = re.compile(r"Invariant (\w+) is violated")
@@ -104,8 +104,17 @@ def _tlc(name: str, module: str, configuration: str) -> str:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, f"{name}.tla").write_text(module)
         Path(directory, f"{name}.cfg").write_text(configuration)
-        result = subprocess.run(
-            [java_command(), *JAVA_OPTIONS, "-cp", jar, "tlc2.TLC", *TLC_OPTIONS, name],
+        result = subprocess.run(  # in a place of its own for what it unpacks, too
+            [
+                java_command(),
+                *JAVA_OPTIONS,
+                f"-Djava.io.tmpdir={directory}",
+                "-cp",
+                jar,
+                "tlc2.TLC",
+                *TLC_OPTIONS,
+                name,
+            ],
             cwd=directory,
             capture_output=True,
             text=True,

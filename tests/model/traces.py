@@ -1,26 +1,55 @@
-"""Records what the real core does in a run of the simulator, as events of the model.
+"""Records what the real program does in a world of the simulator, as events of the model.
 
-The world is the simulator's, with its faults; a recorder listens where the checker does. Each event
-is a step of the model that RecoveryTrace.tla names, and after each step of the core its state is
-compared (`is`). Worlds whose files rot are left out: the model has no damage that a peer mends.
+The world is a cluster of brokers with its faults; a recorder listens to their Raft members. Each
+event is a step of the model that RecoveryTrace.tla names, and after each step of a core its state
+is compared (`is`). No file rots there: the model has no damage that a peer mends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from unittest.mock import patch
 
-from raftmq.dledger.configuration import decode_configuration
-from raftmq.dledger.messages import AppendResponse, HeartbeatResponse, Role, VoteResponse
+from raftmq.dledger.configuration import Configuration, decode_configuration
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.inbox import Inbox
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.member import Parts, RaftMember
+from raftmq.dledger.messages import (
+    AppendResponse,
+    HardState,
+    HeartbeatResponse,
+    Outgoing,
+    Ready,
+    Role,
+    VoteResponse,
+)
+from raftmq.dledger.pump import Pump
+from raftmq.dledger.saver import HardStateSaver
 from raftmq.dledger.wire import PeerMessage
 from raftmq.store.frame import Frame, FrameKind
-from tests.simulator.checks import Checker
-from tests.simulator.node import SimNode
-from tests.simulator.world import World
+from tests.simulator.cluster.planting import Plant
+from tests.simulator.cluster.process import Process, here
+from tests.simulator.cluster.world import ClusterWorld, Wish
 
+FAULTS = ("kill", "kill_leader", "crash_in_operation", "isolate", "split", "cut_one_way", "freeze",
+          "stop_planned", "wipe", "power_cut_fragile")  # fmt: skip
+OPERATED = FAULTS[:-2]
 NOBODY = "nobody"
 Event = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A replica's process. `saved`: its configuration file when it started, or the founding one."""
+
+    name: str
+    core: RaftCore
+    log: RaftLog
+    saved: tuple[int, Configuration]
 
 
 @dataclass(slots=True)
@@ -44,9 +73,10 @@ class Seen:
 class Recorder:
     """The events of one world, in the order in which they happened."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self) -> None:
         self.events: list[Event] = []
-        self._seen = {name: Seen() for name in world.members.names}
+        self._seen: dict[str, Seen] = defaultdict(Seen)
+        self._incarnations: dict[int, int] = {}  # those of the cores, numbered
         self._candidates: dict[tuple[int, str], int] = {}  # (term, name) -> incarnation
         self._won: set[tuple[int, str, int]] = set()
         self._met: set[tuple[object, ...]] = set()
@@ -54,12 +84,16 @@ class Recorder:
     def _note(self, *event: object) -> None:
         self.events.append(event)
 
+    def _incarnation(self, core: int) -> int:
+        """Return a small number for an incarnation; 0 stays 0."""
+        return self._incarnations.setdefault(core, len(self._incarnations) + 1) if core else 0
+
     # -- beginnings of processes ----------------------------------------------------------------
 
-    def started(self, node: SimNode) -> None:
+    def started(self, node: Node) -> None:
         """Its process is there again, with what it finds on its disk."""
         seen, core, name = self._seen[node.name], node.core, node.name
-        index, incarnation = node.log.index, node.incarnation
+        index, incarnation = node.log.index, self._incarnation(core.ballot.incarnation)
         terms = [index.term_at(at) for at in range(1, index.last_index + 1)]
         length = len(terms)
         torn = 0
@@ -74,8 +108,7 @@ class Recorder:
             vote = core.ballot.voted_for
             if vote not in (None, name, seen.vote) and (core.term, vote) in self._candidates:
                 self._note("grant", name, core.term, vote, self._candidates[core.term, vote])
-        saved = node.saved or (0, node.founding)
-        file = (saved[0], saved[1].voters)
+        file = (node.saved[0], node.saved[1].voters)
         if torn and core.recovered == seen.recovered:
             self._note("torn", name, incarnation, torn, length, file)
         elif (
@@ -93,44 +126,45 @@ class Recorder:
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def truncating(self, node: SimNode) -> None:
+    def truncating(self, node: Node) -> None:
         seen = self._keep_up(node)
         seen.writing_term = node.core.term
 
-    def appending(self, node: SimNode, frames: Sequence[Frame]) -> None:
+    def appending(self, node: Node, frames: Sequence[Frame]) -> None:
         """Its process writes frames; noted once it has, since it may die of that."""
         seen = self._keep_up(node)
         seen.writing, seen.writing_term = tuple(frames), node.core.term
         seen.leads = node.core.role is Role.LEADER
 
-    def voted(self, node: SimNode, vote: VoteResponse) -> None:
+    def voted(self, node: Node, vote: VoteResponse) -> None:
         self._keep_up(node)
-        self._note("grant", node.name, vote.request_term, vote.to, vote.request_incarnation)
+        incarnation = self._incarnation(vote.request_incarnation)
+        self._note("grant", node.name, vote.request_term, vote.to, incarnation)
 
-    def sent(self, node: SimNode, message: PeerMessage) -> None:
+    def sent(self, node: Node, message: AppendResponse | HeartbeatResponse) -> None:
         seen = self._keep_up(node)
         if isinstance(message, AppendResponse) and not message.success:
             return
-        if isinstance(message, AppendResponse | HeartbeatResponse):
-            if message.request_term == message.term:
-                self._acknowledge(node, seen, message.match_index)
+        if message.request_term == message.term:
+            self._acknowledge(node, seen, message.match_index)
 
-    def after_step(self, node: SimNode) -> None:
+    def after_step(self, node: Node) -> None:
         seen = self._keep_up(node)
         if node.core.commit_index > seen.commit:
             seen.commit = node.core.commit_index
             self._note("commit", node.name, seen.commit)
         self._is(node)
 
-    def _keep_up(self, node: SimNode, seen: Seen | None = None) -> Seen:
+    def _keep_up(self, node: Node, seen: Seen | None = None) -> Seen:
         """Note what its core has done since the last event."""
         core, name = node.core, node.name
         seen = seen or self._seen[name]
         self._written(name, seen)
-        term, me = core.term, (core.term, name, core.ballot.incarnation)
+        incarnation = self._incarnation(core.ballot.incarnation)
+        term, me = core.term, (core.term, name, incarnation)
         if term > seen.term:
             if core.ballot.voted_for == name:
-                self._candidates[term, name] = core.ballot.incarnation
+                self._candidates[term, name] = incarnation
                 self._note("campaign", name, term)
             else:
                 self._note("observe", name, term)
@@ -144,16 +178,17 @@ class Recorder:
                 self._acknowledge(node, seen, core.durable_index)
         return seen
 
-    def _lead(self, node: SimNode, seen: Seen, me: tuple[int, str, int]) -> None:
+    def _lead(self, node: Node, seen: Seen, me: tuple[int, str, int]) -> None:
         if me not in self._won:
             self._won.add(me)
             self._note("win", node.name)
         for peer, progress in node.core.progress.items():
             barrier = progress.barrier_index
-            met = (*me, peer, progress.recovering, barrier)
-            if progress.recovering and barrier and met not in self._met:
+            recovering = self._incarnation(progress.recovering or 0)
+            met = (*me, peer, recovering, barrier)
+            if recovering and barrier and met not in self._met:
                 self._met.add(met)
-                self._note("meet", node.name, peer, progress.recovering, barrier)
+                self._note("meet", node.name, peer, recovering, barrier)
         self._acknowledge(node, seen, node.core.durable_index)
 
     def _written(self, name: str, seen: Seen) -> None:
@@ -173,7 +208,7 @@ class Recorder:
             voters = decode_configuration(frame.payload).voters if configures else frozenset()
             self._note("propose", name, voters)
 
-    def _acknowledge(self, node: SimNode, seen: Seen, index: int) -> None:
+    def _acknowledge(self, node: Node, seen: Seen, index: int) -> None:
         term, recovered, before = seen.said
         now = (node.core.term, seen.recovered)
         if index > (before if (term, recovered) == now else 0):
@@ -181,7 +216,7 @@ class Recorder:
             seen.kept = max(seen.kept, index)
             self._note("acknowledge", node.name, index)
 
-    def _is(self, node: SimNode) -> None:
+    def _is(self, node: Node) -> None:
         """Compare its state, if it is another one."""
         core, index, seen = node.core, node.log.index, self._seen[node.name]
         seen.vote = core.ballot.voted_for or NOBODY
@@ -192,47 +227,80 @@ class Recorder:
             self._note("is", node.name, *state)
 
 
-class _Listener(Checker):
-    """The simulator's checker, which tells the recorder, too."""
+class TracedWorld(ClusterWorld):
+    """A cluster with a recorder, a light load, and no damage. Each message arrives by itself, and
+    term and vote are saved in one piece with what comes of them: so what is sent belongs to the
+    state in which the core is then."""
 
-    def started(self, node: SimNode) -> None:
-        super().started(node)
-        _recorder(node).started(node)
+    def __init__(self, seed: int, operated: bool, planted: Plant = nullcontext) -> None:
+        profile = {"operated": operated, "refilled": False, "timed": False, "pace": 0.2}
+        wish = Wish(("metadata",), OPERATED if operated else FAULTS, profile, planted)
+        super().__init__(seed, wish=wish)
+        self.recorder = Recorder()
 
-    def truncating(self, node: SimNode, from_index: int) -> None:
-        super().truncating(node, from_index)
-        _recorder(node).truncating(node)
-
-    def appending(self, node: SimNode, frames: Sequence[Frame]) -> None:
-        super().appending(node, frames)
-        _recorder(node).appending(node, frames)
-
-    def voted(self, node: SimNode, vote: VoteResponse) -> None:
-        super().voted(node, vote)
-        _recorder(node).voted(node, vote)
-
-    def after_event(self, node: SimNode) -> None:
-        super().after_event(node)
-        _recorder(node).after_step(node)
+    @contextmanager
+    def surrounded(self) -> Iterator[None]:
+        with super().surrounded(), listening(self.recorder):
+            yield
 
 
-class TracedWorld(World):
-    """A world with a recorder."""
+@contextmanager
+def listening(recorder: Recorder) -> Iterator[None]:
+    """Tell the recorder what the members of all processes do."""
+    take_part, take = RaftMember._take_part, Inbox.on_messages
+    run, perform, send = Pump.run, Pump._perform, Pump._send
+    nodes: dict[Process, Node] = {}
 
-    checker_class = _Listener
+    async def on_start(member: RaftMember, parts: Parts) -> None:
+        roster, core = member._roster, parts.pump.core
+        saved = roster._saved or (0, roster.founding)
+        node = nodes[here()] = Node(here().machine.name, core, member.log, saved)
+        recorder.started(node)
+        await take_part(member, parts)
 
-    def __init__(self, seed: int, **named: Any) -> None:
-        super().__init__(seed, **named)
-        self.recorder = Recorder(self)
+    def on_run(pump: Pump) -> None:
+        busy = pump._busy
+        run(pump)
+        if not busy and here().alive and pump.life.running:
+            recorder.after_step(nodes[here()])
 
-    def send(self, message: PeerMessage) -> None:
-        self.recorder.sent(self.nodes[message.sender], message)
-        super().send(message)
+    def on_perform(pump: Pump, ready: Ready) -> None:
+        node = nodes[here()]
+        if ready.truncate_from is not None:
+            recorder.truncating(node)
+        if ready.append:
+            recorder.appending(node, ready.append)
+        perform(pump, ready)
 
+    def on_send(pump: Pump, messages: tuple[Outgoing, ...]) -> None:
+        node = nodes[here()]
+        for message in messages:
+            if isinstance(message, VoteResponse):
+                if message.granted and not message.pre_vote and message.request_incarnation:
+                    recorder.voted(node, message)
+            elif isinstance(message, AppendResponse | HeartbeatResponse):
+                recorder.sent(node, message)
+        send(pump, messages)
 
-def _recorder(node: SimNode) -> Recorder:
-    assert isinstance(node.world, TracedWorld)
-    return node.world.recorder
+    def on_messages(inbox: Inbox, messages: list[PeerMessage]) -> None:
+        for message in messages:
+            take(inbox, [message])
+
+    def at_once(
+        saver: HardStateSaver, state: HardState, then: Callable[[BaseException | None], None]
+    ) -> None:
+        saver._file.save(state)
+        then(None)
+
+    with (
+        patch.object(RaftMember, "_take_part", on_start),
+        patch.object(Pump, "run", on_run),
+        patch.object(Pump, "_perform", on_perform),
+        patch.object(Pump, "_send", on_send),
+        patch.object(Inbox, "on_messages", on_messages),
+        patch.object(HardStateSaver, "save", at_once),
+    ):
+        yield
 
 
 def text(value: object) -> str:

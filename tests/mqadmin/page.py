@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import sys
+import tempfile
 import threading
 import time
 
@@ -32,21 +33,27 @@ HEAD = """\
 # mqadmin
 
 Administers a cluster over the wire protocol: ours, or Apache RocketMQ's. Sub-commands and flags
-are those of Apache's `mqadmin` 5.3, those of accounts of 4.9; `raftStatus`, `transferLeader`,
-`members`, `writers` and `deleteWriter` are ours.
+are those of Apache's `mqadmin` 5.3, those of accounts of 4.9; `consume`, `produce`, `top`,
+`context`, `completion`, `raftStatus`, `transferLeader`, `members`, `writers`, `deleteWriter` and
+`copyDefinitions` are ours.
 
 ```
 mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
 mqadmin help COMMAND
 ```
 
-- `-n`, `--namesrvAddr`: the name servers; without it the variable `NAMESRV_ADDR`.
+- `-n`, `--namesrvAddr`: the name servers; without it the variable `NAMESRV_ADDR`, or a context's.
 - Where access control is on ([Security](security.md)): `--accessKey`, `--secretKey` and
   `--securityToken` before the sub-command, or `RAFTMQ_ACCESS_KEY`, `RAFTMQ_SECRET_KEY` and
-  `RAFTMQ_SECURITY_TOKEN`, or Apache's `conf/tools.yml` (`--toolsFile`, or below `ROCKETMQ_HOME`).
-- `--json`: the answer as one JSON document, for scripts.
+  `RAFTMQ_SECURITY_TOKEN`, or a context's, or Apache's `conf/tools.yml` (`--toolsFile`, or below
+  `ROCKETMQ_HOME`).
+- `-o`, `--output`: `table`, `json` or `yaml`, one document with the same data. `--json` is
+  `--output json`. Where Apache's command has a flag `-o` of its own, only the long form is this.
+- `--watch SECONDS`, on every command that only reads: the answer again and again, until Ctrl-C.
+  JSON takes a line for each then, YAML a document. What cannot be had is told, and asked for again.
 - Exit status: 0 done; 1 refused, or not there; 2 asked for wrongly; 3 nobody answered; 4 it is
-  unknown whether it was done. What went wrong is one line on stderr.
+  unknown whether it was done; 130 interrupted. What went wrong is one line on stderr. Ctrl-C is how
+  `--watch`, `consume --follow` and `top` end: 0.
 
 Changes of topics, groups and offsets go to each group's leader and through its log: what was
 answered survives a fail-over exactly. A reset (`resetOffsetByTime`, `skipAccumulatedMessage`,
@@ -54,13 +61,54 @@ answered survives a fail-over exactly. A reset (`resetOffsetByTime`, `skipAccumu
 they commit until then, of before the reset, changes nothing. `updateBrokerConfig` and
 `updateNamesrvConfig` change live keys (docs/configuration.md) until the process ends.
 
-The examples were run one after the other on a new cluster of three brokers (`mqcluster up`).
+## Contexts
+
+A context is a name for a cluster: its name servers, an account, TLS settings.
+
+```
+mqadmin context add prod -n 10.0.0.1:9876;10.0.0.2:9876 --accessKey ops --secretKey - --use
+mqadmin context add test -n 127.0.0.1:9876
+mqadmin topicList                        # of prod
+mqadmin topicList --context test
+mqadmin context list
+mqadmin context use test                 # also: show, rename, remove
+```
+
+What wins, for each of name servers, account (as a whole), TLS settings and registration key:
+
+1. the flags `-n`, `--accessKey`, …;
+2. the context that `--context` names, before or after the sub-command;
+3. the variables `NAMESRV_ADDR`, `RAFTMQ_ACCESS_KEY`, …;
+4. the context that the variable `RAFTMQ_CONTEXT` names, else the one in use: not where name servers
+   are given by `-n` or `NAMESRV_ADDR`, as its account and TLS settings are for its own cluster;
+5. for the account, Apache's `conf/tools.yml`.
+
+They are kept in `~/.config/raftmq/contexts.json` (or below `XDG_CONFIG_HOME`), which only its owner
+may read (mode 600); it is replaced as a whole. `--secretKey -` asks for the secret, or reads it
+from standard input, so that it is in no history of the shell and in no list of processes.
+[`mqaudit --context`](audit.md) takes name servers, account and TLS settings from there, too.
+
+## Completion and man pages
+
+```
+mqadmin completion bash --install        # or zsh, fish
+```
+
+completes sub-commands, flags, choices and contexts of all raftmq commands. For bash and zsh it
+writes a file into `~/.local/share/raftmq` and a line into `~/.bashrc` or `~/.zshrc`; for fish,
+files into `~/.config/fish/completions`. Without `--install` it prints the script.
+
+`man mqadmin`, `man mqcluster`, …: the pages come with the wheel (`share/man/man1`), and are made
+from the commands themselves (`make man`).
+
+The examples below were run one after the other on a new cluster of three brokers (`mqcluster up`).
 This page is made by `python -m tests.mqadmin.page`, and checked by a test.
 """
 WAIT_S = 240.0  # a bound against hanging, not an expectation
 MS = 1_700_000_000_000  # a time in the past: before every message
 SHOWN_LINES_MAX = 14  # of a long answer
 UNIQUE, PLACE, CLIENT, LEADER, FOLLOWER = "@UNIQUE", "@PLACE", "@CLIENT", "@LEADER", "@FOLLOWER"
+FILE, FILE_SHOWN = "@FILE", "lines.txt"
 
 # In this order, against one cluster; in the page they stand in the order of the commands.
 EXAMPLES = (
@@ -72,6 +120,9 @@ EXAMPLES = (
     "updateSubGroup -c DefaultCluster -g billing -r 3",
     "sendMessage -t orders -p hello -k order-1 -c new -b broker-a -i 0",
     "sendMessage -t orders -p again -k order-2 -c paid -b broker-a -i 0",
+    f"produce orders {FILE} --queue broker-a:2 --key line",
+    "consume orders --from first",
+    "consume orders --count 1 --format json",
     "topicStatus -t orders",
     "printMsg -t orders",
     "consumeMessage -t orders -b broker-a -i 0 -o 0 -c 1",
@@ -105,12 +156,14 @@ EXAMPLES = (
     "wipeWritePerm -b broker-a",
     "addWritePerm -b broker-a",
     "raftStatus",
+    "top --once",
     "members -b broker-a",
     "members -b broker-a -o add -i n3 -a 127.0.0.1:1",
     "members -b broker-a -o remove -i n3",
     "members -b broker-a -o prefer -i n1",
     "members -b broker-a -o prefer",
     f"transferLeader -b broker-a -t {FOLLOWER}",
+    "setConsumeMode -c DefaultCluster -g billing -t orders -m POP",
     "deleteSubGroup -c DefaultCluster -g billing",
     "deleteTopic -c DefaultCluster -t orders",
 )
@@ -151,6 +204,12 @@ class Examples:
     def run(self, example):
         """(command line as shown, what it printed)."""
         name = example.split()[0]
+        if FILE in example:
+            with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+                file.write("a line\nand another\n")
+                file.flush()
+                real, out = self.run(example.replace(FILE, file.name))
+                return real.replace(file.name, FILE_SHOWN), out
         if name == "consumerConnection":
             self._appear()
         if name == "resetOffsetByTime":
@@ -229,23 +288,32 @@ def render(namesrv):
             shown.setdefault(example.split()[0], []).append([f"$ mqadmin {real}", *lines])
     parts = [HEAD]
     for command in COMMANDS:
-        parts.append(f"\n## {command.name}\n\n{command.doc}\n\n{flags(command)}")
-        if command.runs.startswith("acl:"):  # the examples' cluster is without access control
-            continue
+        usage = " ".join([command.name, *map(shown_positional, command.positionals)])
+        parts.append(f"\n## {usage}\n\n{command.doc}\n\n{flags(command)}")
+        if command.runs.startswith(("acl:", "moving:")):
+            continue  # the examples' cluster is one group without access control
         for lines in shown.pop(command.name):
             parts.append("\n```\n" + "\n".join(lines) + "\n```\n")
     assert not shown, f"no commands: {shown}"
     return re.sub(r"/\S*/(namesrv|n\d)/", r"/var/lib/raftmq/\1/", "".join(parts))
 
 
+def shown_positional(positional):
+    """A value without a flag, as the usage line has it."""
+    name = positional.name.upper()
+    return f"[{name}]…" if positional.repeated else name
+
+
 def flags(command):
-    """The table of its flags."""
+    """The table of its flags, without those that all commands have."""
     if not command.flags:
         return "No flags of its own.\n"
     rows = ["| flag | | |\n|---|---|---|\n"]
     for flag in command.flags:
         names = ", ".join([f"`-{flag.short}`"] * bool(flag.short) + [f"`--{flag.long}`"])
         kind = "" if flag.kind is Kind.SWITCH else flag.kind.value
+        if flag.choices:
+            kind = "&#124;".join(flag.choices)
         needed = ", required" if flag.required else ""
         doc = flag.doc.replace("|", "\\|")
         rows.append(f"| {names} | {kind}{needed} | {doc} |\n".replace("true|false", "true\\|false"))
@@ -258,7 +326,7 @@ def skeleton(page):
     page = re.sub(r"\d+\.\d+\.\d+\.\d+@[\d#]+", "#", page)
     page = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+", "#", page)
     page = re.sub(r"\bn\d\b", "#", page)
-    page = re.sub(r"\d[\d.:]*", "#", page)
+    page = re.sub(r"\d[\d.:,]*", "#", page)
     page = re.sub(r"[─ \t]+", " ", page)
     return [line.strip() for line in page.splitlines()]
 

@@ -4,8 +4,10 @@ import asyncio
 import json
 import threading
 from datetime import datetime
+from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from raftmq.client import BrokerRefused, BrokerUnreachable, NoRoute
@@ -18,6 +20,7 @@ from raftmq.mqadmin.command import (
     Fields,
     Flag,
     Kind,
+    Manner,
     Table,
     parse_time,
 )
@@ -35,10 +38,13 @@ def test_names_and_flags_are_unambiguous():
     names = [command.name.lower() for command in COMMANDS]
     assert len(set(names)) == len(names)
     for command in COMMANDS:
-        shorts = [flag.short for flag in command.flags if flag.short] + ["n", "h"]
-        longs = [flag.long for flag in command.flags] + ["namesrvAddr", "help", "json"]
-        assert len(set(shorts)) == len(shorts), command.name
-        assert len(set(longs)) == len(longs), command.name
+        said = main.commands[command.name]
+        options = [option for one in said.params for option in one.opts]
+        assert len(set(options)) == len(options), command.name
+        assert "--context" in options and "-h" not in options
+        answers = command.manner is not Manner.STREAMS
+        assert ("--output" in options) == answers
+        assert ("--watch" in options) == (command.manner is Manner.READS)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
@@ -92,13 +98,14 @@ def test_exit_status(error, status, monkeypatch, capsys):
 
     monkeypatch.setattr(Command, "load", lambda command: fails)
     command = Command("fails", "Fails.", (), "")
-    assert work.execute(command, {"namesrvAddr": "127.0.0.1:1", "json": False}) == status
+    target = work.Target(["127.0.0.1:1"], None, {})
+    assert work.execute(command, {"json": False}, target) == status
     said = capsys.readouterr().err
     assert said.startswith("mqadmin: ")
     assert ("unknown whether" in said) == (status == 4)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def namesrv():
     """A name server on a loop of its own."""
     loop = asyncio.new_event_loop()
@@ -126,19 +133,67 @@ def test_tables_json_and_the_variable(namesrv):
     assert (headless.exit_code, "there is no cluster 'C'" in headless.stderr) == (1, True)
 
 
-def test_several_parts_are_one_document(namesrv, monkeypatch, capsysbinary):
-    async def answers(*_):
-        rows = [{"name": "a", "count": 2}]
-        return [Table(rows, "rows"), Fields({"more": [1, 2]}, "rest"), Done("done", {"x": 1})]
+ROWS: list[dict[str, Any]] = [{"name": "a", "count": 2}, {"name": "yes: no", "count": None}]
+PARTS = [Table(ROWS, "rows"), Fields({"more": [1, 2]}, "rest"), Done("done", {"x": 1})]
+DATA = {"rows": ROWS, "rest": {"more": [1, 2]}, "part3": {"done": "done", "x": 1}}
 
-    monkeypatch.setattr(Command, "load", lambda command: answers)
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Have every command answer with PARTS."""
+
+    async def answer(*_):
+        return PARTS
+
+    monkeypatch.setattr(Command, "load", lambda command: answer)
+
+
+@pytest.mark.parametrize(
+    ("flags", "read"),
+    [
+        (("--json",), json.loads),
+        (("-o", "json"), json.loads),
+        (("--output", "yaml"), yaml.safe_load),
+    ],
+)
+def test_several_parts_are_one_document(namesrv, answers, flags, read):
+    said = run("topicList", *flags, env={"NAMESRV_ADDR": namesrv})
+    assert (said.exit_code, said.stderr) == (0, "")
+    assert read(said.stdout) == DATA
+
+
+class Enough(Exception):
+    """Ends a watch, which goes on by itself."""
+
+
+@pytest.mark.parametrize(
+    ("form", "read"),
+    [
+        ("json", lambda text: [json.loads(line) for line in text.splitlines()]),
+        ("yaml", lambda text: list(yaml.safe_load_all(text))),
+        ("table", lambda text: [DATA] * text.count("rows\n")),
+    ],
+)
+def test_watching_prints_again_and_again(namesrv, monkeypatch, capsysbinary, form, read):
+    looks = 0
+
+    async def answer(*_):
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            raise NoRoute("T", "gone for a moment")
+        if looks == 4:
+            raise Enough
+        return PARTS
+
+    monkeypatch.setattr(Command, "load", lambda command: answer)
+    target = work.Target([namesrv], None, {})
     command = Command("answers", "", (Flag("f", "flag", "", Kind.SWITCH),), "")
-    assert work.execute(command, {"namesrvAddr": namesrv, "json": True, "flag": True}) == 0
-    assert json.loads(capsysbinary.readouterr().out) == {
-        "rows": [{"name": "a", "count": 2}],
-        "rest": {"more": [1, 2]},
-        "part3": {"done": "done", "x": 1},
-    }
+    with pytest.raises(Enough):
+        work.execute(command, {"output": form, "json": False, "watch": 0.1}, target)
+    said = capsysbinary.readouterr()
+    assert read(said.out.decode()) == [DATA] * 2
+    assert b"gone for a moment" in said.err
 
 
 def test_times():

@@ -243,7 +243,7 @@ def registrar(server, keys, address=LEADER, term=5, broker_id=0):
     return Registrar(
         [server.address], cluster="c", broker_name="g", address=address,
         ha_address=lambda: "", identity=lambda: Identity(broker_id, term, "leader"),
-        topics=Topics(), on_master=lambda *_: None, needs_master=False, period_ms=60_000,
+        topics=Topics(), on_master=lambda *_: None, needs_master=lambda: False, period_ms=60_000,
         timeout_ms=60_000, signing_keys=keys,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
 from raftmq.namesrv.routes import (
@@ -11,6 +12,7 @@ from raftmq.namesrv.routes import (
     RouteLimits,
     RouteTable,
 )
+from raftmq.namesrv.views import cluster_body
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.registration import DataVersion, TopicConfig
 
@@ -62,6 +64,7 @@ def test_a_group_and_its_topics() -> None:
         "write_queue_count": 4,
         "perm": 6,
         "sys_flag": 0,
+        "message_type": "",
     }
     assert table.queues("C") is None
 
@@ -148,6 +151,24 @@ def test_without_terms_the_last_claim_wins_as_apaches_brokers_expect() -> None:
     table.register(claim(N0, 0), 0)
     table.register(claim(N1, 0), 1)
     assert addresses(table) == {0: N1}
+
+
+def test_routes_say_which_groups_are_raft_groups() -> None:
+    """By the terms of their brokers, also while none of them leads; a master's group is none."""
+
+    def told(table: RouteTable) -> object:
+        return orjson.loads(cluster_body(table))["brokerAddrTable"]["g"].get("raftGroup")
+
+    table = group_of_three()
+    assert told(table) is True
+    assert table.unregister(N0, "g", 0)
+    assert told(table) is True
+    pair = RouteTable()
+    pair.register(claim(N0, 0), 0)
+    pair.register(claim(N1, 1), 0)
+    assert told(pair) is None
+    pair.register(claim(N0, 0, 3), 0)  # the group was made a Raft group
+    assert told(pair) is True
 
 
 def test_a_group_may_start_over_when_all_of_it_is_gone() -> None:

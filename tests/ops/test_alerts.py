@@ -22,6 +22,7 @@ from raftmq.namesrv import config as namesrv_config
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from tests.broker.cluster import Group
+from tests.broker.popping.consumer import Popper
 from tests.broker.replication.ha.pair import Classic
 from tests.ops.scrape import well_named
 from tests.waiting import until
@@ -65,6 +66,7 @@ async def expositions(tmp_path: Path) -> list[str]:
         await group.pull(leader, "T", 0)
         await group.commit(leader, "T", 0, 0)
         await until(lambda: leader.state.offsets.offsets)
+        assert await Popper(group).pop(leader)
         found += [broker.metrics.render()[0].decode() for broker in group.brokers.values()]
     async with Classic(tmp_path / "classic") as classic:
         await classic.followed()

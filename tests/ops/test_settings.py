@@ -12,7 +12,7 @@ from raftmq.broker.cli import main as mqbroker
 from raftmq.broker.config import load
 from raftmq.namesrv import config as namesrv_config
 from raftmq.namesrv.cli import main as mqnamesrv
-from raftmq.ops.options import ConfigError
+from raftmq.ops.options import MISTAKES_TOLD_MAX, ConfigError
 from raftmq.ops.show import effective, tables
 
 ROOT = Path(__file__).parent.parent.parent
@@ -99,6 +99,23 @@ def test_wrong_toml_explains_itself(tmp_path: Path, text: str, parts: list[str])
         load(written(tmp_path, text, "f.toml"))
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_every_mistake_has_a_line_of_its_own(tmp_path: Path) -> None:
+    text = "listenPort=ten\nwarmUp=1\nbrokerName=a\nflushDiskTyp=x\n"
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text, "f.conf"))
+    lines = str(caught.value).splitlines()
+    assert [line.split(": ")[0].rsplit("/", 1)[1] for line in lines] == [
+        "f.conf:1", "f.conf:2", "f.conf:4"
+    ]  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, "[stor]\na=1\n[networ]\nb=1\n", "f.toml"))
+    assert str(caught.value).count("unknown section") == 2
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, "a\n" * (MISTAKES_TOLD_MAX + 2), "f.conf"))
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[-1]) == (MISTAKES_TOLD_MAX + 1, "and 2 more")
 
 
 def test_a_misspelt_variable_is_refused_and_a_foreign_one_is_not() -> None:

@@ -9,8 +9,11 @@ import yaml
 from raftmq.broker.config import BrokerConfig, load
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.config import load as load_namesrv
+from raftmq.proxy.config import ProxyConfig
+from raftmq.proxy.config import load as load_proxy
 
 ROOT = Path(__file__).parents[2]
+SERVERS = ("['mqbroker'", "['mqnamesrv'", "['mqproxy'")
 DEFAULTS = "${RAFTMQ_TLS_CLIENT_CERTIFICATES:-none}"
 
 
@@ -27,7 +30,7 @@ def test_all_servers_and_nothing_else() -> None:
     servers = {
         name
         for name, service in WITHOUT.items()
-        if str(service.get("command", "")).startswith(("['mqbroker'", "['mqnamesrv'"))
+        if str(service.get("command", "")).startswith(SERVERS)
     }
     assert set(WITH) == servers
     for name, service in WITH.items():
@@ -41,9 +44,11 @@ def test_nothing_is_left_in_the_clear(name: str) -> None:
     }
     own = WITHOUT[name].get("environment", {})
     environment = {**{key: str(v) for key, v in own.items() if "${" not in str(v)}, **added}
-    config: BrokerConfig | NameServerConfig
+    config: BrokerConfig | NameServerConfig | ProxyConfig
     if name.startswith("nameserver"):
         config = load_namesrv(None, (), environment).config
+    elif name.startswith("proxy"):
+        config = load_proxy(None, (), environment).config
     else:
         config = load(None, (), environment).config
         assert config.raft_tls_mode == ("disabled" if config.is_classic else "enforcing")

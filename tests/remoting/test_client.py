@@ -43,6 +43,17 @@ def test_address_lists() -> None:
 
 
 @on_both_loops
+async def test_an_address_may_be_reached_at_another_one() -> None:
+    async with serving({1: echo}) as (_, address):
+        client = RemotingClient(reached_at={"broker-0:10911": address})
+        answer = await client.invoke("broker-0:10911", REQUEST(1, body=b"x"), 60_000)
+        assert answer.body == b"x"
+        connection = client.connection("broker-0:10911")
+        assert connection is not None and connection.address == "broker-0:10911"
+        await client.close()
+
+
+@on_both_loops
 async def test_callers_share_one_connection_and_one_attempt() -> None:
     async with serving({1: echo}) as (server, address):
         client = RemotingClient()
@@ -66,6 +77,31 @@ async def test_a_caller_that_gives_up_does_not_end_the_attempt_of_others() -> No
         with pytest.raises(asyncio.CancelledError):
             await first
         await client.close()
+
+
+@on_both_loops
+async def test_who_is_cancelled_with_the_attempt_is_cancelled() -> None:
+    """The end of a loop cancels every task. Whoever connects in a loop of retries has to end."""
+    async with serving({1: echo}) as (_, address):
+        client = RemotingClient()
+        caller = asyncio.ensure_future(client.connect(address))
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        await client.close()
+
+
+@on_both_loops
+async def test_callers_of_a_client_that_closes_are_told() -> None:
+    async with serving({1: echo}) as (_, address):
+        client = RemotingClient()
+        caller = asyncio.ensure_future(client.connect(address))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(ConnectError, match="this client was closed"):
+            await caller
 
 
 @on_both_loops

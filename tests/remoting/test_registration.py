@@ -1,5 +1,6 @@
 """The body of 103 in all its forms, the version at its head, and damage."""
 
+import json
 import struct
 import zlib
 
@@ -24,6 +25,7 @@ TOPICS = [
     TopicConfig("TopicTest", 4, 8, 6),
     TopicConfig("%RETRY%group", 1, 1, 6),
     TopicConfig("dataVersion", 1, 1, 4, 0, "MULTI_TAG"),
+    TopicConfig("Orders", 4, 4, 6, message_type="FIFO"),
 ]
 
 
@@ -44,7 +46,7 @@ def test_a_compressed_body_as_5x_writes_it() -> None:
         sized(b'{"counter":7,"stateVersion":2,"timestamp":5}')
         + struct.pack(">i", 2)
         + sized(b'A 4 4 6 SINGLE_TAG {"+message.type": "NORMAL DELAY"}')
-        + sized(b"B 1 2 2 MULTI_TAG")
+        + sized(b'B 1 2 2 MULTI_TAG {"reserve.time": "-1", "message.type": "DELAY"}')
         + sized(b"[]")
         + struct.pack(">i", 1)
         + sized(b'{"bname":"b"}')
@@ -54,8 +56,14 @@ def test_a_compressed_body_as_5x_writes_it() -> None:
     assert version == DataVersion(7, 2, 5)
     assert topics == [
         TopicConfig("A", 4, 4, 6),
-        TopicConfig("B", 1, 2, 2, 0, "MULTI_TAG"),
+        TopicConfig("B", 1, 2, 2, 0, "MULTI_TAG", message_type="DELAY"),
     ]
+
+
+@pytest.mark.parametrize("text", ["7", "[1]", '{"message.type": 7}', '{"message.type": "a b"}'])
+def test_attributes_that_name_no_kind_of_message(text: str) -> None:
+    fields = {"attributes": json.loads(text)}
+    assert TopicConfig.from_fields("A", fields).message_type == ""
 
 
 def test_a_plain_body_as_4x_writes_it() -> None:

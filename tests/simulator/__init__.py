@@ -1,4 +1,4 @@
-"""The deterministic simulator: real core, log and recovery over a simulated world.
+"""The deterministic simulator: whole clusters of the real programs in a simulated world.
 
-`python -m tests.simulator --seeds N --start S` runs seeds; world.py says what one seed is.
+`python -m tests.simulator --seeds N --start S` runs seeds; cluster/world.py says what one seed is.
 """

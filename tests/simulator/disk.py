@@ -171,6 +171,8 @@ class SimDisk:
         self.sync_horizon: int | None = None  # a sync that is under way covers no later write
         self.sync_gap: tuple[int, int] | None = None  # the same, for a thread that wrote before it
         self.full = False  # no file grows
+        # CommitLog positions at which a bit flipped while this process ran.
+        self.rotted: set[int] = set()
         self.fails_sync = False  # the next sync fails, and what it was to cover never gets durable
         self.on_crash: Callable[[], None] = lambda: None  # told before SimCrash is raised
         self._crash_in: int | None = None
@@ -199,6 +201,7 @@ class SimDisk:
     def kill_process(self) -> None:
         """Open files are gone; every byte stays."""
         self.generation += 1
+        self.rotted.clear()
         self._crash_in = None
         self.sync_horizon = self.sync_gap = None
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 
 from tests.simulator.apart import apart, replays
-from tests.simulator.cluster.breaks import sync_skipped
 from tests.simulator.cluster.case import Case, Outcome, kind_of, play
 from tests.simulator.cluster.mutation import STRIKES_MAX, mutated
 from tests.simulator.cluster.schedule import Schedule, drawn, from_json, to_json
 from tests.simulator.cluster.search import KeptFile, Search
+from tests.simulator.cluster.shellbreaks import sync_skipped
 from tests.simulator.cluster.shrink import shrink
 from tests.simulator.cluster.world import Wish
 

@@ -184,6 +184,7 @@ def test_what_works_at_a_server_that_has_the_package(
     assert not told
 
 
+@pytest.mark.long
 def test_what_works_at_a_server_to_which_the_package_is_shipped(
     servers: tuple[Remote, Remote], namesrv: str
 ) -> None:

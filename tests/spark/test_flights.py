@@ -13,6 +13,7 @@ from pathlib import Path
 
 import orjson
 import pyarrow.parquet as pq
+import pytest
 
 from demo.flights_data import Flight, data_file, flight_id, read_flights
 from raftmq.audit.java import find_java_home
@@ -100,6 +101,7 @@ async def create_topic(namesrv: str) -> None:
         await admin.topic.create(TOPIC, 4)
 
 
+@pytest.mark.long
 def test_flights_into_parquet_by_month_through_a_leader_kill(
     cluster: Cluster, tmp_path: Path
 ) -> None:

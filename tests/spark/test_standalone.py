@@ -119,6 +119,7 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
         yield Standalone(tmp_path, ended)
 
 
+@pytest.mark.long
 def test_workers_that_have_nothing_of_ours(
     standalone: Standalone, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ ROOMS = (
     "spark",
     "ops",
     "mqadmin",
+    "proxy",
 )
 # Beside the rooms: the package's own files, not the links to the rooms in it.
 FRONT_DOOR = ("raftmq", "pyspark_raftmq")

@@ -147,6 +147,27 @@ def test_the_document_is_made_of_the_declarations():
     assert ("howMany", "path", True) in names and ("If-Match", "header", False) in names
 
 
+def test_every_successful_answer_is_described():
+    async def nothing(call):
+        return None
+
+    operation = Operation(
+        "POST", "/things", "makeThings", "Make them.", nothing, body=dict, body_told=Thing,
+        answer=ThingView, also=(207,),
+    )  # fmt: skip
+    text = Operation("GET", "/text", "getText", "Text.", nothing, media="text/plain")
+    paths = document("Title", "1", [operation, text])["paths"]
+    told = paths["/things"]["post"]
+    for status in ("200", "207"):
+        (content,) = told["responses"][status]["content"].values()
+        assert content["schema"] == {"$ref": "#/components/schemas/ThingView"}
+    (content,) = told["requestBody"]["content"].values()
+    assert content["schema"] == {"$ref": "#/components/schemas/Thing"}
+    assert paths["/text"]["get"]["responses"]["200"]["content"] == {
+        "text/plain": {"schema": {"type": "string"}}
+    }
+
+
 def test_pages_of_sorted_names_look_at_no_more_than_they_show() -> None:
     names = [f"t{number:04d}" for number in range(1_000)]
     looked: list[str] = []

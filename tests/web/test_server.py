@@ -87,6 +87,31 @@ async def serving(tokens="", hub=None, **more):
         await server.stop()
 
 
+async def test_health_is_told_on_this_machine_whatever_the_rest_wants(tmp_path):
+    """Containers ask there, without a token or a certificate."""
+    operations = [
+        Operation("GET", "/health/live", "live", "l", fine, role=None),
+        Operation("GET", "/health/ready", "ready", "r", refused, role=None),
+        *OPERATIONS,
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = WebSettings(tokens_file=tokens_file(tmp_path), health_port=port)
+    server = WebServer(settings, Access.of(settings), operations, title="T", version="1")
+    await server.start()
+    try:
+        async with Client(f"127.0.0.1:{port}") as client:
+            assert (await client.ask("GET", "/health/live")).status == 200
+            assert (await client.ask("GET", "/health/ready")).status == 409
+            bearer = f"Bearer {TOKENS['admin']}"
+            for path in ("/fine", "/open", "/metrics"):
+                assert (await client.ask("GET", path, Authorization=bearer)).status == 404
+    finally:
+        await server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
 async def test_who_still_signs_is_told_that_this_ended(tmp_path):
     async with serving(tokens_file(tmp_path)) as client:
         answer = await client.ask("GET", "/fine", Authorization='RaftMQ-HMAC nonce="0", id="1"')
@@ -227,7 +252,11 @@ async def test_pages_have_a_policy():
         answer = await client.get("/")
         assert answer.body == b"<p>"
         assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
-        assert (await client.get("/docs")).status == 200
+        reference = await client.get("/docs")
+        assert reference.status == 200
+        assert "script-src 'self';" in reference.headers["Content-Security-Policy"]
+        renderer = await client.get("/docs/rapidoc.js")  # without a token, and unpacked here
+        assert renderer.headers["Content-Encoding"] == "gzip" and b"rapi-doc" in renderer.body
 
 
 async def test_a_connection_too_many_is_told_so():

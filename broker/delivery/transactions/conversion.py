@@ -12,7 +12,14 @@ from raftmq.broker.delivery.transactions.book import Half
 from raftmq.broker.errors import Refused
 from raftmq.broker.sending.sendrequest import Outgoing, as_stored
 from raftmq.remoting.codes import ResponseCode
-from raftmq.store.properties import TAGS, UNIQ_KEY, decode_properties, encode_properties
+from raftmq.store.properties import (
+    TAGS,
+    UNIQ_KEY,
+    WAIT,
+    decode_properties,
+    encode_properties,
+    joined,
+)
 from raftmq.store.record import (
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
@@ -33,7 +40,8 @@ REAL_QUEUE_ID = "REAL_QID"
 TRANSACTION_ID = "__transactionId__"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 ROOT = "TRAN_PREPARED_QUEUE_OFFSET"
-FIRST_STORED = "TRAN_FIRST_STORED_MS"  # ours: when the root was stored
+FIRST_STORED = "TRAN_FIRST_STORED_MS"  # when the root was stored
+OURS = (ROOT, FIRST_STORED)  # of a half that was stored again; Apache has others, or none
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 IMMUNITY_S_MAX = 86_400
 OP_TAG = "d"
@@ -74,10 +82,13 @@ def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int) -> Half:
 
 
 def committed(half: MessageRecord) -> Outgoing:
-    """Return the message that a half becomes. Raises Refused for a half that names no topic."""
+    """Return the message that a half becomes. Raises Refused for a half that names no topic.
+
+    It keeps Apache's properties, as with Apache's broker: by TRAN_MSG clients know that it was
+    transactional."""
     properties = decode_properties(half.properties)
     topic, queue_id = _real(properties)
-    for name in (TRAN_MSG, REAL_TOPIC, REAL_QUEUE_ID, CHECK_TIMES, ROOT, FIRST_STORED):
+    for name in OURS:
         properties.pop(name, None)
     return replace(
         as_stored(half),
@@ -130,8 +141,14 @@ def first_stored_ms(half: MessageRecord) -> int:
 
 def check_body(half: MessageRecord) -> bytes:
     """Return the body of a check (39): the half as a record of its real topic. Raises Refused."""
-    topic, queue_id = _real(decode_properties(half.properties))
-    return encode_record(replace(half, topic=topic, queue_id=queue_id))
+    properties = decode_properties(half.properties)
+    topic, queue_id = _real(properties)
+    for name in OURS:
+        properties.pop(name, None)
+    if WAIT in properties:
+        properties[WAIT] = "false"
+    stored = joined(properties)
+    return encode_record(replace(half, topic=topic, queue_id=queue_id, properties=stored))
 
 
 def unique_key_of(half: MessageRecord) -> str:

@@ -1,6 +1,5 @@
-// The cluster API: JSON with a token, and the stream of events.
+// The cluster API: JSON, and the stream of events. Who logged in is in a cookie that no script reads.
 
-const TOKEN_KEY = "raftmq-token";
 const RETRY_MS = 1500;
 
 export class ApiError extends Error {
@@ -12,15 +11,8 @@ export class ApiError extends Error {
   }
 }
 
-export const token = {
-  get: () => sessionStorage.getItem(TOKEN_KEY) || "",
-  set: (value) => sessionStorage.setItem(TOKEN_KEY, value),
-};
-
-let askForToken = async () => false;
-export const onUnauthorized = (handler) => { askForToken = handler; };
-
-const authorization = () => (token.get() ? { Authorization: `Bearer ${token.get()}` } : {});
+let askForLogin = async () => false;
+export const onUnauthorized = (handler) => { askForLogin = handler; };
 
 /** Encode one segment of a path; callers do this for every name that they put into one. */
 export const seg = encodeURIComponent;
@@ -37,12 +29,12 @@ export const call = async (...what) => (await versioned(...what)).value;
 export async function versioned(method, path, { body, headers, signal } = {}) {
   const answer = await fetch(`/api/v1${path}`, {
     method,
-    headers: { ...authorization(), ...(body !== undefined && { "Content-Type": "application/json" }), ...headers },
+    headers: { ...(body !== undefined && { "Content-Type": "application/json" }), ...headers },
     body: body === undefined ? undefined : JSON.stringify(body),
     signal,
     cache: "no-store",
   });
-  if (answer.status === 401 && (await askForToken())) return versioned(method, path, { body, headers, signal });
+  if (answer.status === 401 && path !== "/session" && (await askForLogin())) return versioned(method, path, { body, headers, signal });
   const text = await answer.text();
   let value = null;
   try {
@@ -57,13 +49,13 @@ export async function versioned(method, path, { body, headers, signal } = {}) {
 export const get = (path, options) => call("GET", path, options);
 
 /** Read events without end: call `take(event)` for each, and `state(connected)` when the stream opens
- *  or breaks. It uses fetch, because EventSource cannot send a token. The name server first sends the
+ *  or breaks. It uses fetch, because EventSource does not say why it fails. The name server first sends the
  *  events that it has kept. */
 export async function follow(take, state) {
   let last = "0-0";
   for (;;) {
     try {
-      const headers = { ...authorization(), Accept: "text/event-stream", "Last-Event-ID": last };
+      const headers = { Accept: "text/event-stream", "Last-Event-ID": last };
       const answer = await fetch("/api/v1/events", { headers, cache: "no-store" });
       if (!answer.ok) throw new Error(String(answer.status));
       state(true);

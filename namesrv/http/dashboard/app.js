@@ -1,13 +1,19 @@
 // The application: it chooses the page by the address after #, holds the state, reads events and polls.
 
-import { ApiError, follow, get, onUnauthorized, token } from "/dashboard/api.js";
+import { ApiError, call, follow, get, onUnauthorized } from "/dashboard/api.js";
 import { ask, toast } from "/dashboard/dialog.js";
 import { h, show } from "/dashboard/dom.js";
 import { icon } from "/dashboard/icons.js";
+import { accountsPage } from "/dashboard/accounts.js";
+import { auditPage } from "/dashboard/audit.js";
+import { clientsPage } from "/dashboard/clients.js";
 import { clusterPage } from "/dashboard/cluster.js";
 import { consumersPage, consumerPage } from "/dashboard/consumers.js";
+import { deadPage } from "/dashboard/deadletters.js";
 import { eventsPage } from "/dashboard/events.js";
-import { messagesPage, messagePage } from "/dashboard/messages.js";
+import { historyPage } from "/dashboard/history.js";
+import { messagePage } from "/dashboard/message.js";
+import { messagesPage } from "/dashboard/messages.js";
 import { topicsPage, topicPage } from "/dashboard/topics.js";
 
 const POLL_MS = 2000;
@@ -21,8 +27,13 @@ const PAGES = [
   ["topics", "Topics", topicsPage, topicPage],
   ["consumers", "Consumers", consumersPage, consumerPage],
   ["messages", "Messages", messagesPage, messagePage],
+  ["history", "History", historyPage],
+  ["clients", "Clients", clientsPage],
+  ["accounts", "Accounts", accountsPage],
   ["events", "Events", eventsPage],
 ];
+// Pages that are reached from others.
+const FURTHER = [["dead", "Dead letters", consumersPage, deadPage], ["audit", "What operators did", auditPage]];
 
 const main = document.getElementById("main");
 
@@ -143,7 +154,7 @@ function place() {
 
 function route() {
   const [name, argument, parameters] = place();
-  const found = PAGES.find(([known]) => known === name) ?? PAGES[0];
+  const found = [...PAGES, ...FURTHER].find(([known]) => known === name) ?? PAGES[0];
   const make = argument && found[3] ? found[3] : found[2];
   page?.stop?.();
   page = make(app, argument, parameters);
@@ -174,14 +185,20 @@ document.addEventListener("visibilitychange", () => !document.hidden && look());
 let asked = null;
 onUnauthorized(() => {
   asked ??= ask({
-    title: "A token is needed",
-    words: ["This name server lets in who shows a token. It is kept in this tab only, until the tab is closed."],
-    fields: [h("label", null, "Token", h("input", { name: "token", type: "password", autocomplete: "off", required: true }))],
-    action: "Continue",
-  }).then((given) => {
+    title: "Log in",
+    words: ["This name server lets in who shows a token. The session lasts twelve hours, at every name server with the same tokens; the page cannot read it."],
+    fields: [h("label", null, "Token", h("input", { name: "token", type: "password", autocomplete: "current-password", required: true }))],
+    action: "Log in",
+  }).then(async (given) => {
     asked = null;
-    if (given?.token) token.set(given.token.trim());
-    return Boolean(given?.token);
+    if (!given) return false;
+    try {
+      await call("POST", "/session", { body: { token: given.token.trim() } });
+    } catch (error) {
+      toast(error.message, "bad");
+    }
+    me();
+    return true; // what was refused is asked again; a wrong token leads here once more
   });
   return asked;
 });
@@ -198,13 +215,30 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 theme(localStorage.getItem("raftmq-theme") ?? "");
 
+/** Ask who the caller is, and show it; where everybody is admin there is nobody to log out. */
+async function me() {
+  try {
+    app.me = await get("/whoami");
+  } catch {
+    return; // the server decides in any case; the buttons stay as for an admin
+  }
+  const place = document.getElementById("me");
+  place.hidden = app.me.name === "local";
+  place.textContent = `${app.me.name} · ${app.me.role}`;
+  place.setAttribute("aria-label", `${app.me.name}, ${app.me.role}: log out`);
+  update();
+}
+
+document.getElementById("me").addEventListener("click", async () => {
+  const given = await ask({ title: "Log out?", words: [`You are ${app.me.name}, ${app.me.role}. This browser's session ends.`], action: "Log out" });
+  if (!given) return;
+  await call("DELETE", "/session");
+  location.reload();
+});
+
 route();
 await look();
-try {
-  app.me = await get("/whoami");
-} catch {
-  // the server decides in any case; the buttons stay as for an admin
-}
+await me();
 setInterval(() => !document.hidden && look(), POLL_MS);
 setInterval(update, 1000); // "12 s ago" goes on
 follow(take, (connected) => {

@@ -4,7 +4,10 @@ import { call, get, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h, lazy } from "/dashboard/dom.js";
 import { ago, number, plural } from "/dashboard/format.js";
-import { back, bar, empty, facts, head, lagScale, polled, problem, table } from "/dashboard/parts.js";
+import { consumeMode, createGroup, deleteGroup, editGroup } from "/dashboard/groupedit.js";
+import { ofConsumers } from "/dashboard/history.js";
+import { back, bar, both, empty, facts, head, lagScale, polled, problem, table } from "/dashboard/parts.js";
+import { resetOffsets } from "/dashboard/resets.js";
 import { longList, searchBox } from "/dashboard/topics.js";
 
 const REFRESH_MS = 3000;
@@ -19,7 +22,10 @@ export function consumersPage(app) {
     render() {
       const most = lagScale(list.items.map((one) => sumOf(one.groups, "lag")));
       return [
-        head("Consumer groups", h("span", { class: "muted" }, list.loaded ? list.count() : "")),
+        head("Consumer groups", h("span", { class: "muted grow" }, list.loaded ? list.count() : ""),
+          h("div", { class: "buttons" },
+            h("a", { class: "button", href: "#/topics?kind=dead" }, "Dead letters"),
+            h("button", { type: "button", class: "primary", "data-do": "create", disabled: app.me.role !== "admin" }, "New group…"))),
         searchBox("Part of a consumer group's name", list.q),
         list.told(),
         !list.loaded && !list.error && h("p", { class: "loading" }, "Asking the leaders…"),
@@ -37,12 +43,13 @@ export function consumersPage(app) {
       ];
     },
     inputs: { search: list.search },
-    actions: { more: () => list.load(true) },
+    actions: { more: () => list.load(true), create: () => createGroup(app) },
   };
 }
 
 export function consumerPage(app, name) {
   const state = { view: null, error: "" };
+  const past = ofConsumers(app, name);
 
   async function load() {
     try {
@@ -54,8 +61,12 @@ export function consumerPage(app, name) {
     app.update();
   }
 
+  const failed = (error) => {
+    state.error = error.message;
+  };
+
   return {
-    ...polled(load, REFRESH_MS),
+    ...both(polled(load, REFRESH_MS), past),
     render() {
       const { view, error } = state;
       const locked = app.me.role === "viewer";
@@ -63,29 +74,39 @@ export function consumerPage(app, name) {
       return [
         back("consumers", "Consumer groups"),
         head(name, view && h("div", { class: "buttons" },
+          h("a", { class: "button", href: `#/dead/${seg(name)}` }, "Dead letters"),
           h("button", { type: "button", "data-do": "reset", disabled: locked || !view.queues.length }, "Reset offsets…"),
-          h("button", { type: "button", "data-do": paused ? "resume" : "pause", disabled: locked }, paused ? "Resume…" : "Pause…"))),
+          h("button", { type: "button", "data-do": paused ? "resume" : "pause", disabled: locked }, paused ? "Resume…" : "Pause…"),
+          h("button", { type: "button", "data-do": "edit", disabled: app.me.role !== "admin" }, "Settings…"),
+          h("button", { type: "button", "data-do": "mode", disabled: app.me.role !== "admin" }, "Pull or pop…"),
+          h("button", { type: "button", class: "quiet", "data-do": "remove", disabled: app.me.role !== "admin" }, "Delete…"))),
         error && problem(error),
         (view?.errors ?? []).map((one) => problem(`${one.group} did not answer: ${one.error}`)),
         !view && !error && h("p", { class: "loading" }, "Asking the leaders…"),
         view && [
           h("section", { class: "card" }, facts([
             ["Lag", number(view.lag)],
+            view.inFlight > 0 && ["In flight", number(view.inFlight)],
             ["Clients", number(view.clients.length)],
             ["Queues", number(view.queues.length)],
             ["Consuming", paused ? h("span", { class: "tag warn" }, "paused") : "yes"],
             view.messageModel && ["Model", String(view.messageModel).toLowerCase()],
-            view.consumeType && ["Type", { CONSUME_PASSIVELY: "push", CONSUME_ACTIVELY: "pull" }[view.consumeType] ?? String(view.consumeType)],
+            view.consumeType && ["Type", { CONSUME_PASSIVELY: "push", CONSUME_ACTIVELY: "pull", CONSUME_POP: "pop" }[view.consumeType] ?? String(view.consumeType)],
           ])),
           Object.entries(view.lagByTopic).sort(retriesLast).map(([topic, lag]) => h("section", { class: "card", "data-key": topic },
             h("div", { class: "card-head" }, h("h2", null, h("a", { href: `#/topics/${seg(topic)}` }, topic)), h("span", { class: "muted" }, `${number(lag)} behind`)),
-            queues(view.queues.filter((one) => one.topic === topic)))),
+            queues(topic, view.queues.filter((one) => one.topic === topic)))),
           h("section", { class: "card" }, h("h2", null, "Clients"), clients(view.clients)),
+          past.render(),
         ],
       ];
     },
     actions: {
-      reset: () => reset(name, state.view).then(load),
+      ...past.actions,
+      reset: () => resetOffsets(name, Object.keys(state.view.lagByTopic).sort((one, other) => retriesLast([one], [other]))).then(load),
+      edit: () => editGroup(app, name).catch(failed).then(load),
+      mode: () => consumeMode(name, state.view).catch(failed).then(load),
+      remove: () => deleteGroup(app, name, state.view),
       pause: () => hold(name, "pause", "Pause", "Brokers stop giving messages to this consumer group until it is resumed. Clients stay connected, offsets stay where they are, and the lag grows.").then(load),
       resume: () => hold(name, "resume", "Resume", "Brokers give messages to this consumer group again, from the offsets where it stood.").then(load),
     },
@@ -94,49 +115,22 @@ export function consumerPage(app, name) {
 
 const retriesLast = ([one], [other]) => one.startsWith("%") - other.startsWith("%") || one.localeCompare(other);
 
-function queues(rows) {
+function queues(topic, rows) {
   const most = lagScale(rows.map((one) => one.lag ?? 0));
-  return table("Queues of this consumer group", [["Queue", ""], ["Consumed", "num"], ["Stored", "num"], ["Lag", "num"], ["", "wide"], ["Last consumed", ""]],
+  return table(`Queues of ${topic}`, [["Queue", ""], ["Consumed", "num"], ["Stored", "num"], ["Lag", "num"], ["", "wide"], ["Last consumed", ""]],
     rows.map((one) => [
       h("span", null, h("span", { class: "muted" }, `${one.group} `), number(one.queueId)),
       number(one.consumerOffset), number(one.brokerOffset), number(one.lag), bar((one.lag ?? 0) / most, one.lag ? "warn" : ""), one.lastTimeMs > 0 ? ago(one.lastTimeMs) : "–",
     ]));
 }
 
-function clients(rows) {
+export function clients(rows, of = "") {
   if (!rows.length) return empty("Nobody is connected.");
-  return table("Clients", [["Client", ""], ["Address", ""], ["Language", ""], ["Version", ""]],
-    rows.map((one) => [h("span", { class: "mono" }, one.clientId ?? "–"), h("span", { class: "mono" }, one.address ?? "–"), String(one.language ?? "–"), String(one.version ?? "–")]));
-}
-
-async function reset(name, view) {
-  const topics = Object.entries(view.lagByTopic).sort(retriesLast).map(([topic]) => topic);
-  const given = await ask({
-    title: `Reset the offsets of ${name}`,
-    words: [
-      "In every broker group that has the topic, the consumer group's offsets are set to the place chosen here. Going back, messages are consumed again; going forward, those in between are never consumed. It cannot be undone by itself: note the offsets if you may want them back.",
-    ],
-    fields: [
-      h("label", null, "Topic", h("select", { name: "topic" }, topics.map((topic) => h("option", { value: topic }, topic)))),
-      h("label", null, "To", h("select", { name: "to" },
-        h("option", { value: "time" }, "a time"), h("option", { value: "earliest" }, "the earliest message there is"), h("option", { value: "latest" }, "the latest: skip what waits"))),
-      h("label", null, "Time (this browser's zone)", h("input", { name: "time", type: "datetime-local", step: "1", value: local(Date.now() - 3600_000) })),
-      h("label", { class: "choice" }, h("input", { type: "checkbox", name: "force" }), "although consumers are online (they will go on from there)"),
-    ],
-    action: "Reset offsets",
-    danger: true,
-  });
-  if (!given) return;
-  const to = given.to === "time" ? { timeMs: new Date(given.time).getTime() } : { position: given.to };
-  await attempt(`Reset of ${name}`, () => call("POST", `/consumer-groups/${seg(name)}/reset`, { body: { topic: given.topic, to, force: Boolean(given.force) } }));
+  return table(`Clients${of && ` of ${of}`}`, [["Client", ""], ["Address", ""], ["Language", ""], ["Version", ""]],
+    rows.map((one) => [h("span", { class: "mono" }, one.clientId ?? "–"), h("span", { class: "mono" }, one.address ?? "–"), String(one.language ?? "–"), one.versionName || String(one.version ?? "–")]));
 }
 
 async function hold(name, deed, title, words) {
   const given = await ask({ title: `${title} ${name}?`, words: [words], action: title });
   if (given) await attempt(`${title} ${name}`, () => call("POST", `/consumer-groups/${seg(name)}/${deed}`));
-}
-
-function local(ms) {
-  const at = new Date(ms - new Date(ms).getTimezoneOffset() * 60000);
-  return at.toISOString().slice(0, 19);
 }

@@ -35,7 +35,7 @@ export function eventsPage(app) {
       const nameOf = (text) => names.get(text) ?? text;
       const shown = app.events.filter((one) => !state.kind || one.kind === state.kind).slice(0, SHOWN);
       return [
-        head("Events"),
+        head("Events", h("a", { class: "button", href: "#/audit" }, "What operators did")),
         state.error && problem(state.error),
         h("section", { class: "card" }, h("h2", null, "Failovers"),
           state.failovers?.length ? state.failovers.slice(0, 5).map((one) => h("div", { class: "block", "data-key": `${one.group}-${one.startedAt}` }, h("h3", null, one.group), timeline(one, nameOf))) : empty("None that this name server remembers.")),

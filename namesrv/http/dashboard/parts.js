@@ -19,7 +19,7 @@ export const facts = (pairs) =>
 export function table(label, columns, rows) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
     h("table", null,
-      h("thead", null, h("tr", null, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)))),
+      h("thead", null, h("tr", null, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title || h("span", { class: "hidden" }, kind === "wide" ? "Share" : "Actions"))))),
       h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h("td", { class: columns[at][1] }, cell)))))));
 }
 
@@ -77,6 +77,12 @@ export function timeline(failover, nameOf = (text) => text) {
           h("span", { class: "who" }, mark.node ? nameOf(mark.node) : ""));
       })));
 }
+
+/** `start` and `stop` of two parts of a page. */
+export const both = (one, other) => ({
+  start: () => { one.start(); other.start(); },
+  stop: () => { one.stop(); other.stop(); },
+});
 
 /** Return `start` and `stop` of a page that loads at once, and every `everyMs` while it is visible and `wanted`. */
 export function polled(load, everyMs, wanted = () => true) {

@@ -3,7 +3,9 @@
 import { get, query, seg } from "/dashboard/api.js";
 import { h, lazy } from "/dashboard/dom.js";
 import { ago, number, plural } from "/dashboard/format.js";
-import { back, bar, empty, facts, head, lagScale, polled, problem, table } from "/dashboard/parts.js";
+import { ofTopic } from "/dashboard/history.js";
+import { createTopic, deleteTopic, editTopic, queueCount, sendMessage } from "/dashboard/topicedit.js";
+import { back, bar, both, empty, facts, head, lagScale, polled, problem, table } from "/dashboard/parts.js";
 
 const PAGE = 1000;
 const SHOWN_MAX = 5000; // rows on the page; beyond that a search is quicker than scrolling
@@ -12,7 +14,7 @@ const TYPING_MS = 180;
 export const permissions = (perm) => [perm & 4 && "read", perm & 2 && "write"].filter(Boolean).join(", ") || "none";
 
 /** A long list by name: the server searches it, and pages are loaded as they are scrolled to. */
-export function longList(app, { path, nameOf }) {
+export function longList(app, { path, nameOf, more: asked = () => ({}) }) {
   const list = { items: [], next: null, q: "", error: "", errors: [], loaded: false, version: 0 };
   let timer = 0;
   let asking = null;
@@ -21,7 +23,7 @@ export function longList(app, { path, nameOf }) {
     asking?.abort();
     const mine = (asking = new AbortController());
     try {
-      const page = await get(path + query({ q: list.q, limit: PAGE, cursor: more ? list.next : "" }), { signal: mine.signal });
+      const page = await get(path + query({ q: list.q, limit: PAGE, cursor: more ? list.next : "", ...asked() }), { signal: mine.signal });
       list.items = more ? [...list.items, ...page.items] : page.items;
       list.next = page.next;
       list.errors = page.errors ?? [];
@@ -55,13 +57,17 @@ export function longList(app, { path, nameOf }) {
 export const searchBox = (label, value) =>
   h("input", { type: "search", class: "search", "aria-label": label, placeholder: label, "data-input": "search", "data-key": "search", value, autocomplete: "off", spellcheck: "false" });
 
-export function topicsPage(app) {
-  const list = longList(app, { path: "/topics", nameOf: (item) => item.topic });
+const DEAD = "%DLQ%";
+const KINDS = [["own", "topics"], ["retry", "retries"], ["dead", "dead letters"], ["system", "system"], ["", "all"]];
+
+export function topicsPage(app, _, parameters) {
+  const state = { kind: parameters.get("kind") ?? "own" };
+  const list = longList(app, { path: "/topics", nameOf: (item) => item.topic, more: () => ({ kind: state.kind }) });
   const row = ({ topic, groups }) =>
-    h("li", { "data-key": topic }, h("a", { class: "row", href: `#/topics/${seg(topic)}` },
+    h("li", { "data-key": topic }, h("a", { class: "row", href: topic.startsWith(DEAD) ? `#/dead/${seg(topic.slice(DEAD.length))}` : `#/topics/${seg(topic)}` },
       h("span", { class: "name" }, topic),
       h("span", { class: "muted" }, groups.map((one) => one.group).join(", ")),
-      h("span", { class: "num" }, number(groups.reduce((sum, one) => sum + one.writeQueueNums, 0)), h("span", { class: "muted" }, " queues")),
+      h("span", { class: "num" }, queueCount(groups)),
       h("span", { class: "muted perm" }, permissions(groups.reduce((perm, one) => perm | one.perm, 0)))));
 
   return {
@@ -69,20 +75,32 @@ export function topicsPage(app) {
     render() {
       const rows = lazy("ul", { class: "rows", "aria-label": "Topics", "data-key": "rows" }, list.version, () => list.items.map(row));
       return [
-        head("Topics", h("span", { class: "muted" }, list.loaded ? list.count() : "")),
-        searchBox("Part of a topic's name", list.q),
+        head("Topics", h("span", { class: "muted grow" }, list.loaded ? list.count() : ""),
+          h("button", { type: "button", class: "primary", "data-do": "create", disabled: app.me.role !== "admin" }, "New topic…")),
+        h("div", { class: "toolbar" },
+          searchBox("Part of a topic's name", list.q),
+          h("div", { class: "chips", role: "group", "aria-label": "Kinds of topics" }, KINDS.map(([kind, title]) =>
+            h("button", { type: "button", class: "way", "data-do": "kind", "data-kind": kind, "aria-pressed": String(state.kind === kind) }, title)))),
         list.told(),
-        list.loaded ? (list.items.length ? rows : empty(list.q ? "No topic has that in its name." : "No topic is known yet.")) : h("p", { class: "loading" }, "Reading the topics…"),
+        list.loaded ? (list.items.length ? rows : empty(list.q ? "No topic has that in its name." : "There are none of this kind.")) : h("p", { class: "loading" }, "Reading the topics…"),
         list.more(),
       ];
     },
     inputs: { search: list.search },
-    actions: { more: () => list.load(true) },
+    actions: {
+      more: () => list.load(true),
+      create: () => createTopic(app),
+      kind: ({ kind }) => {
+        state.kind = kind;
+        list.load();
+      },
+    },
   };
 }
 
 export function topicPage(app, topic) {
   const state = { config: null, queues: null, readers: null, error: "" };
+  const past = ofTopic(app, topic);
 
   async function load() {
     try {
@@ -98,12 +116,18 @@ export function topicPage(app, topic) {
     app.update();
   }
 
+  const isSystem = () => state.config?.groups.some((one) => one.system);
+
   return {
-    ...polled(load, 5000),
+    ...both(polled(load, 5000), past),
     render() {
       return [
         back("topics", "Topics"),
-        head(topic, h("a", { class: "button", href: `#/messages?topic=${seg(topic)}` }, "Find messages")),
+        head(topic, h("div", { class: "buttons" },
+          h("a", { class: "button", href: `#/messages?topic=${seg(topic)}` }, "Messages"),
+          h("button", { type: "button", "data-do": "send", disabled: app.me.role === "viewer" || !state.config }, "Send a message…"),
+          h("button", { type: "button", "data-do": "edit", disabled: app.me.role !== "admin" || !state.config || isSystem() }, "Change…"),
+          h("button", { type: "button", class: "quiet", "data-do": "remove", disabled: app.me.role !== "admin" || !state.config || isSystem() }, "Delete…"))),
         state.error && problem(state.error),
         !state.queues && !state.error && h("p", { class: "loading" }, "Asking the leaders…"),
         state.config?.groups.map((group) => h("section", { class: "card", "data-key": group.group },
@@ -113,10 +137,19 @@ export function topicPage(app, topic) {
             ["Write queues", number(group.writeQueueNums)],
             ["Permission", permissions(group.perm)],
             ["Ordered", group.order ? "yes" : "no"],
+            ["Message type", group.messageType ?? "NORMAL"],
+            ...Object.entries(group.attributes ?? {}).filter(([name]) => name !== "message.type"),
           ]),
-          queueTable(topic, state.queues?.items.filter((one) => one.group === group.group) ?? []))),
+          queueTable(topic, group.group, state.queues?.items.filter((one) => one.group === group.group) ?? []))),
         state.readers && h("section", { class: "card" }, h("h2", null, "Consumer lag"), readersTable(state.readers)),
+        past.render(),
       ];
+    },
+    actions: {
+      ...past.actions,
+      send: () => sendMessage(app, topic, state.config.groups.map((one) => one.group)),
+      edit: () => editTopic(app, topic).catch((error) => { state.error = error.message; }).then(load),
+      remove: () => deleteTopic(app, topic, state.queues?.items),
     },
   };
 }
@@ -145,12 +178,12 @@ function readersTable(readers) {
     ]));
 }
 
-function queueTable(topic, queues) {
+function queueTable(topic, group, queues) {
   if (!queues.length) return empty("No queue has been written to.");
   const sum = queues.reduce((total, one) => total + Math.max(0, one.maxOffset - one.minOffset), 0);
   return [
     h("p", { class: "muted" }, `${plural(sum, "message")} in ${plural(queues.length, "queue")}`),
-    table("Queues", [["Queue", "num"], ["First", "num"], ["Next", "num"], ["Messages", "num"], ["Last stored", ""], ["", ""]],
+    table(`Queues of ${group}`, [["Queue", "num"], ["First", "num"], ["Next", "num"], ["Messages", "num"], ["Last stored", ""], ["", ""]],
       queues.map((one) => [
         number(one.queueId), number(one.minOffset), number(one.maxOffset), number(one.maxOffset - one.minOffset),
         one.lastStoreTimeMs > 0 ? ago(one.lastStoreTimeMs) : "–",

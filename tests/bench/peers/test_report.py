@@ -15,6 +15,7 @@ from bench.peers.remoting import records_in
 from bench.peers.report import lines, markdown, reasons, render
 from bench.peers.rounds import Figures, Measured
 from bench.peers.system import KILL, MANY, ONE, Failed, Missing, Running
+from tests.pictures import assert_readable, pictures, tooltips, words_of
 
 FOUND = {
     "A": Measured(
@@ -47,8 +48,22 @@ def test_the_page_is_whole_and_escapes_what_it_is_told() -> None:
     assert "a &lt;machine&gt;" in page
     assert "x &lt; y" in page
     assert "<td>&lt;B&gt;</td>" in page
-    assert "<script src" not in page
-    assert page.count("<section>") == 2 + 3  # table, reasons, a chart for each row
+    assert_readable(page)
+    titles = [picture.get("aria-label") for picture in pictures(page)]
+    assert titles == [f"{ONE} (ms, p50)", f"{MANY} (a second)", f"{KILL} (ms, p50)"]
+
+
+def test_every_system_has_a_bar_with_its_name_and_rounds() -> None:
+    rounds = [Figures(rate, 1.0, None, None, None) for rate in (20_000, 12_345, 30_000)]
+    found = {system.name: Measured({MANY: rounds}) for system in command.SYSTEMS}
+    page = render(found, "")
+    assert_readable(page)
+    (picture,) = pictures(page)
+    assert {system.name for system in command.SYSTEMS} <= set(words_of(picture))
+    assert tooltips(picture, "bar") == [
+        f"{name}: 20,000 a second (median of 20,000; 12,345; 30,000)" for name in found
+    ]
+    assert len(tooltips(picture, "round")) == 3 * len(found)
 
 
 class NotThere:

@@ -127,7 +127,7 @@ def test_a_message_is_delivered_when_it_is_due_and_never_again():
     assert message.born_host == parked.born_host
     assert message.reconsume_times == 4
     properties = decode_properties(message.properties)
-    assert "DELAY" not in properties
+    assert properties["DELAY"] == "2"
     assert properties["UNIQ_KEY"] == "A"
     assert stage.progress(2) == 1
     stage.service = stage.leader()  # the next leader has the same tables

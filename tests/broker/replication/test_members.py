@@ -11,6 +11,8 @@ from raftmq.broker.config import Setting, build_config
 from raftmq.broker.health import why_not
 from raftmq.client.admin import Admin
 from raftmq.client.errors import NameServerUnreachable
+from raftmq.dledger.configuration import Change, ChangeKind
+from raftmq.dledger.errors import OutcomeUnknown
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.ops.options import ConfigError
@@ -189,8 +191,12 @@ async def test_a_change_whose_outcome_is_not_known_is_told_as_such(tmp_path):
         for name in others:  # they have answered just now, and will not again
             group.brokers[name].abandon("killed by the test")
         wanted = fields("add-learner", "n9", "127.0.0.1:1")
+        change = Change(ChangeKind.ADD_LEARNER, "n9", "127.0.0.1:1")
+        made = asyncio.create_task(leader.members.make(change))
         answer = await group.ask(leader, RequestCode.CHANGE_MEMBERS, wanted)
-        assert answer.remark.startswith("[OUTCOME_UNKNOWN]"), answer.remark
+        assert "it was not done, because it could not be recorded" in answer.remark
+        with pytest.raises(OutcomeUnknown):
+            await made
 
 
 async def test_members_of_a_classic_broker_do_not_change(tmp_path):

@@ -1,5 +1,6 @@
-"""A rolling upgrade, under load, from the last program without writers to this one: none is opened
-before the last replica knows them, and then they work; nothing that was acknowledged is lost."""
+"""A rolling upgrade, under load, from the last program without writers, and without attributes of
+topics, to this one: no writer is opened and no attribute kept before the last replica knows them,
+and then they work; nothing that was acknowledged is lost."""
 
 import asyncio
 
@@ -28,6 +29,20 @@ async def opened(group):
     return leader, await group.ask(leader, RequestCode.WRITERS, dict(OPEN))
 
 
+async def attributed(group):
+    """Return the answer to a request to say which kind of messages the topic is for, and the
+    topic's attributes as the leader then has them."""
+    leader = await group.leader()
+    header = TopicHeader("T", QUEUES, QUEUES, 6, attributes="+message.type=NORMAL")
+    answer = await group.ask(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+    return answer, await attributes(group, leader)
+
+
+async def attributes(group, node):
+    answer = await group.ask(node, RequestCode.GET_TOPIC_CONFIG, {"topic": "T"})
+    return loads_object(answer.body)["attributes"] if answer.body else None
+
+
 async def test_a_group_gets_writers_when_its_last_replica_knows_them(tmp_path):
     before = await asyncio.to_thread(program_before, tmp_path / "before", BEFORE)
     async with Upgrading(tmp_path, before) as group:
@@ -44,6 +59,8 @@ async def test_a_group_gets_writers_when_its_last_replica_knows_them(tmp_path):
                     ResponseCode.SYSTEM_BUSY,
                     ResponseCode.SERVICE_NOT_AVAILABLE,
                 )
+                _, kept = await attributed(group)
+                assert not kept, "by some replicas, and not by others"
                 await asyncio.to_thread(group.upgrade, name)
                 await group.until(caught_up)
             async with asyncio.timeout(PATIENCE_S):
@@ -52,6 +69,8 @@ async def test_a_group_gets_writers_when_its_last_replica_knows_them(tmp_path):
                     if answer.code == ResponseCode.SUCCESS:
                         break
                     await asyncio.sleep(0.1)
+            put, kept = await attributed(group)
+            assert (put.code, kept) == (ResponseCode.SUCCESS, {"message.type": "NORMAL"})
             (writer,) = loads_object(answer.body)["writers"]
             assert (writer["epoch"], writer["watermarks"]) == (1, {})
             ext = fields(properties="", e="1", m="true")
@@ -63,3 +82,5 @@ async def test_a_group_gets_writers_when_its_last_replica_knows_them(tmp_path):
             await load.more(BETWEEN)
         await group.until(caught_up)
         await all_there(group, [*load.bodies, b"of the writer"])
+        for name in NAMES:
+            assert await attributes(group, name) == {"message.type": "NORMAL"}

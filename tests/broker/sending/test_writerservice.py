@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from raftmq.dledger.wire import WRITER_VERSION, HelloAnswer, encode_answer
+from raftmq.dledger.wire import VERSION, HelloAnswer, encode_answer
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object
 from tests.broker.cluster import Group
@@ -166,7 +166,7 @@ async def test_none_is_opened_while_a_replica_of_an_older_program_is_there(tmp_p
         for writer in greeted:
             writer.close()
         await group.start("n2")
-        await until(lambda: leader.engine.links.version("n2") == WRITER_VERSION)
+        await until(lambda: leader.engine.links.version("n2") == VERSION)
         assert len(await ask(group, leader, "open", epoch=1)) == 1
         await group.stop("n2")
         await group.stop(leader.config.dleger_self_id)

@@ -17,6 +17,7 @@ from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.acltable import delete_account, put_account, seed
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.offsets import OffsetTable
+from raftmq.broker.tables.pops import pop_command
 from raftmq.broker.tables.state import (
     BrokerState,
     announce,
@@ -53,7 +54,11 @@ COMMANDS = [
     open_writer("T", "w", 1),
     several([wrote(("T", "w"), 0, Watermark(1, 0)), wrote(("T", "w"), 3, Watermark(1, 0))]),
     wrote(("T", "w"), 0, Watermark(1, 1)),
-]
+    pop_command([
+        ("take", "T", "g", 1, 6, 9, 6, 50, 90, 3, "", "", False), ("offset", "T", "g", 1, 9, None),
+    ]),
+    pop_command([("done", "T", "g", 1, 6, 50, 5)]),
+]  # fmt: skip
 
 
 def applied(commands, state=None, start=1):
@@ -90,14 +95,14 @@ def test_changes_are_told_only_when_something_changed():
 def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path):
     whole = picture(applied(COMMANDS))
     for ages in [
-        (14, 12, 0, 3, 8, 10, 11, 12),
-        (15, 2, 9, 0, 4, 9, 11, 0),
-        (0, 0, 4, 9, 11, 0, 8, 13),
-        (16, 5, 5, 5, 5, 5, 5, 5),
+        (17, 14, 12, 0, 3, 8, 10, 11, 12),
+        (0, 15, 2, 9, 0, 4, 17, 11, 0),
+        (18, 0, 0, 4, 9, 11, 0, 8, 13),
+        (5, 16, 5, 5, 5, 5, 5, 5, 5),
     ]:
         disk = OsDisk(str(tmp_path / "-".join(map(str, ages))))
         snapshots = [snapshot.capture(applied(COMMANDS[:age])) for age in ages]
-        mixed = tuple(snapshots[n].tables[n] for n in range(8))
+        mixed = tuple(snapshots[n].tables[n] for n in range(9))
         assert snapshot.write(disk, snapshot.Snapshot(mixed)) == min(ages)
         state = BrokerState()
         assert snapshot.load(disk, state) == min(ages)

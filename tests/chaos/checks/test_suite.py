@@ -175,7 +175,7 @@ def test_answers_may_be_asked_for_at_any_time() -> None:
 
 def test_checks_keep_their_names_and_order() -> None:
     names = Suite().names()
-    assert len(set(names)) == len(names) == 34
+    assert len(set(names)) == len(names) == 37
     found = [check.name for check in suite_of(random_run(random.Random(1)).records).results()]
     assert found == [name for name in names if name in found]
 

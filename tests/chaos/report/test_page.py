@@ -15,12 +15,26 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.faults.catalogue import REGISTRY
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.report.figures import load_of
-from raftmq.chaos.report.page import write_report
-from raftmq.chaos.report.series import BUCKETS_MAX, DOTS_PER_BUCKET, bucket_size, series_of
+from raftmq.chaos.report.page import chaos_page, figure, recovery_figure, render, write_report
+from raftmq.chaos.report.recovery import Recovery
+from raftmq.chaos.report.series import (
+    BUCKETS_MAX,
+    DOTS_PER_BUCKET,
+    Band,
+    Dots,
+    Latency,
+    Rate,
+    Series,
+    Strip,
+    bucket_size,
+    series_of,
+)
 from raftmq.chaos.run.scenario import SCENARIOS
 from raftmq.chaos.work import operating_words
 from raftmq.chaos.workloads.catalogue import WORKLOADS
+from raftmq.ops.page import document
 from tests.chaos.builder import HistoryBuilder, clean
+from tests.pictures import PAGE_BYTES_MAX, assert_readable
 
 
 def with_kill() -> HistoryBuilder:
@@ -40,7 +54,8 @@ def test_series_of_a_small_history() -> None:
     assert series.rates[Outcome.OK].per_s == [4 / 0.05]
     assert series.rates[Outcome.FAIL].at_s == []
     assert series.consumed.per_s == [4 / 0.05]
-    assert series.latency.p50_ms == series.latency.p99_ms == [1.0]
+    assert series.latency.p50_ms == [1.0]
+    assert series.latency.p99_ms == [None]  # four sends carry none
     assert len(series.dots[Outcome.OK].ms) == DOTS_PER_BUCKET
     (band,) = series.bands
     assert (band.kind, band.nodes) == ("kill", "n0")
@@ -146,3 +161,39 @@ def test_operating_errors_are_told_apart_from_bugs() -> None:
     group = ExceptionGroup("", [ClusterError("a"), ExceptionGroup("", [OSError("b")])])
     assert operating_words(group) == "a; b"
     assert operating_words(ExceptionGroup("", [ClusterError("a"), KeyError("b")])) is None
+
+
+def largest() -> Series:
+    """Return as many points as there can be, of 32 clients, with 200 faults."""
+    at = [float(n) for n in range(BUCKETS_MAX)]
+    dots = [n / DOTS_PER_BUCKET for n in range(BUCKETS_MAX * DOTS_PER_BUCKET)]
+    outcomes = (Outcome.OK, Outcome.UNKNOWN, Outcome.FAIL)
+    return Series(
+        1.0,
+        float(BUCKETS_MAX),
+        {outcome: Rate(at, [1234.5 + n % 7 for n in at]) for outcome in outcomes},
+        Rate(at, [99.5] * len(at)),
+        Latency(at, [1.5 + n % 3 for n in at], [20.5 if n % 2 else None for n in at]),
+        {outcome: Dots(dots, [1.0 + n for n in dots]) for outcome in outcomes},
+        [Strip(f"producer-{n}", at, [(k % 9) / 9 for k in at]) for n in range(32)],
+        [Band("kill", f"<n{n}>", 2.0 * n, 2.0 * n + 1) for n in range(200)],
+        [(2.0 * n, "n1", n) for n in range(200)],
+    )
+
+
+def test_the_largest_page_is_small_and_asks_for_nothing() -> None:
+    found = [
+        Recovery("kill", "leader", "n0", "", 0, 5.0 + n, {"p": 7.0 + n}, 1.0, None)
+        for n in range(200)
+    ]
+    drawn = figure(largest()) + recovery_figure({"": found, "other": found})
+    assert len(drawn) + 300_000 < PAGE_BYTES_MAX  # tables are bounded, too
+    assert_readable(document("largest", drawn))
+    assert "<n1>" not in drawn and "&lt;n1&gt;" in drawn
+    history = clean().build()
+    assert_readable(render(chaos_page(history, check_all(history)), history))
+
+
+def test_pages_follow_the_readers_scheme() -> None:
+    drawn = figure(largest())
+    assert not re.search(r'(fill|stroke)="#', drawn)  # colours are the page's

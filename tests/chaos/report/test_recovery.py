@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.chaos.report.recovery import percentile, recoveries, spread, summary
+from raftmq.chaos.report.recovery import carried, ms_text, percentile, recoveries, spread, summary
 from tests.chaos.builder import HistoryBuilder
 
 
@@ -43,7 +43,7 @@ def test_kill_without_recovery_before_the_next_says_so() -> None:
     figures = summary([first, second])
     assert (figures["faults"], figures["recovered"]) == (2, 1)
     assert list(figures["kinds"]) == ["kill:leader"]
-    assert figures["everybody"] == {"count": 1, "p50_ms": 3.0, "p99_ms": 3.0, "max_ms": 3.0}
+    assert figures["everybody"] == {"count": 1, "p50_ms": 3.0, "p99_ms": None, "max_ms": 3.0}
 
 
 def test_the_usual_rate_is_back_when_as_many_are_acknowledged_as_before() -> None:
@@ -89,3 +89,13 @@ def test_percentile_is_nearest_rank(values: list[float], fraction: float, expect
 
 def test_spread_of_nothing_is_nothing() -> None:
     assert spread([]) is None
+
+
+@pytest.mark.parametrize(
+    ("fraction", "fewest"), [(0.5, 1), (0.9, 10), (0.99, 100), (0.999, 1000), (1.0, 1)]
+)
+def test_a_percentile_takes_as_many_values_as_carry_it(fraction: float, fewest: int) -> None:
+    ordered = [float(n) for n in range(fewest)]
+    assert carried(ordered, fraction) is not None
+    assert fewest == 1 or carried(ordered[1:], fraction) is None
+    assert ms_text(None) == "-" and ms_text(1234.4) == "1,234 ms"

@@ -32,6 +32,7 @@ from raftmq.client import (
     PullConfig,
     PullConsumer,
     PushConsumer,
+    SimpleConsumer,
 )
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object
@@ -428,6 +429,50 @@ async def a_lite_consumer_is_asked(cluster: Cluster) -> None:
         await all_of(bodies)
 
 
+async def popping(cluster: Cluster) -> None:
+    """What is acknowledged is done with; what is not comes again, under any leader."""
+    topic, group = await topic_of(cluster, 4), fresh("G")
+    await send_all(cluster, topic, [b"other"] * 3, tags="TagB")
+    await send_all(cluster, topic, [b"%d" % n for n in range(30)], tags="TagA")
+    first, second = (
+        SimpleConsumer(group, cluster.namesrv, consume_from=ConsumeFrom.FIRST_OFFSET)
+        for _ in range(2)
+    )
+    done: dict[bytes, int] = {}
+    lost: set[bytes] = set()
+    async with first, second, asyncio.timeout(PATIENCE_S):
+        for consumer in (first, second):
+            await consumer.subscribe(topic, "TagA")
+        messages = await received(first, 15, invisible_ms=60_000)
+        assert await first.ack(messages[:10]) == []
+        assert await first.ack(messages[10:11]) == []
+        assert await first.change_invisible(messages[11], 3_000)
+        done.update((message.body, 0) for message in messages[:11])
+        lost.update(message.body for message in messages[11:12])
+        messages = await received(second, 15, invisible_ms=5_000)
+        lost.update(message.body for message in messages[10:])
+        assert not lost & done.keys()
+        await cluster.fail_over()
+        if cluster.forgets_pops:
+            messages = []
+        assert await second.ack(messages[:10]) == []
+        done.update((message.body, 0) for message in messages[:10])
+        while lost - done.keys():
+            for message in await second.receive(await_ms=1_000):
+                assert message.body not in done or cluster.forgets_pops, message
+                assert await second.ack([message]) == []
+                done[message.body] = message.reconsume_times
+        assert all(done[body] >= 1 for body in lost), done
+
+
+async def received(consumer: SimpleConsumer, count: int, invisible_ms: int) -> list[MessageExt]:
+    """Receive so many messages."""
+    found: list[MessageExt] = []
+    while len(found) < count:
+        found += await consumer.receive(count - len(found), invisible_ms=invisible_ms)
+    return found
+
+
 async def sharing(cluster: Cluster) -> None:
     """Two members share the queues by the ring; what one leaves the other takes."""
     topic, group = await topic_of(cluster, 8), fresh("G")
@@ -470,5 +515,6 @@ SCENARIOS = (
     where_to_begin,
     resets,
     a_lite_consumer_is_asked,
+    popping,
     sharing,
 )

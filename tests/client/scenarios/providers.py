@@ -29,6 +29,11 @@ class Cluster(Protocol):
         """How many half-written messages a kill may leave."""
         ...
 
+    @property
+    def forgets_pops(self) -> bool:
+        """Whether a kill makes it forget acknowledgements of popped messages."""
+        ...
+
     async def fail_over(self) -> None:
         """Kill whoever leads; returns when somebody does."""
         ...
@@ -51,6 +56,7 @@ class RaftCluster:
     """A name server and three brokers on this loop."""
 
     torn_max = 0
+    forgets_pops = False  # acknowledgements of popped messages, and who has which
 
     def __init__(self, directory: Path) -> None:
         self._server = NameServer(NameServerConfig("127.0.0.1", 0))
@@ -99,6 +105,7 @@ class ApacheCluster:
     properties are not there yet, and so its id: it was not acknowledged."""
 
     torn_max = 1
+    forgets_pops = True
 
     def __init__(self, directory: Path) -> None:
         self._server = NameServer(NameServerConfig("127.0.0.1", 0))

@@ -139,7 +139,13 @@ async def test_topics_are_what_clients_find(cluster: FakeCluster, call: Caller) 
     found = await call.get("/topics?q=T001&group=broker-a")
     assert len(found["items"]) == 10
     assert found["items"][0]["groups"] == [
-        {"group": "broker-a", "readQueueNums": 8, "writeQueueNums": 8, "perm": 6}
+        {
+            "group": "broker-a",
+            "readQueueNums": 8,
+            "writeQueueNums": 8,
+            "perm": 6,
+            "messageType": None,
+        }
     ]
     assert (await call.get("/topics?group=x", 404))["code"] == "NOT_FOUND"
     assert (await call.get("/topics?limit=0", 422))["errors"][0]["field"] == "limit"

@@ -134,6 +134,30 @@ def test_who_had_a_message() -> None:
     assert of(11, "U") is None
 
 
+@pytest.mark.parametrize(
+    ("expression", "kind", "tag", "state"),
+    [
+        ("*", "TAG", "a", "consumed"),
+        ("a || b", "TAG", "b", "consumed"),
+        ("a || b", "TAG", "c", "passed"),
+        ("a", "TAG", None, "passed"),
+        ("price > 3", "SQL92", "c", "consumed"),
+    ],
+)
+def test_a_group_passes_what_its_subscription_does_not_take(
+    expression: str, kind: str, tag: str | None, state: str
+) -> None:
+    message = {"topic": "T", "queueId": 3, "queueOffset": 10, "tags": tag}
+    view = {
+        "queues": [{"topic": "T", "queueId": 3, "consumerOffset": 11}],
+        "subscriptions": {"T": expression},
+        "expressionTypes": {"T": kind},
+    }
+    found = progress_of("cg", view, message)
+    assert found is not None
+    assert (found["state"], found["expression"]) == (state, expression)
+
+
 def test_a_consumer_group_of_two_broker_groups() -> None:
     client = {"clientId": "c1"}
     found = merged_consumers("cg", {

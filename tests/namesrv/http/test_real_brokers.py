@@ -107,9 +107,14 @@ async def over(tmp_path: Path, replicas: int, tokens: str = "") -> AsyncIterator
         # Elections would only be noise here: a busy machine must not cause any.
         settings: dict[str, Any] = {"electionTimeoutMinMs": 1500, "electionTimeoutMaxMs": 2500}
         settings |= {"namesrvAddr": address, "httpPort": 0, "registerNameServerPeriod": 1000}
-        settings["preferredLeaderAfterMs"] = 200
+        settings |= {"preferredLeaderAfterMs": 200, "historyPeriodMs": 100}
         async with Group(tmp_path, replicas, **settings) as group:
             yield Api(f"http://127.0.0.1:{server.http.port}", session), group
+
+
+def told(history: Any, name: str) -> list[Any]:
+    found = [one for group in history["groups"] for one in group["series"] if one["name"] == name]
+    return list(found[0]["values"]) if found else []
 
 
 def agreed(cluster: Any) -> bool:
@@ -135,11 +140,18 @@ async def test_a_day_of_an_operator(api: tuple[Api, Group]) -> None:
     assert (status, value["results"][0]["status"]) == (412, 412)
     status, value, _ = await call("PUT", TOPIC, {"perm": 99}, If_Match="*")
     assert (status, value["results"][0]["outcome"]) == (422, "failed")
+    await call.change("PUT", "/topics/Later", {"messageType": "DELAY"}, If_None_Match="*")
+    listed = "/topics?kind=own"
+    topics = await call.until(listed, lambda v: "Later" in {one["topic"] for one in v["items"]})
+    kinds = {one["topic"]: one["groups"][0]["messageType"] for one in topics["items"]}
+    assert (kinds["Later"], kinds["Orders"]) == ("DELAY", None)
 
     message = {"topic": "Orders", "body": "<b>&", "keys": "k1", "queueId": 0}
     sent = [await call.change("POST", "/messages", message) for _ in range(3)]
     found = await call.until("/messages?topic=Orders&key=k1", lambda v: len(v["items"]) == 3)
     assert found["items"][0]["text"] == "<b>&"
+    history = await call.until("/history?topic=Orders", lambda v: 3 in told(v, "messages"))
+    assert history["errors"] == [] and len(told(history, "messages")) == len(history["times"])
     listed = "/topics/Orders/queues/0/messages?offset=1"
     assert len((await call.until(listed, lambda v: True))["items"]) == 2
 

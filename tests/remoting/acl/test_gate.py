@@ -36,7 +36,8 @@ accounts:
     secretKey: sesame-open
     defaultGroupPerm: SUB
     topicPerms: [SCHEDULE_TOPIC_XXXX=SUB, rmq_sys_wheel_timer=SUB, RMQ_SYS_TRANS_HALF_TOPIC=SUB,
-                 RMQ_SYS_TRANS_OP_HALF_TOPIC=SUB, TRANS_CHECK_MAX_TIME_TOPIC=SUB]
+                 RMQ_SYS_TRANS_OP_HALF_TOPIC=SUB, TRANS_CHECK_MAX_TIME_TOPIC=SUB,
+                 RAFTMQ_SYS_OPERATOR_LOG=SUB]
 """)
 PEER = "10.2.2.2:4711"
 

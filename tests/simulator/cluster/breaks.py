@@ -1,535 +1,147 @@
-"""Planted breaks of the shell: each takes one rule out of the real programs, in a running world.
+"""The planted breaks, each with the load, the faults and the profile under which it shows.
 
-A simulator that misses one of them is worth nothing there. Each names the load, the faults and the
-profile under which it shows; `tests/simulator/test_cluster_breaks.py` holds that it is caught
-within some seeds. Breaks of the core are in tests/simulator/breaks.py.
+Those that show too rarely here have a pure test each instead: tests/dledger/test_broken_core.py.
+
+A simulator that misses one of them is worth nothing there: tests/simulator/test_cluster_breaks.py
+holds that each is caught within some seeds.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
-from unittest.mock import patch
-
-from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.consuming.locks import LockService
-from raftmq.broker.delivery.delay import DelayService
-from raftmq.broker.delivery.sendback import SendBack
-from raftmq.broker.delivery.timers.wheel import TimerWheel
-from raftmq.broker.delivery.transactions.book import HalfBook
-from raftmq.broker.delivery.transactions.service import Transactions
-from raftmq.broker.replication.log import ReplicatedLog
-from raftmq.broker.sending.repeats import Repeats
-from raftmq.broker.tables import snapshot, snapshotinstall
-from raftmq.broker.tables.sentonce import SentOnce
-from raftmq.broker.tables.snapshot import Snapshot
-from raftmq.broker.tables.topics import TopicTable
-from raftmq.client.offsetstore import OffsetStore
-from raftmq.client.processqueue import ProcessQueue
-from raftmq.dledger.flusher import FlushMode, LogFlusher
-from raftmq.dledger.promises import Promises
-from raftmq.dledger.pump import Pump
-from raftmq.dledger.saver import HardStateSaver
-from raftmq.dledger.snapshotinstall import Receiver
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.headers import EndTransactionHeader
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.derived import DerivedFiles
-from raftmq.store.logsync import SyncTicket
-from tests.simulator.cluster.surroundings import SimLock
-from tests.simulator.cluster.world import Wish
-from tests.simulator.disk import SimDisk
-
-KILLS = ("kill", "kill_leader", "freeze", "isolate")
-CUTS = ("power_cut", "power_cut_all", "kill_leader")
-SPLITS = ("isolate", "split", "cut_one_way", "freeze", "kill_leader")
-DURABLE = {"durable": True}
-SLOW = {"delay_ms": 8.0, "thread_ms": 5.0}
-REFILLED = {"refilled": True, "segment_bytes": 192 * 1024}
-
-Plant = Callable[[], AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Break:
-    """A break, and the worlds in which it shows. `first`: where to begin to look for it. `long`:
-    many seeds do not show it, or one takes long."""
-
-    plant: Plant
-    load: tuple[str, ...] = ("log", "group")
-    faults: tuple[str, ...] = KILLS
-    profile: Mapping[str, Any] = field(default_factory=dict)
-    first: int = 0
-    long: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.plant.__name__
-
-    @property
-    def wish(self) -> Wish:
-        return Wish(self.load, self.faults, self.profile, self.plant)
-
-
-@contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Put `make(what is there)` in an attribute's place."""
-    with patch.object(owner, name, make(getattr(owner, name))):
-        yield
-
-
-def instead(owner: Any, name: str, function: Any) -> AbstractContextManager[Any]:
-    return patch.object(owner, name, function)
-
-
-# -- Raft's shell ----------------------------------------------------------------------------------
-
-
-def message_before_durable_vote() -> AbstractContextManager[Any]:
-    """Votes and terms are sent while they are being saved."""
-
-    def broken(save: Any) -> Any:
-        def saves(self: HardStateSaver, state: Any, then: Any) -> None:
-            loop = asyncio.get_running_loop()
-            loop.run_in_executor(self._pool, self._file.save, state)
-            loop.call_soon(then, None)
-
-        return saves
-
-    return replaced(HardStateSaver, "save", broken)
-
-
-def sync_counted_as_async() -> AbstractContextManager[Any]:
-    """SYNC_FLUSH is taken for ASYNC_FLUSH: what is written counts as durable."""
-
-    def broken(start: Any) -> Any:
-        def starts(self: LogFlusher, *callbacks: Any) -> None:
-            self.mode = FlushMode.ASYNC
-            start(self, *callbacks)
-
-        return starts
-
-    return replaced(LogFlusher, "start", broken)
-
-
-def acknowledged_when_the_sync_begins() -> AbstractContextManager[Any]:
-    """A sync that is under way counts as done."""
-
-    def broken(begin: Any) -> Any:
-        def begins(self: LogFlusher) -> bool:
-            begun: bool = begin(self)
-            if begun and self.mode is FlushMode.SYNC and self._on_durable is not None:
-                asyncio.get_running_loop().call_soon(self._on_durable, self._log.last_index)
-            return begun
-
-        return begins
-
-    return replaced(LogFlusher, "_begin", broken)
-
-
-def sync_skipped() -> AbstractContextManager[Any]:
-    """fdatasync of the log returns without doing anything."""
-
-    def skips(self: SyncTicket) -> None:
-        self.ran = True
-
-    return instead(SyncTicket, "run", skips)
-
-
-def failed_sync_ignored() -> AbstractContextManager[Any]:
-    """A failed fdatasync is tried once more, and then believed."""
-
-    def broken(run: Any) -> Any:
-        def runs(self: SyncTicket) -> None:
-            try:
-                run(self)
-            except OSError:
-                self.error = None
-                run(self)
-
-        return runs
-
-    return replaced(SyncTicket, "run", broken)
-
-
-def failed_sync_forgotten_by_a_restart() -> AbstractContextManager[Any]:
-    """The next process believes what a failed sync left in the page cache."""
-    return instead(CommitLog, "_write_again", lambda *_: None)
-
-
-def names_unsynced() -> AbstractContextManager[Any]:
-    """Directories are not synced: a new segment may be gone with the power."""
-    return instead(SimDisk, "sync_directory", lambda *_: None)
-
-
-def applies_uncommitted() -> AbstractContextManager[Any]:
-    """Frames are applied, and their senders answered, as soon as they are written."""
-
-    def broken(finish: Any) -> Any:
-        def finishes(self: Pump, ready: Any) -> None:
-            finish(self, ready)
-            if ready.append:
-                self._commit_due = self.log.last_index
-
-        return finishes
-
-    return replaced(Pump, "_finish", broken)
-
-
-def reads_without_a_round() -> AbstractContextManager[Any]:
-    """A linearizable read asks nobody whether this replica still leads."""
-
-    async def at_once(self: ReplicatedLog) -> None:
-        return None
-
-    return instead(ReplicatedLog, "barrier", at_once)
-
-
-def promises_never_lost() -> AbstractContextManager[Any]:
-    """A replica that lost its disk believes that it has all it promised."""
-
-    def broken(opened: Any) -> Any:
-        def opens(self: Promises, log_is_empty: bool) -> Any:
-            state = opened(self, log_is_empty)
-            self.recovering = None
-            return type(state)(state.term, state.voted_for, recovered=True)
-
-        return opens
-
-    return replaced(Promises, "open", broken)
-
-
-def installer_skips_a_chunk() -> AbstractContextManager[Any]:
-    """One byte too many of a snapshot is left out between two chunks."""
-
-    def broken(step: Any) -> Any:
-        def steps(self: Receiver, chunk: Any, now_ms: float) -> Any:
-            data = step(self, chunk, now_ms)
-            return None if data is None else data[: len(data) // 2] + data[len(data) // 2 + 1 :]
-
-        return steps
-
-    return replaced(Receiver, "step", broken)
-
-
-def install_without_topics() -> AbstractContextManager[Any]:
-    """A refilled replica gets the log, but not the topics that its beginning made."""
-
-    def broken(decode: Any) -> Any:
-        def decodes(data: bytes) -> Any:
-            taken, queues = decode(data)
-            for _, table in taken.tables:
-                if isinstance(table, TopicTable):
-                    table.load(TopicTable().to_json(), table.applied_index)
-            return taken, queues
-
-        return decodes
-
-    return replaced(snapshotinstall, "decode_state", broken)
-
-
-# -- operators -------------------------------------------------------------------------------------
-
-
-def store_not_locked() -> AbstractContextManager[Any]:
-    """A second process may open a store."""
-    return patch("raftmq.broker.claim.lock_store", lambda root, what: SimLock(root, {}))
-
-
-# -- tables and snapshots --------------------------------------------------------------------------
-
-
-def snapshot_ahead_of_the_log() -> AbstractContextManager[Any]:
-    """A snapshot of the tables says that it reflects three frames more than it does."""
-
-    def broken(capture: Any) -> Any:
-        def captures(state: Any) -> Snapshot:
-            taken: Snapshot = capture(state)
-            for _, table in taken.tables:
-                table.applied_index += 3
-            return taken
-
-        return captures
-
-    return replaced(snapshot, "capture", broken)
-
-
-def frames_not_dispatched() -> AbstractContextManager[Any]:
-    """One frame in forty is not put into the queues."""
-
-    def broken(dispatch: Any) -> Any:
-        def dispatches(self: DerivedFiles, frame: Any, units: Any = None) -> Any:
-            return [] if frame.index % 40 == 0 else dispatch(self, frame, units)
-
-        return dispatches
-
-    return replaced(DerivedFiles, "dispatch_frame", broken)
-
-
-def once_forgotten() -> AbstractContextManager[Any]:
-    """Idempotent sends are not remembered."""
-    return instead(SentOnce, "take", lambda *_: None)
-
-
-def once_in_flight_unchecked() -> AbstractContextManager[Any]:
-    """An idempotent send that is repeated while the first is in flight is another one."""
-    return instead(Repeats, "join", lambda *_: False)
-
-
-def metadata_answered_at_once() -> AbstractContextManager[Any]:
-    """A change of topics and groups is answered when it is proposed."""
-
-    async def proposes(self: ReplicatedLog, payload: bytes) -> int:
-        self.propose_command(payload).add_done_callback(seen)
-        return 0
-
-    return instead(ReplicatedLog, "propose", proposes)
-
-
-# -- consumers -------------------------------------------------------------------------------------
-
-
-def commits_answered_at_once() -> AbstractContextManager[Any]:
-    """An offset commit is answered when it is gathered."""
-
-    async def commits(self: CommitService, *commit: Any) -> None:
-        self._gather(*commit)
-
-    return instead(CommitService, "commit_and_wait", commits)
-
-
-def offsets_read_beside_commits() -> AbstractContextManager[Any]:
-    """A query of an offset does not wait for a commit in flight, nor for proof of leadership."""
-
-    async def passes(self: Any, *_: Any) -> None:
-        return None
-
-    @contextmanager
-    def both() -> Iterator[None]:
-        with instead(CommitService, "settle", passes), instead(ReplicatedLog, "barrier", passes):
-            yield
-
-    return both()
-
-
-def commits_of_a_queue_overtake_each_other() -> AbstractContextManager[Any]:
-    """The client repeats an old commit after a newer one was answered."""
-    return instead(OffsetStore, "_commit_one", OffsetStore._write_one)
-
-
-def commits_before_it_is_done() -> AbstractContextManager[Any]:
-    """The client commits what it has pulled, not what its listener has finished."""
-    return instead(ProcessQueue, "committable", property(lambda self: self.next_pull))
-
-
-def locks_not_logged() -> AbstractContextManager[Any]:
-    """A queue's lock is granted when it is proposed."""
-
-    def broken(init: Any) -> Any:
-        def inits(self: LockService, table: Any, **given: Any) -> None:
-            propose = given["propose"]
-
-            async def proposes(payload: bytes) -> int:
-                asyncio.ensure_future(propose(payload)).add_done_callback(seen)
-                return 0
-
-            given["propose"] = proposes
-            init(self, table, **given)
-
-        return inits
-
-    return replaced(LockService, "__init__", broken)
-
-
-def locks_forgotten() -> AbstractContextManager[Any]:
-    """A new leader knows nobody's locks."""
-
-    def broken(changed: Any) -> Any:
-        def changes(self: LockService) -> None:
-            self._table().owners.clear()
-            changed(self)
-
-        return changes
-
-    return replaced(LockService, "leadership_changed", broken)
-
-
-def lock_ends_with_the_connection() -> AbstractContextManager[Any]:
-    """A lock is over as soon as its owner is not connected, however young it is."""
-
-    def over(self: LockService, key: Any, now_ms: int) -> bool:
-        owner = self._table().owner(key)
-        return owner is None or not self._present(key[1], owner)
-
-    return instead(LockService, "_is_over", over)
-
-
-def lock_ages_ten_times_as_fast() -> AbstractContextManager[Any]:
-    """A lock's lease is counted more than once."""
-
-    def broken(age: Any) -> Any:
-        return lambda self, key, now_ms: 40 * age(self, key, now_ms)
-
-    return replaced(LockService, "_age_ms", broken)
-
-
-# -- transactions, delays, retries -----------------------------------------------------------------
-
-
-def transaction_ended_twice() -> AbstractContextManager[Any]:
-    """A half message that has ended stays open, and its producer is asked for it again."""
-
-    def keeps(close: Any) -> Any:
-        def closes(self: HalfBook, offset: int, decision: int | None = None) -> None:
-            if decision is None:
-                close(self, offset, decision)
-
-        return closes
-
-    def takes(self: HalfBook, op_offset: int, halves: list[int]) -> None:
-        self.skip_ops(op_offset)
-        self.op_next = op_offset + 1
-        self._ops.append(max(halves, default=-1))
-
-    @contextmanager
-    def both() -> Iterator[None]:
-        with replaced(HalfBook, "close", keeps), instead(HalfBook, "take_op", takes):
-            yield
-
-    return both()
-
-
-def halves_forgotten() -> AbstractContextManager[Any]:
-    """A new leader begins to read half messages at the end."""
-
-    def broken(changed: Any) -> Any:
-        def changes(self: Transactions) -> None:
-            changed(self)
-            if self._halves.book is not None:
-                self._halves.book = HalfBook(*self._targets)
-
-        return changes
-
-    return replaced(Transactions, "leadership_changed", broken)
-
-
-def rollback_delivers() -> AbstractContextManager[Any]:
-    """A rollback is taken for a commit."""
-
-    def broken(parse: Any) -> Any:
-        def parses(ext: Any) -> Any:
-            return parse({**ext, "commitOrRollback": "8"})
-
-        return staticmethod(parses)
-
-    return replaced(EndTransactionHeader, "parse", broken)
-
-
-def delayed_early() -> AbstractContextManager[Any]:
-    """Delayed messages are delivered when most of their time is over."""
-
-    def broken(init: Any) -> Any:
-        def inits(self: DelayService, *given: Any, **more: Any) -> None:
-            init(self, *given, **more)
-            wall_ms = self._wall_ms
-            self._wall_ms = lambda: wall_ms() + 400
-
-        return inits
-
-    return replaced(DelayService, "__init__", broken)
-
-
-def delayed_again_after_a_failover() -> AbstractContextManager[Any]:
-    """How far delayed messages were delivered is not in the log."""
-    return patch("raftmq.broker.delivery.delay.delay_progress", lambda level, end: b"")
-
-
-def timers_lost() -> AbstractContextManager[Any]:
-    """One timer message in seven is not put into the wheel."""
-
-    def broken(take: Any) -> Any:
-        def takes(self: TimerWheel, offset: int, due_ms: int) -> bool:
-            if offset % 7 == 3:
-                due_ms += 1 << 40
-            return bool(take(self, offset, due_ms))
-
-        return takes
-
-    return replaced(TimerWheel, "take", broken)
-
-
-def retries_lost() -> AbstractContextManager[Any]:
-    """A message that a consumer gives back is taken, and not stored."""
-
-    async def takes(self: SendBack, connection: Any, request: RemotingCommand) -> RemotingCommand:
-        return RemotingCommand.response_to(request)
-
-    return instead(SendBack, "send_back", takes)
-
-
-def seen(future: asyncio.Future[Any]) -> None:
-    """Look at a future's error, so that nobody complains that nobody did."""
-    if not future.cancelled():
-        future.exception()
-
+from raftmq.dledger.wire import VERSION, VERSION_MIN
+from tests.simulator.cluster import corebreaks as core
+from tests.simulator.cluster import popbreaks as pops
+from tests.simulator.cluster import repairbreaks as repair
+from tests.simulator.cluster import shellbreaks as shell
+from tests.simulator.cluster.planting import (
+    CUTS,
+    DURABLE,
+    KILLS,
+    REFILLED,
+    SLOW,
+    SPLITS,
+    Break,
+)
 
 ONCE = ("idempotent", "log")
+UNSTABLE = ("kill_leader", "isolate", "split", "freeze", "cut_one_way")
+FORGETFUL = ("wipe", "kill_leader", "isolate", "split")
+AS_FOUNDED = {"operated": False, "refilled": False}
+OPERATED = {"operated": True, "refilled": False}
+ROTTING = ("rot", "kill", "kill_leader", "power_cut_fragile", "isolate")
+REFILLS = REFILLED | {"operated": False}
+POPS = ("pop", "log")
+NEW = {"version": VERSION}  # nobody pops before all replicas know it
 BREAKS: tuple[Break, ...] = (
     Break(
-        message_before_durable_vote,
+        shell.message_before_durable_vote,
         faults=("slow_disk", "isolate", "kill", "kill"),
         profile=SLOW,
-        long=True,
+        first=8,
     ),
-    Break(sync_counted_as_async, faults=CUTS, profile=DURABLE),
+    Break(shell.sync_counted_as_async, faults=CUTS, profile=DURABLE),
     Break(
-        acknowledged_when_the_sync_begins,
+        shell.acknowledged_when_the_sync_begins,
         faults=("slow_disk", "power_cut_all"),
         profile=DURABLE | SLOW,
-        first=11,
     ),
-    Break(sync_skipped, faults=CUTS, profile=DURABLE),
-    Break(failed_sync_ignored, faults=("fail_sync", "power_cut_all"), profile=DURABLE, first=23),
+    Break(shell.sync_skipped, faults=CUTS, profile=DURABLE),
     Break(
-        failed_sync_forgotten_by_a_restart,
+        shell.failed_sync_ignored, faults=("fail_sync", "power_cut_all"), profile=DURABLE, first=2
+    ),
+    Break(
+        shell.failed_sync_forgotten_by_a_restart,
         faults=("fail_sync", "start_twice", "wrong_store", "kill", "power_cut_all"),
         profile=DURABLE,
-        long=True,
     ),
-    Break(names_unsynced, faults=CUTS, profile=DURABLE),
-    Break(applies_uncommitted, faults=SPLITS),
-    Break(reads_without_a_round, load=("metadata", "group"), faults=SPLITS),
-    Break(promises_never_lost, faults=("wipe", *SPLITS), profile={"operated": False}),
-    Break(installer_skips_a_chunk, profile=REFILLED),
-    Break(install_without_topics, profile=REFILLED),
-    Break(store_not_locked, faults=("start_twice", "kill")),
-    Break(snapshot_ahead_of_the_log, load=("metadata", "group")),
-    Break(frames_not_dispatched),
-    Break(once_forgotten, load=ONCE, faults=("reset_connection", *KILLS)),
+    Break(shell.names_unsynced, faults=CUTS, profile=DURABLE),
+    Break(shell.applies_uncommitted, faults=SPLITS),
+    Break(shell.reads_without_a_round, load=("metadata", "group"), faults=SPLITS, first=1),
+    Break(shell.promises_never_lost, faults=("wipe", *SPLITS), profile={"operated": False}),
+    Break(shell.installer_skips_a_chunk, profile=REFILLED, long=True),
+    Break(shell.install_without_topics, profile=REFILLED, long=True),
+    Break(shell.store_not_locked, faults=("start_twice", "kill")),
+    Break(shell.snapshot_ahead_of_the_log, load=("metadata", "group"), long=True),
+    Break(shell.frames_not_dispatched),
+    Break(shell.once_forgotten, load=ONCE, faults=("reset_connection", *KILLS)),
     Break(
-        once_in_flight_unchecked,
+        shell.once_in_flight_unchecked,
         load=ONCE,
         faults=("reset_connection",),
         profile=SLOW,
         long=True,
     ),
-    Break(metadata_answered_at_once, load=("metadata", "group"), profile=SLOW, first=8),
-    Break(commits_answered_at_once, load=("group", "metadata")),
-    Break(offsets_read_beside_commits, load=("group", "log"), faults=SPLITS),
-    Break(commits_of_a_queue_overtake_each_other, load=("group", "log"), faults=SPLITS, first=8),
-    Break(commits_before_it_is_done, load=("locks", "log")),
-    Break(locks_not_logged, load=("locks", "log"), faults=SPLITS),
-    Break(locks_forgotten, load=("locks", "log")),
-    Break(lock_ends_with_the_connection, load=("locks", "log")),
-    Break(lock_ages_ten_times_as_fast, load=("locks", "log")),
-    Break(transaction_ended_twice, load=("transactions", "log"), long=True),
-    Break(halves_forgotten, load=("transactions", "log")),
-    Break(rollback_delivers, load=("transactions", "log")),
-    Break(delayed_early, load=("delayed", "log")),
-    Break(delayed_again_after_a_failover, load=("delayed", "log"), long=True),
-    Break(timers_lost, load=("delayed", "log")),
-    Break(retries_lost, load=("retries", "log")),
+    Break(shell.metadata_answered_at_once, load=("metadata", "group"), profile=SLOW, long=True),
+    Break(shell.commits_answered_at_once, load=("group", "metadata"), long=True),
+    Break(shell.offsets_read_beside_commits, load=("group", "log"), faults=SPLITS, long=True),
+    Break(
+        shell.commits_of_a_queue_overtake_each_other,
+        load=("group", "log"),
+        faults=SPLITS,
+        long=True,
+    ),
+    Break(shell.commits_before_it_is_done, load=("locks", "log"), long=True),
+    Break(shell.locks_not_logged, load=("locks", "log"), faults=SPLITS, long=True),
+    Break(shell.locks_forgotten, load=("locks", "log")),
+    Break(shell.lock_ends_with_the_connection, load=("locks", "log"), long=True),
+    Break(shell.lock_ages_ten_times_as_fast, load=("locks", "log"), long=True),
+    Break(shell.transaction_ended_twice, load=("transactions", "log"), long=True),
+    Break(shell.halves_forgotten, load=("transactions", "log"), long=True),
+    Break(shell.rollback_delivers, load=("transactions", "log")),
+    Break(shell.delayed_early, load=("delayed", "log")),
+    Break(shell.delayed_again_after_a_failover, load=("delayed", "log"), long=True),
+    Break(shell.timers_lost, load=("delayed", "log"), long=True),
+    Break(shell.retries_lost, load=("retries", "log")),
+    Break(
+        shell.stranger_taken,
+        faults=("stranger", "kill"),
+        profile=AS_FOUNDED | {"secret": False},
+    ),
+    Break(
+        shell.group_id_unchecked,
+        faults=("restore_beside", "foreign_group", "kill"),
+        profile=AS_FOUNDED | {"version": VERSION},
+    ),
+    Break(
+        shell.upgrade_not_waited_for,
+        faults=("upgrade", "kill"),
+        profile=AS_FOUNDED | {"version": VERSION_MIN},
+    ),
+    Break(core.cuts_at_match, faults=UNSTABLE, first=7),
+    Break(core.vote_not_saved, faults=UNSTABLE),
+    Break(core.acknowledged_before_durable, profile=DURABLE | SLOW),
+    Break(core.votes_counted_by_number, faults=UNSTABLE),
+    Break(core.own_unsynced_copy_counted, faults=("slow_disk", "kill"), profile=DURABLE | SLOW),
+    Break(core.votes_for_anybody, faults=UNSTABLE, first=3),
+    Break(core.votes_twice, faults=UNSTABLE, profile=SLOW),
+    Break(core.commits_unproven, faults=UNSTABLE, long=True),
+    Break(core.elected_by_a_minority, faults=UNSTABLE),
+    Break(core.recovering_votes_counted, faults=FORGETFUL, profile=AS_FOUNDED),
+    Break(core.recovering_copies_counted, faults=FORGETFUL, profile=AS_FOUNDED),
+    Break(core.certified_without_a_barrier, faults=FORGETFUL, profile=AS_FOUNDED, first=3),
+    Break(core.elected_by_all_but_one, faults=FORGETFUL, profile=AS_FOUNDED, first=2),
+    Break(core.recovering_not_noted, faults=FORGETFUL, profile=AS_FOUNDED, first=5),
+    Break(core.votes_in_one_slot, faults=("rot_votes", *UNSTABLE), profile=AS_FOUNDED),
+    Break(
+        core.page_cache_trusted,
+        faults=("power_cut_fragile", "kill_leader", "isolate"),
+        profile=AS_FOUNDED | {"durable": False},
+    ),
+    Break(core.configured_at_commit, faults=UNSTABLE, profile=OPERATED, first=3),
+    Break(core.campaigns_as_a_learner, faults=UNSTABLE, profile=OPERATED, first=1),
+    Break(core.configuration_forgotten_at_start, profile=OPERATED, first=1),
+    Break(repair.patches_unsynced, faults=ROTTING, profile=AS_FOUNDED | DURABLE),
+    Break(repair.damage_cut, faults=ROTTING, profile=AS_FOUNDED, first=1),
+    Break(repair.installs_no_queues, profile=REFILLS, long=True),
+    Break(repair.installs_no_tables, profile=REFILLS, first=2),
+    Break(repair.applies_twice, profile=REFILLS, long=True),
+    Break(repair.installs_over_more, profile=REFILLS, long=True),
+    Break(pops.pops_answered_before_they_are_logged, load=POPS, profile=NEW),
+    Break(pops.pops_acknowledged_in_memory, load=POPS, profile=NEW),
+    Break(pops.pops_never_again, load=POPS, profile=NEW),
+    Break(pops.pops_too_early, load=POPS, profile=NEW),
+    Break(pops.pops_in_flight_forgotten, load=POPS, profile=NEW),
+    Break(pops.pops_not_in_flight, load=POPS, profile=NEW),
+    Break(pops.pops_come_again_whatever_is_under_way, load=POPS, profile=NEW | SLOW, long=True),
+    Break(pops.pops_void_handles_acknowledge, load=POPS, profile=NEW, long=True),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import re
 import shlex
 import sys
@@ -15,26 +16,30 @@ from unittest.mock import patch
 
 import orjson
 
-from tests.simulator.checks import CheckFailed
 from tests.simulator.cluster import schedule
+from tests.simulator.cluster.invariants import CheckFailed
 from tests.simulator.cluster.schedule import Schedule
-from tests.simulator.cluster.world import ClusterWorld, Wish
+from tests.simulator.cluster.world import LONG, ClusterWorld, Wish
 
 KIND_WORDS = 5  # so many first words say which promise was broken; then come numbers and names
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A seed; the schedule and parts of the profile that take the place of what it draws."""
+    """A seed; the schedule and parts of the profile that take the place of what it draws; whether
+    its world is a long one."""
 
     seed: int
     schedule: Schedule | None = None
     profile: Mapping[str, Any] = field(default_factory=dict)
+    long: bool = False
 
     @property
     def command(self) -> str:
         """Return the command that replays it."""
-        words = ["python", "-m", "tests.simulator", "--cluster", "--verbose", str(self.seed)]
+        words = ["python", "-m", "tests.simulator", "--verbose", str(self.seed)]
+        if self.long:
+            words.append("--long")
         if self.schedule is not None:
             words += ["--schedule", orjson.dumps(schedule.to_json(self.schedule)).decode()]
         if self.profile:
@@ -43,7 +48,8 @@ class Case:
 
     def to_json(self) -> dict[str, Any]:
         strikes = None if self.schedule is None else schedule.to_json(self.schedule)
-        return {"seed": self.seed, "schedule": strikes, "profile": dict(self.profile)}
+        profile = dict(self.profile)
+        return {"seed": self.seed, "schedule": strikes, "profile": profile, "long": self.long}
 
     @staticmethod
     def from_json(kept: Mapping[str, Any]) -> Case:
@@ -52,11 +58,13 @@ class Case:
             kept["seed"],
             None if strikes is None else schedule.from_json(strikes),
             kept["profile"],
+            kept["long"],
         )
 
     def wish(self, base: Wish) -> Wish:
         profile = {**base.profile, **self.profile}
-        return replace(base, schedule=self.schedule, profile=profile)
+        size = LONG if self.long else base.size
+        return replace(base, schedule=self.schedule, profile=profile, size=size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,9 @@ def play(
     """Play a world to its end or its first broken promise."""
     with patch.object(sys, "unraisablehook", lambda _: None):
         outcome = _outcome(ClusterWorld(case.seed, trace, case.wish(base or Wish())))
-        gc.collect()  # coroutines of a world that failed complain when they are collected
+        logging.disable(logging.CRITICAL)
+        gc.collect()  # what is left of dead processes complains when it is collected
+        logging.disable(logging.NOTSET)
     return outcome
 
 

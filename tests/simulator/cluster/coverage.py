@@ -1,9 +1,9 @@
 """The states that a world has reached, abstract enough that worlds can be compared by them.
 
 Of a broker: whether it runs, its role, whether it has recovered, its disk, damage, a snapshot
-install, its standing in the group, how far it lags. Noted are the states of all brokers together,
-and each step of one broker from a state to another with the fault that struck last. A state is
-kept as a number, the same in every process, so that sets of them can be compared between workers.
+install, its standing in the group. Noted are the roles and faults that brokers have together,
+however many have each, and each step of one broker from a state to another. A state is kept as a
+number, the same in every process, so that sets of them can be compared between workers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tests.simulator.cluster.world import ClusterWorld
 
 State = tuple[object, ...]
-LAG_LONG = 64  # frames; a follower further behind than that catches up in several requests
 
 
 class Coverage:
@@ -28,16 +27,16 @@ class Coverage:
 
     def look(self) -> None:
         """Note the state of now."""
-        world = self._world
-        latest = world.plan.latest
-        found = {name: self._standing(name) for name in world.brokers}
+        found = {name: self._standing(name) for name in self._world.brokers}
+        if found == self._before:
+            return
         for name, standing in found.items():
             before = self._before.get(name, ())
             if before != standing:
-                self._seen.add(("step", latest, before, standing))
-        if found != self._before:
-            self._before = found
-            self._seen.add(("group", *sorted(found.values(), key=repr)))
+                self._seen.add(("step", before, standing))
+        self._before = found
+        together = {str(standing[0]) for standing in found.values()}
+        self._seen.add(("group", *sorted(together)))
 
     def numbers(self) -> frozenset[int]:
         """Return every state that was reached."""
@@ -47,37 +46,25 @@ class Coverage:
         world = self._world
         machine = world.brokers[name]
         broker = world.invariants.brokers.get(name)
-        if not machine.powered:
-            return ("off",)
         if not machine.processes or broker is None:
             return ("down",)
-        frozen = any(process.frozen for process in machine.processes)
-        return frozen, machine.disk_stalled, *standing_of(broker.engine.status())
+        if machine.disk_stalled or any(process.frozen for process in machine.processes):
+            return ("stopped",)
+        return standing_of(broker.engine.status())
 
 
 def standing_of(status: dict[str, Any]) -> State:
     """Return what matters of a member's view (raftmq.dledger.status)."""
-    committed, applied = status.get("commit_index", 0), status.get("applied_index", 0)
+    if status["failure"] is not None:
+        return ("failed",)
     return (
         status["role"],
-        status["leader_ready"],
-        status["leader"] is None,
-        status["failure"] is not None,
         status.get("recovered"),
-        status.get("disk_state"),
+        status.get("disk_state") != "ok",
         status.get("membership"),
-        status.get("configuration_committed"),
         status["damaged_count"] > 0,
         status.get("installing") is not None,
-        status["first_index"] > 1,
-        lag(status["last_index"] - committed),
-        lag(committed - applied),
     )
-
-
-def lag(frames: int) -> int:
-    """Return 0 for none, 1 for a few frames, 2 for many."""
-    return int(frames > 0) + int(frames > LAG_LONG)
 
 
 def number_of(state: State) -> int:

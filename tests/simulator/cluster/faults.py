@@ -2,6 +2,9 @@
 
 All is drawn before the world begins (schedule.py); a wish may replace it.
 
+Members of other groups are met only where no memory is lost and nobody joins: an empty replica may
+join the first group that it meets (dledger.identity).
+
 What loses memory (a wiped disk, rot, a power cut of a replica that acknowledges before it syncs)
 strikes a minority of replicas, the same in all of a world: the promise covers no more.
 """
@@ -10,9 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from struct import Struct
 from typing import TYPE_CHECKING
 
-from tests.simulator.cluster.schedule import Schedule, Strike, drawn
+from raftmq.dledger.slots import SLOT_SIZE_BYTES
+from raftmq.dledger.wire import VERSION
+from tests.simulator.cluster import programs
+from tests.simulator.cluster.restorer import Restorer
+from tests.simulator.cluster.schedule import Schedule, Strike, drawn, without
 
 if TYPE_CHECKING:
     from tests.simulator.cluster.machine import Machine
@@ -22,41 +30,55 @@ EVERYWHERE = (
     "kill", "kill_leader", "crash_in_operation", "isolate", "cut_one_way", "split", "cut_client",
     "reset_connection", "freeze", "stop_planned", "stall_disk", "slow_disk", "fill_disk",
     "fail_sync", "kill_name_server", "start_twice", "wrong_store", "wrong_secret",
-    "rolling_restart",
+    "rolling_restart", "stranger", "slow_network",
 )  # fmt: skip
 OF_CLOCKS = ("jump_clock",)
 OF_POWER = ("power_cut", "power_cut_all")
-OF_MEMORY = ("wipe", "rot", "lose_queue_file", "power_cut_fragile")
-FAULTS = EVERYWHERE + OF_CLOCKS + OF_POWER + OF_MEMORY
+OF_MEMORY = ("wipe", "rot", "rot_votes", "lose_queue_file", "power_cut_fragile")
+OF_GROUPS = ("foreign_group", "restore_beside")
+OF_VERSIONS = ("upgrade",)
+MARK = Struct(">24xq")  # the durable mark in a checkpoint
+FOUNDED_S = 1.5  # by then a group of one has its id
+FAULTS = EVERYWHERE + OF_CLOCKS + OF_POWER + OF_MEMORY + OF_GROUPS + OF_VERSIONS
 
 
 class FaultPlan:
     """The world's schedule of faults (schedule.py), drawn or wished, and what each does. `kinds`
-    counts what struck; `latest` is the fault that struck last."""
+    counts what struck."""
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
         self._rng = rng = Random(world.rng.random())  # then of the strike that is under way
         self.kinds: dict[str, int] = {}
-        self.latest = ""
         self._over = False
-        every_s = rng.choice((0.15, 0.25, 0.4))
+        self._restored: set[str] = set()  # machines that have a restored store, too
         names = [*EVERYWHERE]
+        if not world.profile.secret:
+            names.remove("wrong_secret")
         if not world.load_needs_clocks:
             names += OF_CLOCKS
         if world.profile.durable:
             names += OF_POWER
+        if world.profile.version < VERSION:
+            names += OF_VERSIONS
         chosen = rng.sample(names, rng.randint(2, 6))
         of_memory = rng.sample(OF_MEMORY, rng.randint(1, 2)) if rng.random() < 0.4 else []
         minority = rng.sample(sorted(world.brokers), (world.profile.replicas - 1) // 2)
         if not world.profile.operated:  # else who is a minority changes
             chosen += of_memory
             names += OF_MEMORY
+        if world.profile.version < VERSION:
+            chosen += OF_VERSIONS
+        elif not world.profile.operated and not of_memory:
+            chosen += OF_GROUPS if rng.random() < 0.15 else ()
+            names += OF_GROUPS
         faults = world.wish.faults or chosen
-        self.schedule: Schedule = drawn(rng, faults, every_s, world.profile.faults_s)
+        self.schedule: Schedule = drawn(rng, faults, world.profile.every_s, world.profile.faults_s)
         if world.wish.schedule is not None:
-            self.schedule = tuple(one for one in world.wish.schedule if one.fault in names)
+            self.schedule = without(world.wish.schedule, set(FAULTS) - set(names))
         loses_memory = any(one.fault in OF_MEMORY for one in self.schedule)
+        if loses_memory:
+            self.schedule = without(self.schedule, set(OF_GROUPS))
         self.fragile: list[str] = minority if loses_memory else []
 
     @property
@@ -77,10 +99,10 @@ class FaultPlan:
         for machine in machines:
             machine.disk_stalled = machine.disk.full = machine.disk.fails_sync = False
             machine.thread_s = world.profile.thread_ms / 1000
+            world.network.slow_ms = 0.0
             machine.power_on()
-            for process in list(machine.processes):
-                if process in world.mistakes:
-                    process.kill()
+            world.undo(machine)
+            for process in machine.processes:
                 process.thaw()
             world.restart_later(machine)
 
@@ -91,7 +113,7 @@ class FaultPlan:
     def _strike(self, one: Strike) -> None:
         if self._over:
             return
-        name = self.latest = one.fault
+        name = one.fault
         self._world.note(f"fault {name}")
         self.kinds[name] = self.kinds.get(name, 0) + 1
         self._rng = Random(one.seed)
@@ -180,18 +202,22 @@ class FaultPlan:
             )
 
     def _wrong_store(self) -> None:
-        """A broker is started as another one of its group, which is down, on its own store."""
-        other = self._anybody()
+        """A broker is started as another one of its group, which is down, on its own store. If that
+        is empty nobody can tell: what the other one promises there is lost when it is corrected."""
+        machine, others = self._victim(), list(self._world.brokers.values())
+        if not machine.disk.image(True):
+            others = [one for one in others if one.name in self.fragile] or [machine]
+        other = self._rng.choice(others)
         other.kill()
-        self._start_wrongly({"dLegerSelfId": other.name})
+        self._start_wrongly(machine, {"dLegerSelfId": other.name})
         self._later(self._soon_s(), self._start, other)
 
     def _wrong_secret(self) -> None:
         """A broker that is down is started with a secret that the others do not have."""
-        self._start_wrongly({"peerSecret": "not what the others have, and long enough"})
+        wrong = {"peerSecret": "not what the others have, and long enough"}
+        self._start_wrongly(self._victim(), wrong)
 
-    def _start_wrongly(self, wrong: dict[str, str]) -> None:
-        machine = self._victim()
+    def _start_wrongly(self, machine: Machine, wrong: dict[str, str]) -> None:
         machine.kill()
         self._world.start_wrong(machine, wrong)
         self._later(self._soon_s(), self._correct, machine)
@@ -199,7 +225,66 @@ class FaultPlan:
     def _correct(self, machine: Machine) -> None:
         if not self._over:
             machine.kill()
+            self._world.undo(machine)
             self._start(machine)
+
+    def _stranger(self) -> None:
+        """A broker of another group is given the addresses of this one's members."""
+        stranger = self._world.start_stranger(self._victim(), {"brokerName": "another-group"})
+        self._later(self._soon_s(), stranger.kill)
+
+    def _foreign_group(self) -> None:
+        """Another group of this name is founded, and then has the address of a member that is
+        down."""
+        world, machine = self._world, self._victim()
+        own = {machine.name: world.numbers[machine.name]}
+        alone = {machine.name: len(world.numbers)}  # at the ports that `start_stranger` gives it
+        founder = world.start_stranger(machine, {"dLegerPeers": programs.peers_of(alone)})
+
+        def move() -> None:
+            founder.kill()
+            self._take_address(machine, programs.peers_of(own))
+
+        self._later(FOUNDED_S, move)
+
+    def _take_address(self, machine: Machine, peers: str) -> None:
+        """Let another group's replica, which knows of which it is, run where a member of this one
+        should."""
+        known = machine.disk.exists(f"{programs.STRANGE_STORE}/raft/group")
+        if known and not self._over and machine.powered:
+            machine.kill()
+            self._world.start_stranger(machine, {"dLegerPeers": peers})
+            self._later(self._soon_s(), self._correct, machine)
+
+    def _restore_beside(self) -> None:
+        """A replica is restored from a backup of the running group, and started in its original's
+        place as if it belonged to the same group. Done once to a machine."""
+        world, machine = self._world, self._anybody()
+        if machine.name in self._restored or world.desk.processes:
+            return
+        self._restored.add(machine.name)
+        restorer = Restorer(world, machine, self._begin_restored)
+        world.desk.start("restorer", restorer.run, lambda process: process.kill())
+
+    def _begin_restored(self, machine: Machine) -> None:
+        self._take_address(machine, self._world.settings(machine.name)["dLegerPeers"])
+
+    def _upgrade(self) -> None:
+        """The newer program takes the place of the older one, on one machine more."""
+        old = [m for m in self._world.brokers.values() if m.version < VERSION]
+        if old:
+            self._upgraded(old[0])
+
+    def finish_upgrade(self) -> None:
+        """Upgrade what is left."""
+        for machine in self._world.brokers.values():
+            if machine.version < VERSION:
+                self._upgraded(machine)
+
+    def _upgraded(self, machine: Machine) -> None:
+        machine.version = VERSION
+        for process in machine.processes:
+            process.terminate()
 
     # -- disks and clocks -------------------------------------------------------------------------
 
@@ -233,14 +318,32 @@ class FaultPlan:
         self._later(self._soon_s(), self._start, machine)
 
     def _rot(self) -> None:
-        """A bit of the log flips, where it lies."""
+        """A bit of the log flips, where it lies: below the durable mark on the platter. Above it
+        nobody can tell rot from a write that never happened (store/checkpoint.py)."""
         machine = self._of_fragile()
-        logs = [p for p, data in machine.disk.image(True).items() if "/commitlog/" in p and data]
-        if logs:
-            path = self._rng.choice(logs)
-            written = len(machine.disk.image(True)[path].rstrip(b"\0"))
-            if written:
-                machine.disk.rot(path, self._rng.randrange(written))
+        mark = MARK.unpack_from(machine.disk.durable(f"{programs.STORE}/checkpoint") or bytes(32))
+        found = {}
+        for path, data in machine.disk.image(True).items():
+            if path.startswith(f"{programs.STORE}/commitlog/"):
+                below = min(len(data), mark[0] - int(path.rpartition("/")[2]))
+                if below > 0:
+                    found[path] = below
+        if found:
+            path = self._rng.choice(list(found))
+            offset = self._rng.randrange(found[path])
+            machine.disk.rot(path, offset)
+            if machine.processes:
+                machine.disk.rotted.add(int(path.rpartition("/")[2]) + offset)
+
+    def _rot_votes(self) -> None:
+        """A bit of the vote file flips, and its replica dies."""
+        machine = self._of_fragile()
+        machine.kill()
+        path = f"{programs.STORE}/raft/hardstate"
+        slot = self._rng.randrange(2)
+        if path in machine.disk.image(True):
+            machine.disk.rot(path, slot * SLOT_SIZE_BYTES + self._rng.randrange(32))
+        self._later(self._soon_s(), self._start, machine)
 
     def _lose_queue_file(self) -> None:
         """A file that can be made anew from the log is gone when the broker starts."""
@@ -285,6 +388,12 @@ class FaultPlan:
     def _reconnect(self, pairs: set[tuple[str, str]]) -> None:
         if not self._over:
             self._world.network.heal(pairs)
+
+    def _slow_network(self) -> None:
+        """Messages take about as long as an election time-out."""
+        network = self._world.network
+        network.slow_ms = self._rng.choice((200.0, 400.0, 800.0))
+        self._later(2.0 + self._rng.random(), setattr, network, "slow_ms", 0.0)
 
     def _reset_connection(self) -> None:
         self._world.network.reset()

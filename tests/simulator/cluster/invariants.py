@@ -1,9 +1,10 @@
 """What holds between replicas at every moment, read from the running brokers.
 
-- at most one leader a term;
+- what Raft promises (raftchecks.py), and at most one leader a term;
 - every replica applies the same frame at an index;
 - the replicated tables are equal at every applied index;
 - no broker ends by a broken invariant of its own;
+- no program applies a command that its version does not know;
 - in the end all replicas have applied the same, and their logs have the same bytes.
 """
 
@@ -19,15 +20,29 @@ import orjson
 
 from raftmq.broker.application import BrokerApplication
 from raftmq.broker.broker import Broker
+from raftmq.broker.tables import pops, writers
 from raftmq.dledger.member import RaftMember
 from raftmq.dledger.messages import Role, RoleEvent
-from tests.simulator.cluster.loop import PROCESS
-from tests.simulator.cluster.process import Process
+from raftmq.dledger.wire import GROUP_ID_VERSION, POP_VERSION, VERSION, WRITER_VERSION
+from tests.simulator.cluster.process import Process, here
+from tests.simulator.cluster.raftchecks import RaftChecks
 
 if TYPE_CHECKING:
     from tests.simulator.cluster.world import ClusterWorld
 
 SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+
+
+# The first version of the peers' protocol whose programs know a command.
+SINCE = {
+    "group_id": GROUP_ID_VERSION,
+    **dict.fromkeys(writers.COMMANDS, WRITER_VERSION),
+    pops.COMMAND: POP_VERSION,
+}
+
+
+class CheckFailed(Exception):
+    """A promise is broken."""
 
 
 class Invariants:
@@ -36,6 +51,8 @@ class Invariants:
     def __init__(self, world: ClusterWorld) -> None:
         self.brokers: dict[str, Broker] = {}
         self._world = world
+        self._all: dict[Process, Broker] = {}
+        self._raft = RaftChecks(world, self._all)
         self._leaders: dict[int, str] = {}
         self._frames: dict[int, int] = {}  # index → checksum of the committed frame
         self._tables: dict[int, tuple[int, str]] = {}  # index → digest of the tables, by whom
@@ -55,11 +72,18 @@ class Invariants:
         failed = Broker._on_fatal
         invariants = self
 
+        strangers = invariants._world.strangers
+
         def on_built(broker: Broker, *arguments: Any) -> None:
             built(broker, *arguments)
-            invariants.brokers[here().machine.name] = broker
+            if here() not in strangers:
+                invariants.brokers[here().machine.name] = invariants._all[here()] = broker
 
         def on_apply(application: BrokerApplication, frames: Any) -> None:
+            if here() in strangers:
+                apply(application, frames)
+                return
+            invariants._raft.batch_applied(here(), frames[-1])
             for frame in frames:  # one by one, so that the tables of every index are seen
                 apply(application, [frame])
                 invariants._applied(application, frame)
@@ -75,6 +99,7 @@ class Invariants:
             failed(broker, reason)
 
         with (
+            self._raft.watching(),
             patch.object(BrokerApplication, "apply", on_apply),
             patch.object(Broker, "_role_changed", on_role),
             patch.object(Broker, "__init__", on_built),
@@ -83,12 +108,13 @@ class Invariants:
             yield
 
     def _role(self, event: RoleEvent) -> None:
-        if event.role is not Role.LEADER:
+        if event.role is not Role.LEADER or here() in self._world.strangers:
             return
         process = str(here())
         known = self._leaders.setdefault(event.term, process)
         if known != process:
             self._world.broken(f"election safety: {known} and {process} lead term {event.term}")
+        self._raft.leads(here(), event.term)
 
     def _applied(self, application: BrokerApplication, frame: Any) -> None:
         process = here()
@@ -97,6 +123,11 @@ class Invariants:
         known = self._frames.setdefault(frame.index, data)
         if known != data:
             world.broken(f"state machine safety: {process} applies another {frame}")
+        self._raft.applied(process, frame)
+        if len(frame.command) and process.version < VERSION:
+            op = orjson.loads(bytes(frame.command))["op"]
+            if process.version < SINCE.get(op, 0):
+                world.broken(f"{process} does not know the command {op}, and has to apply it")
         tables = application._state.tables
         if not len(frame.command) or any(t.applied_index > frame.index for t in tables):
             return  # nothing changed, or a snapshot is ahead of the replay
@@ -160,13 +191,18 @@ class Invariants:
             world.fail(f"logs differ between {first} and {last}: {digests}")
 
     def trimmed(self) -> bool:
-        """Whether retention has taken the beginning of the leader's log."""
-        machine = self._world.leader()
-        if machine is None:
+        """Whether retention has taken the beginning of the leader's log; of all logs, if bits of
+        some have flipped: what is damaged in one that was not trimmed may be nowhere else once
+        another replica is empty."""
+        leader = self._world.leader()
+        if leader is None:
             return False
-        engine = self.brokers[machine.name].engine
-        assert isinstance(engine, RaftMember)
-        return engine.log.index.first_index > 1
+        names = self.brokers if "rot" in self._world.plan.kinds else (leader.name,)
+        engines = [self.brokers[name].engine for name in names]
+        return all(
+            isinstance(engine, RaftMember) and engine.log.index.first_index > 1
+            for engine in engines
+        )
 
     def states(self) -> str:
         """Describe every broker, for a failure's message."""
@@ -177,10 +213,3 @@ class Invariants:
             if broker is not None:
                 lines[-1] += f" applied {broker.state.applied_index} {broker.engine.status()}"
         return "\n".join(lines)
-
-
-def here() -> Process:
-    """Return the process whose code runs."""
-    process = PROCESS.get()
-    assert process is not None
-    return process

@@ -14,7 +14,7 @@ from random import Random
 from typing import cast
 
 from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.workloads import delayed, retries, transactions
+from raftmq.chaos.workloads import delayed, pops, retries, transactions
 from raftmq.chaos.workloads.base import Environment, Workload
 from raftmq.chaos.workloads.load import GROUP, LOG, ONCE, ORDERED, MessagesConfig
 from raftmq.chaos.workloads.locks import LOCKS, locks_workload
@@ -29,36 +29,45 @@ DRAIN_WITHIN_S = 150.0
 SETTINGS = {**transactions.SETTINGS, **retries.SETTINGS, **delayed.SETTINGS}
 
 
-def messages(config: MessagesConfig) -> MessagesConfig:
+def messages(config: MessagesConfig, pace: float) -> MessagesConfig:
+    rate_per_s = 60.0 * pace
     return replace(
-        config, queues=4, producers=2, window=16, rate_per_s=60.0, keys=20, send_timeout_ms=5_000
-    )
+        config, queues=4, producers=2, window=16, rate_per_s=rate_per_s, keys=20,
+        send_timeout_ms=5_000,
+    )  # fmt: skip
 
 
-def posted(config: PostedConfig) -> PostedConfig:
-    return replace(config, queues=2, window=8, rate_per_s=20.0, quiet_s=8.0)
+def posted(config: PostedConfig, pace: float) -> PostedConfig:
+    return replace(config, queues=2, window=8, rate_per_s=20.0 * pace, quiet_s=8.0)
 
 
-MAKERS: dict[str, Callable[[], Workload]] = {
-    "log": lambda: MessagesWorkload(messages(LOG)),
-    "ordered": lambda: MessagesWorkload(messages(ORDERED)),
-    "group": lambda: MessagesWorkload(messages(GROUP), churn=Churn(restart_every_s=2.0)),
-    "idempotent": lambda: MessagesWorkload(messages(ONCE)),
-    "metadata": MetadataWorkload,
-    "locks": lambda: locks_workload(messages(LOCKS), restart_every_s=2.0),
-    "transactions": lambda: transactions.transactions_workload(posted(transactions.TRANSACTIONS)),
-    "delayed": lambda: delayed.delayed_workload(posted(delayed.DELAYED)),
-    "retries": lambda: retries.retries_workload(posted(retries.RETRIES)),
+MAKERS: dict[str, Callable[[float], Workload]] = {
+    "log": lambda pace: MessagesWorkload(messages(LOG, pace)),
+    "ordered": lambda pace: MessagesWorkload(messages(ORDERED, pace)),
+    "group": lambda pace: MessagesWorkload(messages(GROUP, pace), churn=Churn(restart_every_s=2.0)),
+    "idempotent": lambda pace: MessagesWorkload(messages(ONCE, pace)),
+    "metadata": lambda pace: MetadataWorkload(rate_per_s=20.0 * pace),
+    "locks": lambda pace: locks_workload(messages(LOCKS, pace), restart_every_s=2.0),
+    "transactions": lambda pace: transactions.transactions_workload(
+        posted(transactions.TRANSACTIONS, pace)
+    ),
+    "delayed": lambda pace: delayed.delayed_workload(posted(delayed.DELAYED, pace)),
+    "retries": lambda pace: retries.retries_workload(posted(retries.RETRIES, pace)),
+    # A dead letter is three invisible times away, and then a consumer finds its new topic.
+    "pop": lambda pace: pops.pop_workload(replace(posted(pops.POP, pace), quiet_s=30.0)),
 }
+DRAWN = tuple(name for name in MAKERS if name != "pop")
 WITHOUT_CLOCKS = ("log", "ordered", "group", "idempotent", "metadata", "locks")
 
 
 class Load:
     """Workloads and how far they are."""
 
-    def __init__(self, names: Sequence[str], rng: Random, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, names: Sequence[str], pace: float, rng: Random, note: Callable[[str], None]
+    ) -> None:
         self.names = tuple(names)
-        self.workloads = [MAKERS[name]() for name in names]
+        self.workloads = [MAKERS[name](pace) for name in names]
         self.began = False
         self.stopping = asyncio.Event()
         self.late: list[str] = []  # names of those that were not drained in time

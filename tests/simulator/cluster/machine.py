@@ -11,6 +11,7 @@ from contextvars import copy_context
 from random import Random
 from typing import Any
 
+from raftmq.dledger.wire import VERSION
 from raftmq.store.disk import DiskUsage
 from tests.simulator.cluster.loop import SimLoop
 from tests.simulator.cluster.network import Network
@@ -33,6 +34,7 @@ class Machine:
         self.disk.on_crash = self._crash
         self.restart: Callable[[Machine], None] = lambda machine: None  # after a crash in there
         self.powered = True
+        self.version = VERSION  # of the program that is installed here, by its peers' protocol
         self.wall_offset_ms = 0
         self.thread_s = 0.0002  # how long work in a thread takes, about
         self.disk_stalled = False
@@ -98,10 +100,12 @@ class Machine:
 class DiskOfProcess:
     """A directory of a machine's disk as one process sees it: gone with the process."""
 
-    def __init__(self, process: Process, directory: str) -> None:
-        self.root = f"/{process.machine.name}/{directory}"
+    def __init__(self, process: Process, directory: str, machine: Machine | None = None) -> None:
+        """`machine`: whose disk it is, if not the process's own."""
+        machine = machine or process.machine
+        self.root = f"/{machine.name}/{directory}"
         self._process = process
-        self._disk = process.machine.disk
+        self._disk = machine.disk
         self._at = directory
         self.makedirs("")
 

@@ -10,8 +10,8 @@ from tests.simulator.cluster.case import Case
 from tests.simulator.cluster.faults import FAULTS
 from tests.simulator.cluster.schedule import Schedule, Strike, strike
 
-STRIKES_MAX = 150  # as many as the roughest drawn schedules have
-LENGTH_S = 12.0  # the longest that faults strike (world.Profile)
+STRIKES_MAX = 80  # as many as the roughest drawn schedules have
+LENGTH_S = 5.0  # the longest that faults strike (world.SHORT)
 CHANGES_MAX = 4
 
 

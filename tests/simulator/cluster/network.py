@@ -42,9 +42,11 @@ class Network:
         self.rng = rng
         self.delay_ms = delay_ms
         self.spike = spike  # probability of a delay that is twenty times as long
+        self.slow_ms = 0.0  # added to every delay, about
         self.cut: set[tuple[str, str]] = set()
         self.connections: list[Transport] = []  # one end of each
         self.machines: dict[int, Machine] = {}  # by the ports of their servers
+        self.diallers: dict[int, Process] = {}  # by the ports that they dialled from
         self._listeners: dict[int, Server] = {}
         self._bound: dict[int, Process] = {}
         self._ports = FIRST_PORT
@@ -121,6 +123,8 @@ class Network:
         delay_ms = self.delay_ms * (0.5 + self.rng.random())
         if self.spike and self.rng.random() < self.spike:
             delay_ms *= 20 * (1 + self.rng.random())
+        if self.slow_ms:
+            delay_ms += self.slow_ms * (0.5 + self.rng.random())
         return delay_ms / 1000
 
     async def connect(self, factory: Callable[[], Any], port: int) -> tuple[Transport, Any]:
@@ -138,6 +142,7 @@ class Network:
             await asyncio.sleep(self.latency_s())
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"no listener at port {port}")
         self._ports += 1
+        self.diallers[self._ports] = source
         near = Transport(self, source, source.context, (HOST, self._ports), (HOST, port))
         far = Transport(
             self, server.process, server.process.context, (HOST, port), (HOST, self._ports)

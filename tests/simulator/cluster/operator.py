@@ -66,10 +66,17 @@ class Operator:
         gone = self._rng.choice(list(world.brokers))
         world.note(f"{name} is to take the place of {gone}")
         world.start_broker(machine)
+        first = self._rng.random()
+        if first < 0.3:  # the group is smaller for a while
+            await self._change(client, "remove", gone)
         await self._change(client, "add-learner", name)
         world.brokers[name] = machine
-        await self._change(client, "promote", name)
-        await self._change(client, "remove", gone)
+        if first < 0.6:
+            await self._change(client, "promote", name)
+        if first >= 0.3:
+            await self._change(client, "remove", gone)
+        if first >= 0.6:  # while it may still be pending that the other leaves
+            await self._change(client, "promote", name)
         retired = world.brokers.pop(gone)
         retired.kill()
         self.changes += 1

@@ -28,6 +28,7 @@ class Process:
         self.machine = machine
         self.name = name
         self.pid = pid
+        self.version = machine.version
         self.alive = True
         self.frozen = False
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -161,3 +162,10 @@ class _Pool:
         self.threads: int = getattr(executor, "_max_workers", 8)
         self.running = 0
         self.waiting: deque[_Work] = deque()
+
+
+def here() -> Process:
+    """Return the process whose code runs."""
+    process = PROCESS.get()
+    assert process is not None
+    return process

@@ -17,8 +17,11 @@ from tests.simulator.cluster.process import Process
 
 NAMESRV_PORT = 42_001
 NAMESRV = f"{HOST}:{NAMESRV_PORT}"
+NO_NAMESRV_PORT = 42_002
+NO_NAMESRV = f"{HOST}:{NO_NAMESRV_PORT}"
 GROUP = "group-a"
 STORE = "store"
+STRANGE_STORE = "strange"
 
 
 def client_port(number: int) -> int:

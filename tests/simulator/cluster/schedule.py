@@ -6,7 +6,7 @@ added or moved changes nothing about the others' draws. A schedule is kept as JS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from random import Random
 
@@ -38,6 +38,11 @@ def drawn(rng: Random, faults: Sequence[str], every_s: float, length_s: float) -
 def strike(rng: Random, at_s: float, fault: str) -> Strike:
     """Draw a strike of this kind at this time."""
     return Strike(round(at_s, 4), fault, rng.getrandbits(32))
+
+
+def without(schedule: Schedule, faults: Collection[str]) -> Schedule:
+    """Return the schedule without these faults."""
+    return tuple(one for one in schedule if one.fault not in faults)
 
 
 def to_json(schedule: Iterable[Strike]) -> list[tuple[float, str, int]]:

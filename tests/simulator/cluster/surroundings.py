@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from raftmq.dledger.incoming import Accepted
+from raftmq.dledger.wire import Hello
 from raftmq.remoting.connection import Connection
 from raftmq.store.ownership import Owner, StoreInUse, StoreLock
 from tests.simulator.cluster.loop import PROCESS, SimLoop, number_anew, numbered_hash
@@ -69,6 +70,14 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         one = held[root] = SimLock(root, held)
         return one
 
+    def version() -> int:
+        process = PROCESS.get()
+        assert process is not None
+        return process.version
+
+    def hello(group: str, sender: str, receiver: str) -> Hello:
+        return Hello(group, sender, receiver, version())
+
     replaced: list[tuple[Any, str, Any]] = [
         (time, "time", lambda: wall_ns() / 1e9),
         (time, "time_ns", wall_ns),
@@ -85,6 +94,8 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
     by_name = [
         ("raftmq.remoting.connection.perf_counter", lambda: loop.now_s),
         ("raftmq.remoting.turns.perf_counter", lambda: loop.now_s),
+        ("raftmq.dledger.dialer.Hello", hello),
+        ("raftmq.dledger.incoming.spoken", lambda hello: min(hello.version, version())),
         ("raftmq.broker.claim.BoundPort", BoundPort),
         ("raftmq.broker.claim.lock_store", lock),
         ("raftmq.broker.process.gc", _NoCollection),

@@ -17,8 +17,8 @@ import asyncio
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -26,15 +26,15 @@ from typing import Any, NoReturn
 
 from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Verdict
-from tests.simulator.checks import CheckFailed
+from raftmq.dledger.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.coverage import Coverage
 from tests.simulator.cluster.faults import FaultPlan
-from tests.simulator.cluster.invariants import Invariants
+from tests.simulator.cluster.invariants import CheckFailed, Invariants
 from tests.simulator.cluster.load import (
     DRAIN_WITHIN_S,
+    DRAWN,
     JOIN_WITHIN_S,
-    MAKERS,
     SETTINGS,
     WITHOUT_CLOCKS,
     Load,
@@ -51,11 +51,26 @@ from tests.simulator.cluster.surroundings import simulated
 DONE = ("ok", "fail", "unknown")  # records of an operation's outcome
 RESTART_S_MAX = 1.0
 EQUAL_WITHIN_S = 60.0
+CALM_S = 16.0  # twice as long as back-off needs to forget what was slow (electionbackoff.py)
+FAILOVER_WITHIN_S = 3.0  # four of the longest configured time-outs: the votes may be split
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05
 SPARES = 2  # machines that may join
 SECRET = "of this world, and long enough"
 BROKEN = ("dead", "frozen", "deaf", "mute", "cut off", "stalled")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The length of a world: how long faults strike, how often, and the load's pace."""
+
+    faults_s: tuple[float, ...]
+    every_s: tuple[float, ...]
+    pace: float
+
+
+SHORT = Size((4.0, 4.5, 5.0), (0.12, 0.18, 0.24), 0.5)
+LONG = Size((8.0, 10.0, 12.0), (0.15, 0.25, 0.4), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +88,31 @@ class Profile:
     half_healed: bool  # a majority has to go on alone before all are healed
     refilled: bool  # in the end the logs lose their beginning, and a replica everything
     operated: bool  # an operator changes members and leaders meanwhile
+    timed: bool  # in the end a leader is cut off, and the next is there in the configured time
+    secret: bool  # brokers prove to each other that they know it
+    version: int  # of the peers' protocol: brokers that speak an older one are upgraded by and by
+    every_s: float  # a fault, about
+    pace: float  # of the load
 
     @staticmethod
-    def draw(rng: Random) -> Profile:
+    def draw(rng: Random, size: Size) -> Profile:
         return Profile(
             replicas=rng.choice((3, 3, 3, 5)),
             durable=rng.random() < 0.7,
             delay_ms=rng.choice((0.1, 0.5, 2.0, 8.0)),
             spike=rng.choice((0.0, 0.0, 0.01, 0.05)),
             thread_ms=rng.choice((0.1, 0.5, 5.0)),
-            faults_s=rng.choice((8.0, 10.0, 12.0)),
+            faults_s=rng.choice(size.faults_s),
             segment_bytes=rng.choice((192, 512)) * 1024,
             frame_bytes_max=rng.choice((16, 64)) * 1024,
             half_healed=rng.random() < 0.5,
             refilled=rng.random() < 0.3,
             operated=rng.random() < 0.25,
+            timed=rng.random() < 0.1,
+            secret=rng.random() < 0.8,
+            version=rng.choice((VERSION_MIN, VERSION - 1)) if rng.random() < 0.2 else VERSION,
+            every_s=rng.choice(size.every_s),
+            pace=size.pace,
         )
 
 
@@ -100,6 +125,7 @@ class Wish:
     profile: Mapping[str, Any] = field(default_factory=dict)
     planted: Callable[[], AbstractContextManager[Any]] = nullcontext  # a break of the programs
     schedule: Schedule | None = None  # of faults; what the world cannot suffer is left out
+    size: Size = SHORT
 
 
 class ClusterWorld:
@@ -113,13 +139,15 @@ class ClusterWorld:
         self.rng = rng = Random(seed)
         self.trace = trace
         self.context = copy_context()  # of no process
-        self.profile = profile = replace(Profile.draw(rng), **wish.profile)
+        self.profile = profile = replace(Profile.draw(rng, wish.size), **wish.profile)
         self.loop = SimLoop()
         self.network = Network(self.loop, Random(rng.random()), profile.delay_ms, profile.spike)
         self.loop.network = self.network
         self._all_machines: list[Machine] = []
         names = [f"n{number}" for number in range(profile.replicas)]
         self.brokers = {name: self._machine(name) for name in names}
+        for machine in self.brokers.values():
+            machine.version = profile.version
         self.founders = tuple(names)
         spares = [self._machine(f"s{number}") for number in range(SPARES)]
         self.numbers = {m.name: i for i, m in enumerate([*self.brokers.values(), *spares])}
@@ -128,7 +156,7 @@ class ClusterWorld:
         self.desk = self._machine("desk")
         self._lay_out_ports(spares)
         self.operator = Operator(self, spares, Random(rng.random()))
-        self.load = Load(self._draw_load(), Random(rng.random()), self.note)
+        self.load = Load(self._draw_load(), profile.pace, Random(rng.random()), self.note)
         self.plan = FaultPlan(self)
         self.invariants = Invariants(self)
         self.coverage = Coverage(self)
@@ -137,6 +165,8 @@ class ClusterWorld:
         self.emptied: set[str] = set()  # machines with a new disk
         self.left_broken: set[str] = set()  # machines that stay so, until all are healed
         self.mistakes: list[Process] = []  # started as an operator should not
+        self._misnamed: set[str] = set()  # machines with empty stores, now another's
+        self.strangers: set[Process] = set()  # those that are of no group of this world
         self.failure: BaseException | None = None
         self.history: Recorder
         self.suite = Suite()
@@ -150,14 +180,19 @@ class ClusterWorld:
 
     def _lay_out_ports(self, spares: list[Machine]) -> None:
         self.network.machines[programs.NAMESRV_PORT] = self.namesrv
+        self.network.machines[programs.NO_NAMESRV_PORT] = self.desk  # where nobody listens
         for number, machine in enumerate([*self.brokers.values(), *spares]):
             port = programs.client_port(number)
             for each in (port, port - 2, programs.raft_port(number)):
                 self.network.machines[each] = machine
 
     def _draw_load(self) -> Sequence[str]:
-        kinds = WITHOUT_CLOCKS if self.rng.random() < 0.6 else tuple(MAKERS)
+        kinds = WITHOUT_CLOCKS if self.rng.random() < 0.6 else DRAWN
         drawn = self.rng.sample(kinds, 2)
+        # Every other world of retries pops instead: drawn with the rest, it would have made other
+        # worlds of all seeds. Nobody pops before all replicas know it.
+        if self.seed % 2 and self.profile.version == VERSION:
+            drawn = ["pop" if name == "retries" else name for name in drawn]
         return self.wish.load or drawn
 
     @property
@@ -165,15 +200,19 @@ class ClusterWorld:
         """Whether what is promised depends on the time of day: no clock jumps then."""
         return not set(self.load.names) <= set(WITHOUT_CLOCKS)
 
+    def machine_named(self, name: str) -> Machine:
+        return next(machine for machine in self._all_machines if machine.name == name)
+
     @property
     def machines(self) -> list[Machine]:
         return [*self.brokers.values(), self.namesrv, self.client, self.desk]
 
-    def leader(self) -> Machine | None:
-        """Return the machine of a broker that leads, if any does."""
+    def leader(self, but: Machine | None = None) -> Machine | None:
+        """Return the machine of a broker that leads, if any does, but not this one."""
         for name, machine in self.brokers.items():
             broker = self.invariants.brokers.get(name)
-            if machine.processes and broker is not None and broker.roles.leading:
+            leads = machine.processes and broker is not None and broker.roles.leading
+            if leads and machine is not but:
                 return machine
         return None
 
@@ -184,11 +223,7 @@ class ClusterWorld:
         self.note(f"seed {self.seed} {self.profile} {self.load.names}")
         logging.disable(logging.CRITICAL if self.trace is None else logging.NOTSET)
         try:
-            with (
-                simulated(self.loop, self.rng),
-                self.invariants.watching(),
-                self.wish.planted(),
-            ):
+            with self.surrounded():
                 self.history = Recorder(seed=self.seed, scenario="simulated")
                 try:
                     self.loop.run_until_complete(self._play())
@@ -200,6 +235,12 @@ class ClusterWorld:
             logging.disable(logging.NOTSET)
         self._judge()
         return self._numbers()
+
+    @contextmanager
+    def surrounded(self) -> Iterator[None]:
+        """Let everything that programs ask for come from this world, and look on."""
+        with simulated(self.loop, self.rng), self.wish.planted(), self.invariants.watching():
+            yield
 
     async def _play(self) -> None:
         self.start_name_server()
@@ -225,6 +266,8 @@ class ClusterWorld:
         self.invariants.at_end()
         if self.profile.refilled:
             await self._refill()
+        if self.profile.timed:
+            await self._fail_over()
 
     async def _refill(self) -> None:
         """Let retention take the log's beginning; then replace a machine by an empty one, which
@@ -247,6 +290,22 @@ class ClusterWorld:
         await self._until(self.invariants.all_equal, EQUAL_WITHIN_S, "the empty one is not equal")
         self.invariants.at_end()
 
+    async def _fail_over(self) -> None:
+        """Cut the leader off, after quiet times: whatever was slow before, the others have a new
+        one within the time-outs that are configured."""
+        await self._wait(CALM_S)
+        await self._until(lambda: self.leader() is not None, JOIN_WITHIN_S, "nobody leads")
+        before = self.leader()
+        assert before is not None
+        others = [machine.name for machine in self.machines if machine is not before]
+        cut = {(before.name, name) for name in others}
+        self.network.sever(cut | {(name, before.name) for name in others})
+        self.note(f"{before.name} is cut off")
+        await self._until(
+            lambda: self.leader(before) is not None, FAILOVER_WITHIN_S, "no failover in time"
+        )
+        self.network.heal()
+
     def _heal_majority(self) -> None:
         """Heal a majority, the clients and the name server; break the rest for good, one by one."""
         rng, network = self.rng, self.network
@@ -256,6 +315,8 @@ class ClusterWorld:
         rest = self.plan.fragile or rng.sample(names, count)
         self.left_broken = set(rest)
         network.heal()
+        for machine in self.brokers.values():  # one may have the address of a healed one
+            self.undo(machine)
         self.plan.heal([m for name, m in self.brokers.items() if name not in rest])
         others = [machine.name for machine in self.machines]
         for name in rest:
@@ -283,6 +344,7 @@ class ClusterWorld:
         self.note("heal")
         self.network.heal()
         self.plan.heal(list(self.brokers.values()))
+        self.plan.finish_upgrade()
 
     async def _end_load(self, when: str) -> None:
         await self._wait(2.0)
@@ -325,7 +387,7 @@ class ClusterWorld:
     def fail(self, reason: str) -> NoReturn:
         raise CheckFailed(
             f"seed {self.seed} at {self.loop.now_s - 1000:.4f} s: {reason}\n"
-            f"replay: python -m tests.simulator --cluster --verbose {self.seed}"
+            f"replay: python -m tests.simulator --verbose {self.seed}"
         )
 
     def broken(self, reason: str) -> None:
@@ -341,7 +403,7 @@ class ClusterWorld:
     def start_broker(self, machine: Machine) -> None:
         self._start(machine, self.settings(machine.name), self._broker_ended)
 
-    def start_wrong(self, machine: Machine, wrong: Mapping[str, str]) -> None:
+    def start_wrong(self, machine: Machine, wrong: Mapping[str, str]) -> Process:
         """Start a broker as an operator should not; nobody starts it again when it ends."""
 
         def ended(process: Process) -> None:
@@ -349,8 +411,28 @@ class ClusterWorld:
             process.kill()
 
         machine.power_on()
+        if "dLegerSelfId" in wrong and not machine.disk.image(True):
+            self._misnamed.add(machine.name)
         process = self._start(machine, {**self.settings(machine.name), **wrong}, ended)
         self.mistakes.append(process)
+        return process
+
+    def undo(self, machine: Machine) -> None:
+        """End what an operator should not have started there. A store that was empty before has
+        another's name now, and is emptied again (docs/errors.md)."""
+        for process in list(machine.processes):
+            if process in self.mistakes:
+                process.kill()
+        if machine.name in self._misnamed and not machine.processes:
+            self._misnamed.discard(machine.name)
+            machine.wipe()
+
+    def start_stranger(self, machine: Machine, wrong: Mapping[str, str]) -> Process:
+        """Start a broker of another group there, beside its own, on a store of its own."""
+        own = {"storePathRootDir": programs.STRANGE_STORE, "namesrvAddr": programs.NO_NAMESRV}
+        process = self.start_wrong(machine, {**self.other_ports(machine), **own, **wrong})
+        self.strangers.add(process)
+        return process
 
     def other_ports(self, machine: Machine) -> dict[str, str]:
         """Return settings of a copied configuration: the same store and id, other ports."""
@@ -420,7 +502,6 @@ class ClusterWorld:
             "dLegerPeers": programs.peers_of(known),
             "raftJoin": str(joins).lower(),
             "dLegerSelfId": name,
-            "peerSecret": SECRET,
             "httpEnable": "false",
             "flushDiskType": "SYNC_FLUSH" if profile.durable else "ASYNC_FLUSH",
             "mappedFileSizeCommitLog": str(profile.segment_bytes),
@@ -432,6 +513,7 @@ class ClusterWorld:
             "diskSpaceWarningFreeBytes": "1",
             "cleanResourceInterval": "1000",
             "snapshotIntervalMs": "2000",
+            **({"peerSecret": SECRET} if profile.secret else {}),
             **SETTINGS,
         }
 

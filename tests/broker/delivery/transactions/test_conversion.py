@@ -69,12 +69,11 @@ def test_what_is_committed_is_the_message_that_was_sent():
     again = conversion.stored_again(a_half(), 12, 1)
     message = conversion.committed(stored({}, properties=again.properties))
     assert (message.topic, message.queue_id, message.body) == ("Orders", 3, b"order 7")
-    assert decode_properties(message.properties) == {
-        "PGROUP": "pg",
-        "UNIQ_KEY": "U1",
-        "TAGS": "a",
-        "KEYS": "k",
+    assert decode_properties(message.properties) == SENT | {
         "__transactionId__": "U1",
+        "REAL_TOPIC": "Orders",
+        "REAL_QID": "3",
+        "TRANSACTION_CHECK_TIMES": "1",
     }
     assert (message.sys_flag & 0xC, message.prepared_offset, message.flag) == (8, 4096, 9)
     assert message.born_ms == 50
@@ -96,6 +95,9 @@ def test_ops_of_either_version():
 
 
 def test_the_check_carries_the_message_as_its_producer_sent_it():
-    record = decode_record(conversion.check_body(a_half()))
+    again = conversion.stored_again(a_half(WAIT="true"), 12, 1)
+    record = decode_record(conversion.check_body(stored({}, properties=again.properties)))
     assert (record.topic, record.queue_id, record.body) == ("Orders", 3, b"order 7")
-    assert decode_properties(record.properties)["PGROUP"] == "pg"
+    properties = decode_properties(record.properties)
+    assert (properties["PGROUP"], properties["WAIT"]) == ("pg", "false")
+    assert not {"TRAN_PREPARED_QUEUE_OFFSET", "TRAN_FIRST_STORED_MS"} & set(properties)

@@ -1,0 +1,1 @@
+"""Our gRPC proxy beside Apache's, measured in turns on one machine: `python -m bench.proxies`."""

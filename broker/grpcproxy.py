@@ -1,0 +1,106 @@
+"""The gRPC endpoint of a small cluster: an `mqproxy` that this broker starts, watches and ends.
+
+RocketMQ 5's gRPC clients connect to its port (`grpcPort`). It is a process of its own, so that no
+frame of a gRPC client reaches the process that owns the log; one that ends is started again, ever
+more slowly. Its standard input is a pipe that this process holds open: when the broker is killed,
+the pipe ends, and with it the proxy.
+
+What decides who may come in, and how, is the broker's: accounts, TLS, address, the largest message.
+It is told by the environment, which only this user can read, since it has secrets. It has no HTTP
+API. Whoever wants to set more runs proxies of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from raftmq.broker.config import OPTIONS, BrokerConfig
+from raftmq.ops.options import VARIABLE_PREFIX
+
+log = logging.getLogger("raftmq.broker.grpcproxy")
+
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.5, 30.0
+STOP_S = 10.0  # its calls in progress may go on for 3 s
+# Keys that mean the same to a proxy.
+SHARED = (
+    *("namesrvAddr", "bindAddress", "maxMessageSize", "logFormat", "logLevel", "logPeerLinesPerS"),
+    *("aclEnable", "aclFile", "innerClientAuthenticationCredentials"),
+    *(key for key in OPTIONS if key.startswith("tls")),
+)
+
+
+def environment_of(config: BrokerConfig, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the proxy: `own`, this process's, with the proxy's settings in
+    place of the broker's."""
+    found = {name: value for name, value in own.items() if not name.startswith(VARIABLE_PREFIX)}
+    for key in SHARED:
+        value = getattr(config, OPTIONS[key].name)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        found[OPTIONS[key].variable] = text
+    found[f"{VARIABLE_PREFIX}GRPC_SERVER_PORT"] = str(config.grpc_port)
+    found[f"{VARIABLE_PREFIX}HTTP_ENABLE"] = "false"
+    return found
+
+
+@asynccontextmanager
+async def proxy_beside(config: BrokerConfig, own: Mapping[str, str]) -> AsyncIterator[None]:
+    """Keep a proxy running while the block runs, if the configuration asks for one. `own` is this
+    process's environment."""
+    if not config.grpc_port:
+        yield
+        return
+    keeping = asyncio.create_task(_keep(config.grpc_port, environment_of(config, own)))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+async def _keep(port: int, environment: dict[str, str]) -> None:
+    """Start a proxy, and another one when it has ended, until cancelled."""
+    loop = asyncio.get_running_loop()
+    backoff_s = BACKOFF_S_MIN
+    while True:
+        begun_s = loop.time()
+        try:
+            why = f"status {await _run(port, environment)}"
+        except OSError as error:  # no process, or no pipe, to be had
+            why = str(error)
+        if loop.time() - begun_s >= BACKOFF_S_MAX:
+            backoff_s = BACKOFF_S_MIN
+        log.error("grpc_proxy_ended port=%d reason=%s again_in_s=%s", port, why, backoff_s)
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
+
+
+async def _run(port: int, environment: dict[str, str]) -> int:
+    """Run one proxy to its end; return its exit status. Ended itself, it ends the proxy."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "raftmq.proxy.cli", "--while-stdin-is-open"),
+        stdin=PIPE,
+        stdout=DEVNULL,  # its events are on standard error, as the broker's
+        env=environment,
+        start_new_session=True,  # Ctrl-C is the broker's
+    )
+    log.info("grpc_proxy_started port=%d pid=%d", port, process.pid)
+    try:
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            await _end(process)
+
+
+async def _end(process: Process) -> None:
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,1 @@
+"""A broker's rates, durations and lag over hours or days, noted in a bounded ring on its disk."""

@@ -1,0 +1,181 @@
+"""Notes a broker's figures every `historyPeriodMs`, and answers what they were.
+
+Every replica notes them: what topics and groups have is replicated, so a history outlives its
+leader. The figures are gathered on the loop, from the first QUEUES_MAX queues, and of no more than
+SERIES_MAX topics and as many pairs of a group and a topic: those with most that is new. Files are
+read and written in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import orjson
+
+from raftmq.broker.context import Context
+from raftmq.broker.history.ring import Ring
+from raftmq.broker.history.samples import Sample, Span
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.tables.topics import SYSTEM_TOPICS
+
+T = TypeVar("T")
+log = logging.getLogger("raftmq.broker.history")
+
+QUEUES_MAX = 5_000  # looked at for one sample: two milliseconds of the loop
+SERIES_MAX = 200
+LATE_PERIODS = 3  # a sample that is older than so many periods says nothing of a time
+
+
+class History:
+    """The figures of one broker over time."""
+
+    def __init__(
+        self,
+        context: Context,
+        pool: Executor,
+        *,
+        in_count: Callable[[], int],
+        out_count: Callable[[], int],
+        append_counts: Callable[[], Sequence[int]],
+    ) -> None:
+        self._context = context
+        self._pool = pool
+        self._in_count = in_count
+        self._out_count = out_count
+        self._append_counts = append_counts
+        self._ring: Ring | None = None
+        self._before: dict[Any, int] = {}  # totals of the sample before
+        self._failed = ""
+
+    @property
+    def period_ms(self) -> int:
+        return self._context.config.history_period_ms
+
+    def chores(self) -> list[Chore]:
+        """Return the periodic work; none if no history is kept."""
+        return [Chore("history", self.period_ms, self.note)] if self.period_ms else []
+
+    async def note(self) -> None:
+        """Add a sample. A disk that does not take it is told once."""
+        sample = self.sample()
+        line = orjson.dumps(sample) + b"\n"
+        try:
+            await self._in_pool(lambda: self._opened().append(sample["t"], line))
+        except OSError as error:
+            if str(error) != self._failed:
+                log.warning("history_not_written error=%s", error)
+            self._failed = str(error)
+        else:
+            self._failed = ""
+
+    async def spans(self, since_ms: int, until_ms: int, count: int) -> list[Span]:
+        """Return two samples for each of `count` equal parts of a time: the last before it, and
+        the last in it. Raises OSError."""
+        return await self._in_pool(partial(self._read, since_ms, until_ms, count))
+
+    def close(self) -> None:
+        """Close the files; called in the pool, last."""
+        if self._ring is not None:
+            self._ring.close()
+
+    # ---- files: in the pool ---------------------------------------------------------------
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _opened(self) -> Ring:
+        if self._ring is None:
+            self._ring = Ring(self._context.disk, self._context.config.history_bytes_max)
+        return self._ring
+
+    def _read(self, since_ms: int, until_ms: int, count: int) -> list[Span]:
+        ring, late_ms = self._opened(), LATE_PERIODS * self.period_ms
+        edges = [since_ms + (until_ms - since_ms) * n // count for n in range(count + 1)]
+        decoded: dict[int, Sample] = {}
+
+        def at(edge_ms: int) -> Sample | None:
+            found = ring.latest(edge_ms)
+            if found is None or edge_ms - found[0] > late_ms:
+                return None
+            if found[0] not in decoded:
+                decoded[found[0]] = orjson.loads(found[1])
+            return decoded[found[0]]
+
+        samples = [at(edge) for edge in edges]
+        return [Span(*pair) for pair in pairwise(samples)]
+
+    # ---- a sample -------------------------------------------------------------------------
+
+    def sample(self) -> Sample:
+        """Gather the figures as they are now."""
+        context = self._context
+        topics, groups = self._topics(), self._groups()
+        told = {name: topics[name] for name in self._newest(topics)}
+        by_group: dict[str, dict[str, list[int]]] = {}
+        for group, topic in self._newest(groups):
+            by_group.setdefault(group, {})[topic] = groups[group, topic]
+        self._before = {key: one[0] for key, one in (*topics.items(), *groups.items())}
+        return {
+            "t": context.wall_ms(),
+            "boot": context.life.boot_ms,
+            "leads": context.roles.leading,
+            "in": self._in_count(),
+            "out": self._out_count(),
+            "log": context.store.commitlog.max_offset,
+            "append": list(self._append_counts()),
+            "topics": told,
+            "groups": by_group,
+        }
+
+    def _newest(self, totals: dict[Any, list[int]]) -> list[Any]:
+        """Return the names of those with most that is new since the sample before."""
+        if len(totals) <= SERIES_MAX:
+            return list(totals)
+        before = self._before
+        return heapq.nlargest(
+            SERIES_MAX, totals, key=lambda name: totals[name][0] - before.get(name, 0)
+        )
+
+    def _topics(self) -> dict[Any, list[int]]:
+        """Return of each topic how many messages were ever stored, and how many are there."""
+        queue_of = self._context.store.queues.queue
+        found: dict[Any, list[int]] = {}
+        room = QUEUES_MAX
+        for name, topic in self._context.state.topics.entries.items():
+            room -= topic.queue_count
+            if room < 0:
+                break
+            if name in SYSTEM_TOPICS:
+                continue
+            stored = there = 0
+            for queue_id in range(topic.queue_count):
+                queue = queue_of(name, queue_id)
+                if queue is not None:
+                    stored += queue.max_offset
+                    there += max(0, queue.max_offset - queue.min_offset)
+            found[name] = [stored, there]
+        return found
+
+    def _groups(self) -> dict[Any, list[int]]:
+        """Return of each group and topic how many messages are done with, and how many not."""
+        state, end_of = self._context.state, self._context.store.queues.end_of
+        found: dict[Any, list[int]] = {}
+        room = QUEUES_MAX
+        for (topic, group), queues in state.offsets.offsets.items():
+            room -= len(queues)
+            if room < 0:
+                break
+            done = lag = 0
+            for queue_id in queues:
+                position, in_flight = state.progress(topic, group, queue_id)
+                done += (position or 0) - in_flight
+                lag += in_flight + max(0, end_of(topic, queue_id) - (position or 0))
+            found[group, topic] = [done, lag]
+        return found

@@ -1,0 +1,95 @@
+"""Messages as the HTTP API shows them.
+
+Answers are bounded: LIST_BODY_BYTES_MAX of bodies; a body that does not fit is left out. Text is
+the UTF-8 body, decompressed if its producer compressed it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from raftmq.broker.operating.messagetext import text_of
+from raftmq.remoting.address import format_address
+from raftmq.store.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
+from raftmq.store.record import MessageRecord, decode_record, offset_message_id, walk_records
+from raftmq.web.resources.messages import MessageView
+
+LIST_BODY_BYTES_MAX = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record, and its size in the log."""
+
+    record: MessageRecord
+    size_bytes: int
+
+
+class Budget:
+    """The bytes of bodies that an answer still has room for; None: no limit."""
+
+    def __init__(self, size_bytes: int | None) -> None:
+        self._left = size_bytes
+
+    def take(self, size_bytes: int) -> bool:
+        if self._left is None:
+            return True
+        if size_bytes > self._left:
+            return False
+        self._left -= size_bytes
+        return True
+
+
+def views_of(records: Iterable[Found]) -> list[MessageView]:
+    budget = Budget(LIST_BODY_BYTES_MAX)
+    return [view_of(found, budget) for found in records]
+
+
+def view_of(found: Found, budget: Budget) -> MessageView:
+    record = found.record
+    properties = decode_properties(record.properties)
+    shown = budget.take(len(record.body))
+    return MessageView(
+        topic=record.topic,
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset,
+        commit_log_offset=record.physical_offset,
+        store_size=found.size_bytes,
+        offset_msg_id=record_id(record),
+        msg_id=properties.get(UNIQ_KEY),
+        tags=properties.get(TAGS),
+        keys=properties.get(KEYS),
+        born_timestamp=record.born_timestamp_ms,
+        born_host=format_address(*record.born_host),
+        store_timestamp=record.store_timestamp_ms,
+        store_host=format_address(*record.store_host),
+        reconsume_times=record.reconsume_times,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        properties=properties,
+        body_size=len(record.body),
+        body=base64.b64encode(record.body).decode() if shown else None,
+        text=text_of(record) if shown else None,
+    )
+
+
+def record_id(record: MessageRecord) -> str:
+    return offset_message_id(record.store_host, record.physical_offset)
+
+
+def records_of(buffers: Iterable[bytes]) -> list[Found]:
+    return [
+        Found(decode_record(buffer, at), size)
+        for buffer in buffers
+        for at, size in walk_records(buffer)
+    ]
+
+
+def keys_of(found: Found) -> list[str]:
+    return decode_properties(found.record.properties).get(KEYS, "").split()
+
+
+def time_of(found: Found) -> int:
+    return found.record.store_timestamp_ms

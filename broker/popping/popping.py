@@ -1,0 +1,95 @@
+"""Pop consumption of one broker: its parts, joined in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from raftmq.broker.clients import ClientTable
+from raftmq.broker.consuming.commits import CommitService
+from raftmq.broker.consuming.groupcreation import GroupCreation
+from raftmq.broker.context import Context
+from raftmq.broker.housekeeping import Chore
+from raftmq.broker.popping.acks import Acks
+from raftmq.broker.popping.assignment import Assignments, TopicQueues
+from raftmq.broker.popping.gate import Gate
+from raftmq.broker.popping.live import LiveQueues
+from raftmq.broker.popping.pops import Pops
+from raftmq.broker.popping.revive import Deadlines, Reviver
+from raftmq.broker.popping.steps import StepLog
+from raftmq.broker.popping.told import Told
+from raftmq.broker.sending.send import SendPath
+from raftmq.broker.service import Service, at_each_leadership
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+
+
+class Popping:
+    """Everything that a broker does for consumers that pop."""
+
+    def __init__(
+        self,
+        context: Context,
+        clients: ClientTable,
+        groups: GroupCreation,
+        commits: CommitService,
+        sends: SendPath,
+        asks: RemotingClient,
+        refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
+    ) -> None:
+        """`asks` sends to name servers; `refusal` makes the answer for an error."""
+        self._context = context
+        gate = Gate(context, commits.has_room)
+        live = LiveQueues()
+        steps = StepLog(context.log.propose_then, context.contained, lambda: live.leadership)
+        deadlines = Deadlines(context)
+        table = context.state.pops
+        told = Told(asyncio.get_running_loop().time, lambda *one: table.batch(*one) is not None)
+        self.closed = told.closed
+        self.pops = Pops(context, gate, groups, live, steps, deadlines, told, refusal)
+        waiting = self.pops.waiting
+
+        def is_present(group: str, client: str) -> bool:
+            found = clients.consumers.get(group)
+            return found is not None and client in found.members
+
+        self.reviver = Reviver(
+            context,
+            sends,
+            steps,
+            live,
+            deadlines,
+            told,
+            is_present=is_present,
+            opened=waiting.opened,
+        )
+        self.acks = Acks(
+            context, gate, live, steps, deadlines, opened=waiting.opened, refusal=refusal
+        )
+        self.assignments = Assignments(context, gate, steps, clients, TopicQueues(context, asks))
+        self.arrived = waiting.arrived
+
+    def services(self) -> list[Service]:
+        code, clock_ms, waiting = RequestCode, self._context.clock_ms, self.pops.waiting
+        requests = Service(
+            handlers={
+                int(code.POP_MESSAGE): self.pops.handle,
+                int(code.PEEK_MESSAGE): self.pops.peek,
+                int(code.NOTIFICATION): self.pops.notify,
+                int(code.POLLING_INFO): self.pops.polling_info,
+                int(code.ACK_MESSAGE): self.acks.ack,
+                int(code.BATCH_ACK_MESSAGE): self.acks.batch_ack,
+                int(code.CHANGE_MESSAGE_INVISIBLETIME): self.acks.change,
+            },
+            chores=[
+                Chore(
+                    "waiting_pops",
+                    0,
+                    lambda: waiting.expire(clock_ms()),
+                    lambda: waiting.rest_ms(clock_ms()),
+                )
+            ],
+            role_changed=at_each_leadership(waiting.end_all),
+        )
+        return [requests, self.reviver.service(), self.assignments.service()]

@@ -1,0 +1,123 @@
+"""The changes of the table of popped messages on their way into the log, many to a frame.
+
+Every handler decides its change from the applied table and from what is under way here (`live`),
+hands it over with `add`, and answers its client when `done` is called: the change is committed and
+applied then, or an error says why not. What arrives while a command is in flight is gathered for
+the next one: more at a time would make more and smaller frames, which cost followers most.
+
+What was decided on top of something that is under way must not come into the log without it. So
+what is still gathered when its leadership has ended is refused. And a command of unknown outcome is
+not over, as long as the leadership goes on: an empty one is put behind it, and once that is applied
+so is what was before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from raftmq.broker.containment import Contained
+from raftmq.broker.errors import busy, not_leader
+from raftmq.broker.sending.outcome import is_unknown
+from raftmq.broker.service import next_turn
+from raftmq.broker.tables.pops import Step, pop_command
+
+STEPS_PER_COMMAND_MAX = 5_000  # about 500 KiB
+GATHERED_MAX = 20_000
+PAUSE_S = 0.1
+
+Done = Callable[[Exception | None], None]
+
+
+def _after_a_pause(act: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(PAUSE_S, act)
+
+
+class _Change(NamedTuple):
+    """Steps that belong together, decided in one leadership."""
+
+    leadership: int
+    steps: Sequence[Step]
+    done: Done
+
+
+class StepLog:
+    """Gathers and proposes steps; one per broker."""
+
+    def __init__(
+        self,
+        propose_then: Callable[[bytes, Done], None],
+        contained: Contained,
+        leadership: Callable[[], int],
+        soon: Callable[[Callable[[], None]], object] = next_turn,
+        later: Callable[[Callable[[], None]], object] = _after_a_pause,
+    ) -> None:
+        """`propose_then(command, done)` proposes a command and calls `done` with the outcome;
+        `leadership()`: the number of the present one (LiveQueues)."""
+        self._propose_then = propose_then
+        self._contained = contained
+        self._leadership = leadership
+        self._soon = soon
+        self._later = later
+        self._gathered: list[_Change] = []
+        self._in_flight = False
+        self._called = False
+
+    def add(self, steps: Sequence[Step], done: Done) -> None:
+        """Propose steps with the next command. Raises Refused at the limit: `done` is not called
+        then, and nothing changes."""
+        if len(self._gathered) >= GATHERED_MAX:
+            raise busy("too many changes of popped messages wait")
+        self._gathered.append(_Change(self._leadership(), steps, done))
+        if not self._called and not self._in_flight:
+            self._called = True
+            self._soon(self._flush)
+
+    def _flush(self) -> None:
+        self._called = False
+        self._refuse_stale()
+        if self._in_flight or not self._gathered:
+            return
+        count = steps = 0
+        for one in self._gathered:
+            steps += len(one.steps)
+            if count and steps > STEPS_PER_COMMAND_MAX:
+                break
+            count += 1
+        batch, self._gathered = self._gathered[:count], self._gathered[count:]
+        self._in_flight = True
+        self._propose(batch)
+
+    def _refuse_stale(self) -> None:
+        leadership = self._leadership()
+        stale = [one for one in self._gathered if one.leadership != leadership]
+        if stale:
+            self._gathered = [one for one in self._gathered if one.leadership == leadership]
+            self._tell(stale, not_leader())
+
+    def _tell(self, batch: list[_Change], error: Exception | None) -> None:
+        for one in batch:
+            self._contained.run("pop_told", partial(one.done, error))
+
+    def _propose(self, batch: list[_Change]) -> None:
+        leadership = batch[0].leadership
+
+        def ended(error: Exception | None) -> None:
+            if error is not None and is_unknown(error) and leadership == self._leadership():
+                self._propose_then(pop_command(()), partial(settled, error))
+                return
+            self._in_flight = False
+            self._tell(batch, error)
+            self._flush()
+
+        def settled(unknown: Exception, error: Exception | None) -> None:
+            if error is None and leadership == self._leadership():
+                ended(None)
+            elif error is None or is_unknown(error):
+                ended(unknown)
+            else:  # it is not in the log: again, but not at once
+                self._later(partial(ended, unknown))
+
+        self._propose_then(pop_command([step for one in batch for step in one.steps]), ended)

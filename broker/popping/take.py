@@ -1,0 +1,329 @@
+"""Decides which messages a pop gets: reads the log and this leader's tables, changes nothing.
+
+A pop looks at its queues one after the other, and in every fifth case at the retries first, as
+Apache's broker does. In each queue it begins where the group's last pop ended. It ends at the
+number of messages asked for, at the bytes of one answer, or when all queues were looked at.
+
+In order, a queue whose last messages are not all acknowledged is closed until their time is over;
+then they come again. The same receive attempt repeated (`attempt_id`) gets the same messages.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from raftmq.broker.consuming.filteredreads import FilteredReads
+from raftmq.broker.consuming.filters import Filter
+from raftmq.broker.context import Context
+from raftmq.broker.popping.live import LiveQueues
+from raftmq.broker.tables.pops import BatchKey, Place, PopQueue, Step
+from raftmq.remoting.names import RETRY_PREFIX, pop_retry_topic
+from raftmq.remoting.popheaders import INIT_MAX, PopHeader
+from raftmq.store.selection import GetStatus
+
+if TYPE_CHECKING:
+    from raftmq.store.messagereads import GetResult
+
+RETRIES_FIRST = 5  # one of so many pops looks at the retries first (popFromRetryProbability 20)
+_SIZE = struct.Struct(">i")
+_QUEUE_OFFSET = struct.Struct(">q")
+_OFFSET_AT = 20  # in a record
+ALL = Filter()
+# The queue has nothing at this offset any more, or not yet: it goes on elsewhere.
+MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY)
+SKIPPED = (
+    GetStatus.NO_MATCHED_MESSAGE,
+    GetStatus.MESSAGE_WAS_REMOVING,
+    GetStatus.OFFSET_FOUND_NULL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pop:
+    """A pop that passed the checks. `wanted` is its filter."""
+
+    header: PopHeader
+    wanted: Filter
+
+
+class Taken(NamedTuple):
+    """The part of a pop that one queue gives: its cursor goes from `before` to `after`. `start` is
+    where it began to read; `mark`: the reset that it obeys; `commit`: the group's offset then;
+    `gone`: offsets that were to come again, in order, and that retention deleted."""
+
+    place: Place
+    before: int
+    after: int
+    start: int
+    offsets: Sequence[int]
+    buffers: list[bytes]
+    size_bytes: int
+    mark: int | None
+    commit: int
+    gone: Sequence[int] = ()
+
+    def steps(self, pop_ms: int, header: PopHeader) -> list[Step]:
+        offsets = self.offsets
+        told = len(offsets) if isinstance(offsets, range) else list(offsets)
+        who = (header.renewed_by, header.attempt_id, header.order)
+        head = ("take", *self.place, self.before)
+        steps: list[Step] = []
+        if self.gone:  # a batch of its own, which ends at once
+            gone, everything = list(self.gone), (1 << len(self.gone)) - 1
+            steps += [
+                (*head, self.before, gone[0], pop_ms, pop_ms, gone, *who),
+                ("revived", *self.place, gone[0], pop_ms, everything),
+            ]
+        return [
+            *steps,
+            (*head, self.after, self.start, pop_ms, pop_ms + header.invisible_ms, told, *who),
+            ("offset", *self.place, self.commit, self.mark),
+        ]
+
+    def key(self, pop_ms: int) -> BatchKey:
+        return self.start, pop_ms
+
+
+class Attempt:
+    """One pop as far as it has come."""
+
+    def __init__(self, count: int, size_bytes: int) -> None:
+        self.taken: list[Taken] = []
+        self.count = count  # messages that it still wants
+        self.size_bytes = size_bytes  # and bytes
+        self.rest = 0  # messages behind, in the queues looked at
+
+    @property
+    def found(self) -> bool:
+        return any(taken.offsets for taken in self.taken)
+
+    def add(self, taken: Taken) -> None:
+        self.taken.append(taken)
+        self.count -= len(taken.offsets)
+        self.size_bytes -= taken.size_bytes
+
+
+class Taker:
+    """Decides pops; one per broker."""
+
+    def __init__(self, context: Context, live: LiveQueues) -> None:
+        self._config = context.config
+        self._state = context.state
+        self._table = context.state.pops
+        self._store = context.store
+        self._reads = context.store.reads
+        self._filtered = FilteredReads(context.store)
+        self._wall_ms = context.wall_ms
+        self._live = live
+        self._turn = 0
+
+    def attempt(self, pop: Pop) -> Attempt:
+        """Return what the pop gets now. Raises StoreError, OSError."""
+        header, config = pop.header, self._config
+        count_max = min(header.count_max, config.max_transfer_count_on_message_in_memory)
+        attempt = Attempt(count_max, config.max_transfer_bytes_on_message_in_memory)
+        for topic, queue_id, wanted in self._sources(pop):
+            place = (topic, header.consumer_group, queue_id)
+            if attempt.count <= 0 or attempt.size_bytes <= 0:
+                break
+            taken = self._take(place, header, wanted, attempt)
+            if taken is not None:
+                attempt.add(taken)
+        return attempt
+
+    def pop_ms(self, attempt: Attempt) -> int:
+        """Return the time of the pop: now, or later than all pops before of the same messages."""
+        pop_ms = self._wall_ms()
+        for taken in attempt.taken:
+            queue = self._table.get(taken.place)
+            first = taken.gone[0] if taken.gone else taken.start
+            if queue is not None and first < queue.popped_to:
+                pop_ms = max(pop_ms, queue.popped_ms + 1)
+        return pop_ms
+
+    def rest_of(self, place: Place, init_mode: int) -> int:
+        """Return how many messages of a queue were not popped yet."""
+        return max(0, self._max_offset(place) - self._cursor(place, init_mode)[0])
+
+    def sources(self, header: PopHeader) -> Iterator[tuple[str, int]]:
+        """Yield the queues that a pop looks at, in the order of this turn."""
+        return ((topic, queue_id) for topic, queue_id, _ in self._sources(Pop(header, ALL)))
+
+    def _sources(self, pop: Pop) -> Iterator[tuple[str, int, Filter]]:
+        header = pop.header
+        self._turn += 1
+        retries: list[tuple[str, int, Filter]] = []
+        if not header.order:  # in order, messages come again from the queue itself
+            name = pop_retry_topic(header.topic, header.consumer_group)
+            topic = self._state.topics.get(name) if name != header.topic else None
+            count = 0 if topic is None else topic.read_queue_count
+            retries = [(name, queue_id, ALL) for queue_id in range(count)]
+        first = self._turn % RETRIES_FIRST == 0
+        if first:
+            yield from retries
+        if header.queue_id >= 0:
+            yield header.topic, header.queue_id, pop.wanted
+        else:
+            found = self._state.topics.get(header.topic)
+            count = 0 if found is None else found.read_queue_count
+            for n in range(count):
+                yield header.topic, (self._turn + n) % count, pop.wanted
+        if not first:
+            yield from retries
+
+    # ---- one queue ------------------------------------------------------------------------
+
+    def _take(
+        self, place: Place, header: PopHeader, wanted: Filter, attempt: Attempt
+    ) -> Taken | None:
+        queue = self._table.get(place)
+        if header.order:
+            return self._take_in_order(place, queue, header, wanted, attempt)
+        if queue is not None and queue.in_flight >= self._config.pop_inflight_message_threshold:
+            return None
+        cursor, before, mark = self._cursor(place, header.init_mode)
+        maximum = self._max_offset(place)
+        if cursor == maximum and cursor == before:
+            return None
+        found = self._read(place, cursor, attempt.count, attempt.size_bytes, wanted)
+        if found.status in MOVED:
+            cursor = found.next_offset
+            found = self._read(place, cursor, attempt.count, attempt.size_bytes, wanted)
+        offsets, after = _offsets(found, cursor)
+        attempt.rest += max(0, maximum - after)
+        if after == before:
+            return None
+        buffers = found.buffers if offsets else []
+        size = found.size_bytes if offsets else 0
+        return Taken(place, before, after, cursor, offsets, buffers, size, mark, after)
+
+    def _take_in_order(
+        self,
+        place: Place,
+        queue: PopQueue | None,
+        header: PopHeader,
+        wanted: Filter,
+        attempt: Attempt,
+    ) -> Taken | None:
+        if self._live.next_of(place) is not None:
+            return None
+        again, repeated = self._again(queue, header.attempt_id)
+        if again is None:
+            return None
+        offsets: list[int] = []
+        gone: list[int] = []
+        buffers: list[bytes] = []
+        size, all_again = 0, True
+        for offset in again:
+            if len(offsets) >= attempt.count or size >= attempt.size_bytes:
+                all_again = False
+                break
+            one = self._read(place, offset, 1, attempt.size_bytes, ALL)
+            if one.message_count and one.next_offset == offset + 1:
+                offsets.append(offset)
+                buffers += one.buffers
+                size += one.size_bytes
+            elif offset < one.min_offset:
+                gone.append(offset)
+        cursor, before, mark = self._cursor(place, header.init_mode)
+        after = cursor
+        if all_again and not repeated and len(offsets) < attempt.count:
+            left = attempt.size_bytes - size
+            fresh = self._read(place, cursor, attempt.count - len(offsets), max(1, left), wanted)
+            if fresh.status in MOVED:
+                cursor = fresh.next_offset
+                fresh = self._read(
+                    place, cursor, attempt.count - len(offsets), max(1, left), wanted
+                )
+            more, after = _offsets(fresh, cursor)
+            if more and (not offsets or size + fresh.size_bytes <= attempt.size_bytes):
+                offsets += more
+                buffers += fresh.buffers
+                size += fresh.size_bytes
+            elif more:
+                after = cursor
+        if not offsets and not gone and after == before:
+            return None
+        start = offsets[0] if offsets else cursor
+        commit = offsets[0] if offsets else after
+        return Taken(place, before, after, start, offsets, buffers, size, mark, commit, gone)
+
+    def _again(self, queue: PopQueue | None, attempt_id: str) -> tuple[list[int] | None, bool]:
+        """Return what comes again in order, None while the queue is closed; and whether the same
+        attempt is repeated."""
+        if queue is None:
+            return [], False
+        batch = queue.order_batch
+        left = [offset for offset, _ in queue.left]
+        if batch is None:
+            return left, False
+        repeated = bool(attempt_id) and batch.attempt == attempt_id
+        if not repeated and self._wall_ms() < batch.ends_ms:
+            return None, False
+        again = batch.pending_offsets
+        return (again if repeated else sorted([*again, *left])), repeated
+
+    def _cursor(self, place: Place, init_mode: int) -> tuple[int, int, int | None]:
+        """Return where the next pop of the queue begins, what the table will have as its cursor
+        then, and the mark of a reset that the group has not obeyed yet."""
+        following = self._live.next_of(place)
+        topic, group, queue_id = place
+        offsets = self._state.offsets
+        mark = offsets.reset_of(topic, group, queue_id)
+        if following is not None:
+            return following, following, mark
+        known = offsets.get(topic, group, queue_id)
+        queue = self._table.get(place)
+        if queue is None:
+            begin = self._initial(place, init_mode) if known is None else known
+            return begin, begin, mark
+        # Its consumers may have pulled meanwhile. In order, the group's offset is behind.
+        return max(queue.next, known or 0), queue.next, mark
+
+    def _initial(self, place: Place, init_mode: int) -> int:
+        """Return where a new group begins, by Apache's rule: with INIT_MAX at the last message, but
+        at the first of a queue of which nothing was deleted and all is in memory."""
+        found = self._store.queues.queue(place[0], place[2])
+        if found is None:
+            return 0
+        if init_mode != INIT_MAX or place[0].startswith(RETRY_PREFIX):
+            return found.min_offset
+        if found.min_offset <= 0 and self._is_hot(place):
+            return 0
+        return max(found.max_offset - 1, 0)
+
+    def _is_hot(self, place: Place) -> bool:
+        found = self._reads.get_messages(place[0], place[2], 0, 1, 1)
+        return not found.cold
+
+    def _max_offset(self, place: Place) -> int:
+        found = self._store.queues.queue(place[0], place[2])
+        return 0 if found is None else found.max_offset
+
+    def _read(
+        self, place: Place, offset: int, count_max: int, bytes_max: int, wanted: Filter
+    ) -> GetResult:
+        topic, _, queue_id = place
+        if wanted.matcher is not None:
+            return self._filtered.get_messages(
+                topic, queue_id, offset, count_max, bytes_max, wanted.matcher
+            )
+        return self._reads.get_messages(topic, queue_id, offset, count_max, bytes_max, wanted.codes)
+
+
+def _offsets(found: GetResult, start: int) -> tuple[Sequence[int], int]:
+    """Return the offsets of the messages read, and where the queue goes on."""
+    if found.status is not GetStatus.FOUND:
+        return (), found.next_offset if found.status in SKIPPED else start
+    if found.next_offset - start == found.message_count:
+        return range(start, found.next_offset), found.next_offset
+    offsets: list[int] = []
+    for data in found.buffers:
+        at = 0
+        while at < len(data):
+            offsets.append(_QUEUE_OFFSET.unpack_from(data, at + _OFFSET_AT)[0])
+            at += _SIZE.unpack_from(data, at)[0]
+    return offsets, found.next_offset

@@ -1,0 +1,82 @@
+"""Whether the experiment took place: sends were made, and faults struck. Pure.
+
+A run that made too few of its sends, or none of its faults, tells nothing about the cluster,
+whatever the other checks say: it is INVALID, which is neither pass nor fail. Sends that the load
+never made, because its backlog was full, are expected while a fault keeps the cluster from
+answering; in calm they mean that the machine could not carry the load.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from raftmq.chaos.checks.verdict import Check, Verdict
+from raftmq.chaos.history.events import Fault, History, Outcome, Send
+from raftmq.chaos.history.later import all_sends
+
+TOOK_PLACE = "the experiment took place"
+PLANNED = "planned"  # key of a history's meta line: how many faults were planned
+UNMADE_SHARE_MAX = 0.5  # of all sends
+UNMADE_CALM_SHARE_MAX = 0.1  # of those that were due while no fault was in effect
+CALM_SENDS_MIN = 100  # fewer say nothing of a share
+GRACE_NS = 5_000_000_000  # after a fault is healed: elections, and the backlog that it left
+
+
+def took_place(history: History) -> Check:
+    """Judge a history. Those from before `planned` was written are not asked about faults."""
+    sends = all_sends(history)
+    faults = [fault for fault in history.faults if fault.kind != "start"]
+    planned = history.meta.get(PLANNED)
+    made = [send for send in sends if not send.shed]
+    detail = f"{len(made):,} of {len(sends):,} sends made, {len(faults):,} faults"
+    if isinstance(planned, int):
+        detail += f" of {planned:,} planned"
+    wrong = [
+        *_unmade(sends, faults),
+        *(["no send was acknowledged"] if made and not _acknowledged(made) else []),
+        *(["no fault struck"] if planned and not faults else []),
+    ]
+    if wrong:
+        return Check(TOOK_PLACE, Verdict.INVALID, len(wrong), detail, tuple(wrong))
+    return Check(TOOK_PLACE, Verdict.PASS, 0, detail)
+
+
+def _acknowledged(sends: Sequence[Send]) -> bool:
+    return any(send.outcome is Outcome.OK for send in sends)
+
+
+def _unmade(sends: Sequence[Send], faults: Sequence[Fault]) -> list[str]:
+    """Return in words what was not made and should have been."""
+    found = []
+    unmade = sum(send.shed for send in sends)
+    if unmade > UNMADE_SHARE_MAX * len(sends):
+        found.append(
+            f"{unmade / len(sends):.0%} of the sends were never made: the backlog was full"
+        )
+    calm = _due_in_calm(sends, faults)
+    unmade = sum(send.shed for send in calm)
+    if len(calm) >= CALM_SENDS_MIN and unmade > UNMADE_CALM_SHARE_MAX * len(calm):
+        found.append(
+            f"{unmade / len(calm):.0%} of the sends that were due while no fault was in effect were"
+            " never made: this machine cannot carry the load; lower --rate"
+        )
+    return found
+
+
+def _due_in_calm(sends: Sequence[Send], faults: Sequence[Fault]) -> list[Send]:
+    """Return the sends that were due outside of all faults and GRACE_NS after each."""
+    spans: list[tuple[int, int]] = []
+    for fault in sorted(faults, key=lambda fault: fault.invoked_ns):
+        end_ns = (fault.healed_ns or fault.done_ns) + GRACE_NS
+        if spans and fault.invoked_ns <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], end_ns))
+        else:
+            spans.append((fault.invoked_ns, end_ns))
+    begins = [begin for begin, _ in spans]
+
+    def calm(send: Send) -> bool:
+        number = bisect_right(begins, send.due_ns) - 1
+        return number < 0 or send.due_ns > spans[number][1]
+
+    return [send for send in sends if calm(send)]

@@ -1,0 +1,160 @@
+"""Checks of popped messages: each is done with once it is acknowledged, and comes again until then.
+
+These are violations:
+- lost: an acknowledged message that no consumer acknowledged and that is no dead letter, although
+  the topic was drained completely afterwards. (An acknowledgement of unknown outcome may count.)
+- came again: a pop that began after the message's acknowledgement was answered brought it.
+- early: a pop brought a message that another had, and whose time was not over: a message is
+  invisible at least from the begin of its pop to that plus the invisible time, or as long as a
+  changed time says. Only the harness's clock is used.
+
+A message whose send took several attempts may be there several times, and each copy is popped by
+itself: for such a message only a loss is judged.
+
+Pure. Memory: 0.4 KB a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from raftmq.chaos.checks.verdict import Check, Handlers, Offenders, Verdict, judge, judge_lost
+from raftmq.chaos.history.events import Drain, HistoryError, Kind, Outcome
+from raftmq.chaos.history.later import Delivery, Ended, Popped, Post
+
+WORK = "pop"
+NS_PER_MS = 1_000_000
+ACK, CHANGE = "ack", "change"
+
+
+@dataclass(slots=True)
+class Message:
+    """One message as the history shows it so far."""
+
+    topic: str
+    outcome: Outcome = Outcome.OPEN
+    acked_ns: int = 0  # when its send was acknowledged
+    hidden_until_ns: int = 0  # it must not come before
+    done_ns: int | None = None  # when its consumer's acknowledgement was answered
+    maybe_done: bool = False
+    dead: bool = False
+    pops: int = 0
+    attempts: int = 0  # of its send; 0: not known
+    again: list[str] = field(default_factory=list)  # what is wrong, in words
+    early: list[str] = field(default_factory=list)
+
+
+class PopBook:
+    """The state that all checks of popped messages share; a suite feeds it once."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Message] = {}
+        self.strange = Offenders()
+        self.drains: dict[str, int] = {}
+        self.pops = 0
+        self.acks = 0
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.found) or self.pops > 0
+
+    def handlers(self) -> Handlers:
+        return {
+            Kind.POSTED: self.posted,
+            Kind.POPPED: self.popped,
+            Kind.POP_ENDED: self.ended,
+            Kind.DELIVERED: self.delivered,
+            Kind.DRAINED: self.drained,
+        }
+
+    def posted(self, post: Post) -> None:
+        if post.work != WORK:
+            return
+        if post.outcome is Outcome.OPEN:
+            self.found[post.id] = Message(post.topic)
+            return
+        message = self.found[post.id]
+        message.outcome, message.attempts = post.outcome, post.attempts
+        if post.outcome is Outcome.OK:
+            message.acked_ns = post.t_ns
+
+    def popped(self, pop: Popped) -> None:
+        self.pops += 1
+        message = self.found.get(pop.id)
+        if message is None or message.outcome is Outcome.FAIL:
+            why = "nobody sent it" if message is None else "its send had failed for certain"
+            self.strange.add(f"{pop.id} popped by {pop.process}: {why}")
+            return
+        message.pops += 1
+        where = f"{pop.id} popped by {pop.process} (time {pop.times})"
+        if message.done_ns is not None and pop.began_ns > message.done_ns:
+            message.again.append(f"{where} after its acknowledgement was answered")
+        elif pop.t_ns < message.hidden_until_ns:
+            early_ms = (message.hidden_until_ns - pop.t_ns) / NS_PER_MS
+            message.early.append(f"{where} {early_ms:.0f} ms before its time")
+        message.hidden_until_ns = pop.began_ns + pop.invisible_ms * NS_PER_MS
+
+    def ended(self, end: Ended) -> None:
+        message = self.found.get(end.id)
+        if message is None:
+            raise HistoryError(f"{end.id} was popped and never sent")
+        if end.what == CHANGE:
+            until_ns = end.t_ns + end.invisible_ms * NS_PER_MS
+            if end.outcome is Outcome.OPEN:  # from now on it may count
+                message.hidden_until_ns = min(message.hidden_until_ns, until_ns)
+        elif end.outcome is Outcome.OK:
+            self.acks += 1
+            message.done_ns = message.done_ns or end.t_ns
+        elif end.outcome in (Outcome.OPEN, Outcome.UNKNOWN):
+            message.maybe_done = True
+        elif message.done_ns is None:
+            message.maybe_done = False
+
+    def delivered(self, found: Delivery) -> None:
+        if found.work == WORK and found.id in self.found:
+            self.found[found.id].dead = True
+
+    def drained(self, drain: Drain) -> None:
+        if drain.complete:
+            self.drains[drain.topic] = drain.t_ns
+
+
+def pops_lost(book: PopBook, name: str) -> Check:
+    """Find messages that nobody is done with."""
+    missing = list(_missing(book))
+    lost = [words for words, known_ns, drained_ns in missing if known_ns <= drained_ns]
+    acked = sum(message.outcome is Outcome.OK for message in book.found.values())
+    dead = sum(message.dead for message in book.found.values())
+    detail = f"{acked} sent, {book.acks} acknowledged, {dead} dead letters"
+    return judge_lost(name, lost, len(missing), acked, detail)
+
+
+def _missing(book: PopBook) -> Iterator[tuple[str, int, int]]:
+    """Yield for each missing message: a description, since when it is due, and when its topic was
+    drained (both in ns)."""
+    for name, message in book.found.items():
+        done = message.done_ns is not None or message.maybe_done or message.dead
+        if message.outcome is Outcome.OK and not done:
+            words = f"{name}: popped {message.pops} times, neither acknowledged nor a dead letter"
+            yield words, message.acked_ns, book.drains.get(message.topic, -1)
+
+
+def pops_again(book: PopBook, name: str) -> Check:
+    """Find messages that came again although they were acknowledged."""
+    wrong = (words for message in _alone(book) for words in message.again)
+    return judge(name, wrong, f"{book.pops} messages popped", book.pops)
+
+
+def pops_early(book: PopBook, name: str) -> Check:
+    """Find messages that two consumers had at the same time, and those that nobody sent."""
+    wrong = (words for message in _alone(book) for words in message.early)
+    strange = book.strange.check(name, "", book.pops)
+    if strange.verdict is Verdict.FAIL:
+        return strange
+    return judge(name, wrong, f"{book.pops} messages popped", book.pops)
+
+
+def _alone(book: PopBook) -> Iterator[Message]:
+    """Yield the messages of which there is certainly one copy."""
+    return (message for message in book.found.values() if message.attempts == 1)

@@ -1,0 +1,336 @@
+"""The simple consumer: receives messages one lot at a time and acknowledges each by itself.
+
+    async with SimpleConsumer("billing", "127.0.0.1:9876") as consumer:
+        await consumer.subscribe("orders")
+        for message in await consumer.receive(invisible_ms=30_000):
+            ...
+            await consumer.ack([message])
+
+The broker shares the messages of a topic out among the group's consumers (pop): there are no queues
+to be assigned, so a slow message keeps no other one back, and consumers may come and go at any
+time. A message that was received is invisible for the others until its time is over. What is not
+acknowledged by then comes again, with a higher `reconsume_times`, and in the end is a dead letter.
+Works with brokers of ours and with Apache's from 5.0 on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from raftmq.client.decode import decode_messages
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.client.lifecycle import entered, left
+from raftmq.client.message import MessageExt, MessageModel
+from raftmq.client.offsets import ConsumeFrom
+from raftmq.client.retry import CONTROL
+from raftmq.client.subscription import ALL, Subscription, consumer_heartbeat, subscribe, tag_of
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.names import pop_retry_topic
+from raftmq.remoting.popheaders import (
+    COUNT_MAX,
+    FIRST_POP_TIME,
+    INIT_MAX,
+    INIT_MIN,
+    POP_CK,
+    AckHeader,
+    BatchAck,
+    ChangeHeader,
+    ChangeResponseHeader,
+    Handle,
+    PopHeader,
+    PopResponseHeader,
+    by_queue,
+    kind_of,
+)
+from raftmq.store.record import RecordError
+
+INVISIBLE_MS = 60_000
+AWAIT_MS = 20_000
+SLICE_MS = 1_000  # so long one broker of several is waited at, before the next is asked
+ANSWER_GRACE_MS = 3_000
+NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
+Target = tuple[str, str]  # topic, broker group
+
+
+class SimpleConsumer:
+    """A simple consumer, on one event loop. Methods raise ClientError; several may run at a
+    time."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        consume_from: ConsumeFrom = ConsumeFrom.LAST_OFFSET,
+        instance_config: InstanceConfig | None = None,
+    ) -> None:
+        """`consume_from`: where a new group begins; FIRST_OFFSET or LAST_OFFSET."""
+        self.group = group
+        self._instance = ClientInstance(namesrv, instance_config)
+        self._begin = consume_from
+        self._subscriptions: dict[str, Subscription] = {}
+        self._turn = 0
+
+    __aenter__, __aexit__ = entered, left
+
+    @property
+    def client_id(self) -> str:
+        """Return the id by which brokers know this consumer."""
+        return self._instance.client_id
+
+    async def start(self) -> None:
+        """Start, without waiting for any server. Raises TlsError."""
+        await self._instance.start(self._heartbeat)
+
+    async def stop(self) -> None:
+        """Unregister at the brokers and close every connection. What was received and not
+        acknowledged comes again when its time is over."""
+        await self._instance.leave(None, self.group)
+
+    async def subscribe(
+        self, topic: str, expression: str = ALL, expression_type: str = "TAG"
+    ) -> None:
+        """Receive from a topic what an expression selects (tags `a || b`, or SQL92)."""
+        version = int(time.time() * 1000)
+        self._subscriptions[topic] = subscribe(topic, expression, version, expression_type)
+        await self._instance.directory.route(topic)
+        await self._instance.heartbeat_all()
+
+    def unsubscribe(self, topic: str) -> None:
+        self._subscriptions.pop(topic, None)
+
+    # ---- receiving ------------------------------------------------------------------------
+
+    async def receive(
+        self,
+        count_max: int = COUNT_MAX,
+        *,
+        invisible_ms: int = INVISIBLE_MS,
+        await_ms: int = AWAIT_MS,
+    ) -> list[MessageExt]:
+        """Return up to `count_max` messages (32 at most) of one topic, as soon as there are any;
+        [] if there are none within `await_ms`. They are invisible for `invisible_ms`."""
+        if not self._subscriptions:
+            raise ClientError(-1, "subscribe to a topic first")
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + await_ms / 1000
+        while True:
+            targets = await self._targets()
+            for target in targets if len(targets) > 1 else ():
+                found = await self._pop(target, count_max, invisible_ms, 0)
+                if found:
+                    return found
+            left_ms = int(1000 * (deadline_s - loop.time()))
+            if targets and left_ms > 0:
+                wait_ms = left_ms if len(targets) == 1 else min(left_ms, SLICE_MS)
+                found = await self._pop(targets[0], count_max, invisible_ms, wait_ms)
+                if found:
+                    return found
+            elif left_ms <= 0:
+                return []
+            else:
+                await asyncio.sleep(min(left_ms, SLICE_MS) / 1000)  # no route yet
+
+    async def _targets(self) -> list[Target]:
+        """Return the broker groups of all topics, each time beginning with another one."""
+        found: list[Target] = []
+        for topic in sorted(self._subscriptions):
+            route = await self._instance.directory.route(topic)
+            names = {queue.broker_name for queue in route.read_queues(topic)}
+            found += [(topic, name) for name in sorted(names)]
+        self._turn += 1
+        at = self._turn % len(found) if found else 0
+        return found[at:] + found[:at]
+
+    async def _pop(
+        self, target: Target, count_max: int, invisible_ms: int, wait_ms: int
+    ) -> list[MessageExt]:
+        topic, broker = target
+        subscription = self._subscriptions[topic]
+        first = self._begin is ConsumeFrom.FIRST_OFFSET
+        header = PopHeader(
+            self.group,
+            topic,
+            -1,
+            count_max,
+            invisible_ms,
+            wait_ms,
+            int(time.time() * 1000),
+            INIT_MIN if first else INIT_MAX,
+            subscription.expression_type,
+            subscription.expression,
+        )
+        answer = await self._ask(broker, RequestCode.POP_MESSAGE, header.to_ext(), b"", wait_ms)
+        if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+            await self._instance.heartbeat_all()  # creates the group if that is allowed
+            answer = await self._ask(broker, RequestCode.POP_MESSAGE, header.to_ext(), b"", wait_ms)
+        if answer.code in NOTHING:
+            return []
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(answer.code, answer.remark or "", broker)
+        try:
+            messages = popped(answer, broker, topic)
+        except (ValueError, KeyError, HeaderError, RecordError) as error:
+            raise BrokerRefused(answer.code, f"not understood: {error}", broker) from error
+        wanted = subscription.wanted_tags()
+        if wanted is None:
+            return messages
+        # Brokers compare hashes of tags only.
+        others = [one for one in messages if tag_of(one.properties_raw) not in wanted]
+        if others:
+            await self.ack(others)
+        return [one for one in messages if tag_of(one.properties_raw) in wanted]
+
+    # ---- what becomes of a message --------------------------------------------------------
+
+    async def ack(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
+        """Acknowledge messages: they are done. Returns those that could not be, because their time
+        was over and they have come again. Raises ClientError if a broker cannot be asked: call it
+        again, then."""
+        by_broker: dict[str, list[MessageExt]] = {}
+        for message in messages:
+            by_broker.setdefault(message.broker_name, []).append(message)
+        lots = [self._ack_at(broker, lot) for broker, lot in by_broker.items()]
+        return [one for gone in await asyncio.gather(*lots) for one in gone]
+
+    async def _ack_at(self, broker: str, messages: list[MessageExt]) -> list[MessageExt]:
+        if len(messages) > 1:
+            bits: dict[BatchAck, int] = {}  # by what is the same for messages popped together
+            for message in messages:
+                handle = _handle(message)
+                topic = _stored_topic(message, handle, self.group)
+                where = BatchAck(self.group, topic, handle.queue_id, *handle[:4], bits=0)
+                bits[where] = bits.get(where, 0) | 1 << (handle.offset - handle.start)
+            acks = [where._replace(bits=mask) for where, mask in bits.items()]
+            body = dumps(
+                {"brokerName": broker, "acks": [one.to_json(messages[0].topic) for one in acks]}
+            )
+            answer = await self._ask(broker, RequestCode.BATCH_ACK_MESSAGE, {}, body)
+            if answer.code == ResponseCode.SUCCESS:
+                return []
+        # One by one: to learn which of them is gone, or because the broker knows no batches.
+        gone: list[MessageExt] = []
+        for message in messages:
+            handle = _handle(message)
+            header = AckHeader(
+                self.group,
+                _stored_topic(message, handle, self.group),
+                handle.queue_id,
+                handle.encode(),
+                handle.offset,
+            )
+            answer = await self._ask(broker, RequestCode.ACK_MESSAGE, header.to_ext())
+            if answer.code == ResponseCode.NO_MESSAGE:
+                gone.append(message)
+            elif answer.code != ResponseCode.SUCCESS:
+                raise BrokerRefused(answer.code, answer.remark or "", broker)
+        return gone
+
+    async def change_invisible(self, message: MessageExt, invisible_ms: int) -> bool:
+        """Let a message come again `invisible_ms` from now instead, earlier or later; it can be
+        acknowledged until then. Returns False if it has come again already."""
+        handle = _handle(message)
+        header = ChangeHeader(
+            self.group,
+            _stored_topic(message, handle, self.group),
+            handle.queue_id,
+            handle.encode(),
+            handle.offset,
+            invisible_ms,
+        )
+        code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+        answer = await self._ask(message.broker_name, code, header.to_ext())
+        if answer.code == ResponseCode.NO_MESSAGE:
+            return False
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(answer.code, answer.remark or "", message.broker_name)
+        told = ChangeResponseHeader.parse(answer.ext)
+        start = handle.start if handle.order else handle.offset
+        changed = handle._replace(
+            start=start,
+            pop_ms=told.pop_ms,
+            invisible_ms=told.invisible_ms,
+            revive_queue=told.revive_queue,
+        )
+        message.properties[POP_CK] = changed.encode()
+        return True
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        broker: str,
+        code: RequestCode,
+        ext: Mapping[str, str],
+        body: bytes = b"",
+        wait_ms: int = 0,
+    ) -> RemotingCommand:
+        """Ask a group's leader, through a failover. Every request may be repeated: what a pop got
+        whose answer was lost comes again, the others are the same a second time."""
+        policy = replace(CONTROL, time_ms_max=wait_ms + (CONTROL.time_ms_max or 0))
+        async for attempt in policy.while_retriable():
+            with attempt:
+                request = RemotingCommand.request(code, dict(ext), body)
+                timeout_ms = wait_ms + ANSWER_GRACE_MS
+                answer = await self._instance.ask_leader_once(broker, request, timeout_ms)
+                refused = BrokerRefused(answer.code, answer.remark or "", broker)
+                if refused.outcome_unknown or answer.code == ResponseCode.SYSTEM_BUSY:
+                    refused.retriable = True
+                    raise refused
+        return answer
+
+    def _heartbeat(self) -> Mapping[str, Any]:
+        return consumer_heartbeat(
+            self.group,
+            "CONSUME_POP",
+            MessageModel.CLUSTERING.value,
+            self._begin.value,
+            self._subscriptions.values(),
+        )
+
+
+def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]:
+    """Return the messages of the answer to a pop, each with its handle as the property POP_CK.
+    Raises HeaderError, RecordError, KeyError."""
+    head = PopResponseHeader.parse(answer.ext)
+    starts = by_queue(head.starts)
+    messages = decode_messages(answer.body, broker)
+    for message in messages:
+        properties = message.properties
+        if POP_CK not in properties:
+            (start,) = starts[kind_of(message.topic), message.queue_id]
+            properties[POP_CK] = Handle(
+                start,
+                head.pop_ms,
+                head.invisible_ms,
+                head.revive_queue,
+                kind_of(message.topic) == "1",
+                broker,
+                message.queue_id,
+                message.queue_offset,
+            ).encode()
+        properties.setdefault(FIRST_POP_TIME, str(head.pop_ms))
+        message.topic = topic
+    return messages
+
+
+def _handle(message: MessageExt) -> Handle:
+    """Return a message's handle. Raises ClientError if it was not received by popping."""
+    try:
+        handle = Handle.decode(message.properties.get(POP_CK, ""))
+    except HeaderError as error:
+        raise ClientError(-1, f"{message!r} has no handle: {error}") from error
+    return handle if handle.offset >= 0 else handle._replace(offset=message.queue_offset)
+
+
+def _stored_topic(message: MessageExt, handle: Handle, group: str) -> str:
+    """Return the topic in which the message is stored: its own, or the group's retries of it."""
+    return pop_retry_topic(message.topic, group) if handle.retry else message.topic

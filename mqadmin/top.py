@@ -1,0 +1,113 @@
+"""`mqadmin top`: rates, lag and leaders of the cluster, live on a terminal, else one after the
+other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from raftmq.client.admin import Admin
+from raftmq.client.errors import ClientError
+from raftmq.mqadmin.command import Arguments, CommandError, Fields, Part, Table
+from raftmq.mqadmin.looks import Look, Scope, broker_rows, group_rows, look, topic_rows
+from raftmq.mqadmin.output import as_json, make_console, rich_table, show
+from raftmq.mqadmin.terminal import Terminal
+
+INTERVAL_S_MIN = 0.2
+
+
+async def top(admin: Admin, arguments: Arguments, terminal: Terminal) -> int:
+    interval_s = arguments.number("interval") or 0.0
+    if interval_s < INTERVAL_S_MIN:
+        raise CommandError(f"--interval is {INTERVAL_S_MIN} or more", usage=True)
+    scope = Scope(arguments.text("topic"), arguments.text("group"), arguments.on("all"))
+    rows_max = arguments.integer("rows") or 0
+    before = await look(admin, scope)
+    try:
+        if arguments.on("once"):
+            await asyncio.sleep(interval_s)
+            await _print(admin, scope, before, rows_max, arguments, terminal)
+        elif terminal.is_terminal and not arguments.on("json"):
+            await _live(admin, scope, before, rows_max, interval_s)
+        else:
+            while True:
+                await asyncio.sleep(interval_s)
+                try:
+                    before = await _print(admin, scope, before, rows_max, arguments, terminal)
+                except ClientError as error:  # the next look may find somebody
+                    terminal.say(f"mqadmin: {error}")
+    except asyncio.CancelledError:  # Ctrl-C is how it ends
+        if arguments.on("once"):
+            raise
+    return 0
+
+
+async def _print(
+    admin: Admin,
+    scope: Scope,
+    before: Look,
+    rows_max: int,
+    arguments: Arguments,
+    terminal: Terminal,
+) -> Look:
+    """Print a look, and return it."""
+    now = await look(admin, scope)
+    parts = parts_of(now, before, 0 if arguments.on("json") else rows_max)
+    if arguments.on("json"):
+        about = Fields({"atMs": now.at_ms, "seconds": round(now.at_s - before.at_s, 3)}, "look")
+        terminal.write(as_json([about, *parts], indent=arguments.on("once")) + b"\n")
+        terminal.flush()
+    else:
+        console = make_console()
+        console.print(Text(_time(now)))
+        show(parts, console)
+        console.print()
+    return now
+
+
+async def _live(admin: Admin, scope: Scope, before: Look, rows_max: int, interval_s: float) -> None:
+    parts = parts_of(before, None, rows_max)
+    with Live(_screen(before, parts, ""), console=Console(), screen=True, auto_refresh=False) as on:
+        while True:
+            await asyncio.sleep(interval_s)
+            wrong = ""
+            try:
+                now = await look(admin, scope)
+                parts, before = parts_of(now, before, rows_max), now
+            except ClientError as error:
+                wrong = error.message
+            on.update(_screen(before, parts, wrong), refresh=True)
+
+
+def parts_of(now: Look, before: Look | None, rows_max: int) -> list[Part]:
+    """Return the tables, of at most so many rows each (0: all)."""
+    found: list[Part] = []
+    for title, rows in (
+        ("brokers", broker_rows(now, before)),
+        ("topics", topic_rows(now, before)),
+        ("groups", group_rows(now, before)),
+    ):
+        shown = rows[:rows_max] if rows_max > 0 else rows
+        words = title if len(shown) == len(rows) else f"{title}, {len(shown)} of {len(rows)}"
+        found.append(Table(shown, words))
+    return found
+
+
+def _screen(now: Look, parts: Sequence[Part], wrong: str) -> Group:
+    lines: list[RenderableType] = [Text(f"{_time(now)}   Ctrl-C ends")]
+    if wrong:
+        lines.append(Text(f"cannot look: {wrong}", style="red"))
+    for part in parts:
+        if isinstance(part, Table):
+            lines += [Text(""), Text(part.title, style="bold")]
+            lines.append(rich_table(part) if part.rows else Text("(none)"))
+    return Group(*lines)
+
+
+def _time(now: Look) -> str:
+    return f"{datetime.fromtimestamp(now.at_ms / 1000):%Y-%m-%d %H:%M:%S}"

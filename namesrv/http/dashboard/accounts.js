@@ -1,0 +1,148 @@
+// The accounts page: what each client's account may do, shown before it is saved.
+
+import { call, get, seg } from "/dashboard/api.js";
+import { ask, attempt } from "/dashboard/dialog.js";
+import { h } from "/dashboard/dom.js";
+import { area, beside, field, groupNames, groupsField, select, tick } from "/dashboard/forms.js";
+import { plural } from "/dashboard/format.js";
+import { empty, head, polled, problem, table } from "/dashboard/parts.js";
+
+const REFRESH_MS = 10000;
+const TOPIC_WORDS = { DENY: "nothing", PUB: "send", SUB: "consume", "PUB|SUB": "send and consume", "SUB|PUB": "send and consume", ANY: "send and consume" };
+const PERMISSIONS = [["DENY", "nothing"], ["PUB", "PUB: send"], ["SUB", "SUB: consume"], ["PUB|SUB", "PUB|SUB: both"]];
+const NONE = { accessKey: "", admin: false, defaultTopicPerm: "DENY", defaultGroupPerm: "DENY", topicPerms: [], groupPerms: [], whiteRemoteAddress: "" };
+
+const listed = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+const simple = (word) => (["ANY", "SUB|PUB"].includes(word) ? "PUB|SUB" : word || "DENY");
+
+const bodyOf = (given) => ({
+  admin: Boolean(given.admin),
+  defaultTopicPerm: given.defaultTopicPerm,
+  defaultGroupPerm: given.defaultGroupPerm,
+  topicPerms: listed(given.topicPerms),
+  groupPerms: listed(given.groupPerms),
+  whiteRemoteAddress: given.whiteRemoteAddress.trim(),
+  ...(given.secretKey && { secretKey: given.secretKey }),
+});
+
+/** What an account may do, in sentences. */
+function rights(account) {
+  const wrong = [...account.topicPerms, ...account.groupPerms].filter((one) => !/^[^=]+=(DENY|PUB|SUB|PUB\|SUB|SUB\|PUB|ANY)$/.test(one));
+  const each = (perms) => perms.map((one) => one.split("=")).map(([name, word]) => h("li", null, h("code", null, name), `: ${TOPIC_WORDS[word] ?? word}`));
+  const unbound = account.admin && !account.topicPerms.length && !account.groupPerms.length;
+  return [
+    wrong.length > 0 && h("p", { class: "warn-text" }, `Not name=permission: ${wrong.join(", ")}`),
+    account.whiteRemoteAddress && h("p", { class: "warn-text" }, `From ${account.whiteRemoteAddress} it may do everything, without its secret.`),
+    unbound ? h("p", null, h("strong", null, "Everything"), ", and it may change topics, groups and accounts.") : [
+      account.admin && h("p", null, "It may change topics, groups and accounts."),
+      h("ul", { class: "plain" },
+        each(account.topicPerms), h("li", null, account.topicPerms.length ? "other topics: " : "any topic: ", h("strong", null, TOPIC_WORDS[account.defaultTopicPerm])),
+        account.groupPerms.length > 0 && account.groupPerms.map((one) => one.split("=")).map(([name, word]) => h("li", null, "as group ", h("code", null, name), `: ${word === "DENY" || word === "PUB" ? "nothing" : "consume"}`)),
+        h("li", null, account.groupPerms.length ? "as another group: " : "as any group: ", h("strong", null, ["SUB", "PUB|SUB"].includes(simple(account.defaultGroupPerm)) ? "consume" : "nothing"))),
+    ],
+  ];
+}
+
+export function accountsPage(app) {
+  const state = { found: null, error: "" };
+
+  async function load() {
+    try {
+      state.found = await get("/accounts");
+      state.error = "";
+    } catch (error) {
+      state.error = error.message;
+    }
+    app.update();
+  }
+
+  async function edit(key) {
+    const item = state.found.items.find((one) => one.accessKey === key);
+    const before = item?.groups[0] ?? NONE;
+    const given = await ask({
+      title: item ? `Change account ${key}` : "New account",
+      words: ["Clients sign their requests with its secret. The change holds at once in every broker group, for connections that are open, too."],
+      fields: [
+        !item && field("Access key", { name: "accessKey", required: true, minlength: "7", maxlength: "256", pattern: "[!-~]+" }),
+        field(item ? "New secret (empty: it stays)" : "Secret", { name: "secretKey", type: "password", required: !item, minlength: "7", maxlength: "256", pattern: "[!-~]+", autocomplete: "new-password" }),
+        tick("an admin: may change topics, groups and accounts", "admin", before.admin),
+        beside(
+          select("On topics that are not named", "defaultTopicPerm", PERMISSIONS, simple(before.defaultTopicPerm)),
+          select("As groups that are not named", "defaultGroupPerm", PERMISSIONS, simple(before.defaultGroupPerm))),
+        beside(
+          area("Topics, name=permission in lines", { name: "topicPerms", rows: "3", value: before.topicPerms.join("\n"), placeholder: "Orders=PUB|SUB" }),
+          area("Groups, name=permission in lines", { name: "groupPerms", rows: "3", value: before.groupPerms.join("\n"), placeholder: "billing=SUB" })),
+        field("Addresses that need no secret", { name: "whiteRemoteAddress", value: before.whiteRemoteAddress, placeholder: "none" }),
+        groupsField(groupNames(app)),
+      ],
+      preview: (now) => [h("h3", null, "What it may do"), rights(bodyOf(now))],
+      action: item ? "Change account" : "Create account",
+      wide: true,
+    });
+    if (!given) return;
+    const name = item ? key : given.accessKey;
+    const group = given.group ? `?group=${seg(given.group)}` : "";
+    await attempt(`Account ${name}`, () => call("PUT", `/accounts/${seg(name)}${group}`, { body: bodyOf(given) }));
+    load();
+  }
+
+  async function remove(key) {
+    const given = await ask({
+      title: `Delete account ${key}`,
+      words: ["Clients that sign with it are refused at once, in every broker group. This cannot be undone: an account made again needs its secret and permissions again."],
+      typed: key,
+      action: "Delete account",
+      danger: true,
+    });
+    if (given) await attempt(`Deletion of ${key}`, () => call("DELETE", `/accounts/${seg(key)}`));
+    load();
+  }
+
+  async function white() {
+    const given = await ask({
+      title: "Addresses that need no account",
+      words: ["Whoever connects from one of them may do everything. Patterns as 192.168.1.*, 10.0.{1,2}.*, 10.0.0.10-20."],
+      fields: [area("One in a line", { name: "addresses", value: [...new Set(state.found.groups.flatMap((one) => one.whiteAddresses))].join("\n") })],
+      action: "Replace",
+      danger: true,
+    });
+    if (given) await attempt("Addresses", () => call("PUT", "/white-addresses", { body: { addresses: listed(given.addresses) } }));
+    load();
+  }
+
+  return {
+    ...polled(load, REFRESH_MS),
+    render() {
+      const { found, error } = state;
+      const on = found?.groups.some((one) => one.enabled);
+      const off = (found?.groups ?? []).filter((one) => !one.enabled).map((one) => one.group);
+      return [
+        head("Accounts", on && h("div", { class: "buttons" },
+          h("button", { type: "button", "data-do": "white" }, "Addresses without…"),
+          h("button", { type: "button", class: "primary", "data-do": "create" }, "New account…"))),
+        error && problem(error),
+        !found && !error && h("p", { class: "loading" }, "Asking the leaders…"),
+        found?.errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
+        off.length > 0 && h("p", { class: "note" }, `${off.join(", ")} ${off.length === 1 ? "asks" : "ask"} nobody for an account: clients there may do everything. aclEnable=true changes that.`),
+        found && on && h("section", { class: "card" }, h("h2", null, plural(found.items.length, "account")),
+          found.items.length ? table("Accounts", [["Account", ""], ["May", ""], ["In", ""], ["", ""]], found.items.map(({ accessKey, groups }) => [
+            h("strong", { class: "mono" }, accessKey),
+            h("div", null, rights(groups[0]), groups.some((one) => differs(one, groups[0])) && h("p", { class: "warn-text" }, "The broker groups have it differently.")),
+            groups.map((one) => one.group).join(", "),
+            h("div", { class: "buttons" },
+              h("button", { type: "button", class: "small", "data-do": "edit", "data-name": accessKey }, "Change…"),
+              h("button", { type: "button", class: "small quiet", "data-do": "remove", "data-name": accessKey }, "Delete…")),
+          ])) : empty("There is none.")),
+        on && h("section", { class: "card" }, h("h2", null, "Without an account"), found.groups.map((one) => h("p", { "data-key": one.group }, h("strong", null, one.group), ": ", one.whiteAddresses.join(", ") || "from nowhere"))),
+      ];
+    },
+    actions: {
+      create: () => edit(""),
+      edit: ({ name }) => edit(name),
+      remove: ({ name }) => remove(name),
+      white,
+    },
+  };
+}
+
+const differs = (one, other) => JSON.stringify({ ...one, group: "" }) !== JSON.stringify({ ...other, group: "" });

@@ -1,0 +1,44 @@
+// Fields of forms and dialogs.
+
+import { h } from "/dashboard/dom.js";
+
+export const field = (title, attributes, hint) =>
+  h("label", { "data-key": attributes.name }, title,
+    h("input", { type: "text", autocomplete: "off", spellcheck: "false", ...attributes }),
+    hint && h("span", { class: "hint" }, hint));
+
+export const area = (title, attributes) => h("label", { "data-key": attributes.name }, title, h("textarea", { rows: "5", spellcheck: "false", ...attributes }));
+
+/** A choice of one; `options`: [value, words]. */
+export const select = (title, name, options, chosen, hint) =>
+  h("label", { "data-key": name }, title,
+    h("select", { name }, options.map(([value, words]) => h("option", { value, selected: value === chosen }, words))),
+    hint && h("span", { class: "hint" }, hint));
+
+export const tick = (words, name, checked = false) => h("label", { class: "choice" }, h("input", { type: "checkbox", name, checked }), h("span", null, words));
+
+/** Several fields side by side. */
+export const beside = (...fields) => h("div", { class: "beside" }, fields);
+
+/** In which broker groups a change is made; nothing to choose where there is one. */
+export const groupsField = (names) =>
+  names.length > 1 && select("In", "group", [["", `all ${names.length} broker groups`], ...names.map((name) => [name, name])], "");
+
+export const groupNames = (app) => (app.cluster?.groups ?? []).map((group) => group.name);
+
+/** Parse lines of name=value; throws the words of what is wrong. */
+export function pairs(text) {
+  const found = {};
+  for (const line of text.split("\n").map((one) => one.trim()).filter(Boolean)) {
+    const at = line.indexOf("=");
+    if (at < 1) throw new Error(`"${line}" is not name=value`);
+    found[line.slice(0, at).trim()] = line.slice(at + 1).trim();
+  }
+  return found;
+}
+
+/** A moment for an input of type datetime-local, in this browser's zone. */
+export function local(ms) {
+  const at = new Date(ms - new Date(ms).getTimezoneOffset() * 60000);
+  return at.toISOString().slice(0, 19);
+}

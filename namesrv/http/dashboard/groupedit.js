@@ -1,0 +1,114 @@
+// Consumer groups made, changed and deleted; whether their clients pull or pop.
+
+import { ApiError, call, get, query, seg, versioned } from "/dashboard/api.js";
+import { ask, attempt } from "/dashboard/dialog.js";
+import { h } from "/dashboard/dom.js";
+import { beside, field, groupNames, groupsField, select, tick } from "/dashboard/forms.js";
+
+const NEW = {
+  consumeEnable: true, consumeFromMinEnable: true, consumeBroadcastEnable: true, consumeMessageOrderly: false,
+  retryQueueNums: 1, retryMaxTimes: 16, brokerId: 0, whichBrokerWhenConsumeSlowly: 1, notifyConsumerIdsChangedEnable: true,
+};
+const TICKS = [
+  ["consumeEnable", "its pulls are served (otherwise it is paused)"],
+  ["consumeMessageOrderly", "orderly: its clients of RocketMQ 5 get messages of a message group one after the other"],
+  ["consumeBroadcastEnable", "it may broadcast: every client gets every message"],
+  ["consumeFromMinEnable", "without an offset of its own it may begin at a queue's earliest message"],
+  ["notifyConsumerIdsChangedEnable", "its clients are told when others join or leave"],
+];
+
+const fieldsOf = (group) => [
+  beside(
+    field("Deliveries of a failed message, at most", { name: "retryMaxTimes", type: "number", min: "-1", required: true, value: group.retryMaxTimes }, "then it is a dead letter; -1: the clients' own limit"),
+    field("Queues of its retry topic", { name: "retryQueueNums", type: "number", min: "0", max: "65536", required: true, value: group.retryQueueNums })),
+  TICKS.map(([name, words]) => tick(words, name, group[name])),
+];
+
+const bodyOf = (before, given) => ({
+  ...Object.fromEntries(Object.keys(NEW).map((key) => [key, before[key]])),
+  ...Object.fromEntries(TICKS.map(([name]) => [name, Boolean(given[name])])),
+  retryMaxTimes: Number(given.retryMaxTimes),
+  retryQueueNums: Number(given.retryQueueNums),
+});
+
+export async function createGroup(app) {
+  const given = await ask({
+    title: "New consumer group",
+    words: ["A group is also made by itself when its first client connects, if the brokers allow that. Making it before gives it these settings from the start."],
+    fields: [
+      field("Name", { name: "name", required: true, maxlength: "248", pattern: "[%\\|a-zA-Z0-9_\\-]+", title: "letters, digits, _ - % |" }),
+      fieldsOf(NEW),
+      groupsField(groupNames(app)),
+    ],
+    action: "Create group",
+  });
+  if (!given) return;
+  const path = `/subscription-groups/${seg(given.name)}${query({ group: given.group })}`;
+  if (await attempt(`Group ${given.name}`, () => call("PUT", path, { body: bodyOf(NEW, given), headers: { "If-None-Match": "*" } }))) app.go(`consumers/${seg(given.name)}`);
+}
+
+/** Return {groups, version}; groups is empty where the group has no settings of its own. */
+async function settingsOf(name) {
+  try {
+    const { value, version } = await versioned("GET", `/subscription-groups/${seg(name)}`);
+    return { groups: value.groups, version };
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 404) return { groups: [], version: null };
+    throw error;
+  }
+}
+
+export async function editGroup(app, name) {
+  const { groups, version } = await settingsOf(name);
+  const before = groups[0] ?? NEW;
+  const given = await ask({
+    title: `Settings of ${name}`,
+    words: [groups.length ? "They hold at once, for its next pull and the next message that fails." : "This group has no settings of its own yet: these are the usual ones."],
+    fields: [fieldsOf(before), groupsField(groups.length ? groups.map((one) => one.group) : groupNames(app))],
+    preview: (now) => {
+      const changed = Object.entries(bodyOf(before, now)).filter(([key, value]) => before[key] !== value);
+      return changed.length ? h("ul", { class: "plain" }, changed.map(([key, value]) => h("li", null, h("code", null, key), `: ${before[key]} → `, h("strong", null, String(value))))) : h("p", { class: "muted" }, "Nothing is changed yet.");
+    },
+    action: "Save settings",
+  });
+  if (!given) return;
+  const headers = version ? { "If-Match": version } : { "If-None-Match": "*" };
+  await attempt(`Settings of ${name}`, () => call("PUT", `/subscription-groups/${seg(name)}${query({ group: given.group })}`, { body: bodyOf(before, given), headers }));
+}
+
+export async function deleteGroup(app, name, view) {
+  const given = await ask({
+    title: `Delete ${name}`,
+    words: [
+      view.clients.length ? `${view.clients.length} of its clients are connected. They go on asking, and the group is made anew by them if the brokers allow that.` : "None of its clients is connected.",
+      "Its settings go. Without its offsets, clients that come back begin as a new group does.",
+    ],
+    fields: [tick(`also delete its offsets in ${view.queues.length} queues; this cannot be undone`, "offsets")],
+    typed: name,
+    action: "Delete group",
+    danger: true,
+  });
+  if (!given) return;
+  const path = `/subscription-groups/${seg(name)}${query({ offsets: given.offsets ? "true" : "" })}`;
+  if (await attempt(`Deletion of ${name}`, () => call("DELETE", path, { headers: { "If-Match": "*" } }))) app.go("consumers");
+}
+
+export async function consumeMode(name, view) {
+  const topics = Object.keys(view.lagByTopic).filter((topic) => !topic.startsWith("%"));
+  const set = new Map((await get(`/consumer-groups/${seg(name)}/modes`)).items.map((one) => [one.topic, one]));
+  const given = await ask({
+    title: `How ${name} gets messages`,
+    words: [
+      "Pull: each queue belongs to one client, which keeps an offset in it. Pop: any client gets any message of any queue, one by one, and acknowledges each.",
+      "This is for clients of RocketMQ 5 that let the broker share queues out (setClientRebalance(false)); others pull in any case. They take the change over within half a minute.",
+    ],
+    fields: [
+      topics.length ? select("Topic", "topic", topics.map((topic) => [topic, `${topic} (${set.get(topic)?.mode ?? "PULL"})`]), topics[0]) : field("Topic", { name: "topic", required: true }),
+      select("Mode", "mode", [["PULL", "pull"], ["POP", "pop"]], set.get(topics[0])?.mode === "POP" ? "PULL" : "POP"),
+      field("Popping: neighbours with whom a client shares its queues", { name: "share", type: "number", min: "-1", max: "65536", value: set.get(topics[0])?.popShareQueueNum ?? 0 }, "0: all queues are everybody's"),
+    ],
+    action: "Set mode",
+  });
+  if (!given) return;
+  await attempt(`Mode of ${name}`, () => call("PUT", `/consumer-groups/${seg(name)}/modes/${seg(given.topic)}`, { body: { mode: given.mode, popShareQueueNum: Number(given.share) } }));
+}

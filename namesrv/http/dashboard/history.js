@@ -1,0 +1,164 @@
+// Figures over time: what the brokers noted, drawn by uPlot.
+
+import { get, query } from "/dashboard/api.js";
+import { h, lazy } from "/dashboard/dom.js";
+import { bytes, number, rate, span } from "/dashboard/format.js";
+import { empty, head, polled, problem } from "/dashboard/parts.js";
+import uPlot from "/dashboard/uplot.js";
+
+const HOUR_MS = 3600000;
+const RANGES = [["1 h", HOUR_MS], ["6 h", 6 * HOUR_MS], ["24 h", 24 * HOUR_MS], ["7 d", 168 * HOUR_MS]];
+const RELOAD_MS = 15000; // as often as brokers note their figures
+const POINTS = 120;
+const HEIGHT = 180;
+const LINES_MAX = 8; // of one plot: more cannot be told apart
+const COLOURS = ["--c3", "--c2", "--c4", "--bad", "--c1"];
+const DASHES = [[], [6, 4], [2, 3]];
+
+const BROKERS = [
+  { title: "Messages stored a second", names: ["messagesInPerS"], shown: rate },
+  { title: "Messages handed out a second", names: ["messagesOutPerS"], shown: rate },
+  { title: "Group commits, 50 and 99 percent", names: ["appendP50Ms", "appendP99Ms"], shown: (ms) => (ms < 10 ? `${ms.toFixed(1)} ms` : span(ms)) },
+  { title: "Log written a second", names: ["logBytesPerS"], shown: bytes },
+];
+const TOPIC = [
+  { title: "Stored a second", names: ["messagesInPerS"], shown: rate },
+  { title: "Messages there", names: ["messages"], shown: number },
+];
+const CONSUMERS = [
+  { title: "Messages behind", names: ["lag"], shown: number },
+  { title: "Done with a second", names: ["messagesOutPerS"], shown: rate },
+];
+
+export const ofTopic = (app, topic) => history(app, { topic }, TOPIC);
+export const ofConsumers = (app, name) => history(app, { consumerGroup: name }, CONSUMERS);
+
+export function historyPage(app) {
+  const part = history(app, {}, BROKERS);
+  return {
+    start: part.start,
+    stop: part.stop,
+    render: () => [head("History"), part.render()],
+    actions: part.actions,
+  };
+}
+
+/** A part of a page: plots of what is asked for. */
+function history(app, asked, plots) {
+  const state = { range: 0, found: null, error: "", nodes: [], version: 0 };
+
+  async function load() {
+    const untilMs = app.cluster?.at ?? Date.now(); // the name server's clock, if it is known
+    const { range } = state;
+    try {
+      const found = await get(`/history${query({ ...asked, untilMs, sinceMs: untilMs - RANGES[range][1], points: POINTS })}`);
+      if (range !== state.range) return; // another one was asked for meanwhile
+      Object.assign(state, { found, error: "", version: state.version + 1 });
+      draw();
+    } catch (error) {
+      state.error = error.message;
+    }
+    app.update();
+  }
+
+  function draw() {
+    state.nodes.forEach((one) => one.observer?.disconnect());
+    state.nodes = plots.map((plot) => ({ plot, ...drawn(plot, state.found, `${plot.title} ${state.version}`) }));
+  }
+
+  return {
+    ...polled(load, RELOAD_MS),
+    render: () => [
+      h("div", { class: "toolbar", "data-key": "history-range" },
+        h("h2", { class: "grow" }, "Over time"),
+        h("div", { class: "chips", role: "group", "aria-label": "How long back" }, RANGES.map(([title], at) =>
+          h("button", { type: "button", class: "way", "data-do": "range", "data-range": String(at), "aria-pressed": String(state.range === at) }, title)))),
+      state.error && problem(state.error),
+      (state.found?.errors ?? []).map((one) => problem(`${one.group} did not answer: ${one.error}`)),
+      state.nodes.map(({ plot, node, lines, more }) => h("section", { class: "card", "data-key": `history-${plot.title}` },
+        h("div", { class: "card-head" }, h("h3", null, plot.title), h("span", { class: "muted" }, more ? `and ${more} more` : "")),
+        lines.length ? [kept(node), legend(lines, plot.shown)] : empty("Nothing was noted in this time."))),
+    ],
+    actions: {
+      range: ({ range }) => {
+        state.range = Number(range);
+        load();
+        app.update();
+      },
+    },
+  };
+}
+
+const lastOf = (values) => values.findLast((value) => value !== null) ?? null;
+
+/** The lines of a plot; those with most at the end, if they are too many, by name: so each keeps its colour. */
+export function linesOf(plot, found) {
+  const lines = found.groups.flatMap(({ group, series }) =>
+    series.filter((one) => plot.names.includes(one.name) && one.values.some((value) => value !== null)).map((one) => ({
+      label: [group, one.topic, plot.names.length > 1 && one.name.replace(/^append|Ms$/g, "").toLowerCase()].filter(Boolean).join(" · "),
+      values: one.values,
+      last: lastOf(one.values),
+    })));
+  const most = lines.toSorted((one, other) => other.last - one.last || one.label.localeCompare(other.label));
+  const shown = most.slice(0, LINES_MAX).toSorted((one, other) => one.label.localeCompare(other.label));
+  return { shown, more: most.length - shown.length };
+}
+
+/** Where a value has none beside it: no line shows it. */
+export const alone = (values) => values.flatMap((value, at) =>
+  (value !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null ? [at] : []));
+
+function drawn(plot, found, key) {
+  const { shown, more } = linesOf(plot, found);
+  const lines = shown.map((line, at) => ({ ...line, colour: COLOURS[at % COLOURS.length], dash: DASHES[Math.floor(at / COLOURS.length) % DASHES.length] }));
+  const told = lines.map((line) => `${line.label} ${plot.shown(line.last)}`).join(", ");
+  const node = h("div", { class: "plot", role: "img", "data-key": key, "data-version": key, "aria-label": `${plot.title}, at the end: ${told}` });
+  if (!lines.length) return { node, lines, more: 0 };
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
+  const made = new uPlot({
+    width: 600,
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { drag: { x: false, y: false }, points: { size: 6 } },
+    scales: { y: { range: (_, __, most) => [0, (most || 1) * 1.1] } },
+    axes: [{ ...axis, values: times }, { ...axis, size: 70, values: (_, values) => values.map((value) => plot.shown(value)) }],
+    series: [{}, ...lines.map((line) => ({ label: line.label, stroke: colour(line.colour), dash: line.dash, width: 2, points: { size: 6, fill: colour(line.colour), filter: () => alone(line.values) } }))],
+    hooks: { setCursor: [({ cursor }) => point(node, cursor.idx, found.times, lines, plot.shown)] },
+  }, [found.times.map((ms) => ms / 1000), ...lines.map((line) => line.values)], node);
+  const observer = new ResizeObserver(() => node.clientWidth && node.clientWidth !== made.width && made.setSize({ width: node.clientWidth, height: HEIGHT }));
+  observer.observe(node);
+  return { node, observer, lines, more };
+}
+
+/** Times for people: hours, and the day where it begins. */
+const times = (_, seconds) => seconds.map((one, at) => {
+  const when = new Date(one * 1000);
+  const clock = when.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  const isNewDay = !at || when.getDate() !== new Date(seconds[at - 1] * 1000).getDate();
+  return isNewDay ? `${clock}\n${when.toLocaleDateString("en-CA")}` : clock;
+});
+
+/** What stands for a plot in a page that is rendered again: what is on the page already is left alone. */
+function kept(node) {
+  if (!node.isConnected) return node;
+  const { key } = node.dataset;
+  return lazy("div", { class: "plot", role: "img", "data-key": key, "aria-label": node.getAttribute("aria-label") }, key, () => []);
+}
+
+/** Show in the legend what was at the moment under the cursor. */
+function point(node, at, times, lines, shown) {
+  const items = node.parentElement?.querySelectorAll(".legend .num") ?? [];
+  lines.forEach((line, n) => {
+    const value = at === null || at === undefined ? line.last : line.values[at];
+    if (items[n]) items[n].textContent = value === null ? "–" : shown(value);
+  });
+  const when = node.parentElement?.querySelector(".legend .when");
+  if (when) when.textContent = at === null || at === undefined ? "" : new Date(times[at]).toLocaleString();
+}
+
+function legend(lines, shown) {
+  return h("ul", { class: "legend" }, lines.map((line) =>
+    h("li", null, h("span", { class: "dot", style: { background: `var(${line.colour})` } }), h("span", null, line.label), h("span", { class: "num" }, shown(line.last)))),
+    h("li", { class: "when muted" }));
+}

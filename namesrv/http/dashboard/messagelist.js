@@ -1,0 +1,115 @@
+// A list of messages, and the newest of a topic: filtered, paged, and followed as they come.
+
+import { get, query, seg } from "/dashboard/api.js";
+import { bodyOf, preview } from "/dashboard/bodies.js";
+import { h } from "/dashboard/dom.js";
+import { ago, number, plural } from "/dashboard/format.js";
+import { empty, problem } from "/dashboard/parts.js";
+
+const PAGE = 64;
+const FOLLOW_MS = 1000;
+const FOLLOWED_MAX = 500; // messages on the page while it follows
+const FILTERS = ["tag", "key", "property", "text", "group"];
+
+export const idOf = (message) => message.offsetMsgId;
+const titleOf = (message) => message.keys || message.msgId || idOf(message);
+
+/** Rows of messages. `choice(message)`: an element before each row, or null. */
+export function messageRows(items, choice = () => null) {
+  return h("ul", { class: "rows messages", "aria-label": "Messages" }, items.map((message) => {
+    const chosen = choice(message);
+    return h("li", { "data-key": idOf(message) || `${message.queueId}-${message.queueOffset}`, class: chosen && "chosen" },
+      chosen,
+      h("a", { class: "row", href: `#/messages/${seg(idOf(message))}` },
+        h("span", { class: "name" }, titleOf(message)),
+        h("span", { class: "muted" }, `${message.group ? `${message.group} · ` : ""}queue ${message.queueId} · offset ${number(message.queueOffset)}`),
+        h("span", { class: "muted" }, message.tags ?? ""),
+        h("span", { class: "num muted" }, ago(message.storeTimestamp)),
+        h("span", { class: "preview" }, preview(message))));
+  }));
+}
+
+/** The newest messages of a topic. `load(filters)` begins anew, `more()` goes on to older ones,
+ *  `follow(true)` adds what comes. */
+export function newest(app, topicOf) {
+  const state = { items: [], next: null, scanned: 0, errors: [], error: "", busy: false, loaded: false, following: false, missed: false };
+  let filters = {};
+  let timer = 0;
+  let round = 0;
+
+  const ask = (extra) => get(`/topics/${seg(topicOf())}/messages${query({ limit: PAGE, ...filters, ...extra })}`);
+
+  async function run(mine, extra, take) {
+    try {
+      const page = await ask(extra);
+      if (mine !== round) return;
+      Object.assign(state, { errors: page.errors, error: "", loaded: true });
+      take(page);
+    } catch (error) {
+      if (mine === round) state.error = error.message;
+    }
+    if (mine === round) state.busy = false;
+    app.update();
+  }
+
+  async function load(given = {}) {
+    filters = Object.fromEntries(FILTERS.map((name) => [name, (given[name] ?? "").trim()]));
+    Object.assign(state, { items: [], next: null, scanned: 0, busy: true, loaded: false, missed: false });
+    const mine = ++round;
+    app.update();
+    await run(mine, {}, (page) => Object.assign(state, { items: page.items, next: page.next, scanned: page.scanned }));
+  }
+
+  async function more() {
+    if (state.busy || !state.next) return;
+    state.busy = true;
+    app.update();
+    await run(round, { before: state.next }, (page) => {
+      state.items = [...state.items, ...page.items];
+      state.next = page.next;
+      state.scanned += page.scanned;
+    });
+  }
+
+  async function look() {
+    if (document.hidden || state.busy || !state.loaded) return;
+    const known = new Set(state.items.map(idOf));
+    await run(round, { sinceMs: state.items[0]?.storeTimestamp ?? 0 }, (page) => {
+      const fresh = page.items.filter((one) => !known.has(idOf(one)));
+      if (fresh.length === page.items.length && page.next && state.items.length) state.missed = true;
+      state.items = [...fresh, ...state.items];
+      if (state.items.length > FOLLOWED_MAX) {
+        state.items.length = FOLLOWED_MAX;
+        state.next = null; // what is older is asked for by a new search
+      }
+    });
+  }
+
+  function follow(on) {
+    clearInterval(timer);
+    state.following = on;
+    if (on) timer = setInterval(look, FOLLOW_MS);
+    app.update();
+  }
+
+  return {
+    state,
+    load,
+    more,
+    follow,
+    stop: () => follow(false),
+    render: (choice) => [
+      state.error && problem(state.error),
+      state.errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
+      state.missed && h("p", { class: "note", role: "status" }, "More came than can be shown at once: some are left out."),
+      state.loaded && h("p", { class: "muted" }, plural(state.items.length, "message"), state.scanned > state.items.length && ` of ${number(state.scanned)} looked at`, state.following && " · following"),
+      state.busy && !state.items.length && h("p", { class: "loading" }, "Asking the leaders…"),
+      state.loaded && !state.items.length && empty(state.next ? "None among these. There are older ones to look at." : "No message fits."),
+      messageRows(state.items, choice),
+      state.next && h("button", { type: "button", class: "quiet wide", "data-do": "more", disabled: state.busy }, state.busy ? "Looking…" : "Look at older ones"),
+    ],
+  };
+}
+
+/** Several messages as JSON lines, to be downloaded. */
+export const lines = (items) => items.map((one) => JSON.stringify({ ...one, body: bodyOf(one).text === undefined ? one.body : undefined })).join("\n");

@@ -1,0 +1,57 @@
+// A reset of a consumer group's offsets: shown queue by queue before it is done.
+
+import { call, seg } from "/dashboard/api.js";
+import { ask, attempt } from "/dashboard/dialog.js";
+import { h } from "/dashboard/dom.js";
+import { beside, field, local, select, tick } from "/dashboard/forms.js";
+import { number, plural } from "/dashboard/format.js";
+import { table } from "/dashboard/parts.js";
+
+const SHOWN_MAX = 64; // queues
+const HOUR_MS = 3600_000;
+
+const targetOf = (given) => {
+  if (given.to === "time") return { timeMs: new Date(given.time).getTime() };
+  return given.to === "offset" ? { offset: Number(given.offset) } : { position: given.to };
+};
+
+export async function resetOffsets(name, topics) {
+  const path = `/consumer-groups/${seg(name)}/reset`;
+  const bodyOf = (given) => ({ topic: given.topic, to: targetOf(given), force: Boolean(given.force) });
+  const given = await ask({
+    title: `Reset the offsets of ${name}`,
+    words: ["Going back, messages are consumed again; going forward, those in between are never consumed. It is done in every broker group that has the topic, and cannot be undone by itself: the offsets before are below, note them if you may want them back."],
+    fields: [
+      select("Topic", "topic", topics.map((topic) => [topic, topic]), topics[0]),
+      beside(
+        select("To", "to", [["time", "a time"], ["earliest", "the earliest message there is"], ["latest", "the latest: skip what waits"], ["offset", "an offset in every queue"]], "time"),
+        field("Time (this browser's zone)", { name: "time", type: "datetime-local", step: "1", value: local(Date.now() - HOUR_MS) }),
+        field("Offset", { name: "offset", type: "number", min: "0", value: "0" })),
+      tick("although consumers are online (they will go on from there)", "force"),
+    ],
+    preview: async (now) => outlook(await call("POST", path, { body: { ...bodyOf(now), preview: true } })),
+    action: "Reset offsets",
+    danger: true,
+    wide: true,
+  });
+  if (given) await attempt(`Reset of ${name}`, () => call("POST", path, { body: bodyOf(given) }));
+}
+
+function outlook({ results }) {
+  const queues = results.flatMap(({ group, outcome, value, error }) => (outcome === "ok" ? value.queues.map((one) => ({ group, ...one })) : [{ group, error }]));
+  const known = queues.filter((one) => !one.error);
+  const change = (one) => one.offset - (one.before ?? one.minOffset);
+  const again = known.reduce((sum, one) => sum + Math.max(0, -change(one)), 0);
+  const skipped = known.reduce((sum, one) => sum + Math.max(0, change(one)), 0);
+  const online = Math.max(0, ...results.map((one) => one.value?.online ?? 0));
+  return [
+    h("p", null, h("strong", null, `${plural(again, "message")} again, ${number(skipped)} skipped`),
+      online ? h("span", { class: "warn-text" }, ` · ${plural(online, "consumer")} online`) : " · nobody is online"),
+    table("What the reset would do", [["Queue", ""], ["Now at", "num"], ["Then at", "num"], ["Change", "num"], ["Messages from there", "num"]],
+      queues.slice(0, SHOWN_MAX).map((one) => (one.error
+        ? [one.group, "–", "–", one.error, "–"]
+        : [h("span", null, h("span", { class: "muted" }, `${one.group} `), number(one.queueId)), one.before === null ? "none" : number(one.before), number(one.offset),
+          `${change(one) > 0 ? "+" : ""}${number(change(one))}`, number(one.maxOffset - one.offset)]))),
+    queues.length > SHOWN_MAX && h("p", { class: "muted" }, `and ${plural(queues.length - SHOWN_MAX, "more queue")}`),
+  ];
+}

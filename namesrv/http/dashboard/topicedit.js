@@ -1,0 +1,134 @@
+// Topics made, changed and deleted, and a message sent to one.
+
+import { call, query, seg, versioned } from "/dashboard/api.js";
+import { ask, attempt } from "/dashboard/dialog.js";
+import { h } from "/dashboard/dom.js";
+import { area, beside, field, groupNames, groupsField, local, pairs, select, tick } from "/dashboard/forms.js";
+import { number, plural } from "/dashboard/format.js";
+
+const TYPES = [
+  ["NORMAL", "NORMAL: in no particular order"],
+  ["FIFO", "FIFO: in order within a message group"],
+  ["DELAY", "DELAY: delivered at a time"],
+  ["TRANSACTION", "TRANSACTION: committed or rolled back"],
+  ["PRIORITY", "PRIORITY"],
+  ["MIXED", "MIXED: any kind"],
+];
+const PERMISSIONS = [["6", "read and write"], ["4", "read only"], ["2", "write only"], ["0", "neither"]];
+const NAME = "[%\\|a-zA-Z0-9_\\-]+";
+
+const bodyOf = (given) => ({
+  readQueueNums: Number(given.readQueueNums),
+  writeQueueNums: Number(given.writeQueueNums),
+  perm: Number(given.perm),
+  order: Boolean(given.order),
+  messageType: given.messageType,
+});
+
+const fieldsOf = (topic) => [
+  beside(
+    field("Queues to write", { name: "writeQueueNums", type: "number", min: "0", max: "65536", required: true, value: topic.writeQueueNums }),
+    field("Queues to read", { name: "readQueueNums", type: "number", min: "0", max: "65536", required: true, value: topic.readQueueNums })),
+  beside(
+    select("Permission", "perm", PERMISSIONS.some(([value]) => value === String(topic.perm)) ? PERMISSIONS : [...PERMISSIONS, [String(topic.perm), `${topic.perm}`]], String(topic.perm)),
+    select("Message type", "messageType", TYPES, topic.messageType)),
+  tick("ordered: a queue whose broker is away keeps its place in the order", "order", topic.order),
+];
+
+export async function createTopic(app) {
+  const given = await ask({
+    title: "New topic",
+    words: ["Producers can send to it and consumers read it as soon as the name servers know it, which takes a moment."],
+    fields: [
+      field("Name", { name: "name", required: true, maxlength: "127", pattern: NAME, title: "letters, digits, _ - % |" }),
+      fieldsOf({ readQueueNums: 8, writeQueueNums: 8, perm: 6, order: false, messageType: "NORMAL" }),
+      groupsField(groupNames(app)),
+    ],
+    action: "Create topic",
+  });
+  if (!given) return;
+  const headers = { "If-None-Match": "*" };
+  const path = `/topics/${seg(given.name)}${query({ group: given.group })}`;
+  if (await attempt(`Topic ${given.name}`, () => call("PUT", path, { body: bodyOf(given), headers }))) app.go(`topics/${seg(given.name)}`);
+}
+
+export async function editTopic(app, topic) {
+  const { value, version } = await versioned("GET", `/topics/${seg(topic)}`);
+  const names = value.groups.map((one) => one.group);
+  const before = value.groups[0];
+  const differing = value.groups.some((one) => ["readQueueNums", "writeQueueNums", "perm", "order", "messageType"].some((key) => one[key] !== before[key]));
+  const given = await ask({
+    title: `Change ${topic}`,
+    words: [
+      "The change holds at once for new sends and pulls. Fewer queues to write: what is in the others is still read. Fewer queues to read: what is in the others is not read any more, so write to fewer first, and read fewer once they are empty.",
+      differing && `The groups have it differently; shown is ${before.group}'s.`,
+    ].filter(Boolean),
+    fields: [fieldsOf(before), groupsField(names)],
+    preview: (now) => changes(before, bodyOf(now)),
+    action: "Change topic",
+  });
+  if (!given) return;
+  await attempt(`Change of ${topic}`, () => call("PUT", `/topics/${seg(topic)}${query({ group: given.group })}`, { body: { ...bodyOf(given), filterType: before.filterType, sysFlag: before.sysFlag }, headers: { "If-Match": version } }));
+}
+
+function changes(before, after) {
+  const changed = Object.entries(after).filter(([key, value]) => before[key] !== value);
+  if (!changed.length) return h("p", { class: "muted" }, "Nothing is changed yet.");
+  return h("ul", { class: "plain" }, changed.map(([key, value]) => h("li", null, h("code", null, key), `: ${before[key]} → `, h("strong", null, String(value)))));
+}
+
+export async function deleteTopic(app, topic, queues) {
+  const stored = (queues ?? []).reduce((sum, one) => sum + Math.max(0, one.maxOffset - one.minOffset), 0);
+  const given = await ask({
+    title: `Delete ${topic}`,
+    words: [
+      `The topic goes from every broker group that has it, with the offsets of its consumer groups. Its ${plural(stored, "message")} cannot be read any more, and a topic made later under this name does not bring them back.`,
+      "This cannot be undone.",
+    ],
+    typed: topic,
+    action: "Delete topic",
+    danger: true,
+  });
+  if (!given) return;
+  if (await attempt(`Deletion of ${topic}`, () => call("DELETE", `/topics/${seg(topic)}`, { headers: { "If-Match": "*" } }))) app.go("topics");
+}
+
+export async function sendMessage(app, topic, groups) {
+  const given = await ask({
+    title: `Send a message to ${topic}`,
+    words: ["It is a real message: every consumer group of the topic gets it."],
+    fields: [
+      area("Body", { name: "body", required: true }),
+      beside(field("Keys (blanks between)", { name: "keys" }), field("Tag", { name: "tags" })),
+      area("Properties, name=value in lines", { name: "properties", rows: "2" }),
+      beside(
+        select("Delivered", "when", [["", "at once"], ["level", "after a delay level"], ["time", "at a time"]], ""),
+        field("Delay level", { name: "level", type: "number", min: "1", max: "64", value: "3" }),
+        field("Time", { name: "time", type: "datetime-local", step: "1", value: local(Date.now() + 60_000) })),
+      beside(field("Queue (any, if empty)", { name: "queueId", type: "number", min: "0" }), groups.length > 1 && select("Broker group", "group", [["", "any"], ...groups.map((name) => [name, name])], "")),
+    ],
+    action: "Send",
+    wide: true,
+  });
+  if (!given) return;
+  await attempt("The message", async () => {
+    const body = {
+      topic,
+      body: given.body,
+      properties: pairs(given.properties),
+      ...(given.keys && { keys: given.keys }),
+      ...(given.tags && { tags: given.tags }),
+      ...(given.queueId && { queueId: Number(given.queueId) }),
+      ...(given.when === "level" && { delayLevel: Number(given.level) }),
+      ...(given.when === "time" && { deliverAtMs: new Date(given.time).getTime() }),
+    };
+    const sent = await call("POST", `/messages${query({ group: given.group })}`, { body });
+    if (!given.when) app.go(`messages/${seg(sent.offsetMsgId)}`);
+    return sent;
+  });
+}
+
+export const queueCount = (groups) => {
+  const count = groups.reduce((sum, one) => sum + one.writeQueueNums, 0);
+  return [number(count), h("span", { class: "muted" }, count === 1 ? " queue" : " queues")];
+};

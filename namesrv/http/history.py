@@ -1,0 +1,151 @@
+"""Rates, durations and lag over time, by broker group: merged from what its replicas noted. The
+name server keeps none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raftmq.namesrv.http.cluster import ClusterView, Item
+from raftmq.namesrv.http.groups import Leaders
+from raftmq.namesrv.http.inputs import OptionalName
+from raftmq.namesrv.http.nodes import VIEW_TIMEOUT_S, NodeSilent
+from raftmq.namesrv.http.views import GroupError
+from raftmq.web.operation import Call, Operation
+from raftmq.web.resources.basics import Name
+from raftmq.web.resources.history import GroupHistory, Points, span_of
+from raftmq.web.schema import Input, TimeMs, View
+
+PATH = "/api/v1/history"
+SUMMED = ("messagesInPerS", "messagesOutPerS")  # of a broker: each replica has its own part
+
+Answer = Mapping[str, Any]
+Value = float | None
+
+
+class HistoryOfGroupsQuery(Input, frozen=True):
+    """As a broker's HistoryQuery. `group`: only that broker group's."""
+
+    since_ms: TimeMs | None = None
+    until_ms: TimeMs | None = None
+    points: Points = 120
+    topic: Name | None = None
+    consumer_group: Name | None = None
+    group: OptionalName = ""
+
+
+class HistoryOfGroups(View, frozen=True, kw_only=True):
+    """`times` (ms) are the ends of equal parts. `errors`: groups of which no replica answered."""
+
+    times: list[int]
+    groups: list[GroupHistory]
+    errors: list[GroupError]
+
+
+class Histories:
+    """The operation on what was, in all groups."""
+
+    def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
+        self._cluster = cluster
+        self._leaders = leaders
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation("GET", PATH, "getHistory",
+                      "Rates, durations, lag and numbers of messages over time, by broker group.",
+                      self.history, query=HistoryOfGroupsQuery, answer=HistoryOfGroups),
+        ]  # fmt: skip
+
+    async def history(self, call: Call) -> Item:
+        query: HistoryOfGroupsQuery = call.query
+        if query.group:
+            self._leaders.check_group(query.group)
+        now_ms = time.time_ns() // 1_000_000
+        since_ms, until_ms = span_of(query.since_ms, query.until_ms, now_ms)
+        asked = {"sinceMs": str(since_ms), "untilMs": str(until_ms), "points": str(query.points)}
+        if query.topic is not None:
+            asked["topic"] = query.topic
+        if query.consumer_group is not None:
+            asked["consumerGroup"] = query.consumer_group
+        replicas: dict[str, list[str]] = {}
+        for one in self._cluster.known():
+            if not query.group or one.group == query.group:
+                addresses = replicas.setdefault(one.group, [])
+                if one.http_address and one.gone_since_ms is None:
+                    addresses.append(one.http_address)
+        names = sorted(replicas)
+        found = await asyncio.gather(*(self._of_group(replicas[name], asked) for name in names))
+        times = sorted({at for answers, _ in found for one in answers for at in one["times"]})
+        whole = query.topic is None and query.consumer_group is None
+        return {
+            "times": times,
+            "groups": [
+                {"group": name, "series": merged(answers, times, SUMMED if whole else ())}
+                for name, (answers, _) in zip(names, found, strict=True)
+                if answers
+            ],
+            "errors": [
+                {"group": name, "error": error or "no replica with an HTTP address is registered"}
+                for name, (answers, error) in zip(names, found, strict=True)
+                if not answers
+            ],
+        }
+
+    async def _of_group(
+        self, addresses: Sequence[str], asked: Mapping[str, str]
+    ) -> tuple[list[Answer], str]:
+        """Return the answers of those replicas that gave one, and an error of another."""
+        answers: list[Answer] = []
+        error = ""
+
+        async def ask(address: str) -> None:
+            nonlocal error
+            try:
+                answer = await self._cluster.nodes.ask(
+                    address, "GET", PATH, query=asked, timeout_s=VIEW_TIMEOUT_S
+                )
+                if answer.ok:
+                    answers.append(answer.json())
+                else:
+                    error = answer.words()
+            except NodeSilent as silent:
+                error = silent.words
+
+        await asyncio.gather(*(ask(address) for address in addresses))
+        return answers, error
+
+
+def merged(answers: Sequence[Answer], times: Sequence[int], summed: Sequence[str]) -> list[Item]:
+    """Merge the histories of a group's replicas: of each time the leader's figure, else the largest
+    that any has; the sum of the figures called in `summed`."""
+    figures: dict[tuple[str, str | None], dict[int, list[tuple[bool, float]]]] = {}
+    for answer in answers:
+        for series in answer["series"]:
+            by_time = figures.setdefault((series["name"], series["topic"]), {})
+            rows = zip(answer["times"], answer["leading"], series["values"], strict=True)
+            for at, leading, value in rows:
+                if value is not None:
+                    by_time.setdefault(at, []).append((bool(leading), value))
+    return [
+        {
+            "name": name,
+            "topic": topic,
+            "values": [_one_of(by_time.get(at, ()), name in summed) for at in times],
+        }
+        for (name, topic), by_time in sorted(figures.items(), key=_place)
+    ]
+
+
+def _place(item: tuple[tuple[str, str | None], Any]) -> tuple[str, str]:
+    (name, topic), _ = item
+    return topic or "", name
+
+
+def _one_of(told: Sequence[tuple[bool, float]], is_summed: bool) -> Value:
+    if not told:
+        return None
+    if is_summed:
+        return round(sum(value for _, value in told), 3)
+    return max(told)[1]  # a leader's comes last

@@ -1,0 +1,121 @@
+"""The parameters that the cluster API takes, and the paths at the brokers that are made of them.
+Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta
+
+from raftmq.namesrv.http.cluster import Item
+from raftmq.web.operation import Call
+from raftmq.web.paging import LIMIT_DEFAULT, Cursor, Limit
+from raftmq.web.schema import Count, Input, TimeMs
+
+NAME_LENGTH_MAX = 255
+PREFERRED = "/groups/{group}/preferred-leader"
+PREFERRED_PATH = "/preferred-leader"  # a broker's
+# Paths here and at the brokers.
+TOPIC = "/topics/{topic}"
+QUEUES = f"{TOPIC}/queues"
+QUEUE_MESSAGES = f"{QUEUES}/{{queue_id}}/messages"
+SUBSCRIPTION = "/subscription-groups/{name}"
+CONSUMERS = "/consumer-groups/{name}"
+GroupName = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+# Names of topics and consumer groups, as brokers accept them.
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX, pattern="^[%|a-zA-Z0-9_-]+$")]
+MessageLimit = Annotated[int, Meta(ge=1, le=256)]  # as the node API's
+OptionalName = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
+
+
+class OfGroup(Input, frozen=True):
+    group: GroupName
+
+
+class OfName(Input, frozen=True):
+    name: Name
+
+
+class OfTopic(Input, frozen=True):
+    topic: Name
+
+
+class OfQueue(Input, frozen=True):
+    topic: Name
+    queue_id: Annotated[int, Meta(ge=0, le=65535)]
+
+
+class OfMessage(Input, frozen=True):
+    message_id: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$",
+            description="offsetMsgId: store host and CommitLog offset, in hexadecimal digits.",
+        ),
+    ]
+
+
+class OneGroup(Input, frozen=True):
+    """Only of this broker group."""
+
+    group: OptionalName = ""
+
+
+class TopicsQuery(Input, frozen=True):
+    """`q`: names that contain it, in any case. `group`: a broker group's only. `kind`: own, retry,
+    dead (dead letters), or system (the brokers' own); "": all."""
+
+    limit: Limit = LIMIT_DEFAULT
+    cursor: Cursor = ""
+    q: OptionalName = ""
+    group: OptionalName = ""
+    kind: Literal["", "own", "retry", "dead", "system"] = ""
+
+
+class SearchPage(Input, frozen=True):
+    """`q`: names that contain it, in any case. `group`: a broker group's only."""
+
+    limit: Limit = LIMIT_DEFAULT
+    cursor: Cursor = ""
+    q: OptionalName = ""
+    group: OptionalName = ""
+
+
+class FailoversQuery(Input, frozen=True):
+    group: OptionalName = ""
+    limit: Limit = LIMIT_DEFAULT
+
+
+class MessagesQuery(Input, frozen=True):
+    topic: Name
+    key: OptionalName = ""
+    unique_key: OptionalName = ""
+    begin_ms: TimeMs | None = None
+    end_ms: TimeMs | None = None
+    limit: MessageLimit = 32
+    group: OptionalName = ""
+
+
+class QueueMessagesQuery(Input, frozen=True):
+    offset: Count | None = None
+    time_ms: TimeMs | None = None
+    limit: MessageLimit = 32
+    group: OptionalName = ""
+
+
+def filled(path: str, call: Call) -> str:
+    """Return the whole path at a broker, with the call's parameters in their places."""
+    values = msgspec.structs.asdict(call.parameters)
+    return "/api/v1" + path.format_map({key: quote(str(v), "") for key, v in values.items()})
+
+
+def asked_of(**values: str | int | None) -> dict[str, str]:
+    """Return query parameters, without those that are not given."""
+    return {key: str(value) for key, value in values.items() if value not in ("", None)}
+
+
+def items_of(value: Any) -> list[Item]:
+    """Return the items of a page or of a plain list."""
+    return list(value["items"]) if isinstance(value, dict) and "items" in value else list(value)

@@ -1,0 +1,60 @@
+"""Logging in to the dashboard with a token, and out again (web.sessions). Shell: the clock."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from msgspec import Meta
+
+from raftmq.web.auth import Access
+from raftmq.web.operation import Call, Operation, Reply
+from raftmq.web.problem import conflict
+from raftmq.web.schema import Input, View
+from raftmq.web.sessions import COOKIE, LASTS_S
+
+PATH = "/api/v1/session"
+
+
+class LoginBody(Input, frozen=True):
+    token: Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class SessionView(View, frozen=True, kw_only=True):
+    """Who logged in, and until when."""
+
+    name: str
+    role: str
+    until_ms: int
+
+
+class Login:
+    """The operations; `is_https`: the cookie is sent over HTTPS only."""
+
+    def __init__(self, access: Access, *, is_https: bool) -> None:
+        self._access = access
+        self._flags = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if is_https else "")
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation("POST", PATH, "logIn", "Begin a session with a token; the answer sets a "
+                      "cookie.", self.begin, role=None, body=LoginBody, answer=SessionView,
+                      problems=(401, 409)),
+            Operation("DELETE", PATH, "logOut", "End the session of this browser.", self.end,
+                      role=None, status=204),
+        ]  # fmt: skip
+
+    async def begin(self, call: Call) -> Reply:
+        sessions = self._access.sessions
+        if sessions is None:
+            raise conflict("there are no tokens here: everybody on this machine is admin", "OPEN")
+        caller = self._access.caller(f"Bearer {call.body.token}")
+        now_s = int(time.time())
+        cookie = f"{COOKIE}={sessions.made(caller, now_s)}; Max-Age={LASTS_S}{self._flags}"
+        view = SessionView(
+            name=caller.name, role=caller.role.name.lower(), until_ms=(now_s + LASTS_S) * 1000
+        )
+        return Reply(view, headers={"Set-Cookie": cookie})
+
+    async def end(self, _: Call) -> Reply:
+        return Reply(status=204, headers={"Set-Cookie": f"{COOKIE}=; Max-Age=0{self._flags}"})

@@ -1,0 +1,404 @@
+"""The types that the cluster API answers: what the brokers show, with the group that shows it.
+
+A list of several groups has `errors`: the groups that did not answer. Brokers of an earlier version
+may show less than is described here. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from raftmq.web.resources.accounts import AccountView
+from raftmq.web.resources.consumers import (
+    ClientView,
+    ConnectionItem,
+    ConsumerGroupItem,
+    ConsumerQueueView,
+    ModeView,
+)
+from raftmq.web.resources.messages import MessageView, ResentView, SentView
+from raftmq.web.resources.node import NodeView
+from raftmq.web.resources.topics import QueueView, SubscriptionGroupView, TopicView
+from raftmq.web.schema import View
+
+
+class GroupError(View, frozen=True, kw_only=True):
+    """Why a group did not answer."""
+
+    group: str
+    error: str
+
+
+# ---- the cluster ------------------------------------------------------------------------------
+
+
+class NameServerView(View, frozen=True, kw_only=True):
+    address: str
+    boot_time_ms: int
+
+
+class FindingView(View, frozen=True, kw_only=True):
+    """A difference between what replicas believe; `field`: of their node views."""
+
+    group: str
+    severity: str
+    field: str
+    nodes: list[str]
+    words: str
+
+
+class MarkView(View, frozen=True, kw_only=True):
+    """A moment of a failover."""
+
+    what: str
+    at: int
+    since_ms: int
+    node: str
+    term: int
+
+
+class FailoverView(View, frozen=True, kw_only=True):
+    group: str
+    planned: bool
+    complete: bool
+    old_leader: str
+    new_leader: str
+    term: int
+    started_at: int
+    duration_ms: int | None
+    marks: list[MarkView]
+
+
+class FailoverPage(View, frozen=True, kw_only=True):
+    items: list[FailoverView]
+    next: None = None
+
+
+class BrokerView(View, frozen=True, kw_only=True):
+    """A broker, and its own view unchanged; `node` null: it did not answer, `error` says why."""
+
+    address: str
+    broker_id: int
+    name: str
+    http_address: str | None
+    registered: bool
+    gone_since_ms: int | None
+    took_ms: float
+    node: NodeView | None
+    error: str | None
+
+
+class BrokerGroupView(View, frozen=True, kw_only=True):
+    name: str
+    cluster: str
+    leader: str | None
+    preferred_leader: str | None
+    leader_address: str | None
+    term: int
+    topic_count: int
+    brokers: list[BrokerView]
+    last_failover: FailoverView | None
+
+
+class BrokerGroupPage(View, frozen=True, kw_only=True):
+    items: list[BrokerGroupView]
+    next: str | None
+
+
+class ClusterLook(View, frozen=True, kw_only=True):
+    """Every replica's own view, side by side. `differences`: the words of the findings."""
+
+    name_server: NameServerView
+    at: int
+    topic_count: int
+    groups: list[BrokerGroupView]
+    differences: list[str]
+    findings: list[FindingView]
+
+
+# ---- topics and groups ------------------------------------------------------------------------
+
+
+class TopicRoute(View, frozen=True, kw_only=True):
+    """A topic in one group, as clients are told. `messageType`: the kind of messages that it is
+    for; null if the group named none, which means NORMAL."""
+
+    group: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    message_type: str | None = None
+
+
+class TopicItem(View, frozen=True, kw_only=True):
+    """`kind`: own, retry, dead (dead letters), or system (the brokers' own)."""
+
+    topic: str
+    kind: Literal["own", "retry", "dead", "system"]
+    groups: list[TopicRoute]
+
+
+class TopicItemPage(View, frozen=True, kw_only=True):
+    items: list[TopicItem]
+    next: str | None
+
+
+class TopicOfGroup(TopicView, frozen=True, kw_only=True):
+    group: str
+
+
+class TopicInGroups(View, frozen=True, kw_only=True):
+    groups: list[TopicOfGroup]
+    errors: list[GroupError]
+
+
+class QueueOfGroup(QueueView, frozen=True, kw_only=True):
+    group: str
+
+
+class QueuesOfGroups(View, frozen=True, kw_only=True):
+    items: list[QueueOfGroup]
+    next: None = None
+    errors: list[GroupError]
+
+
+class SubscriptionOfGroup(SubscriptionGroupView, frozen=True, kw_only=True):
+    group: str
+
+
+class SubscriptionInGroups(View, frozen=True, kw_only=True):
+    groups: list[SubscriptionOfGroup]
+    errors: list[GroupError]
+
+
+class SubscriptionItem(View, frozen=True, kw_only=True):
+    name: str
+    groups: list[SubscriptionOfGroup]
+
+
+class SubscriptionItemPage(View, frozen=True, kw_only=True):
+    items: list[SubscriptionItem]
+    next: str | None
+    errors: list[GroupError]
+
+
+# ---- consumers and connections ----------------------------------------------------------------
+
+
+class ConsumersOfGroup(ConsumerGroupItem, frozen=True, kw_only=True):
+    group: str
+
+
+class ConsumersItem(View, frozen=True, kw_only=True):
+    name: str
+    groups: list[ConsumersOfGroup]
+
+
+class ConsumersPage(View, frozen=True, kw_only=True):
+    items: list[ConsumersItem]
+    next: str | None
+    errors: list[GroupError]
+
+
+class ConsumerQueueOfGroup(ConsumerQueueView, frozen=True, kw_only=True):
+    group: str
+
+
+class ConsumersView(View, frozen=True, kw_only=True):
+    """A consumer group over all broker groups: clients once each, `lagByTopic` over all queues."""
+
+    name: str
+    consume_enable: bool
+    consume_type: str | None
+    message_model: str | None
+    subscriptions: dict[str, str]
+    expression_types: dict[str, str] = {}  # noqa: RUF012 (msgspec copies it)
+    clients: list[ClientView]
+    queues: list[ConsumerQueueOfGroup]
+    queues_left_out: int
+    lag_by_topic: dict[str, int]
+    lag: int
+    in_flight: int
+    errors: list[GroupError]
+
+
+class ModeOfGroup(ModeView, frozen=True, kw_only=True):
+    """`group` is the consumer group, `brokerGroup` the brokers' one."""
+
+    broker_group: str
+
+
+class ModesOfGroups(View, frozen=True, kw_only=True):
+    items: list[ModeOfGroup]
+    next: None = None
+    errors: list[GroupError]
+
+
+class ConnectionOfGroup(ConnectionItem, frozen=True, kw_only=True):
+    group: str
+
+
+class ConnectionsOfGroups(View, frozen=True, kw_only=True):
+    producers: list[ConnectionOfGroup]
+    consumers: list[ConnectionOfGroup]
+    errors: list[GroupError]
+
+
+# ---- messages ---------------------------------------------------------------------------------
+
+
+class MessageOfGroup(MessageView, frozen=True, kw_only=True):
+    group: str
+
+
+class MessagesOfGroups(View, frozen=True, kw_only=True):
+    items: list[MessageOfGroup]
+    next: str | None
+    errors: list[GroupError]
+
+
+class NewestOfGroups(View, frozen=True, kw_only=True):
+    """Newest first. `next`: for `before`; `scanned`: how many messages were looked at."""
+
+    items: list[MessageOfGroup]
+    next: str | None
+    scanned: int
+    errors: list[GroupError]
+
+
+class QueueMessagesOfGroup(View, frozen=True, kw_only=True):
+    items: list[MessageOfGroup]
+    next: str | None
+    min_offset: int
+    max_offset: int
+
+
+class SentToGroup(SentView, frozen=True, kw_only=True):
+    group: str
+
+
+class ResentByGroup(ResentView, frozen=True, kw_only=True):
+    group: str | None = None
+
+
+class ResentByGroups(View, frozen=True, kw_only=True):
+    items: list[ResentByGroup]
+    next: None = None
+
+
+class ReplicaTrace(View, frozen=True, kw_only=True):
+    """`state`: durable, written, missing (`behindBytes` says by how much), deleted, unknown."""
+
+    name: str
+    address: str
+    role: str | None
+    state: str
+    error: str | UnsetType | None = UNSET
+    behind_bytes: int | UnsetType = UNSET
+
+
+class ConsumerTrace(View, frozen=True, kw_only=True):
+    """`state`: consumed, waiting, passed (its subscription does not take the message), never,
+    unknown. `expression`: of its subscription."""
+
+    name: str
+    state: str
+    consumer_offset: int | UnsetType | None = UNSET
+    messages_before: int | UnsetType = UNSET
+    clients: int | UnsetType = UNSET
+    last_time_ms: int | UnsetType | None = UNSET
+    expression: str | UnsetType | None = UNSET
+    error: str | UnsetType = UNSET
+
+
+class TraceView(View, frozen=True, kw_only=True):
+    """Where a message is, and who had it. `consumersLeftOut`: groups that were not asked."""
+
+    group: str
+    message: MessageView
+    replicas: list[ReplicaTrace]
+    consumers: list[ConsumerTrace]
+    consumers_left_out: int | UnsetType = UNSET
+    consumers_error: str | UnsetType = UNSET
+
+
+# ---- accounts ---------------------------------------------------------------------------------
+
+
+class AccountOfGroup(AccountView, frozen=True, kw_only=True):
+    group: str
+
+
+class AccountItem(View, frozen=True, kw_only=True):
+    """An account as each group has it."""
+
+    access_key: str
+    groups: list[AccountOfGroup]
+
+
+class AccountsOfGroup(View, frozen=True, kw_only=True):
+    """`enabled` false: this group asks nobody for an account."""
+
+    group: str
+    enabled: bool
+    white_addresses: list[str]
+
+
+class AccountsOfGroups(View, frozen=True, kw_only=True):
+    items: list[AccountItem]
+    next: None = None
+    groups: list[AccountsOfGroup]
+    errors: list[GroupError]
+
+
+# ---- changes and this process -----------------------------------------------------------------
+
+
+class GroupNamed(View, frozen=True, kw_only=True):
+    group: str
+
+
+class GroupOutcome(View, frozen=True, kw_only=True):
+    """What became of a change in one group: ok with the broker's answer (`value`), failed
+    (certainly not done) or unknown (perhaps done). `status` 0: no answer."""
+
+    group: str
+    outcome: Literal["ok", "failed", "unknown"]
+    status: int
+    value: Any = None
+    error: str | UnsetType = UNSET
+
+
+class ChangedInGroups(View, frozen=True, kw_only=True):
+    results: list[GroupOutcome]
+
+
+class UpView(View, frozen=True, kw_only=True):
+    status: str
+
+
+class ServesView(View, frozen=True, kw_only=True):
+    status: str
+    brokers: int
+
+
+class OptionView(View, frozen=True, kw_only=True):
+    key: str
+    value: bool | int | str | float
+    default: bool | int | str | float
+    live: bool
+    description: str
+
+
+class OptionsView(View, frozen=True, kw_only=True):
+    items: list[OptionView]
+    next: None = None
+
+
+class CallerView(View, frozen=True, kw_only=True):
+    """`role`: viewer, operator or admin."""
+
+    name: str
+    role: str

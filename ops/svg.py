@@ -1,0 +1,298 @@
+"""Pictures of a report as SVG: lines, dots, markers, bands and strips over one axis of time or
+values, dots by kind, and bars. Pure.
+
+No library: a plotting library in the page is five megabytes and keeps it blank for a minute on a
+slow machine, and what a report draws are polylines, circles and rectangles. Colours are the page's
+CSS variables, so that pictures follow its dark scheme. What a dot or a band is, its tooltip says.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+WIDTH, LEFT, RIGHT, TOP = 1040.0, 66.0, 10.0, 26.0
+CHARACTER = 6.6  # width of one at the size of the words
+LANE = 15.0  # height of a line of words
+BAR = 24.0  # height of a row of `bars`
+LABEL_MAX = 40  # characters of a row's label; its tooltip has all
+LINES = 6  # styles "line0" to "line5" of ops.page: a colour and dashes each
+SHAPES = (  # of markers, around their place
+    "m-4 -4l8 8m0 -8l-8 8",  # cross
+    "m-5 0h10m-5 -5v10",  # plus
+    "m-4 -4h8v8h-8z",  # square
+    "m0 -6l5 9h-10z",  # triangle
+    "m0 -6l6 6l-6 6l-6 -6z",  # diamond
+    "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",  # circle
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps values in [low, high] to pixels; `log`: by their logarithms, and low is above 0."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    log: bool = False
+
+    @classmethod
+    def across(cls, low: float, high: float, *, indent: float = 0.0, log: bool = False) -> Scale:
+        """Return the axis along a picture's bottom; `indent`: pixels before it for words."""
+        return cls(low, high, LEFT + indent, WIDTH - RIGHT, log)
+
+    @classmethod
+    def upright(cls, low: float, high: float, height: float, *, log: bool = False) -> Scale:
+        """Return the axis along the left side of a panel of that height."""
+        return cls(low, high, TOP + height, TOP, log)
+
+    def at(self, value: float) -> float:
+        low, high = self._place(self.low), self._place(self.high)
+        share = (self._place(max(value, self.low)) - low) / ((high - low) or 1.0)
+        return self.begin + min(share, 1.0) * (self.end - self.begin)
+
+    def ticks(self) -> list[float]:
+        """Return some round values: the powers of ten, or about five steps of 1, 2 or 5."""
+        if self.log:
+            powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
+            return [10.0**power for power in powers]
+        rough = (self.high - self.low) / 5 or 1.0
+        unit: float = 10.0 ** math.floor(math.log10(rough))
+        step = next(unit * times for times in (1, 2, 5, 10) if unit * times >= rough)
+        count = math.floor(self.high / step + 1e-9)
+        return [step * n for n in range(math.ceil(self.low / step), count + 1)]
+
+    def _place(self, value: float) -> float:
+        return math.log10(value) if self.log else value
+
+
+@dataclass(slots=True)
+class Lanes:
+    """Lines for words beside each other: each goes to the first where it touches no other one."""
+
+    count_max: int
+    _ends: list[float] = field(default_factory=list)
+
+    def place(self, x: float, words: str) -> tuple[int, float] | None:
+        """Return lane and x for words that begin at `x`, or end at the right edge; None: there is
+        no room for them."""
+        width = CHARACTER * (len(words) + 1)
+        x = max(LEFT, min(x, WIDTH - RIGHT - width))
+        for lane, end in enumerate(self._ends):
+            if end <= x:
+                self._ends[lane] = x + width
+                return lane, x
+        if len(self._ends) == self.count_max:
+            return None
+        self._ends.append(x + width)
+        return len(self._ends) - 1, x
+
+
+class Panel:
+    """One picture over time, or over values. `y` None: without an axis of values, for strips."""
+
+    def __init__(self, title: str, x: Scale, y: Scale | None, height: float) -> None:
+        self.height = height
+        self._title = title
+        self._x = x
+        self._y = y
+        self._parts: list[str] = []
+
+    def line(self, at: Sequence[float], values: Sequence[float | None], style: str) -> None:
+        """Draw a line; None is a gap in it."""
+        assert self._y is not None
+        pieces: list[list[str]] = [[]]
+        for x, value in zip(at, values, strict=True):
+            if value is None:
+                pieces.append([])
+            else:
+                pieces[-1].append(f"{self._x.at(x):.1f},{self._y.at(value):.1f}")
+        for piece in pieces:
+            if piece:
+                points = " ".join(piece if len(piece) > 1 else piece * 2)
+                self._parts.append(f'<polyline class="{style}" points="{points}"/>')
+
+    def dots(self, at: Sequence[float], values: Sequence[float], style: str) -> None:
+        """Draw dots, all in one path: there are thousands."""
+        assert self._y is not None
+        places = zip(at, values, strict=True)
+        path = "".join(f"M{self._x.at(x):.1f} {self._y.at(v):.1f}h0" for x, v in places)
+        self._parts.append(f'<path class="dot {style}" d="{path}"/>')
+
+    def marker(self, at: float, value: float, number: int, words: str) -> None:
+        """Draw a marker that says something."""
+        assert self._y is not None
+        self._parts.append(marker([(self._x.at(at), self._y.at(value))], number, words))
+
+    def band(self, begin: float, end: float, style: str, words: str) -> None:
+        """Draw a span of time from top to bottom."""
+        x, right = self._x.at(begin), self._x.at(end)
+        self._parts.append(
+            f'<rect class="{style}" x="{x:.1f}" y="{TOP}" width="{max(right - x, 2):.1f}" '
+            f'height="{self.height}"><title>{html.escape(words)}</title></rect>'
+        )
+
+    def words(self, at: float, words: str, style: str, lanes: Lanes) -> None:
+        """Write words at a time, where there is room for them."""
+        found = lanes.place(self._x.at(at) + 3, words)
+        if found is not None:
+            lane, x = found
+            y = TOP + 11 + lane * LANE
+            self._parts.append(
+                f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{html.escape(words)}</text>'
+            )
+
+    def strip(self, row: int, height: float, at: Sequence[float], share: Sequence[float | None],
+              name: str, step: float) -> None:  # fmt: skip
+        """Draw a row of cells from bad (0) to good (1), by tenths; None: no cell."""
+        y = TOP + row * height
+        self._parts.append(
+            f'<text class="axis" x="{LEFT - 6}" y="{y + height * 0.75:.1f}" text-anchor="end">'
+            f"{html.escape(name[-11:])}</text>"
+        )
+        paths: dict[float, str] = {}  # one for each tenth: there may be thousands of cells
+        tenths = [None if value is None else math.floor(value * 10) / 10 for value in share]
+        begin = 0
+        for number in range(1, len(tenths) + 1):
+            if number < len(tenths) and tenths[number] == tenths[begin]:
+                continue
+            value = tenths[begin]
+            if value is not None:
+                x = self._x.at(at[begin] - step / 2)
+                width = max(self._x.at(at[number - 1] + step / 2) - x, 0.5)
+                place = f"M{x:.1f} {y + height / 2 - 1:.0f}h{width:.1f}"
+                paths[value] = paths.get(value, "") + place
+            begin = number
+        for value, path in paths.items():
+            words = "all" if value == 1.0 else f"{value:.0%} to {value + 0.1:.0%}"
+            self._parts.append(
+                f'<path stroke="hsl({120 * value:.0f} 60% 42%)" stroke-width="{height - 2:g}" '
+                f'd="{path}"><title>{html.escape(name)}: {words}</title></path>'
+            )
+
+    def svg(self, unit: str = "", ticks: Mapping[float, str] | None = None) -> str:
+        """Return the picture; `unit` stands at the time's axis. `ticks`: what stands where on the
+        axis, instead of round values."""
+        bottom = TOP + self.height
+        if ticks is None:
+            ticks = {tick: f"{tick:g}{unit}" for tick in self._x.ticks()}
+        axes = axis(self._x, ticks, bottom)
+        for tick in [] if self._y is None else self._y.ticks():
+            y = self._y.at(tick) if self._y else 0.0
+            right = WIDTH - RIGHT
+            axes.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            axes.append(text(LEFT - 6, y + 4, f"{tick:,.10g}", "end"))
+        return picture(self._title, bottom + 22, [*axes, *self._parts])
+
+
+def axis(x: Scale, ticks: Mapping[float, str], bottom: float) -> list[str]:
+    """Draw lines from top to bottom at `ticks`, and under them the words that do not touch those
+    before and fit into the picture."""
+    parts, end = [], 0.0
+    for tick, words in ticks.items():
+        at, half = x.at(tick), CHARACTER * len(words) / 2
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{bottom}"/>')
+        middle = min(at, WIDTH - half)
+        if middle - half >= end:
+            parts.append(text(middle, bottom + 15, words, "middle"))
+            end = middle + half + CHARACTER
+    return parts
+
+
+def picture(title: str, height: float, parts: Sequence[str]) -> str:
+    """Return an SVG element with its title."""
+    words = html.escape(title)
+    return (
+        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{words}">'
+        f'<text class="head" x="{LEFT}" y="14">{words}</text>{"".join(parts)}</svg>'
+    )
+
+
+def by_kind(title: str, kinds: Sequence[str], rows: Sequence[tuple[str, str, list[float]]]) -> str:
+    """Draw values as dots on a logarithmic axis: `rows` of (kind, label, values), under each
+    other."""
+    values = [value for _, _, found in rows for value in found]
+    low = 10.0 ** math.floor(math.log10(max(min(values), 0.1)))
+    high = (
+        max(10.0 ** math.ceil(math.log10(max(values))), low * 10) if max(values) > 0 else low * 10
+    )
+    x = Scale.across(low, high, indent=210, log=True)
+    bottom = TOP + 18.0 * len(rows)
+    parts = axis(x, {tick: f"{tick:,g} ms" for tick in x.ticks()}, bottom)
+    for number, (kind, label, found) in enumerate(rows):
+        y = TOP + 18 * number + 9
+        parts.append(text(LEFT + 200, y + 4, f"{kind} {label}"[-40:], "end"))
+        style = f"of{kinds.index(label) % 6}"
+        for value in found:
+            parts.append(
+                f'<circle class="{style}" cx="{x.at(value):.1f}" cy="{y}" r="4">'
+                f"<title>{html.escape(f'{kind} {label}: {value:,.0f} ms')}</title></circle>"
+            )
+    return picture(title, bottom + 22, parts)
+
+
+def line_style(number: int) -> str:
+    """Return the colour and dashes of a picture's line of that number."""
+    return f"line{number % LINES}"
+
+
+def marker(places: Iterable[tuple[float, float]], number: int, words: str) -> str:
+    """Return a marker at each place, which says something. Colour and shape follow from `number`,
+    and 36 of them differ in one or the other."""
+    shape = SHAPES[(number + number // LINES) % len(SHAPES)]
+    path = "".join(f"M{x:.1f} {y:.1f}{shape}" for x, y in places)
+    return (
+        f'<path class="mark {line_style(number)}" d="{path}">'
+        f"<title>{html.escape(words)}</title></path>"
+    )
+
+
+def bars(title: str, unit: str, rows: Sequence[tuple[str, float | None, Sequence[float]]]) -> str:
+    """Draw a bar for each row of (label, value, what it is the median of), with a dot for each of
+    those; None: no bar."""
+    most = max((v for _, value, found in rows for v in (value or 0.0, *found)), default=0.0)
+    longest = min(max((len(label) for label, _, _ in rows), default=0), LABEL_MAX)
+    begin = max(LEFT, CHARACTER * longest + 16)
+    x = Scale(0.0, most * 1.05 or 1.0, begin, WIDTH - RIGHT - 90)
+    bottom = TOP + BAR * len(rows)
+    parts = axis(x, {tick: f"{tick:,.10g}" for tick in x.ticks()}, bottom)
+    for number, (label, value, found) in enumerate(rows):
+        y = TOP + BAR * number
+        shown = label if len(label) <= LABEL_MAX else f"{label[: LABEL_MAX - 1]}…"
+        parts.append(text(begin - 8, y + BAR * 0.65, shown, "end"))
+        if value is None:
+            continue
+        rounds = "; ".join(digits(v) for v in found)
+        words = f"{label}: {digits(value)} {unit} (median of {rounds})"
+        tooltip = f"<title>{html.escape(words)}</title>"
+        width = max(x.at(value) - x.begin, 1)
+        parts.append(
+            f'<rect class="bar" x="{x.begin:.1f}" y="{y + 3:.1f}" width="{width:.1f}" '
+            f'height="{BAR - 6:.0f}">{tooltip}</rect>'
+        )
+        places = "".join(f"M{x.at(v):.1f} {y + BAR / 2:.1f}h0" for v in found)
+        parts.append(f'<path class="dot round" d="{places}">{tooltip}</path>')
+        right = max(x.at(v) for v in (value, *found))
+        parts.append(text(right + 6, y + BAR * 0.65, digits(value), "start"))
+    return picture(title, bottom + 22, parts)
+
+
+def digits(value: float) -> str:
+    """Return a figure as text: four digits, but all of them before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
+
+def swatch(drawn: str) -> str:
+    """Return what stands before a key's words: a picture of 30 by 12."""
+    return f'<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true">{drawn}</svg>'
+
+
+def text(x: float, y: float, words: str, anchor: str) -> str:
+    """Return words at a place; `anchor`: which end of them is there."""
+    return (
+        f'<text class="axis" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
+        f"{html.escape(words)}</text>"
+    )

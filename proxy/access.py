@@ -1,0 +1,69 @@
+"""Access control of a proxy (aclEnable): whether a caller is who it says, and what it may do.
+
+The accounts are those of the brokers, in a file of the same form. A caller's rights are judged
+here, by the needs of the request that goes to the broker for it; the proxy itself speaks to brokers
+with an account that may do everything. The signature covers the call's time alone, as the protocol
+has it: use TLS where somebody may listen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raftmq.proxy.caller import access_key_of, is_signed_by
+from raftmq.proxy.protocol.messaging_pb2 import Code
+from raftmq.proxy.refusals import Refusal
+from raftmq.remoting.acl import Account, AclError, broker_needs
+from raftmq.remoting.acl.gate import permit
+from raftmq.remoting.aclfile import AccountFile
+from raftmq.remoting.command import RemotingCommand
+
+
+class Access:
+    """Knows the accounts; without aclEnable every caller may do everything."""
+
+    def __init__(self, *, enabled: bool, path: str) -> None:
+        self.enabled = enabled
+        self.refused_count = 0
+        self._file = AccountFile(path)
+
+    def prepare(self) -> None:
+        """Read the accounts. Blocking. Raises AclError."""
+        if self.enabled:
+            self._file.read()
+
+    def look_at_file(self) -> None:
+        """Read the accounts again if their file has changed. Blocking; called periodically."""
+        if self.enabled:
+            self._file.read_if_changed()
+
+    def account_of(self, metadata: Mapping[str, str], host: str) -> Account | None:
+        """Return a caller's account; None if it may do everything. Raises Refusal."""
+        if not self.enabled:
+            return None
+        accounts = self._file.accounts
+        if accounts.trusts(host):
+            return None
+        key, signature = access_key_of(metadata)
+        account = accounts.by_key.get(key)
+        if account is None:
+            raise self._refused(Code.UNAUTHORIZED, f"no account {key[:256]!r}")
+        if account.white_remote_address and account.trusted.matches(host):
+            return None
+        date_time = metadata.get("x-mq-date-time", "")
+        if not date_time or not is_signed_by(account.secret_key, date_time, signature):
+            raise self._refused(Code.UNAUTHORIZED, f"the signature of {key} is wrong")
+        return None if account.is_unbound else account
+
+    def permit(self, account: Account | None, command: RemotingCommand) -> None:
+        """Raise Refusal if the account lacks what a request to a broker needs."""
+        if account is None:
+            return
+        try:
+            permit(account, command.code, broker_needs(command))
+        except AclError as error:
+            raise self._refused(Code.FORBIDDEN, str(error)) from error
+
+    def _refused(self, code: Code, message: str) -> Refusal:
+        self.refused_count += 1
+        return Refusal(code, message)

@@ -1,0 +1,253 @@
+"""The cluster as the calls see it: routes, requests to leaders, what brokers know of topics and
+groups.
+
+A request goes to the leader of its broker group, wherever that has moved, for as long as the
+caller has time. An unanswered one is sent again: so only those that may be repeated go this way,
+and sends do not (`sends`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.instance import ClientInstance
+from raftmq.client.retry import RetryPolicy
+from raftmq.client.route import TopicRouteData
+from raftmq.proxy.access import Access
+from raftmq.proxy.caller import Caller
+from raftmq.proxy.protocol.messaging_pb2 import Code
+from raftmq.proxy.refusals import Refusal, refusal_of, refused_by
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
+
+# Of a request that a broker answers at once. Its leader is doubted then, whatever time the caller
+# has: another one may lead, or sends back here.
+ATTEMPT_MS = 1_000
+TELL_MS = 3_000
+MARGIN_S = 0.1  # of the caller's time, for the way back
+KNOWN_S = 5.0  # so long what a broker said of a topic or a group is believed
+KNOWN_MAX = 10_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What a consumer group's configuration says to its clients."""
+
+    orderly: bool = False
+    retry_times_max: int = 16
+
+
+class Remembered(Generic[T]):
+    """What brokers said, by name, for a while. An old one serves when nobody can be asked."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, T]] = {}
+
+    def fresh(self, name: str, now_s: float) -> T | None:
+        found = self._known.get(name)
+        return found[1] if found is not None and found[0] > now_s else None
+
+    def any(self, name: str) -> T | None:
+        found = self._known.get(name)
+        return None if found is None else found[1]
+
+    def put(self, name: str, value: T, now_s: float) -> None:
+        self._known.pop(name, None)
+        if len(self._known) >= KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[name] = (now_s + KNOWN_S, value)
+
+
+class Brokers:
+    """Asks name servers and brokers for callers."""
+
+    def __init__(self, instance: ClientInstance, access: Access) -> None:
+        self._instance = instance
+        self._access = access
+        self._types: Remembered[str] = Remembered()
+        self._groups: Remembered[GroupSettings] = Remembered()
+
+    # ---- routes
+
+    async def route(self, caller: Caller, topic: str) -> TopicRouteData:
+        """Return the topic's route. Raises Refusal."""
+        known = self._instance.directory.route_if_known(topic)
+        if known is not None:
+            return known
+        try:
+            async with asyncio.timeout_at(caller.deadline_s - MARGIN_S):
+                return await self._instance.directory.route(topic)
+        except ClientError as error:
+            raise refusal_of(error) from error
+        except TimeoutError as error:
+            raise Refusal(Code.PROXY_TIMEOUT, f"no route to {topic} in time") from error
+
+    async def check_broker(self, caller: Caller, topic: str, broker_name: str) -> None:
+        """Raise Refusal unless the topic's route has the broker group that a handle names."""
+        route = await self.route(caller, topic)
+        if any(broker.broker_name == broker_name for broker in route.brokers):
+            return
+        try:
+            route = await self._instance.directory.refresh(topic)
+        except ClientError as error:
+            raise refusal_of(error) from error
+        if not any(broker.broker_name == broker_name for broker in route.brokers):
+            words = f"{topic} has no broker {broker_name[:100]}"
+            raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
+
+    def addresses(self, topics: set[str]) -> tuple[str, ...]:
+        """Return the replicas of all broker groups of these topics, as far as they are known."""
+        directory = self._instance.directory
+        found: dict[str, None] = {}
+        for topic in topics:
+            route = directory.route_if_known(topic)
+            for broker in () if route is None else route.brokers:
+                found.update(dict.fromkeys(directory.group(broker.broker_name).addresses))
+        return tuple(found)
+
+    def broker_at(self, topic: str, address: str) -> str | None:
+        """Return the name of the topic's broker group that has a replica at this address."""
+        directory = self._instance.directory
+        route = directory.route_if_known(topic)
+        for broker in () if route is None else route.brokers:
+            if address in directory.group(broker.broker_name).addresses:
+                return broker.broker_name
+        return None
+
+    # ---- requests
+
+    async def ask(
+        self,
+        caller: Caller,
+        broker_name: str,
+        code: RequestCode,
+        ext: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        wait_ms: int = 0,
+        unknown_again: bool = True,
+    ) -> RemotingCommand:
+        """Return the leader's answer, whatever its code, if it has one in time; `wait_ms`: how
+        long it may wait before it answers. Raises Refusal."""
+        self._access.permit(caller.account, RemotingCommand.request(code, dict(ext), body))
+        loop = asyncio.get_running_loop()
+        end_s = caller.deadline_s - MARGIN_S
+
+        async def once() -> RemotingCommand:
+            command = RemotingCommand.request(code, dict(ext), body)
+            command.language = caller.language
+            response = await self._instance.ask_leader_once(
+                broker_name, command, wait_ms + ATTEMPT_MS
+            )
+            refusal = BrokerRefused(response.code, response.remark or "", broker_name)
+            if refusal.outcome_unknown and unknown_again:
+                refusal.retriable = True
+                raise refusal
+            return response
+
+        refusal = Refusal(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
+        try:
+            async with asyncio.timeout_at(end_s):
+                try:
+                    return await once()
+                except ClientError as error:
+                    if not error.retriable:
+                        raise
+                    refusal = refusal_of(error)
+                left_ms = max(0.0, (end_s - loop.time()) * 1000)
+                policy = RetryPolicy(10, 100, 1.5, 10, time_ms_max=left_ms)
+                async for attempt in policy.while_retriable():
+                    with attempt:
+                        return await once()
+        except ClientError as error:
+            raise refusal_of(error) from error
+        except TimeoutError as error:
+            raise refusal from error
+        raise AssertionError("the retry loop returns or raises")
+
+    async def tell(self, caller: Caller, address: str, command: RemotingCommand) -> bool:
+        """Send one replica a request that is not repeated; return whether it was accepted."""
+        try:
+            response = await self._instance.remoting.invoke(address, command, TELL_MS)
+        except RemotingError:
+            return False  # it is dead, or is told again soon
+        return response.code == ResponseCode.SUCCESS
+
+    # ---- what brokers know
+
+    async def message_type(self, caller: Caller, topic: str) -> str:
+        """Return the kind of messages that a topic is for (remoting.topicattributes). Raises
+        Refusal."""
+        now_s = asyncio.get_running_loop().time()
+        known = self._types.fresh(topic, now_s)
+        if known is not None:
+            return known
+        bean = await self._bean(
+            caller, topic, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}, self._types.any(topic)
+        )
+        if bean is None:
+            return self._types.any(topic) or NORMAL
+        attributes = bean.get("attributes")
+        found = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
+        kind = str(found or NORMAL)
+        self._types.put(topic, kind, now_s)
+        return kind
+
+    async def group_settings(self, caller: Caller, topic: str, group: str) -> GroupSettings:
+        """Return a group's settings, by a broker that has the topic. Raises Refusal."""
+        now_s = asyncio.get_running_loop().time()
+        known = self._groups.fresh(group, now_s)
+        if known is not None:
+            return known
+        code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group}
+        bean = await self._bean(caller, topic, code, ext, self._groups.any(group))
+        if bean is None:
+            return self._groups.any(group) or GroupSettings()
+        try:
+            times_max = int(bean.get("retryMaxTimes", 16))
+        except (TypeError, ValueError):
+            times_max = 16
+        found = GroupSettings(bean.get("consumeMessageOrderly") is True, max(0, times_max))
+        self._groups.put(group, found, now_s)
+        return found
+
+    async def _bean(
+        self,
+        caller: Caller,
+        topic: str,
+        code: RequestCode,
+        ext: Mapping[str, str],
+        before: object,
+    ) -> dict[str, Any] | None:
+        """Return what the first broker of the topic that answers says. None: there is no such
+        thing, or nobody answers and it was known `before`. Raises Refusal."""
+        route = await self.route(caller, topic)
+        refusal: Refusal | None = None
+        for broker in route.brokers:
+            try:
+                response = await self.ask(caller, broker.broker_name, code, ext)
+            except Refusal as error:
+                refusal = error
+                continue
+            if response.code == ResponseCode.SUCCESS:
+                try:
+                    return loads_object(response.body)
+                except RemotingError as error:
+                    raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+            if response.code not in (
+                ResponseCode.TOPIC_NOT_EXIST,
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                ResponseCode.SYSTEM_ERROR,
+            ):
+                refusal = refused_by(response)
+        if refusal is not None and before is None:
+            raise refusal
+        return None

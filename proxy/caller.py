@@ -1,0 +1,100 @@
+"""Who makes a call, from its metadata. Pure.
+
+    x-mq-client-id        who; a call without one is refused
+    x-mq-date-time        what is signed
+    authorization         MQv2-HMAC-SHA1 Credential=<access key>, SignedHeaders=x-mq-date-time,
+                          Signature=<hex of HMAC-SHA1(secret, date-time)>
+    x-mq-language, x-mq-namespace
+
+A credential may have more behind a slash, as other clouds' have it; the access key ends there.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from raftmq.proxy.protocol.messaging_pb2 import Code
+from raftmq.proxy.refusals import Refusal
+from raftmq.remoting.acl import Account
+from raftmq.remoting.codes import LanguageCode
+
+ALGORITHM = "MQv2-HMAC-SHA1"
+CLIENT_ID_CHARS_MAX = 255
+_FIELD = re.compile(r"(\w+)=([^,\s]+)")
+_LANGUAGES = {
+    "JAVA": LanguageCode.JAVA,
+    "CPP": LanguageCode.CPP,
+    "DOT_NET": LanguageCode.DOTNET,
+    "GOLANG": LanguageCode.GO,
+    "GO": LanguageCode.GO,
+    "RUST": LanguageCode.RUST,
+    "PYTHON": LanguageCode.PYTHON,
+    "PHP": LanguageCode.PHP,
+    "NODE_JS": LanguageCode.NODE_JS,
+    "RUBY": LanguageCode.RUBY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One call's client. `deadline_s` is the loop's time by which it wants its answer; `account`
+    is None if it may do everything."""
+
+    client_id: str
+    namespace: str
+    language: LanguageCode
+    host: str
+    deadline_s: float
+    account: Account | None = None
+
+    @property
+    def owner(self) -> str:
+        """Return whose client it is: the access key, "" for one that needs no account."""
+        return "" if self.account is None else self.account.access_key
+
+
+def metadata_of(pairs: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    """Return a call's metadata as text; what is no text is left out."""
+    return {key: value for key, value in pairs or () if isinstance(value, str)}
+
+
+def client_id_of(metadata: Mapping[str, str]) -> str:
+    """Return the client's id. Raises Refusal."""
+    client_id = metadata.get("x-mq-client-id", "")
+    if not client_id:
+        raise Refusal(Code.CLIENT_ID_REQUIRED, "the metadata have no x-mq-client-id")
+    if len(client_id) > CLIENT_ID_CHARS_MAX or not client_id.isprintable():
+        raise Refusal(Code.BAD_REQUEST, "x-mq-client-id is too long, or not printable")
+    return client_id
+
+
+def language_of(metadata: Mapping[str, str]) -> LanguageCode:
+    return _LANGUAGES.get(metadata.get("x-mq-language", ""), LanguageCode.OTHER)
+
+
+def host_of(peer: str) -> str:
+    """Return the address in gRPC's name of a peer: `ipv4:1.2.3.4:5`, `ipv6:[::1]:5`; "" for
+    another kind."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return ""
+    host = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]")
+    return host.strip("[]")
+
+
+def access_key_of(metadata: Mapping[str, str]) -> tuple[str, str]:
+    """Return the access key and the signature that a call shows; "" for each that it does not."""
+    algorithm, _, rest = metadata.get("authorization", "").partition(" ")
+    if algorithm != ALGORITHM:
+        return "", ""
+    fields = dict(_FIELD.findall(rest))
+    return fields.get("Credential", "").partition("/")[0], fields.get("Signature", "")
+
+
+def is_signed_by(secret_key: str, date_time: str, given: str) -> bool:
+    """Return whether the signature was made with this secret, comparing in constant time."""
+    made = hmac.digest(secret_key.encode(), date_time.encode(), "sha1").hex()
+    return hmac.compare_digest(made.encode(), given.lower().encode())

@@ -1,0 +1,68 @@
+"""The command line of `mqproxy`: what it can do, and with which options.
+
+The server is imported when it is to run (proxy.process): `--help` imports little.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from raftmq import __version__
+from raftmq.ops.configcli import config_commands
+from raftmq.proxy.health import health
+
+LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.version_option(__version__, prog_name="mqproxy")
+@click.option(
+    "-c", "--config", "path", type=click.Path(dir_okay=False), metavar="FILE",
+    help="proxy.toml, or properties. Keys: docs/proxy.md.",
+)  # fmt: skip
+@click.option(
+    "-n", "--namesrv", metavar="HOST:PORT;…",
+    help="The name servers of the cluster. [namesrvAddr: 127.0.0.1:9876]",
+)  # fmt: skip
+@click.option(
+    "-p", "--grpc-port", type=int, metavar="PORT",
+    help="TCP port that clients connect to; 0 takes any free one. [grpcServerPort: 8081]",
+)  # fmt: skip
+@click.option(
+    "--bind", metavar="HOST",
+    help="Address or name to listen on; 0.0.0.0: all of this machine's. [bindAddress: 127.0.0.1, "
+    "with accounts (aclEnable) 0.0.0.0]",
+)  # fmt: skip
+@click.option("--log-level", type=LOG_LEVELS, help="What to log, on stderr. [logLevel: INFO]")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE",
+    help="Override one key of the configuration; may be repeated.",
+)  # fmt: skip
+@click.option("--while-stdin-is-open", is_flag=True, hidden=True)  # of a broker's own proxy
+@click.pass_context
+def main(context: click.Context, /, **given: Any) -> None:
+    """Run a proxy: the endpoint of RocketMQ 5's gRPC clients.
+
+    One proxy serves a whole cluster, any number of them serve it together: give clients the
+    addresses of all, as "host1:8081;host2:8081". Any of them serves any client at any time.
+
+    Environment variables override the file: RAFTMQ_GRPC_SERVER_PORT=8082 is grpcServerPort, and so
+    on. Options override both. Ends in order on SIGTERM or Ctrl-C.
+    """
+    from raftmq.ops.permissions import keep_from_others
+    from raftmq.proxy.process import serve
+
+    keep_from_others()
+    if context.invoked_subcommand is None:
+        sys.exit(serve(**given))
+
+
+main.add_command(config_commands("mqproxy", "raftmq.proxy.config"), "config")
+main.add_command(health)
+
+
+if __name__ == "__main__":
+    main()

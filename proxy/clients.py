@@ -1,0 +1,149 @@
+"""The clients that this proxy has heard of: what each is, and the open line to it.
+
+Nothing here is needed to serve a client's calls: a proxy that never heard of it serves them as
+well. What a client is registered as at the brokers is renewed by its heartbeats, through whichever
+proxy they come; the line is for what brokers ask a producer. Bounds: `clients_max` clients,
+TOPICS_MAX topics of each, LINE_MAX commands that wait on a line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+from raftmq.proxy.protocol.messaging_pb2 import ClientType, Code, TelemetryCommand
+from raftmq.proxy.refusals import Refusal
+
+TOPICS_MAX = 900  # a heartbeat to a broker takes 1,000 groups
+LINE_MAX = 64
+SILENCE_S = 60.0  # after which a client is forgotten; it sends a heartbeat every 10 s
+
+Write = Callable[[TelemetryCommand], Awaitable[None]]
+
+
+class Line:
+    """The commands that wait to be written to one open Telemetry stream."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[TelemetryCommand] = asyncio.Queue(LINE_MAX)
+
+    def put(self, command: TelemetryCommand) -> bool:
+        """Have a command written soon; return False if too many wait already."""
+        try:
+            self._waiting.put_nowait(command)
+        except asyncio.QueueFull:
+            return False
+        return True
+
+    async def run(self, write: Write) -> None:
+        """Write what comes, one after the other, until cancelled."""
+        while True:
+            await write(await self._waiting.get())
+
+
+class Client:
+    """One client. `group`: a consumer's; `topics`: that it subscribes to or has used, the last used
+    at the end, each with its filter if it is told."""
+
+    __slots__ = (
+        "client_id",
+        "group",
+        "kind",
+        "line",
+        "namespace",
+        "owner",
+        "seen_s",
+        "subscriptions",
+        "topics",
+        "version",
+    )
+
+    def __init__(self, client_id: str, owner: str, now_s: float) -> None:
+        self.client_id = client_id
+        self.owner = owner  # the account that it came with; no other one speaks for it
+        self.kind = ClientType.CLIENT_TYPE_UNSPECIFIED
+        self.group = ""
+        self.namespace = ""
+        self.topics: dict[str, None] = {}
+        self.subscriptions: dict[str, tuple[str, str]] = {}  # topic → kind, expression
+        self.version = 0  # of the subscriptions: when they were told, in ms
+        self.line: Line | None = None
+        self.seen_s = now_s
+
+    @property
+    def is_producer(self) -> bool:
+        return self.kind == ClientType.PRODUCER
+
+    def uses(self, topic: str) -> None:
+        """Take note that the client uses a topic."""
+        self.topics.pop(topic, None)
+        if len(self.topics) >= TOPICS_MAX:
+            del self.topics[next(iter(self.topics))]
+        self.topics[topic] = None
+
+
+class Clients:
+    """The table; one per proxy."""
+
+    def __init__(self, clients_max: int, now_s: Callable[[], float]) -> None:
+        self._clients_max = clients_max
+        self._now_s = now_s
+        self._known: dict[str, Client] = {}
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(list(self._known.values()))
+
+    def find(self, client_id: str) -> Client | None:
+        return self._known.get(client_id)
+
+    def seen(self, client_id: str, owner: str) -> Client:
+        """Return the client, which made a call just now. Raises Refusal for one too many, and for
+        another account's."""
+        client = self._known.get(client_id)
+        now_s = self._now_s()
+        if client is None:
+            if len(self._known) >= self._clients_max:
+                words = f"{self._clients_max} clients are known already"
+                raise Refusal(Code.TOO_MANY_REQUESTS, words)
+            client = self._known[client_id] = Client(client_id, owner, now_s)
+        if client.owner != owner:
+            raise Refusal(Code.FORBIDDEN, f"{client_id} is the client of another account")
+        client.seen_s = now_s
+        return client
+
+    def used(self, client_id: str, owner: str, topic: str) -> None:
+        """Take note that a client uses a topic, if it is known or there is room for it."""
+        try:
+            self.seen(client_id, owner).uses(topic)
+        except Refusal:
+            pass  # its call does not depend on being known
+
+    def forget(self, client_id: str) -> None:
+        self._known.pop(client_id, None)
+
+    def expire(self) -> None:
+        """Forget clients that have been silent for long and have no open line."""
+        oldest_s = self._now_s() - SILENCE_S
+        for client in self:
+            if client.line is None and client.seen_s < oldest_s:
+                self.forget(client.client_id)
+
+    @property
+    def line_count(self) -> int:
+        return sum(client.line is not None for client in self._known.values())
+
+    def producer_of(self, topic: str) -> Client | None:
+        """Return a producer of the topic with an open line, another one each time."""
+        found = [
+            client
+            for client in self._known.values()
+            if client.is_producer and client.line is not None and topic in client.topics
+        ]
+        if not found:
+            return None
+        self._turn += 1
+        return found[self._turn % len(found)]

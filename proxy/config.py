@@ -1,0 +1,182 @@
+"""The proxy's configuration: declared once, read from TOML or Java properties.
+
+As in broker.config: one frozen object per process, built at the edge by `load` and handed down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raftmq.ops.options import (
+    BYTES,
+    MS,
+    ConfigError,
+    Loaded,
+    Option,
+    option,
+    options_of,
+    parse_settings,
+    wrong_value,
+)
+from raftmq.ops.settings import gather
+from raftmq.ops.tlsoptions import TlsOptions
+from raftmq.remoting.acl.signature import Credentials, credentials_of
+from raftmq.remoting.address import format_address, parse_address, parse_address_list
+from raftmq.remoting.errors import ConnectError
+
+__all__ = ["OPTIONS", "ConfigError", "Loaded", "ProxyConfig", "load"]
+
+LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfig(TlsOptions):
+    """Every setting of a proxy. Units are those of the declarations."""
+
+    # fmt: off
+
+    # [network]
+    namesrv: str = option("network", "namesrvAddr", "127.0.0.1:9876",
+        "The name servers of the cluster, as `host1:9876;host2:9876`.")
+    broker_address_map: str = option("network", "brokerAddressMap", "",
+        "Where brokers are reached from here if not at the addresses that they tell clients:"
+        " `127.0.0.1:10911=broker-a0:10911;…`.")
+    bind: str = option("network", "bindAddress", LOOPBACK,
+        "The address listened on. With `aclEnable` the default is `0.0.0.0`.")
+    port: int = option("network", "grpcServerPort", 8081,
+        "Where clients connect by gRPC; 0 takes any free port.", low=0, high=65535)
+
+    # [limits]
+    message_size_max: int = option("limits", "maxMessageSize", 4 << 20,
+        "Largest body of a message taken; a larger one is answered MESSAGE_BODY_TOO_LARGE.",
+        unit=BYTES, low=1024, high=64 << 20)
+    call_size_max: int = option("limits", "grpcMaxInboundMessageSize", 16 << 20,
+        "Largest call taken, with all its messages.", unit=BYTES, low=1024, high=256 << 20)
+    calls_max: int = option("limits", "concurrentCallsMax", 20_000,
+        "Calls in progress, those that wait for messages and open Telemetry streams included;"
+        " one beyond is answered RESOURCE_EXHAUSTED.", low=1)
+    calls_per_connection_max: int = option("limits", "concurrentCallsPerConnectionMax", 1_000,
+        "The same for one connection: a further call waits.", low=1)
+    clients_max: int = option("limits", "clientsMax", 10_000,
+        "Clients known at a time; one beyond is answered TOO_MANY_REQUESTS.", low=1)
+    answer_bytes_max: int = option("limits", "answerBytesMax", 256 << 20,
+        "Bytes of messages that were received and are on their way to clients; above, receives are"
+        " answered TOO_MANY_REQUESTS.", unit=BYTES, low=1 << 20)
+    send_bytes_max: int = option("limits", "sendBytesMax", 256 << 20,
+        "Bytes of messages that are being sent to brokers; above, sends are answered"
+        " TOO_MANY_REQUESTS.", unit=BYTES, low=1 << 20)
+    sends_max: int = option("limits", "sendsMax", 65_536,
+        "Messages that are being sent to brokers, likewise.", low=1)
+
+    # [calls]
+    idempotent_sends: bool = option("calls", "idempotentSends", False,
+        "Mark every message IDEMPOTENT: one that is sent again, by the proxy or by its client, is"
+        " stored once ([Idempotent sends](idempotent-sends.md)). Costs brokers CPU time.")
+    call_limit_ms: int = option("calls", "callTimeout", 3_000,
+        "How long a call may take whose client says nothing about that.",
+        unit=MS, low=100, high=600_000)
+    poll_ms_min: int = option("calls", "grpcClientConsumerMinLongPollingTimeoutMillis", 5_000,
+        "The least time for which a receive waits for messages.", unit=MS, low=0, high=60_000)
+    poll_ms_max: int = option("calls", "grpcClientConsumerMaxLongPollingTimeoutMillis", 20_000,
+        "The longest, also what consumers are told to ask for.", unit=MS, low=1_000, high=60_000)
+    invisible_ms_min: int = option("calls", "minInvisibleTimeMillsForRecv", 10_000,
+        "The least time for which a received message may be hidden from others.",
+        unit=MS, low=0, high=43_200_000)
+    invisible_ms_max: int = option("calls", "maxInvisibleTimeMills", 43_200_000,
+        "The longest.", unit=MS, low=1_000, high=43_200_000)
+    stop_ms: int = option("calls", "stopTimeout", 3_000,
+        "How long calls in progress may go on when the proxy is told to stop.",
+        unit=MS, low=0, high=600_000)
+
+    # [acl]
+    acl_enable: bool = option("acl", "aclEnable", False,
+        "Clients need an account of `aclFile` ([Security](security.md)).")
+    acl_file: str = option("acl", "aclFile", "conf/plain_acl.yml",
+        "The brokers' accounts, in the form of Apache's plain_acl.yml. An edited file is taken"
+        " over. Accounts that were made at a broker's run time are not known here.")
+    inner_client_authentication_credentials: str = option(
+        "acl", "innerClientAuthenticationCredentials", "",
+        'The account with which the proxy speaks to brokers and name servers:'
+        ' `{"accessKey":"…","secretKey":"…"}`, an admin\'s. Never shown.', secret=True)
+
+    # [http]
+    http_enable: bool = option("http", "httpEnable", True,
+        "Serve `/health/live`, `/health/ready`, `/metrics` and the log levels.")
+    http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
+        "The address listened on. One that is not loopback needs `httpTokensFile`.")
+    http_port: int = option("http", "httpPort", -1,
+        "The port; -1: `grpcServerPort` + 4, 0: any free one.", low=-1, high=65535)
+    http_tokens_file: str = option("http", "httpTokensFile", "",
+        "JSON file of tokens and roles; empty: every loopback caller is admin.")
+    http_health_port: int = option("http", "httpHealthPort", 0,
+        "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
+        " looks after the process on its own machine needs no certificate; 0: nowhere.",
+        low=0, high=65535)
+
+    # [log]
+    log_format: str = option("log", "logFormat", "text",
+        "Events as text, or as JSON, one a line.", choices=("text", "json"))
+    log_level: str = option("log", "logLevel", "INFO",
+        "The least severe events written.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    log_peer_lines_per_s: int = option("log", "logPeerLinesPerS", 2,
+        "Lines a second about what peers did wrong, on average; what is more is counted.", low=1)
+
+    # fmt: on
+
+    @property
+    def inner_credentials(self) -> Credentials | None:
+        """The proxy's own credentials. Raises ValueError, whose text does not reveal them."""
+        return credentials_of(self.inner_client_authentication_credentials)
+
+    @property
+    def reached_at(self) -> dict[str, str]:
+        """`brokerAddressMap` as a table. Raises ValueError."""
+        found: dict[str, str] = {}
+        for entry in parse_address_list(self.broker_address_map):
+            told, equals, reached = (part.strip() for part in entry.partition("="))
+            if not equals:
+                raise ValueError(f"not of the form told=reached: {entry}")
+            try:
+                found[format_address(*parse_address(told))] = reached
+                parse_address(reached)
+            except ConnectError as error:
+                raise ValueError(str(error)) from error
+        return found
+
+    def wrong(self) -> tuple[str, str] | None:
+        """Return a field that does not fit the others, and why; None if all fit."""
+        if self.tls_server_mode == "permissive":
+            return "tls_server_mode", "a gRPC port takes TLS or plain connections, not both"
+        if self.poll_ms_min > self.poll_ms_max:
+            return "poll_ms_min", "is above grpcClientConsumerMaxLongPollingTimeoutMillis"
+        try:
+            _ = self.reached_at
+        except ValueError as error:
+            return "broker_address_map", str(error)
+        try:
+            credentials = self.inner_credentials
+        except ValueError as error:
+            return "inner_client_authentication_credentials", str(error)
+        if self.acl_enable and credentials is None:
+            return "acl_enable", "needs innerClientAuthenticationCredentials"
+        return self.wrong_tls()
+
+
+OPTIONS: dict[str, Option] = options_of(ProxyConfig)
+
+
+def load(
+    path: str | None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Loaded[ProxyConfig]:
+    """Build the configuration from the defaults, the file at `path`, RAFTMQ_ variables of
+    `environment` and `key=value` overrides; later ones win. Raises ConfigError."""
+    values, places = parse_settings(OPTIONS, gather(OPTIONS, path, overrides, environment))
+    if values.get("acl_enable") and "bind" not in values:
+        values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
+    config = ProxyConfig(**values)
+    if (wrong := config.wrong()) is not None:
+        raise wrong_value(OPTIONS, config, places, *wrong)
+    return Loaded(config, places)

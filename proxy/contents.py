@@ -1,0 +1,249 @@
+"""Messages between the two protocols: a gRPC message and the properties, flags and body that
+brokers store. Pure.
+
+A body that its producer compressed stays as it is if clients can inflate it (zlib, which their
+protocol calls GZIP); others are inflated here. The digest is that of the body as it is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from raftmq.client.compression import COMPRESSION_MASK, CompressionType, decompress
+from raftmq.client.errors import UnsupportedCompression
+from raftmq.client.message import properties_text
+from raftmq.client.sendframe import TRANSACTION_PREPARED
+from raftmq.proxy.places import Receipt, ms_of, resource_of, topic_of
+from raftmq.proxy.protocol.messaging_pb2 import (
+    Code,
+    DeadLetterQueue,
+    Digest,
+    DigestType,
+    Encoding,
+    Message,
+    MessageType,
+    SystemProperties,
+)
+from raftmq.proxy.refusals import Refusal
+from raftmq.remoting.topicattributes import PRIORITY, SHARDING_KEY, TRAN_MSG, type_of
+from raftmq.store.properties import ADDED_PROPERTIES, decode_properties
+from raftmq.store.record import SYS_COMPRESSED, Host, MessageRecord, RecordError
+
+PROPERTIES_MAX = 128  # of users, of one message
+PROPERTIES_CHARS_MAX = 16_384
+PROPERTIES_BYTES_MAX = 32_767  # as records have it
+MESSAGE_GROUP_CHARS_MAX = 64
+BORN_HOST, BORN_TIME = "__BORNHOST", "BORN_TIMESTAMP"
+TRACE_CONTEXT = "TRACE_CONTEXT"
+IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+DELIVER_TIME = "TIMER_DELIVER_MS"
+DLQ_TOPIC, DLQ_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
+# Properties that are the protocol's, not the user's.
+RESERVED = ADDED_PROPERTIES | {
+    *(BORN_HOST, BORN_TIME, TRACE_CONTEXT, IMMUNITY, DLQ_TOPIC, DLQ_MESSAGE_ID),
+    *(SHARDING_KEY, PRIORITY, "KEYS", "TAGS", "ORIGIN_GROUP", "POP_CK", "POP_CK_OFFSET"),
+    *("1ST_POP_TIME", "BUYER_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "INNER_NUM"),
+    *("INNER_BASE", "DUP_INFO", "MSG_TYPE", "ARRIVE_TIME", "PUSH_REPLY_TIME", "IDEMPOTENT"),
+    *("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "REPLY_TO_CLIENT", "DLQ_ORIGIN_BROKER"),
+}
+_TYPES = {
+    "NORMAL": MessageType.NORMAL,
+    "FIFO": MessageType.FIFO,
+    "DELAY": MessageType.DELAY,
+    "TRANSACTION": MessageType.TRANSACTION,
+    "PRIORITY": MessageType.PRIORITY,
+}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # some of them separate properties
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """A message to send. `message_group` "": any queue will do."""
+
+    topic: str
+    body: bytes
+    unique_key: str
+    properties: str
+    sys_flag: int
+    born_ms: int
+    message_group: str
+    transactional: bool
+
+
+def outbound(message: Message, peer_host: str, size_max: int, now_ms: int) -> Outbound:
+    """Read a message that a client sends. Raises Refusal."""
+    system = message.system_properties
+    topic = topic_of(message.topic)
+    if not message.body:
+        raise Refusal(Code.MESSAGE_BODY_EMPTY, "the message has no body")
+    if len(message.body) > size_max:
+        words = f"a body of {len(message.body)} bytes; the most are {size_max}"
+        raise Refusal(Code.MESSAGE_BODY_TOO_LARGE, words)
+    if not system.message_id or not _is_plain(system.message_id):
+        raise Refusal(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
+    transactional = system.message_type == MessageType.TRANSACTION
+    properties = _user_properties(message)
+    properties |= _system_properties(system, peer_host)
+    if transactional:
+        properties |= {TRAN_MSG: "true", "PGROUP": topic}
+        if system.HasField("orphaned_transaction_recovery_duration"):
+            seconds = ms_of(system.orphaned_transaction_recovery_duration) // 1000
+            properties[IMMUNITY] = str(max(1, seconds))
+    sys_flag = SYS_COMPRESSED if system.body_encoding == Encoding.GZIP else 0
+    if transactional:
+        sys_flag |= TRANSACTION_PREPARED
+    try:
+        text = properties_text(properties)
+    except ValueError as error:
+        raise Refusal(Code.BAD_REQUEST, str(error)) from error
+    if len(text.encode()) > PROPERTIES_BYTES_MAX:
+        words = f"the properties take more than {PROPERTIES_BYTES_MAX} bytes"
+        raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+    born_ms = ms_of(system.born_timestamp) if system.HasField("born_timestamp") else 0
+    return Outbound(
+        topic,
+        message.body,
+        system.message_id,
+        text,
+        sys_flag,
+        born_ms if born_ms > 0 else now_ms,
+        system.message_group,
+        transactional,
+    )
+
+
+def _user_properties(message: Message) -> dict[str, str]:
+    found = dict(message.user_properties)
+    if len(found) > PROPERTIES_MAX:
+        words = f"{len(found)} properties; the most are {PROPERTIES_MAX}"
+        raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+    for name, value in found.items():
+        if name in RESERVED or not name or not _is_plain(name):
+            words = f"{name[:100]!r} is no name of a property"
+            raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
+        if not value or not _is_plain(value):
+            words = f"the property {name[:100]!r} is empty, or has control characters"
+            raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
+    if sum(len(name) + len(value) for name, value in found.items()) > PROPERTIES_CHARS_MAX:
+        words = f"the properties have more than {PROPERTIES_CHARS_MAX} characters"
+        raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+    return found
+
+
+def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, str]:
+    properties = {"UNIQ_KEY": system.message_id}
+    if system.tag:
+        if system.tag.isspace() or "|" in system.tag or not _is_plain(system.tag):
+            raise Refusal(Code.ILLEGAL_MESSAGE_TAG, f"{system.tag[:100]!r} is no tag")
+        properties["TAGS"] = system.tag
+    for key in system.keys:
+        if not key or key.isspace() or not _is_plain(key):
+            raise Refusal(Code.ILLEGAL_MESSAGE_KEY, f"{key[:100]!r} is no key")
+    if system.keys:
+        properties["KEYS"] = " ".join(system.keys)
+    group = system.message_group
+    if group:
+        if group.isspace() or len(group) > MESSAGE_GROUP_CHARS_MAX or not _is_plain(group):
+            raise Refusal(Code.ILLEGAL_MESSAGE_GROUP, f"{group[:100]!r} is no message group")
+        properties[SHARDING_KEY] = group
+    elif system.message_type == MessageType.FIFO:
+        raise Refusal(Code.ILLEGAL_MESSAGE_GROUP, "a FIFO message without a message group")
+    if system.HasField("delivery_timestamp"):
+        if group:
+            words = "a message has a message group or a delivery time, not both"
+            raise Refusal(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, words)
+        deliver_ms = ms_of(system.delivery_timestamp)
+        if deliver_ms <= 0:
+            raise Refusal(Code.ILLEGAL_DELIVERY_TIME, "the delivery time is none")
+        properties[DELIVER_TIME] = str(deliver_ms)
+    elif system.message_type == MessageType.DELAY:
+        raise Refusal(Code.ILLEGAL_DELIVERY_TIME, "a delayed message without a delivery time")
+    if system.HasField("priority"):
+        properties[PRIORITY] = str(system.priority)
+    if system.trace_context:
+        properties[TRACE_CONTEXT] = system.trace_context
+    if host := system.born_host or peer_host:
+        properties[BORN_HOST] = _CONTROL.sub("", host)
+    if system.HasField("born_timestamp"):
+        properties[BORN_TIME] = str(ms_of(system.born_timestamp))
+    return properties
+
+
+def inbound(
+    record: MessageRecord,
+    topic: str,
+    namespace: str,
+    receipt: Receipt | None,
+    *,
+    times: int,
+    invisible_ms: int = 0,
+) -> Message:
+    """Return a stored message as clients are told it. `topic`: the one that they know it by;
+    `times`: how often it was delivered before."""
+    properties = decode_properties(record.properties)
+    body, encoding = _told_body(record)
+    digest = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+    message = Message(
+        topic=resource_of(topic, namespace),
+        body=body,
+        user_properties={name: v for name, v in properties.items() if name not in RESERVED},
+    )
+    system = message.system_properties
+    system.message_id = properties.get("UNIQ_KEY", "")
+    system.body_digest.CopyFrom(Digest(type=DigestType.MD5, checksum=digest))
+    system.body_encoding = encoding
+    system.message_type = _TYPES[type_of(properties)]
+    system.born_timestamp.FromMilliseconds(record.born_timestamp_ms)
+    system.born_host = properties.get(BORN_HOST) or _text_of(record.born_host)
+    system.store_timestamp.FromMilliseconds(record.store_timestamp_ms)
+    system.store_host = _text_of(record.store_host)
+    system.queue_id = record.queue_id
+    system.queue_offset = record.queue_offset
+    system.delivery_attempt = times + 1
+    if tag := properties.get("TAGS"):
+        system.tag = tag
+    system.keys.extend(properties.get("KEYS", "").split())
+    if group := properties.get(SHARDING_KEY):
+        system.message_group = group
+    if (priority := properties.get(PRIORITY, "")).isdecimal():
+        system.priority = min(int(priority), 0x7FFFFFFF)
+    if trace := properties.get(TRACE_CONTEXT):
+        system.trace_context = trace
+    deliver = properties.get(DELIVER_TIME) or properties.get("TIMER_OUT_MS") or ""
+    if deliver.isdecimal() and len(deliver) < 15:
+        system.delivery_timestamp.FromMilliseconds(int(deliver))
+    if origin := properties.get(DLQ_TOPIC):
+        told = DeadLetterQueue(topic=origin, message_id=properties.get(DLQ_MESSAGE_ID, ""))
+        system.dead_letter_queue.CopyFrom(told)
+    if (seconds := properties.get(IMMUNITY, "")).isdecimal() and len(seconds) < 10:
+        system.orphaned_transaction_recovery_duration.FromSeconds(int(seconds))
+    if receipt is not None:
+        system.receipt_handle = receipt.encode()
+        system.invisible_duration.FromMilliseconds(invisible_ms)
+    return message
+
+
+def _told_body(record: MessageRecord) -> tuple[bytes, Encoding]:
+    """Return the body for a client, and how it is to be read. One that cannot be inflated is told
+    as it is: that is its producer's mistake, and must not hold up the messages behind it."""
+    body = bytes(record.body)
+    if not record.sys_flag & SYS_COMPRESSED:
+        return body, Encoding.IDENTITY
+    if record.sys_flag & COMPRESSION_MASK in (0, CompressionType.ZLIB.value):
+        return body, Encoding.GZIP
+    try:
+        return decompress(body, record.sys_flag), Encoding.IDENTITY
+    except (RecordError, UnsupportedCompression):
+        return body, Encoding.IDENTITY
+
+
+def _text_of(host: Host) -> str:
+    address, port = host
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a text has no control characters."""
+    return _CONTROL.search(text) is None

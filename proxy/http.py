@@ -1,0 +1,114 @@
+"""The HTTP side of a proxy: health, /metrics, configuration, log levels. Shell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raftmq.client.errors import ClientError
+from raftmq.client.instance import ClientInstance
+from raftmq.proxy.config import OPTIONS, ProxyConfig
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.tlslistener import listening_with
+from raftmq.web import levels
+from raftmq.web.app import WebServer
+from raftmq.web.auth import Access, WebSettings
+from raftmq.web.metrics import Render, metrics_route
+from raftmq.web.operation import Call, Operation, Reply
+
+API_VERSION = "1"
+PORT_ABOVE = 4  # 8081 → 8085
+
+
+class ProxyApi:
+    """The HTTP server. `start` and `stop` once each."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        port: int,
+        instance: ClientInstance,
+        render_metrics: Render,
+        tls: ProcessTls,
+    ) -> None:
+        """`port`: gRPC's. Reads the file of the tokens. Raises WebConfigError."""
+        self._config = config
+        self._instance = instance
+        self._tls = tls
+        if config.http_port >= 0:
+            port = config.http_port
+        elif config.port:
+            port += PORT_ABOVE
+        else:
+            port = 0
+        settings = WebSettings(
+            config.http_enable,
+            config.http_bind_address,
+            port,
+            "",
+            config.http_tokens_file,
+            config.http_health_port,
+        )
+        self._server = WebServer(
+            settings,
+            Access.of(settings),
+            [*self._own(), *levels.operations()],
+            title="raftmq proxy API",
+            version=API_VERSION,
+            raw=[metrics_route(render_metrics)],
+            listen=listening_with(tls.http),
+        )
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def url(self) -> str:
+        return f"{self._tls.http_scheme}://{self._config.http_bind_address}:{self.port}/"
+
+    async def start(self) -> None:
+        """Start serving. Raises OSError if the port is taken."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop serving; allowed after a failed start, too."""
+        await self._server.stop()
+
+    def _own(self) -> list[Operation]:
+        def get(path: str, name: str, summary: str, handler: Any, **more: Any) -> Operation:
+            return Operation("GET", path, name, summary, handler, **more)
+
+        return [
+            get("/health/live", "getLive", "It runs.", self._live, role=None),
+            get("/health/ready", "getReady", "A name server answers it.", self._ready, role=None),
+            get("/api/v1/config", "getConfig", "This proxy's configuration.", self._shown),
+        ]
+
+    async def _live(self, _: Call) -> Mapping[str, Any]:
+        return {"status": "up"}
+
+    async def _ready(self, _: Call) -> Reply:
+        request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO, None)
+        try:
+            await self._instance.name_servers.invoke(request)
+        except ClientError as error:
+            return Reply({"status": "not ready", "reason": error.message}, status=503)
+        return Reply({"status": "ready"})
+
+    async def _shown(self, _: Call) -> Mapping[str, Any]:
+        return {
+            "items": [
+                {
+                    "key": option.key,
+                    "value": option.shown(getattr(self._config, option.name)),
+                    "default": option.default,
+                    "live": option.live,
+                    "description": option.doc,
+                }
+                for option in OPTIONS.values()
+            ],
+            "next": None,
+        }

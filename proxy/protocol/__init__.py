@@ -1,0 +1,1 @@
+"""RocketMQ 5's gRPC messages, made from messaging.proto."""

@@ -1,0 +1,477 @@
+"""ReceiveMessage, AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue.
+
+A receive is one pop at one broker group. With `auto_renew` the broker itself renews what was
+received while the client's heartbeats arrive. What was popped and cannot be told to its client,
+because the client has gone meanwhile, is given back: its time ends at once. Messages whose tag the
+subscription does not name are acknowledged silently, for brokers compare hash codes only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from raftmq.proxy.brokers import MARGIN_S, Brokers
+from raftmq.proxy.caller import Caller
+from raftmq.proxy.clients import Clients
+from raftmq.proxy.config import ProxyConfig
+from raftmq.proxy.contents import inbound
+from raftmq.proxy.places import Receipt, group_of, ms_of, topic_of
+from raftmq.proxy.protocol.messaging_pb2 import (
+    AckMessageEntry,
+    AckMessageRequest,
+    AckMessageResponse,
+    AckMessageResultEntry,
+    ChangeInvisibleDurationRequest,
+    ChangeInvisibleDurationResponse,
+    Code,
+    FilterExpression,
+    FilterType,
+    ForwardMessageToDeadLetterQueueRequest,
+    ForwardMessageToDeadLetterQueueResponse,
+    Message,
+    ReceiveMessageRequest,
+    ReceiveMessageResponse,
+)
+from raftmq.proxy.refusals import Refusal, refused_by, status_of
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import SendBackHeader
+from raftmq.remoting.popheaders import (
+    COUNT_MAX,
+    INIT_MAX,
+    POP_CK,
+    AckHeader,
+    ChangeHeader,
+    ChangeResponseHeader,
+    Handle,
+    PopHeader,
+    PopResponseHeader,
+    by_queue,
+)
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import MessageRecord, RecordError, decode_record
+
+log = logging.getLogger("raftmq.proxy.receives")
+
+RENEWED_MS = 60_000  # how long what is renewed is hidden at first
+GIVEN_BACK_MS = 0  # how long what could not be told stays hidden
+GIVE_BACK_S = 5.0
+ANSWER_MS = 200  # of a receive's time, for a broker's answer when it has waited
+EVERYTHING = "*"
+
+Write = Callable[[ReceiveMessageResponse], Awaitable[None]]
+Spawn = Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
+
+
+class Popped(NamedTuple):
+    """A popped message. `times`: how often it was delivered before."""
+
+    record: MessageRecord
+    receipt: Receipt
+    times: int
+    invisible_ms: int
+
+
+class Receives:
+    """The handlers; one per proxy. `spawn(work, name)` runs what outlives its call."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        brokers: Brokers,
+        clients: Clients,
+        spawn: Spawn,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._config = config
+        self._brokers = brokers
+        self._clients = clients
+        self._spawn = spawn
+        self._stopping = stopping
+        self.held_bytes = 0  # of messages on their way to clients
+        self.given_back_count = 0  # messages
+
+    # ---- receives
+
+    async def receive(self, caller: Caller, request: ReceiveMessageRequest, write: Write) -> int:
+        """Pop, and write what was found; return how many messages. Raises Refusal if nothing was
+        written yet."""
+        topic, group = topic_of(request.message_queue.topic), group_of(request.group)
+        if self.held_bytes >= self._config.answer_bytes_max:
+            raise Refusal(Code.TOO_MANY_REQUESTS, "too many messages are on their way to clients")
+        self._clients.used(caller.client_id, caller.owner, topic)
+        settings = await self._brokers.group_settings(caller, topic, group)
+        header = self._header(caller, request, topic, group, orderly=settings.orderly)
+        broker_name = await self._broker(caller, topic, request.message_queue.broker.name)
+        found = await self._popped(caller, broker_name, header)
+        tell, filtered = _divided(found, request.filter_expression)
+        for one in filtered:
+            self._spawn(self._drop(caller, topic, group, one), "silent ack")
+        dead = [one for one in tell if settings.orderly and one.times > settings.retry_times_max]
+        for one in dead:
+            self._spawn(self._bury(caller, topic, group, one), "dead letter")
+            tell.remove(one)
+        if not tell:
+            raise Refusal(Code.MESSAGE_NOT_FOUND, "no new message")
+        await self._tell(caller, topic, group, tell, write)
+        return len(tell)
+
+    def _header(
+        self,
+        caller: Caller,
+        request: ReceiveMessageRequest,
+        topic: str,
+        group: str,
+        *,
+        orderly: bool,
+    ) -> PopHeader:
+        if not 0 < request.batch_size:
+            raise Refusal(Code.BAD_REQUEST, "batch_size is not positive")
+        wanted = request.filter_expression
+        kind = "SQL92" if wanted.type == FilterType.SQL else "TAG"
+        invisible_ms = RENEWED_MS
+        if not request.auto_renew:
+            invisible_ms = ms_of(request.invisible_duration)
+            low, high = self._config.invisible_ms_min, self._config.invisible_ms_max
+            if not low <= invisible_ms <= high:
+                words = f"the invisible duration is from {low} to {high} ms, not {invisible_ms}"
+                raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+        queue_id = request.message_queue.id
+        return PopHeader(
+            group,
+            topic,
+            queue_id if orderly and request.auto_renew and queue_id >= 0 else -1,
+            min(request.batch_size, COUNT_MAX),
+            invisible_ms,
+            self._poll_ms(caller, request),
+            init_mode=INIT_MAX,
+            expression_type=kind,
+            expression=wanted.expression or EVERYTHING,
+            order=orderly,
+            attempt_id=request.attempt_id,
+            renewed_by=caller.client_id if request.auto_renew else "",
+        )
+
+    def _poll_ms(self, caller: Caller, request: ReceiveMessageRequest) -> int:
+        """Return how long the broker may wait for messages. Raises Refusal."""
+        now_s = asyncio.get_running_loop().time()
+        left_ms = round((caller.deadline_s - MARGIN_S - now_s) * 1000) - ANSWER_MS
+        wanted_ms = self._config.poll_ms_max
+        if request.HasField("long_polling_timeout"):
+            wanted_ms = ms_of(request.long_polling_timeout)
+        low, high = self._config.poll_ms_min, self._config.poll_ms_max
+        poll_ms = min(max(wanted_ms, low), high)
+        if poll_ms > left_ms:
+            if left_ms < low:
+                words = f"the call's deadline leaves {left_ms} ms; a receive takes {low}"
+                raise Refusal(Code.ILLEGAL_POLLING_TIME, words)
+            poll_ms = left_ms
+        return poll_ms
+
+    async def _broker(self, caller: Caller, topic: str, name: str) -> str:
+        """Return the broker group to pop from: the one that the client names. Raises Refusal."""
+        if name:
+            await self._brokers.check_broker(caller, topic, name)
+            return name
+        queues = (await self._brokers.route(caller, topic)).read_queues(topic)
+        if not queues:
+            raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be read")
+        return queues[0].broker_name
+
+    async def _popped(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
+        """Return what is popped; nothing at once if the proxy stops. What comes when nobody waits
+        for it any more is given back."""
+        pop = self._spawn(self._pop(caller, broker_name, header), "pop")
+        stop = self._spawn(self._stopping.wait(), "stop of a receive")
+        try:
+            await asyncio.wait((pop, stop), return_when=asyncio.FIRST_COMPLETED)
+            if pop.done():
+                found: list[Popped] = await pop
+                return found
+        finally:
+            stop.cancel()
+            if not pop.done():
+                pop.add_done_callback(
+                    lambda done: self._gone(caller, header.consumer_group, header.topic, done)
+                )
+        raise Refusal(Code.MESSAGE_NOT_FOUND, "the proxy stops")
+
+    async def _pop(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
+        response = await self._brokers.ask(
+            caller,
+            broker_name,
+            RequestCode.POP_MESSAGE,
+            header.to_ext(),
+            wait_ms=header.poll_ms,
+        )
+        if response.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
+            return []
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        try:
+            return popped(response, broker_name)
+        except (RemotingError, RecordError) as error:
+            log.error("pop_answer_broken broker=%s error=%s", broker_name, error)
+            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+
+    async def _tell(
+        self, caller: Caller, topic: str, group: str, found: list[Popped], write: Write
+    ) -> None:
+        """Write the messages. What was not written, because the client has gone, is given back."""
+        size = sum(len(one.record.body) for one in found)
+        self.held_bytes += size
+        written = 0
+        try:
+            await write(ReceiveMessageResponse(status=status_of(Code.OK)))
+            for one in found:
+                message = told(one, topic, caller.namespace)
+                await write(ReceiveMessageResponse(message=message))
+                written += 1
+            last = ReceiveMessageResponse()
+            last.delivery_timestamp.GetCurrentTime()
+            await write(last)
+        finally:
+            self.held_bytes -= size
+            if written < len(found):
+                self._give_back(caller, topic, group, found[written:])
+
+    # ---- what could not be told
+
+    def _gone(
+        self, caller: Caller, group: str, topic: str, done: asyncio.Task[list[Popped]]
+    ) -> None:
+        if not done.cancelled() and done.exception() is None and done.result():
+            self._give_back(caller, topic, group, done.result())
+
+    def _give_back(self, caller: Caller, topic: str, group: str, found: list[Popped]) -> None:
+        self.given_back_count += len(found)
+        log.info("given_back client=%s count=%d", caller.client_id, len(found))
+        late = self._later(caller)
+        for one in found:
+            work = self._change(late, topic, group, one.receipt, GIVEN_BACK_MS)
+            self._spawn(_quietly(work), "give back")
+
+    async def _drop(self, caller: Caller, topic: str, group: str, one: Popped) -> None:
+        await _quietly(self._ack(self._later(caller), topic, group, one.receipt))
+
+    async def _bury(self, caller: Caller, topic: str, group: str, one: Popped) -> None:
+        message_id = decode_properties(one.record.properties).get("UNIQ_KEY", "")
+        work = self._to_dead_letters(self._later(caller), topic, group, one.receipt, message_id)
+        await _quietly(work)
+
+    def _later(self, caller: Caller) -> Caller:
+        """Return the caller with more time: it does not wait for this."""
+        return replace(caller, deadline_s=asyncio.get_running_loop().time() + GIVE_BACK_S)
+
+    # ---- what clients do with messages
+
+    async def ack(self, caller: Caller, request: AckMessageRequest) -> AckMessageResponse:
+        """Acknowledge messages. Raises Refusal."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        if not request.entries:
+            raise Refusal(Code.BAD_REQUEST, "nothing is acknowledged")
+
+        async def one(entry: AckMessageEntry) -> AckMessageResultEntry:
+            try:
+                await self._ack(caller, topic, group, Receipt.decode(entry.receipt_handle))
+                status = status_of(Code.OK)
+            except Refusal as refusal:
+                status = refusal.status
+            return AckMessageResultEntry(
+                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
+            )
+
+        entries = await asyncio.gather(*(one(entry) for entry in request.entries))
+        codes = {entry.status.code for entry in entries}
+        status = entries[0].status if len(codes) == 1 else status_of(Code.MULTIPLE_RESULTS)
+        return AckMessageResponse(status=status, entries=entries)
+
+    async def change(
+        self, caller: Caller, request: ChangeInvisibleDurationRequest
+    ) -> ChangeInvisibleDurationResponse:
+        """Change how long a message is hidden; answer with its new handle. Raises Refusal."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        invisible_ms = ms_of(request.invisible_duration)
+        if not 0 <= invisible_ms <= self._config.invisible_ms_max:
+            words = f"the invisible duration is from 0 to {self._config.invisible_ms_max} ms"
+            raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+        receipt = Receipt.decode(request.receipt_handle)
+        fresh = await self._change(caller, topic, group, receipt, invisible_ms)
+        return ChangeInvisibleDurationResponse(
+            status=status_of(Code.OK), receipt_handle=fresh.encode()
+        )
+
+    async def forward(
+        self, caller: Caller, request: ForwardMessageToDeadLetterQueueRequest
+    ) -> ForwardMessageToDeadLetterQueueResponse:
+        """Make a message a dead letter of its group. Raises Refusal."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        receipt = Receipt.decode(request.receipt_handle)
+        await self._to_dead_letters(caller, topic, group, receipt, request.message_id)
+        return ForwardMessageToDeadLetterQueueResponse(status=status_of(Code.OK))
+
+    async def _ack(self, caller: Caller, topic: str, group: str, receipt: Receipt) -> None:
+        handle = receipt.handle
+        await self._brokers.check_broker(caller, topic, handle.broker_name)
+        stored_in = receipt.stored_in(topic, group)
+        header = AckHeader(group, stored_in, handle.queue_id, handle.encode(), handle.offset)
+        response = await self._brokers.ask(
+            caller, handle.broker_name, RequestCode.ACK_MESSAGE, header.to_ext()
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+
+    async def _change(
+        self, caller: Caller, topic: str, group: str, receipt: Receipt, invisible_ms: int
+    ) -> Receipt:
+        handle = receipt.handle
+        await self._brokers.check_broker(caller, topic, handle.broker_name)
+        header = ChangeHeader(
+            group,
+            receipt.stored_in(topic, group),
+            handle.queue_id,
+            handle.encode(),
+            handle.offset,
+            invisible_ms,
+        )
+        response = await self._brokers.ask(
+            caller,
+            handle.broker_name,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+            header.to_ext(),
+            unknown_again=False,
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        try:
+            changed = ChangeResponseHeader.parse(response.ext)
+        except RemotingError as error:
+            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+        fresh = handle._replace(
+            start=handle.start if handle.order else handle.offset,
+            pop_ms=changed.pop_ms,
+            invisible_ms=changed.invisible_ms,
+        )
+        return Receipt(fresh, receipt.position)
+
+    async def _check_position(
+        self, caller: Caller, topic: str, group: str, receipt: Receipt
+    ) -> None:
+        """Raise Refusal unless the handle's message is where it says: a client that makes up
+        positions would have others' messages put where it reads."""
+        handle = receipt.handle
+        if receipt.position >= 0:
+            response = await self._brokers.ask(
+                caller,
+                handle.broker_name,
+                RequestCode.VIEW_MESSAGE_BY_ID,
+                {"offset": str(receipt.position)},
+            )
+            if response.code == ResponseCode.SUCCESS:
+                try:
+                    record = decode_record(response.body, check_body=False)
+                except RecordError as error:
+                    raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+                found = (record.topic, record.queue_id, record.queue_offset)
+                stored_in = receipt.stored_in(topic, group)
+                if found == (stored_in, handle.queue_id, handle.offset):
+                    return
+        words = "the receipt handle does not say where the message is"
+        raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
+
+    async def _to_dead_letters(
+        self, caller: Caller, topic: str, group: str, receipt: Receipt, message_id: str
+    ) -> None:
+        handle = receipt.handle
+        await self._brokers.check_broker(caller, topic, handle.broker_name)
+        await self._check_position(caller, topic, group, receipt)
+        header = SendBackHeader(
+            receipt.position, group, -1, message_id, topic, max_reconsume_times=0
+        )
+        response = await self._brokers.ask(
+            caller, handle.broker_name, RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        await self._ack(caller, topic, group, receipt)
+
+
+def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
+    """Read the messages of a broker's answer to a pop. Raises HeaderError, RecordError."""
+    head = PopResponseHeader.parse(response.ext)
+    starts = by_queue(head.starts)
+    times = _times(head.order_counts)
+    found: list[Popped] = []
+    body = response.body
+    at = 0
+    while at < len(body):
+        record = decode_record(body, at)
+        at += int.from_bytes(body[at : at + 4], "big")
+        marked = decode_properties(record.properties).get(POP_CK)
+        if marked is not None:  # from the topic of retries
+            handle = Handle.decode(marked)
+        else:
+            start = starts["0", record.queue_id][0]
+            handle = Handle(
+                start,
+                head.pop_ms,
+                head.invisible_ms,
+                head.revive_queue,
+                False,
+                broker_name,
+                record.queue_id,
+                record.queue_offset,
+            )
+        before = times.get(f"qo{record.queue_id}%{record.queue_offset}", record.reconsume_times)
+        receipt = Receipt(handle, record.physical_offset)
+        found.append(Popped(record, receipt, before, head.invisible_ms))
+    return found
+
+
+def told(one: Popped, topic: str, namespace: str) -> Message:
+    """Return a popped message as its client is told it."""
+    return inbound(
+        one.record,
+        topic,
+        namespace,
+        one.receipt,
+        times=one.times,
+        invisible_ms=one.invisible_ms,
+    )
+
+
+def _times(text: str) -> dict[str, int]:
+    """Read how often the messages of a pop in order were popped before."""
+    found: dict[str, int] = {}
+    for part in text.split(";") if text else ():
+        fields = part.split(" ")
+        if len(fields) == 3 and fields[2].isdecimal():
+            found[fields[1]] = int(fields[2])
+    return found
+
+
+def _divided(found: list[Popped], wanted: FilterExpression) -> tuple[list[Popped], list[Popped]]:
+    """Return the messages whose tag is wanted, and the others."""
+    expression = wanted.expression or EVERYTHING
+    if wanted.type == FilterType.SQL or expression == EVERYTHING:
+        return list(found), []
+    tags = {tag.strip() for tag in expression.split("||")}
+    kept: list[Popped] = []
+    others: list[Popped] = []
+    for one in found:
+        tag = decode_properties(one.record.properties).get("TAGS")
+        (kept if tag in tags else others).append(one)
+    return kept, others
+
+
+async def _quietly(work: Awaitable[Any]) -> None:
+    """Await what nobody waits for: if it fails, the message comes again after its time."""
+    try:
+        await work
+    except Refusal as refusal:
+        log.info("not_done: %s", refusal)

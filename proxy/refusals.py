@@ -1,0 +1,95 @@
+"""The errors that a call is answered with, and which answers of brokers mean which. Pure.
+
+A call that fails is answered with a `Status`, and gRPC's own status is OK: clients expect that.
+"""
+
+from __future__ import annotations
+
+from raftmq.client.errors import (
+    CODE_IN_FLIGHT_LIMIT,
+    CODE_NO_ROUTE,
+    BrokerRefused,
+    ClientError,
+    NameServerUnreachable,
+    NoRoute,
+)
+from raftmq.client.message import SendStatus
+from raftmq.proxy.protocol.messaging_pb2 import Code, Status
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
+
+MESSAGE_CHARS_MAX = 1_000
+ACL_EXCEPTION = "org.apache.rocketmq.acl.common.AclException"
+UNKNOWN = "[OUTCOME_UNKNOWN]"
+
+_BY_CODE = {
+    ResponseCode.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
+    ResponseCode.FLOW_CONTROL: Code.TOO_MANY_REQUESTS,
+    ResponseCode.POLLING_FULL: Code.TOO_MANY_REQUESTS,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
+    ResponseCode.MESSAGE_ILLEGAL: Code.BAD_REQUEST,
+    ResponseCode.INVALID_PARAMETER: Code.BAD_REQUEST,
+    ResponseCode.ILLEGAL_OPERATION: Code.BAD_REQUEST,
+    ResponseCode.SERVICE_NOT_AVAILABLE: Code.HA_NOT_AVAILABLE,
+    ResponseCode.NO_PERMISSION: Code.FORBIDDEN,
+    ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
+    ResponseCode.NO_MESSAGE: Code.INVALID_RECEIPT_HANDLE,
+}
+# How a message is stored that was stored, but not as its broker's mode promises.
+BY_SEND_STATUS = {
+    SendStatus.OK: Code.OK,
+    SendStatus.FLUSH_DISK_TIMEOUT: Code.MASTER_PERSISTENCE_TIMEOUT,
+    SendStatus.FLUSH_SLAVE_TIMEOUT: Code.SLAVE_PERSISTENCE_TIMEOUT,
+    SendStatus.SLAVE_NOT_AVAILABLE: Code.HA_NOT_AVAILABLE,
+}
+
+
+class Refusal(Exception):
+    """The answer to a call that cannot be carried out."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(f"{Code.Name(code)}: {message}")
+        self.code = code
+        self.message = message
+
+    @property
+    def status(self) -> Status:
+        return status_of(self.code, self.message)
+
+
+def status_of(code: Code, message: str = "") -> Status:
+    """Return an answer's status; its text defaults to the code's name."""
+    return Status(code=code, message=(message or Code.Name(code))[:MESSAGE_CHARS_MAX])
+
+
+def refused_by(response: RemotingCommand) -> Refusal:
+    """Return what a broker's answer, whose code is not SUCCESS, means for the client."""
+    return _refused(response.code, response.remark or "")
+
+
+def refusal_of(error: ClientError) -> Refusal:
+    """Return what an error of our own client means for the client."""
+    if isinstance(error, BrokerRefused):
+        return _refused(error.code, error.remark)
+    if isinstance(error, NoRoute):
+        return Refusal(Code.TOPIC_NOT_FOUND, error.message)
+    if isinstance(error, NameServerUnreachable):
+        return Refusal(Code.PROXY_TIMEOUT, error.message)
+    if error.outcome_unknown:
+        return Refusal(Code.MASTER_PERSISTENCE_TIMEOUT, error.message)
+    if error.code == CODE_IN_FLIGHT_LIMIT:
+        return Refusal(Code.TOO_MANY_REQUESTS, error.message)
+    if error.code < 0 or error.code == CODE_NO_ROUTE:  # nobody could be asked in time
+        return Refusal(Code.PROXY_TIMEOUT, error.message)
+    return _refused(error.code, error.message)
+
+
+def _refused(code: int, remark: str) -> Refusal:
+    if remark.startswith(ACL_EXCEPTION):
+        return Refusal(Code.FORBIDDEN, remark)
+    if remark.startswith(UNKNOWN):
+        return Refusal(Code.MASTER_PERSISTENCE_TIMEOUT, remark)
+    found = _BY_CODE.get(ResponseCode(code)) if code in set(ResponseCode) else None
+    return Refusal(found or Code.INTERNAL_SERVER_ERROR, remark or f"the broker answered {code}")

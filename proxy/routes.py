@@ -1,0 +1,124 @@
+"""QueryRoute and QueryAssignment.
+
+Every queue is at the endpoints by which the client reached a proxy, so all its calls come back to
+proxies. A push consumer is assigned every broker group with the queue -1, which stands for all of
+its queues: consumers share them out by popping. In a group that consumes in order each queue is
+assigned, to every consumer: whoever comes first has a queue until its messages are acknowledged.
+"""
+
+from __future__ import annotations
+
+from raftmq.client.route import LEADER_ID, PERM_READ, PERM_WRITE, QueueData
+from raftmq.proxy.brokers import Brokers
+from raftmq.proxy.caller import Caller
+from raftmq.proxy.clients import Clients
+from raftmq.proxy.places import group_of, resource_of, topic_of
+from raftmq.proxy.protocol.messaging_pb2 import (
+    Assignment,
+    Broker,
+    Code,
+    Endpoints,
+    MessageQueue,
+    MessageType,
+    Permission,
+    QueryAssignmentRequest,
+    QueryAssignmentResponse,
+    QueryRouteRequest,
+    QueryRouteResponse,
+    Resource,
+)
+from raftmq.proxy.refusals import Refusal, status_of
+from raftmq.remoting.topicattributes import MIXED
+
+ALL_QUEUES = -1
+_KINDS = {
+    "NORMAL": (MessageType.NORMAL,),
+    "FIFO": (MessageType.FIFO,),
+    "DELAY": (MessageType.DELAY,),
+    "TRANSACTION": (MessageType.TRANSACTION,),
+    "PRIORITY": (MessageType.PRIORITY,),
+    MIXED: (MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION),
+}
+
+
+class Routes:
+    """The handlers; one per proxy."""
+
+    def __init__(self, brokers: Brokers, clients: Clients) -> None:
+        self._brokers = brokers
+        self._clients = clients
+
+    async def route(self, caller: Caller, request: QueryRouteRequest) -> QueryRouteResponse:
+        """Return a topic's queues. Raises Refusal."""
+        topic = topic_of(request.topic)
+        _check_endpoints(request.endpoints)
+        route = await self._brokers.route(caller, topic)
+        kinds = _KINDS.get(await self._brokers.message_type(caller, topic), ())
+        self._clients.used(caller.client_id, caller.owner, topic)
+        shown = resource_of(topic, caller.namespace)
+        known = {broker.broker_name for broker in route.brokers}
+        queues: list[MessageQueue] = []
+        for data in sorted(route.queues, key=lambda data: data.broker_name):
+            if data.broker_name in known:
+                queues += _queues(data, shown, request.endpoints, kinds)
+        return QueryRouteResponse(status=status_of(Code.OK), message_queues=queues)
+
+    async def assignment(
+        self, caller: Caller, request: QueryAssignmentRequest
+    ) -> QueryAssignmentResponse:
+        """Return what a push consumer receives from. Raises Refusal."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        _check_endpoints(request.endpoints)
+        route = await self._brokers.route(caller, topic)
+        settings = await self._brokers.group_settings(caller, topic, group)
+        self._clients.used(caller.client_id, caller.owner, topic)
+        shown = resource_of(topic, caller.namespace)
+        found: list[Assignment] = []
+        for data in sorted(route.queues, key=lambda data: data.broker_name):
+            if not data.perm & PERM_READ or not data.read_count:
+                continue
+            numbers = range(data.read_count) if settings.orderly else (ALL_QUEUES,)
+            for number in numbers:
+                queue = _queue(data, number, _permission(data.perm), shown, request.endpoints)
+                found.append(Assignment(message_queue=queue))
+        if not found:
+            raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be read")
+        return QueryAssignmentResponse(status=status_of(Code.OK), assignments=found)
+
+
+def _check_endpoints(endpoints: Endpoints) -> None:
+    if not endpoints.addresses:
+        raise Refusal(Code.ILLEGAL_ACCESS_POINT, "the endpoints have no address")
+
+
+def _queues(
+    data: QueueData, topic: Resource, endpoints: Endpoints, kinds: tuple[MessageType, ...]
+) -> list[MessageQueue]:
+    """Return a broker group's queues: those that can only be read, only be written, and both."""
+    reads = data.read_count if data.perm & PERM_READ else 0
+    writes = data.write_count if data.perm & PERM_WRITE else 0
+    both = min(reads, writes)
+    permissions = (
+        [Permission.READ] * (reads - both)
+        + [Permission.WRITE] * (writes - both)
+        + [Permission.READ_WRITE] * both
+    )
+    queues = []
+    for number, permission in enumerate(permissions):
+        queue = _queue(data, number, permission, topic, endpoints)
+        queue.accept_message_types.extend(kinds)
+        queues.append(queue)
+    return queues
+
+
+def _queue(
+    data: QueueData, number: int, permission: Permission, topic: Resource, endpoints: Endpoints
+) -> MessageQueue:
+    broker = Broker(name=data.broker_name, id=LEADER_ID, endpoints=endpoints)
+    return MessageQueue(topic=topic, id=number, permission=permission, broker=broker)
+
+
+def _permission(perm: int) -> Permission:
+    if perm & PERM_READ and perm & PERM_WRITE:
+        return Permission.READ_WRITE
+    return Permission.READ if perm & PERM_READ else Permission.WRITE

@@ -1,0 +1,208 @@
+"""A running proxy: its parts, built in one place; gRPC's server; start and stop. Shell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+import grpc.aio
+
+from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.proxy.access import Access
+from raftmq.proxy.brokers import Brokers
+from raftmq.proxy.clients import Clients
+from raftmq.proxy.config import ProxyConfig
+from raftmq.proxy.counts import Counts, Figures, ProxyMetrics
+from raftmq.proxy.credentials import Certificates
+from raftmq.proxy.http import ProxyApi
+from raftmq.proxy.presence import Presence
+from raftmq.proxy.protocol.messaging_pb2 import ReconnectEndpointsCommand, TelemetryCommand
+from raftmq.proxy.receives import Receives
+from raftmq.proxy.routes import Routes
+from raftmq.proxy.sends import Sends
+from raftmq.proxy.service import Service
+from raftmq.proxy.tasks import Tasks
+from raftmq.proxy.transactions import Transactions
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.tls import ClientTls
+
+log = logging.getLogger("raftmq.proxy")
+
+LOOK_S = 5.0  # between two looks at silent clients and at the file of accounts
+TOLD_S = 0.2  # clients are told to connect elsewhere so long before their streams end
+# Between two looks at all routes; our name servers tell of changes at once.
+ROUTE_MS = 10_000
+METADATA_BYTES_MAX = 16 * 1024
+PING_MS, PING_TIMEOUT_MS = 60_000, 20_000  # of connections that say nothing
+PING_MS_MIN = 5_000  # clients may ping that often
+
+
+class ProxyServer:
+    """A running proxy: `async with ProxyServer(config) as proxy:`, or `start` and `stop`."""
+
+    def __init__(self, config: ProxyConfig) -> None:
+        self._config = config
+        self._instance = ClientInstance(config.namesrv, _instance_config(config))
+        self._tls = ProcessTls(config)
+        self._access = Access(enabled=config.acl_enable, path=config.acl_file)
+        self._brokers = Brokers(self._instance, self._access)
+        self._tasks = Tasks()
+        self._transactions: Transactions | None = None
+        self._clients: Clients | None = None
+        self._sends: Sends | None = None
+        self._receives: Receives | None = None
+        self._metrics: ProxyMetrics | None = None
+        self._server: grpc.aio.Server | None = None
+        self._stopping = asyncio.Event()
+        self.http: ProxyApi | None = None  # None: not started, or httpEnable=false
+        self.port = 0  # once it listens
+
+    @property
+    def address(self) -> str:
+        return f"{self._config.bind}:{self.port}"
+
+    async def start(self) -> None:
+        """Start serving. Raises OSError if a port is taken; WebConfigError for an HTTP API open to
+        everybody; TlsError; AclError for unreadable accounts."""
+        config = self._config
+        await asyncio.to_thread(self._access.prepare)
+        await asyncio.to_thread(self._tls.load)
+        loop = asyncio.get_running_loop()
+        clients = self._clients = Clients(config.clients_max, loop.time)
+        brokers, tasks = self._brokers, self._tasks
+        transactions = self._transactions = Transactions(brokers, clients)
+        await self._instance.start(
+            handlers={
+                RequestCode.CHECK_TRANSACTION_STATE: transactions.asked,
+                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda *_: None,  # nobody rebalances
+            }
+        )
+        sends = self._sends = Sends(config, self._instance, brokers, clients, self._access)
+        sends.engine.start()
+        receives = self._receives = Receives(config, brokers, clients, tasks.spawn, self._stopping)
+        counts = Counts()
+        service = Service(
+            call_limit_s=config.call_limit_ms / 1000,
+            access=self._access,
+            clients=clients,
+            counts=counts,
+            presence=Presence(config, brokers, clients, self._access),
+            routes=Routes(brokers, clients),
+            sends=sends,
+            receives=receives,
+            transactions=transactions,
+            stopping=self._stopping,
+        )
+        await self._listen(service)
+
+        self._metrics = ProxyMetrics(counts, self.figures)
+        self._metrics.start()
+        self._tls.start()
+        tasks.spawn(self._look_forever(clients), "looks")
+        if config.http_enable:
+            render = self._metrics.render
+            self.http = ProxyApi(config, self.port, self._instance, render, self._tls)
+            await self.http.start()
+
+    def figures(self) -> Figures:
+        """Return the state as metrics show it; the proxy has been started."""
+        assert self._clients is not None
+        assert self._sends is not None
+        assert self._receives is not None
+        assert self._transactions is not None
+        return Figures(
+            clients=len(self._clients),
+            lines=self._clients.line_count,
+            sends=self._sends.engine.in_flight,
+            send_bytes=self._sends.engine.in_flight_bytes,
+            answer_bytes=self._receives.held_bytes,
+            given_back=self._receives.given_back_count,
+            asked=self._transactions.asked_count,
+            unasked=self._transactions.unasked_count,
+            unauthorized=self._access.refused_count,
+        )
+
+    async def _listen(self, service: Service) -> None:
+        config = self._config
+        self._server = server = grpc.aio.server(
+            handlers=service.handlers(),
+            maximum_concurrent_rpcs=config.calls_max,
+            options=[
+                ("grpc.max_receive_message_length", config.call_size_max),
+                ("grpc.max_send_message_length", -1),  # of one message, which a broker took
+                ("grpc.max_concurrent_streams", config.calls_per_connection_max),
+                ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+                ("grpc.keepalive_time_ms", PING_MS),
+                ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+                ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.so_reuseport", 0),  # a port that is taken is an error
+            ],
+        )
+        where = f"{config.bind}:{config.port}"
+        try:
+            if config.tls_server_mode == "disabled":
+                self.port = server.add_insecure_port(where)
+            else:
+                credentials = await asyncio.to_thread(Certificates(config).load)
+                self.port = server.add_secure_port(where, credentials)
+        except RuntimeError as error:  # gRPC's word for a port that is taken
+            raise OSError(f"cannot listen on {where}: {error}") from error
+        await server.start()
+
+    async def stop(self) -> None:
+        """Tell clients to connect elsewhere, end what waits, let calls in progress end, close."""
+        if self._clients is not None:
+            for client in self._clients:
+                if client.line is not None:
+                    command = ReconnectEndpointsCommand(nonce=client.client_id)
+                    client.line.put(TelemetryCommand(reconnect_endpoints_command=command))
+            if self._clients.line_count:
+                await asyncio.sleep(TOLD_S)
+        self._stopping.set()
+        if self._server is not None:
+            await self._server.stop(self._config.stop_ms / 1000)
+        if self.http is not None:
+            await self.http.stop()
+        if self._metrics is not None:
+            self._metrics.stop()
+        if self._sends is not None:
+            self._sends.engine.stop()
+        await self._tasks.stop()
+        await self._tls.stop()
+        await self._instance.stop()
+
+    async def __aenter__(self) -> ProxyServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _look_forever(self, clients: Clients) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            clients.expire()
+            await asyncio.to_thread(self._access.look_at_file)
+
+
+def _instance_config(config: ProxyConfig) -> InstanceConfig:
+    """Return how the proxy connects to brokers and name servers."""
+    tls = None
+    if config.tls_enable:
+        tls = ClientTls(
+            config.tls_client_trust_cert_path,
+            config.tls_client_cert_path,
+            config.tls_client_key_path,
+            config.tls_client_key_password,
+            config.tls_client_auth_server,
+            config.tls_client_check_host_name,
+        )
+    return InstanceConfig(
+        route_interval_ms=ROUTE_MS,
+        credentials=config.inner_credentials,
+        tls=tls,
+        reached_at=config.reached_at,
+    )

@@ -1,0 +1,232 @@
+"""The calls of the messaging service as gRPC's server sees them.
+
+This is the boundary: whoever calls is made a `Caller`, a `Refusal` becomes an answer's status, and
+every answer is counted. A call that is not here is answered UNIMPLEMENTED by gRPC itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from raftmq.proxy.access import Access
+from raftmq.proxy.caller import Caller, client_id_of, host_of, language_of, metadata_of
+from raftmq.proxy.clients import Clients, Line
+from raftmq.proxy.counts import Counts
+from raftmq.proxy.presence import Presence
+from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.receives import Receives
+from raftmq.proxy.refusals import Refusal, status_of
+from raftmq.proxy.routes import Routes
+from raftmq.proxy.sends import Sends
+from raftmq.proxy.transactions import Transactions
+from raftmq.remoting.connection import FROM_PEER
+
+log = logging.getLogger("raftmq.proxy")
+
+SERVICE = "apache.rocketmq.v2.MessagingService"
+HEALTH = "grpc.health.v1.Health"
+SETTINGS_S = 8.0  # clients wait 10 s for the answer to their settings
+CALL_S_MAX = 120.0
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse{status}
+_ENDS = {
+    pb.Code.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    pb.Code.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    pb.Code.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    pb.Code.PROXY_TIMEOUT: grpc.StatusCode.UNAVAILABLE,
+    pb.Code.HA_NOT_AVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    pb.Code.INTERNAL_SERVER_ERROR: grpc.StatusCode.INTERNAL,
+}
+
+Context = Any  # grpc.aio.ServicerContext, which has no types
+Act = Callable[[Caller, Any], Awaitable[Any]]
+
+
+class Service:
+    """Serves the calls by its parts; one per proxy."""
+
+    def __init__(
+        self,
+        *,
+        call_limit_s: float,
+        access: Access,
+        clients: Clients,
+        counts: Counts,
+        presence: Presence,
+        routes: Routes,
+        sends: Sends,
+        receives: Receives,
+        transactions: Transactions,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._call_limit_s = call_limit_s
+        self._access = access
+        self._clients = clients
+        self._counts = counts
+        self._presence = presence
+        self._receives = receives
+        self._stopping = stopping
+        self._unary: dict[str, tuple[Act, Any, Any]] = {
+            "QueryRoute": (routes.route, pb.QueryRouteRequest, pb.QueryRouteResponse),
+            "QueryAssignment": (
+                routes.assignment,
+                pb.QueryAssignmentRequest,
+                pb.QueryAssignmentResponse,
+            ),
+            "Heartbeat": (presence.heartbeat, pb.HeartbeatRequest, pb.HeartbeatResponse),
+            "NotifyClientTermination": (
+                presence.terminated,
+                pb.NotifyClientTerminationRequest,
+                pb.NotifyClientTerminationResponse,
+            ),
+            "SendMessage": (sends.send, pb.SendMessageRequest, pb.SendMessageResponse),
+            "RecallMessage": (sends.recall, pb.RecallMessageRequest, pb.RecallMessageResponse),
+            "EndTransaction": (
+                transactions.end,
+                pb.EndTransactionRequest,
+                pb.EndTransactionResponse,
+            ),
+            "AckMessage": (receives.ack, pb.AckMessageRequest, pb.AckMessageResponse),
+            "ChangeInvisibleDuration": (
+                receives.change,
+                pb.ChangeInvisibleDurationRequest,
+                pb.ChangeInvisibleDurationResponse,
+            ),
+            "ForwardMessageToDeadLetterQueue": (
+                receives.forward,
+                pb.ForwardMessageToDeadLetterQueueRequest,
+                pb.ForwardMessageToDeadLetterQueueResponse,
+            ),
+        }
+
+    def handlers(self) -> list[Any]:
+        """Return gRPC's handlers: of the messaging service, and of health checks."""
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._answered(name, act, answer),
+                request_deserializer=request.FromString,
+                response_serializer=answer.SerializeToString,
+            )
+            for name, (act, request, answer) in self._unary.items()
+        }
+        methods["ReceiveMessage"] = grpc.unary_stream_rpc_method_handler(
+            self._receive,
+            request_deserializer=pb.ReceiveMessageRequest.FromString,
+            response_serializer=pb.ReceiveMessageResponse.SerializeToString,
+        )
+        methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
+            self._telemetry,
+            request_deserializer=pb.TelemetryCommand.FromString,
+            response_serializer=pb.TelemetryCommand.SerializeToString,
+        )
+        check = grpc.unary_unary_rpc_method_handler(self._health)  # bytes in, bytes out
+        return [
+            grpc.method_handlers_generic_handler(SERVICE, methods),
+            grpc.method_handlers_generic_handler(HEALTH, {"Check": check}),
+        ]
+
+    def _caller(self, context: Context) -> Caller:
+        """Return who calls. Raises Refusal."""
+        metadata = metadata_of(context.invocation_metadata())
+        host = host_of(context.peer())
+        left_s = context.time_remaining()
+        limit_s = self._call_limit_s if left_s is None else min(left_s, CALL_S_MAX)
+        return Caller(
+            client_id_of(metadata),
+            metadata.get("x-mq-namespace", ""),
+            language_of(metadata),
+            host,
+            asyncio.get_running_loop().time() + limit_s,
+            self._access.account_of(metadata, host),
+        )
+
+    def _answered(self, name: str, act: Act, answer: Any) -> Any:
+        async def call(request: Any, context: Context) -> Any:
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            try:
+                found = await act(self._caller(context), request)
+            except Refusal as refusal:
+                self._log(name, context, refusal)
+                found = answer(status=refusal.status)
+            except Exception:
+                log.exception("call_failed call=%s", name)
+                found = answer(status=status_of(pb.Code.INTERNAL_ERROR))
+            self._counts.answered(name, found.status.code, loop.time() - began_s)
+            return found
+
+        return call
+
+    async def _receive(self, request: Any, context: Context) -> None:
+        name = "ReceiveMessage"
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            caller = self._caller(context)
+            self._counts.received += await self._receives.receive(caller, request, context.write)
+            code = pb.Code.OK
+        except Refusal as refusal:
+            code = refusal.code
+            if code != pb.Code.MESSAGE_NOT_FOUND:
+                self._log(name, context, refusal)
+            await context.write(pb.ReceiveMessageResponse(status=refusal.status))
+            last = pb.ReceiveMessageResponse()
+            last.delivery_timestamp.GetCurrentTime()
+            await context.write(last)
+        self._counts.answered(name, code, loop.time() - began_s)
+
+    async def _telemetry(self, requests: AsyncIterator[Any], context: Context) -> None:
+        """Serve one stream until its client ends it, or the proxy stops."""
+        line = Line()
+        writer = asyncio.create_task(line.run(context.write), name="telemetry writer")
+        reader = asyncio.create_task(self._read(requests, context, line), name="telemetry reader")
+        stop = asyncio.create_task(self._stopping.wait(), name="telemetry stop")
+        tasks = (writer, reader, stop)
+        end: Refusal | None = None
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and not reader.cancelled():
+                error = reader.exception()
+                end = error if isinstance(error, Refusal) else None
+            elif stop.done():
+                end = Refusal(pb.Code.PROXY_TIMEOUT, "the proxy stops")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for client in self._clients:
+                if client.line is line:
+                    client.line = None
+        self._counts.answered("Telemetry", pb.Code.OK if end is None else end.code, 0.0)
+        if end is not None:
+            kind = _ENDS.get(end.code, grpc.StatusCode.INVALID_ARGUMENT)
+            await context.abort(kind, end.message)
+
+    async def _read(self, requests: AsyncIterator[Any], context: Context, line: Line) -> None:
+        """Take in what a client says over its stream. Raises Refusal."""
+        caller = self._caller(context)
+        async for command in requests:
+            if command.WhichOneof("command") != "settings":
+                continue  # results of what nobody asks here
+            if command.settings.WhichOneof("pub_sub") is None:
+                raise Refusal(pb.Code.BAD_REQUEST, "the settings say neither publishing nor"
+                              " subscription")  # fmt: skip
+            deadline_s = asyncio.get_running_loop().time() + SETTINGS_S
+            caller = replace(caller, deadline_s=deadline_s)
+            answer = await self._presence.settings(caller, command.settings)
+            client = self._clients.find(caller.client_id)
+            if client is not None:
+                client.line = line
+            if not line.put(answer):
+                raise Refusal(pb.Code.TOO_MANY_REQUESTS, "the client does not read its stream")
+
+    async def _health(self, _: bytes, __: Context) -> bytes:
+        return NOT_SERVING if self._stopping.is_set() else SERVING
+
+    def _log(self, name: str, context: Context, refusal: Refusal) -> None:
+        log.info("refused call=%s peer=%s %s", name, context.peer(), refusal, extra=FROM_PEER)

@@ -1,0 +1,99 @@
+"""EndTransaction, and what brokers ask about transactions that nobody ended.
+
+A transaction's id says where its half message is, so any proxy can end it. A broker asks one of the
+producers of the topic, each of which it knows over the connection of some proxy (39); the proxy
+passes the question on over the line of one of its own clients that send to the topic.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from raftmq.proxy.brokers import Brokers
+from raftmq.proxy.caller import Caller
+from raftmq.proxy.clients import Clients
+from raftmq.proxy.contents import inbound
+from raftmq.proxy.places import TransactionId, topic_of
+from raftmq.proxy.protocol.messaging_pb2 import (
+    Code,
+    EndTransactionRequest,
+    EndTransactionResponse,
+    RecoverOrphanedTransactionCommand,
+    TelemetryCommand,
+    TransactionResolution,
+    TransactionSource,
+)
+from raftmq.proxy.refusals import refused_by, status_of
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import RecordError, decode_record
+
+log = logging.getLogger("raftmq.proxy.transactions")
+
+_DECISIONS = {
+    TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED: 0,
+    TransactionResolution.COMMIT: 8,
+    TransactionResolution.ROLLBACK: 12,
+}
+
+
+class Transactions:
+    """The handlers; one per proxy."""
+
+    def __init__(self, brokers: Brokers, clients: Clients) -> None:
+        self._brokers = brokers
+        self._clients = clients
+        self.asked_count = 0  # questions passed on to clients
+        self.unasked_count = 0  # that no client was there for
+
+    async def end(self, caller: Caller, request: EndTransactionRequest) -> EndTransactionResponse:
+        """Commit or roll back. Raises Refusal."""
+        topic = topic_of(request.topic)
+        place = TransactionId.decode(request.transaction_id)
+        await self._brokers.check_broker(caller, topic, place.broker_name)
+        header = EndTransactionHeader(
+            topic,
+            place.half_offset,
+            place.position,
+            _DECISIONS.get(request.resolution, 0),
+            request.message_id or place.unique_key,
+            place.unique_key,
+            request.source == TransactionSource.SOURCE_SERVER_CHECK,
+            topic,
+        )
+        response = await self._brokers.ask(
+            caller, place.broker_name, RequestCode.END_TRANSACTION, header.to_ext()
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        return EndTransactionResponse(status=status_of(Code.OK))
+
+    def asked(self, connection: Connection, request: RemotingCommand) -> None:
+        """Handle 39, which is one-way: if nobody can be asked, the broker asks again later."""
+        try:
+            header = CheckTransactionHeader.parse(request.ext)
+            record = decode_record(request.body)
+        except (RemotingError, RecordError) as error:
+            log.error("transaction_check_broken error=%s", error)
+            return
+        properties = decode_properties(record.properties)
+        topic = properties.get("PGROUP") or record.topic
+        client = self._clients.producer_of(topic)
+        broker_name = self._brokers.broker_at(topic, connection.address)
+        if client is None or client.line is None or broker_name is None:
+            self.unasked_count += 1
+            return
+        key = header.transaction_id or properties.get("UNIQ_KEY", "")
+        place = TransactionId(broker_name, header.half_queue_offset, header.commitlog_offset, key)
+        command = RecoverOrphanedTransactionCommand(
+            message=inbound(record, topic, client.namespace, None, times=0),
+            transaction_id=place.encode(),
+        )
+        if client.line.put(TelemetryCommand(recover_orphaned_transaction_command=command)):
+            self.asked_count += 1
+        else:
+            self.unasked_count += 1

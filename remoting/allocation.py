@@ -1,0 +1,149 @@
+"""RocketMQ's strategies for allocating a topic's queues to the consumers of a group. Pure.
+
+Every consumer computes the same answer from the same two sorted lists; nothing coordinates them. So
+all consumers of a group must use one strategy with the same parameters. The answers equal those of
+Apache's Java client, so mixed groups share queues correctly. Both lists are sorted here. A client
+that is not in the list gets nothing: the broker has not registered it yet, and any queue it took
+now would be taken from another client.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import md5
+
+from raftmq.remoting.fastjson import MessageQueue
+
+Queues = tuple[MessageQueue, ...]
+# (queues, client ids, own client id) → own queues
+AllocationStrategy = Callable[[Sequence[MessageQueue], Sequence[str], str], Queues]
+
+
+def allocate_averagely(
+    queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
+) -> Queues:
+    """Allocate by AVG, the default: each consumer gets a run of neighbouring queues, and the first
+    consumers get one more if the queues do not divide evenly."""
+    ordered, clients, position = _places(queues, client_ids, client_id)
+    if position is None:
+        return ()
+    share, rest = divmod(len(ordered), len(clients))
+    start = position * share + min(position, rest)
+    return tuple(ordered[start : start + share + (1 if position < rest else 0)])
+
+
+def allocate_averagely_by_circle(
+    queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
+) -> Queues:
+    """Allocate by AVG_BY_CIRCLE: deal the queues out one by one, so that each consumer has queues
+    of every broker group."""
+    ordered, clients, position = _places(queues, client_ids, client_id)
+    return () if position is None else tuple(ordered[position :: len(clients)])
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateByConsistentHash:
+    """The CONSISTENT_HASH strategy: few queues move when a consumer joins or leaves. Each consumer
+    stands `virtual_nodes` times on a ring; a queue belongs to the first one at or after its own
+    hash."""
+
+    virtual_nodes: int = 10
+
+    def __call__(
+        self, queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
+    ) -> Queues:
+        ordered, clients, position = _places(queues, client_ids, client_id)
+        if position is None:
+            return ()
+        ring = {_hash(f"{c}-{n}"): c for c in clients for n in range(self.virtual_nodes)}
+        places = sorted(ring)
+
+        def owner(queue: MessageQueue) -> str:
+            topic, broker_name, queue_id = queue
+            name = f"MessageQueue [topic={topic}, brokerName={broker_name}, queueId={queue_id}]"
+            return ring[places[bisect_left(places, _hash(name)) % len(places)]]
+
+        return tuple(queue for queue in ordered if owner(queue) == client_id)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateByMachineRoom:
+    """The MACHINE_ROOM strategy: only queues of brokers named `room@name` in the given rooms.
+    Consumers get equal shares, and the first ones get one queue each of the remainder."""
+
+    rooms: frozenset[str]
+
+    def __call__(
+        self, queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
+    ) -> Queues:
+        ordered, clients, position = _places(queues, client_ids, client_id)
+        if position is None:
+            return ()
+        ours = [queue for queue in ordered if self._is_ours(queue.broker_name)]
+        share, rest = divmod(len(ours), len(clients))
+        taken = ours[position * share : (position + 1) * share]
+        if position < rest:
+            taken.append(ours[share * len(clients) + position])
+        return tuple(taken)
+
+    def _is_ours(self, broker_name: str) -> bool:
+        parts = broker_name.split("@")
+        return len(parts) == 2 and parts[0] in self.rooms
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateMachineRoomNearby:
+    """The MACHINE_ROOM_NEARBY strategy: queues go to consumers in their own room, by `inner`; all
+    consumers share the queues of rooms without a consumer. The two functions map a queue and a
+    client to their rooms."""
+
+    inner: AllocationStrategy
+    room_of_queue: Callable[[MessageQueue], str]
+    room_of_client: Callable[[str], str]
+
+    def __call__(
+        self, queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
+    ) -> Queues:
+        ordered, clients, position = _places(queues, client_ids, client_id)
+        if position is None:
+            return ()
+        inhabited = {self.room_of_client(client) for client in clients}
+        own = self.room_of_client(client_id)
+        here = [queue for queue in ordered if self.room_of_queue(queue) == own]
+        neighbours = [client for client in clients if self.room_of_client(client) == own]
+        taken = list(self.inner(here, neighbours, client_id))
+        for room in sorted({self.room_of_queue(queue) for queue in ordered} - inhabited):
+            there = [queue for queue in ordered if self.room_of_queue(queue) == room]
+            taken += self.inner(there, clients, client_id)
+        return tuple(taken)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateByConfig:
+    """The CONFIG strategy: this consumer gets exactly `queues`, whatever other consumers there are.
+    Queues that the topic does not have are left out."""
+
+    queues: tuple[MessageQueue, ...]
+
+    def __call__(
+        self, queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
+    ) -> Queues:
+        there = set(queues)
+        return tuple(queue for queue in self.queues if queue in there)
+
+
+def _places(
+    queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
+) -> tuple[list[MessageQueue], list[str], int | None]:
+    """Return both lists sorted, and the client's position; None if the client gets nothing."""
+    clients = sorted(set(client_ids))
+    if not queues or client_id not in clients:
+        return [], clients, None
+    return sorted(queues), clients, clients.index(client_id)
+
+
+def _hash(text: str) -> int:
+    """Return the first four bytes of the text's MD5 as an integer."""
+    return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()[:4], "big")

@@ -1,0 +1,158 @@
+"""Saved contexts: names for clusters, so that tools need not be told their addresses each time.
+
+A context stands for environment variables: name servers, account, TLS settings. They are kept in
+`$XDG_CONFIG_HOME/raftmq/contexts.json` (`~/.config` without the variable), which only its owner may
+read because it may hold secret keys:
+
+    {"current": "prod", "contexts": {"prod": {"namesrv": "10.0.0.1:9876", "accessKey": "ops", …}}}
+
+What wins: flags, and the context that a flag names; then environment variables; then the context
+that RAFTMQ_CONTEXT names, else the one in use. That last one stands back as a whole where name
+servers are given: its account and TLS settings are for its own cluster. An account is taken whole
+from one place, never a key from here and a secret from there. Blocking.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VARIABLE = "RAFTMQ_CONTEXT"
+NAME_SERVERS = "NAMESRV_ADDR"
+# A context's fields → the environment variables that they stand for, in groups that belong
+# together.
+GROUPS: tuple[Mapping[str, str], ...] = (
+    {"namesrv": NAME_SERVERS},
+    {
+        "accessKey": "RAFTMQ_ACCESS_KEY",
+        "secretKey": "RAFTMQ_SECRET_KEY",
+        "securityToken": "RAFTMQ_SECURITY_TOKEN",
+    },
+    {"tlsConfigFile": "RAFTMQ_TLS_CONFIG_FILE"},
+    {"registrationKeyFile": "RAFTMQ_REGISTRATION_KEY_FILE"},
+)
+FIELDS = tuple(name for group in GROUPS for name in group)
+SECRETS = frozenset({"secretKey", "securityToken"})
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FILE_MODE, _DIRECTORY_MODE = 0o600, 0o700
+
+
+class ContextError(ValueError):
+    """A context that is not there, or contexts that cannot be read or written. Shows no secret."""
+
+
+@dataclass(slots=True)
+class Contexts:
+    """All contexts by name, and which one is in use ("": none)."""
+
+    current: str = ""
+    by_name: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def get(self, name: str) -> dict[str, str]:
+        """Return a context's fields. Raises ContextError."""
+        if name not in self.by_name:
+            known = ", ".join(sorted(self.by_name)) or "none"
+            raise ContextError(f"there is no context {name!r}; known: {known}")
+        return self.by_name[name]
+
+
+def path_of(environment: Mapping[str, str]) -> Path:
+    """Return where the contexts are kept."""
+    home = environment.get("XDG_CONFIG_HOME", "")
+    # The specification has paths that are not absolute ignored.
+    base = home if os.path.isabs(home) else os.path.expanduser("~/.config")
+    return Path(base) / "raftmq" / "contexts.json"
+
+
+def read(path: Path) -> Contexts:
+    """Read the contexts; there are none if there is no file. Raises ContextError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return Contexts()
+    except OSError as error:
+        raise ContextError(f"{path}: {error.strerror}") from error
+    except ValueError:  # its text could show a secret
+        raise ContextError(f"{path} is not JSON") from None
+    try:
+        by_name = {
+            str(name): {str(key): str(value) for key, value in fields.items() if key in FIELDS}
+            for name, fields in found["contexts"].items()
+        }
+        return Contexts(str(found.get("current") or ""), by_name)
+    except (AttributeError, KeyError, TypeError):
+        raise ContextError(f"{path} holds no contexts") from None
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[Contexts]:
+    """Read the contexts, and write them back atomically if nothing is raised. Others who change
+    them wait meanwhile. Raises ContextError."""
+    try:
+        path.parent.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        with open(path.with_suffix(".lock"), "a", opener=_private) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = read(path)
+            yield found
+            _write(path, found)
+    except OSError as error:
+        raise ContextError(f"{error.filename or path}: {error.strerror}") from None
+
+
+def check_name(name: str) -> None:
+    """Raise ContextError for a name that a context cannot have."""
+    if not _NAME.fullmatch(name):
+        raise ContextError(
+            f"{name!r} is no name of a context: letters, digits, '.', '_' and '-', at most 64"
+        )
+
+
+def resolve(
+    environment: Mapping[str, str], named: str = "", *, servers_given: bool = False
+) -> dict[str, str]:
+    """Return the environment with what a context adds: the one that a flag has `named` before the
+    variables; else the one of RAFTMQ_CONTEXT or in use behind them, unless name servers are given,
+    by a flag (`servers_given`) or variable. Raises ContextError."""
+    found = dict(environment)
+    if not named and (servers_given or environment.get(NAME_SERVERS)):
+        return found
+    chosen = named or environment.get(VARIABLE, "")
+    try:
+        contexts = read(path_of(environment))
+    except ContextError as error:
+        if not chosen and isinstance(error.__cause__, PermissionError):
+            return found  # a service that runs with somebody else's home
+        raise
+    chosen = chosen or contexts.current
+    if not chosen:
+        return found
+    fields = contexts.get(chosen)
+    for group in GROUPS:
+        says = {variable: fields.get(name, "") for name, variable in group.items()}
+        given = any(found.get(variable) for variable in group.values())
+        if any(says.values()) and (named or not given):
+            found |= says
+    return found
+
+
+def _write(path: Path, contexts: Contexts) -> None:
+    """Write all contexts to a new file, and put it in the place of the old one."""
+    said = {"current": contexts.current, "contexts": contexts.by_name}
+    new = path.with_suffix(".new")
+    with open(new, "w", encoding="utf-8", opener=_private) as file:
+        os.fchmod(file.fileno(), _FILE_MODE)  # if it was left by somebody else's hand
+        json.dump(said, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, _FILE_MODE)

@@ -1,0 +1,276 @@
+"""Headers of pop consumption (200050 to 200055, 200151) and the text of its handles. Pure.
+
+A handle names one popped message. It is eight numbers and names, joined by blanks, as Apache's
+`ExtraInfoUtil` writes them (the property POP_CK):
+
+    start offset, pop time, invisible time, revive queue, kind of topic, broker, queue, offset
+
+Times are in ms. The start offset is where the pop began to read in the queue, the offset that of
+the message. The kind is 0 for the topic itself and 1 for the topic of its retries; the revive queue
+is 999 for a pop in order. Apache's proxies add a ninth part, which is ignored.
+
+The answer to a pop says the same for all its messages together, by queue: where it began to read
+(`0 queue offset;…`), which offsets it found (`0 queue offset,offset;…`), and for a pop in order how
+often they were popped before (`0 qo<queue>%<offset> times;…`).
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from raftmq.remoting.errors import BodyError, HeaderError
+from raftmq.remoting.fields import Ext, parse_fields, parse_integer, parse_integers, write_fields
+from raftmq.remoting.names import RETRY_PREFIX, pop_retry_topic
+
+COUNT_MAX = 32  # messages of one pop, as at Apache's
+ORDER_REVIVE_QUEUE = 999
+INIT_MIN, INIT_MAX = 0, 1  # where a new group begins
+HANDLE_SIZE_MAX = 512  # characters
+ACKS_MAX = 1_000  # in one batch acknowledgement
+BITS_MAX = 1 << 16  # of one BatchAck: offsets from its start offset on
+POP_CK = "POP_CK"
+FIRST_POP_TIME = "1ST_POP_TIME"
+
+
+class Handle(NamedTuple):
+    """A handle, without its ninth part."""
+
+    start: int
+    pop_ms: int
+    invisible_ms: int
+    revive_queue: int
+    retry: bool
+    broker_name: str
+    queue_id: int
+    offset: int
+
+    @property
+    def order(self) -> bool:
+        return self.revive_queue == ORDER_REVIVE_QUEUE
+
+    def encode(self) -> str:
+        head = f"{self.start} {self.pop_ms} {self.invisible_ms} {self.revive_queue}"
+        kind = "1" if self.retry else "0"
+        return f"{head} {kind} {self.broker_name} {self.queue_id} {self.offset}"
+
+    @classmethod
+    def decode(cls, text: str) -> Handle:
+        """Parse a handle; without an offset, the last part, it is -1. Raises HeaderError."""
+        parts = text.split(" ")
+        if len(text) > HANDLE_SIZE_MAX or not 7 <= len(parts) <= 9 or not parts[5]:
+            raise HeaderError(f"not a handle of a popped message: {text[:100]!r}")
+        start, pop_ms, invisible_ms, revive = (parse_integer(p, "handle") for p in parts[:4])
+        offset = parse_integer(parts[7], "handle") if len(parts) > 7 else -1
+        retry = parts[4] in ("1", "2")
+        queue_id = parse_integer(parts[6], "handle")
+        return cls(start, pop_ms, invisible_ms, revive, retry, parts[5], queue_id, offset)
+
+
+class PopHeader(NamedTuple):
+    """200050 POP_MESSAGE. `queue_id` < 0: any queue of the topic."""
+
+    consumer_group: Annotated[str, "consumerGroup"]
+    topic: Annotated[str, "topic"]
+    queue_id: Annotated[int, "queueId"]
+    count_max: Annotated[int, "maxMsgNums"]
+    invisible_ms: Annotated[int, "invisibleTime"]
+    poll_ms: Annotated[int, "pollTime"]
+    born_ms: Annotated[int, "bornTime"] = 0
+    init_mode: Annotated[int, "initMode"] = INIT_MIN
+    expression_type: Annotated[str, "expType"] = "TAG"
+    expression: Annotated[str, "exp"] = ""
+    order: Annotated[bool, "order"] = False
+    attempt_id: Annotated[str, "attemptId"] = ""
+    # Ours: the client whose heartbeats renew what is popped, until it is acknowledged.
+    renewed_by: Annotated[str, "raftmqRenewedBy"] = ""
+
+    @classmethod
+    def parse(cls, ext: Ext) -> PopHeader:
+        return cls._make(parse_fields(cls, ext))
+
+    def to_ext(self) -> dict[str, str]:
+        return write_fields(self)
+
+
+class PopResponseHeader(NamedTuple):
+    """The answer to 200050. `rest_count`: messages that were not popped yet, about."""
+
+    pop_ms: Annotated[int, "popTime"]
+    invisible_ms: Annotated[int, "invisibleTime"]
+    revive_queue: Annotated[int, "reviveQid"]
+    rest_count: Annotated[int, "restNum"]
+    starts: Annotated[str, "startOffsetInfo"] = ""
+    offsets: Annotated[str, "msgOffsetInfo"] = ""
+    order_counts: Annotated[str, "orderCountInfo"] = ""
+
+    @classmethod
+    def parse(cls, ext: Ext) -> PopResponseHeader:
+        return cls._make(parse_fields(cls, ext))
+
+    def to_ext(self) -> dict[str, str]:
+        return write_fields(self)
+
+
+class AckHeader(NamedTuple):
+    """200051 ACK_MESSAGE. `topic` is where the message is stored: perhaps a retry topic."""
+
+    consumer_group: Annotated[str, "consumerGroup"]
+    topic: Annotated[str, "topic"]
+    queue_id: Annotated[int, "queueId"]
+    handle: Annotated[str, "extraInfo"]
+    offset: Annotated[int, "offset"]
+
+    @classmethod
+    def parse(cls, ext: Ext) -> AckHeader:
+        return cls._make(parse_fields(cls, ext))
+
+    def to_ext(self) -> dict[str, str]:
+        return write_fields(self)
+
+
+class ChangeHeader(NamedTuple):
+    """200053 CHANGE_MESSAGE_INVISIBLETIME; the time counts from now."""
+
+    consumer_group: Annotated[str, "consumerGroup"]
+    topic: Annotated[str, "topic"]
+    queue_id: Annotated[int, "queueId"]
+    handle: Annotated[str, "extraInfo"]
+    offset: Annotated[int, "offset"]
+    invisible_ms: Annotated[int, "invisibleTime"]
+
+    @classmethod
+    def parse(cls, ext: Ext) -> ChangeHeader:
+        return cls._make(parse_fields(cls, ext))
+
+    def to_ext(self) -> dict[str, str]:
+        return write_fields(self)
+
+
+class ChangeResponseHeader(NamedTuple):
+    """The answer to 200053: what the message's new handle consists of."""
+
+    pop_ms: Annotated[int, "popTime"]
+    invisible_ms: Annotated[int, "invisibleTime"]
+    revive_queue: Annotated[int, "reviveQid"]
+
+    @classmethod
+    def parse(cls, ext: Ext) -> ChangeResponseHeader:
+        return cls._make(parse_fields(cls, ext))
+
+    def to_ext(self) -> dict[str, str]:
+        return write_fields(self)
+
+
+class QueuePollHeader(NamedTuple):
+    """200052 PEEK_MESSAGE, 200054 NOTIFICATION, 200055 POLLING_INFO."""
+
+    consumer_group: Annotated[str, "consumerGroup"]
+    topic: Annotated[str, "topic"]
+    queue_id: Annotated[int, "queueId"]
+    count_max: Annotated[int, "maxMsgNums"] = 1
+    poll_ms: Annotated[int, "pollTime"] = 0
+    order: Annotated[bool, "order"] = False
+    attempt_id: Annotated[str, "attemptId"] = ""
+
+    @classmethod
+    def parse(cls, ext: Ext) -> QueuePollHeader:
+        return cls._make(parse_fields(cls, ext))
+
+    def to_ext(self) -> dict[str, str]:
+        return write_fields(self)
+
+
+class BatchAck(NamedTuple):
+    """Acknowledgements of messages that were popped together (200151). `topic` is where they are
+    stored, `bits` says which: bit n is offset start + n."""
+
+    consumer_group: str
+    topic: str
+    queue_id: int
+    start: int
+    pop_ms: int
+    invisible_ms: int
+    revive_queue: int
+    bits: int
+
+    def to_json(self, topic: str) -> dict[str, Any]:
+        """Return Apache's bean; `topic` is the one that was popped."""
+        size = (self.bits.bit_length() + 63) // 64 * 8
+        return {
+            "c": self.consumer_group,
+            "t": topic,
+            "r": "1" if self.topic.startswith(RETRY_PREFIX) else "0",
+            "so": self.start,
+            "q": self.queue_id,
+            "rq": self.revive_queue,
+            "pt": self.pop_ms,
+            "it": self.invisible_ms,
+            "b": b64encode(self.bits.to_bytes(size, "little")).decode(),
+        }
+
+
+def batch_acks(body: Mapping[str, Any]) -> list[BatchAck]:
+    """Read the body of a 200151. Raises BodyError."""
+    acks = body.get("acks")
+    if not isinstance(acks, list) or len(acks) > ACKS_MAX:
+        raise BodyError(f"acks is no list of at most {ACKS_MAX}")
+    return [_batch_ack(one) for one in acks]
+
+
+def _batch_ack(value: Any) -> BatchAck:
+    try:
+        group, topic = value["c"], value["t"]
+        numbers = [value[name] for name in ("q", "so", "pt", "it", "rq")]
+        bits = value["b"]
+        if isinstance(bits, list):  # of an older fastjson: the words of a BitSet
+            bits = b"".join(word.to_bytes(8, "little", signed=True) for word in bits)
+        else:
+            bits = b64decode(bits, validate=True)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BodyError(f"not a batch acknowledgement: {error!r}") from error
+    if not (isinstance(group, str) and isinstance(topic, str) and group and topic):
+        raise BodyError("an acknowledgement without group or topic")
+    if not all(type(number) is int and -1 << 63 <= number < 1 << 63 for number in numbers):
+        raise BodyError("an acknowledgement whose numbers are none")
+    if len(bits) * 8 > BITS_MAX:
+        raise BodyError(f"an acknowledgement of more than {BITS_MAX} offsets")
+    if value.get("r") in ("1", "2"):
+        topic = pop_retry_topic(topic, group)
+    queue_id, start, pop_ms, invisible_ms, revive = numbers
+    mask = int.from_bytes(bits, "little")
+    return BatchAck(group, topic, queue_id, start, pop_ms, invisible_ms, revive, mask)
+
+
+def kind_of(topic: str) -> str:
+    """Return the kind of a topic as handles have it."""
+    return "1" if topic.startswith(RETRY_PREFIX) else "0"
+
+
+def start_info(topic: str, queue_id: int, start: int) -> str:
+    return f"{kind_of(topic)} {queue_id} {start}"
+
+
+def offset_info(topic: str, queue_id: int, offsets: Sequence[int]) -> str:
+    return f"{kind_of(topic)} {queue_id} {','.join(map(str, offsets))}"
+
+
+def order_info(topic: str, queue_id: int, times: Mapping[int, int]) -> str:
+    """Return how often a queue's messages were popped before: those that were, by offset, and the
+    lowest number for the queue, which older clients read."""
+    kind = kind_of(topic)
+    found = [f"{kind} qo{queue_id}%{offset} {n}" for offset, n in times.items() if n]
+    return ";".join([*found, f"{kind} {queue_id} {min(times.values(), default=0)}"])
+
+
+def by_queue(info: str) -> dict[tuple[str, int], list[int]]:
+    """Read `startOffsetInfo` or `msgOffsetInfo`: (kind, queue id) → offsets. Raises HeaderError."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for part in info.split(";") if info else ():
+        fields = part.split(" ")
+        if len(fields) != 3:
+            raise HeaderError(f"not an offset info: {part[:100]!r}")
+        key = fields[0], parse_integer(fields[1], "queue")
+        found[key] = parse_integers(fields[2], "offset")
+    return found

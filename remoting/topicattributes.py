@@ -1,0 +1,122 @@
+"""A topic's attributes (TopicConfig.attributes) and the kind of a message. Pure.
+
+Names, values and rules of change are Apache's (5.3). `message.type` says which kind of messages a
+topic is for; clients of RocketMQ 5 read it and send nothing else. Of the other attributes only
+those values are taken that brokers here act by.
+
+    queue.type        SimpleCQ                                     only when a topic is made
+    cleanup.policy    DELETE                                       only when a topic is made
+    message.type      NORMAL FIFO DELAY TRANSACTION PRIORITY MIXED UNSPECIFIED; absent: NORMAL
+    reserve.time      -1: as long as the broker keeps its files
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MESSAGE_TYPE = "message.type"
+NORMAL = "NORMAL"
+MIXED = "MIXED"
+MESSAGE_TYPES = (NORMAL, "FIFO", "DELAY", "TRANSACTION", "PRIORITY", MIXED)
+UNSPECIFIED = "UNSPECIFIED"  # Apache takes it; no message is of this type
+TRAN_MSG = "TRAN_MSG"
+LATER = ("DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+SHARDING_KEY = "__SHARDINGKEY"
+PRIORITY = "_SYS_MSG_PRIORITY_"
+CHANGES_MAX = 100  # in one request
+
+
+class AttributesRefused(ValueError):
+    """A change of attributes that is not possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute's possible values. `changeable`: also once the topic is there."""
+
+    values: tuple[str, ...]
+    changeable: bool
+
+
+ATTRIBUTES: Mapping[str, Attribute] = {
+    "queue.type": Attribute(("SimpleCQ",), False),
+    "cleanup.policy": Attribute(("DELETE",), False),
+    MESSAGE_TYPE: Attribute((*MESSAGE_TYPES, UNSPECIFIED), True),
+    "reserve.time": Attribute(("-1",), True),
+}
+
+
+def parse_changes(text: str) -> dict[str, str]:
+    """Parse `+name=value,-name`, as UPDATE_AND_CREATE_TOPIC has it: value by signed name, "" with
+    a minus. Raises AttributesRefused."""
+    changes: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if equals and not (name.startswith("+") and value):
+            raise AttributesRefused(f"add/alter attribute format is wrong: {name}")
+        if not equals and not name.startswith("-"):
+            raise AttributesRefused(f"delete attribute format is wrong: {name}")
+        if name in changes:
+            raise AttributesRefused(f"key duplication: {name}")
+        changes[name] = value
+    return changes
+
+
+def changed(current: Mapping[str, str] | None, changes: Mapping[str, str]) -> dict[str, str]:
+    """Return a topic's attributes after changes by signed name. `current` None: the topic is made
+    now. Raises AttributesRefused."""
+    if len(changes) > CHANGES_MAX:
+        raise AttributesRefused(f"more than {CHANGES_MAX} changes at once")
+    after = dict(current or {})
+    seen: set[str] = set()
+    for signed, value in changes.items():
+        sign, name = signed[:1], signed[1:]
+        if not name or "+" in name or "-" in name or sign not in ("+", "-"):
+            raise AttributesRefused(f"kv string format wrong: {signed}")
+        if name in seen:
+            raise AttributesRefused(f"alter duplication key. key: {name}")
+        seen.add(name)
+        _check(name, sign, value, current)
+        if sign == "+":
+            after[name] = value
+        else:
+            del after[name]
+    return after
+
+
+def _check(name: str, sign: str, value: str, current: Mapping[str, str] | None) -> None:
+    if sign == "-" and current is None:
+        raise AttributesRefused(
+            f"only add attribute is supported while creating topic. key: {name}"
+        )
+    if sign == "-" and name not in (current or {}):
+        raise AttributesRefused(f"attempt to delete a nonexistent key: {name}")
+    attribute = ATTRIBUTES.get(name)
+    if attribute is None:
+        raise AttributesRefused(f"unsupported key: {name}")
+    if current is not None and not attribute.changeable:
+        raise AttributesRefused(f"attempt to update an unchangeable attribute. key: {name}")
+    if sign == "+" and value not in attribute.values:
+        words = ", ".join(attribute.values)
+        raise AttributesRefused(f"{name}={value}: value is not in set: [{words}]")
+
+
+def type_of(properties: Mapping[str, str]) -> str:
+    """Return the kind of a message with these properties; by Apache's rule it has one only."""
+    if properties.get(TRAN_MSG, "").lower() == "true":
+        return "TRANSACTION"
+    if any(name in properties for name in LATER):
+        return "DELAY"
+    if SHARDING_KEY in properties:
+        return "FIFO"
+    return "PRIORITY" if PRIORITY in properties else NORMAL
+
+
+def type_problem(wanted: str, given: str) -> str:
+    """Return why a message of the kind `given` may not be sent to a topic of the kind `wanted`; ''
+    if it may."""
+    if wanted in (given, MIXED):
+        return ""
+    words = f"the expected type is {wanted}, but actual type is {given}"
+    return f"TopicMessageType validate failed, {words}"

@@ -1,0 +1,25 @@
+"""bench.group: what a process has cost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from bench.group import cpu_us
+
+
+def test_the_time_of_ended_threads_counts() -> None:
+    spent: list[float] = []
+
+    def work() -> None:
+        begun = time.thread_time()
+        while time.thread_time() - begun < 0.05:
+            pass
+        spent.append(time.thread_time() - begun)
+
+    before = cpu_us(os.getpid())
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert cpu_us(os.getpid()) - before >= spent[0] * 1e6

@@ -1,0 +1,76 @@
+"""The ring of samples: its bound, what a start finds, and what a crash leaves."""
+
+from raftmq.broker.history.ring import DIRECTORY, Ring
+from raftmq.store.disk import OsDisk
+
+BYTES_MAX = 2_000
+
+
+def line(time_ms, size=100):
+    head = b'{"t":%d,"x":"' % time_ms
+    return head + b"x" * (size - len(head) - 3) + b'"}\n'
+
+
+def times(ring):
+    found, at = [], 1 << 60
+    while (one := ring.latest(at)) is not None:
+        found.append(one[0])
+        at = one[0] - 1
+    return found[::-1]
+
+
+def test_it_keeps_at_least_the_last_half_of_what_it_may(tmp_path):
+    disk = OsDisk(str(tmp_path))
+    ring = Ring(disk, BYTES_MAX)
+    for n in range(1, 58):
+        ring.append(n, line(n))
+        kept = times(ring)
+        assert kept == list(range(n + 1 - len(kept), n + 1))
+        assert len(kept) >= min(n, 10)
+        assert sum(path.stat().st_size for path in (tmp_path / DIRECTORY).iterdir()) <= BYTES_MAX
+    ring.close()
+    again = Ring(disk, BYTES_MAX)
+    assert times(again) == kept
+    again.append(58, line(58))
+    assert times(again)[-2:] == [57, 58]
+
+
+def test_the_last_line_up_to_a_time(tmp_path):
+    ring = Ring(OsDisk(str(tmp_path)), BYTES_MAX)
+    for n in (10, 20, 30):
+        ring.append(n, line(n, 40 + n))
+    assert ring.latest(9) is None
+    assert ring.latest(10) == (10, line(10, 50)[:-1])
+    assert ring.latest(29) == (20, line(20, 60)[:-1])
+    assert ring.latest(99) == (30, line(30, 70)[:-1])
+
+
+def test_a_clock_that_is_set_back_and_a_line_that_is_too_long_are_left_out(tmp_path):
+    ring = Ring(OsDisk(str(tmp_path)), BYTES_MAX)
+    for n in (10, 10, 9, 11):
+        ring.append(n, line(n))
+    ring.append(12, line(12, BYTES_MAX // 2 + 1))
+    assert times(ring) == [10, 11]
+
+
+def test_what_a_crash_left_unreadable_is_passed_over(tmp_path):
+    ring = Ring(OsDisk(str(tmp_path)), BYTES_MAX)
+    for n in (10, 20, 30):
+        ring.append(n, line(n))
+    ring.close()
+    path = tmp_path / DIRECTORY / "1"
+    data = path.read_bytes()
+    for damaged, expected in (
+        (data[:-1], [10, 20]),
+        (data + bytes(50), [10, 20, 30]),
+        (data[:100] + bytes(100) + data[200:], [10]),  # zeros have no end of a line
+        (b"\xff" + data[1:], [20, 30]),
+        (data.replace(b'"t":20', b'"t":xx'), [10, 30]),
+        (b"", []),
+    ):
+        path.write_bytes(damaged)
+        again = Ring(OsDisk(str(tmp_path)), BYTES_MAX)
+        assert times(again) == expected
+        again.append(40, line(40))
+        assert times(again) == [*expected, 40]
+        again.close()

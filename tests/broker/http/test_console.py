@@ -1,0 +1,180 @@
+"""What an operator does with a broker from a console: newest messages, dead letters, previews of
+resets, consume modes, accounts, connections."""
+
+import asyncio
+
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.fastjson import dumps
+from tests.broker.cluster import Group
+from tests.broker.http.client import Client
+from tests.broker.http.test_api import made, sent
+
+
+def texts(answer):
+    return [one["text"] for one in answer.json["items"]]
+
+
+async def test_the_newest_messages_of_all_queues_come_first(client):
+    await made(client, "T", 3)
+    assert (await client.get("/api/v1/topics/T/messages")).json == {
+        "items": [], "next": None, "scanned": 0,
+    }  # fmt: skip
+    for number in range(7):
+        await sent(client, "T", str(number), queueId=number * 2 % 3)
+    newest = "/api/v1/topics/T/messages"
+    first = await client.get(newest, limit=3)
+    assert texts(first) == ["6", "5", "4"]
+    second = await client.get(newest, limit=3, before=first.json["next"])
+    assert texts(second) == ["3", "2", "1"]
+    third = await client.get(newest, limit=3, before=second.json["next"])
+    assert (texts(third), third.json["next"]) == (["0"], None)
+    since = first.json["items"][1]["storeTimestamp"]
+    assert {"6", "5"} <= set(texts(await client.get(newest, sinceMs=since)))
+    assert (await client.get("/api/v1/topics/none/messages")).status == 404
+
+
+async def test_messages_are_filtered_by_tag_key_property_and_text(client):
+    await made(client, "T", 2)
+    await sent(client, "T", "Hello World", tags="a", keys="k1 k2", properties={"colour": "red"})
+    await sent(client, "T", "hello", tags="b", keys="k2", properties={"colour": "blue"})
+    await sent(client, "T", "bye")
+    newest = "/api/v1/topics/T/messages"
+    for query, expected in (
+        ({"tag": "a"}, ["Hello World"]),
+        ({"key": "k2"}, ["hello", "Hello World"]),
+        ({"property": "colour"}, ["hello", "Hello World"]),
+        ({"property": "colour=red"}, ["Hello World"]),
+        ({"text": "HELLO"}, ["hello", "Hello World"]),
+        ({"text": "hello", "tag": "b"}, ["hello"]),
+        ({"tag": "c"}, []),
+    ):
+        answer = await client.get(newest, **query)
+        assert (texts(answer), answer.json["scanned"]) == (expected, 3), query
+
+
+async def test_a_search_ends_after_so_many_messages_and_goes_on_from_there(client, monkeypatch):
+    monkeypatch.setattr("raftmq.broker.operating.newest.SCANNED_MAX", 2)
+    await made(client, "T", 2)
+    for number in range(5):
+        await sent(client, "T", "here" if number == 0 else "x")
+    newest = "/api/v1/topics/T/messages"
+    page = (await client.get(newest, text="here")).json
+    assert (page["items"], page["scanned"]) == ([], 2)
+    page = (await client.get(newest, text="here", before=page["next"])).json
+    assert page["items"] == []
+    page = (await client.get(newest, text="here", before=page["next"])).json
+    assert ([one["text"] for one in page["items"]], page["next"]) == (["here"], None)
+
+
+async def test_several_dead_letters_are_sent_again_and_each_has_its_outcome(client):
+    for topic in ("%DLQ%G", "%RETRY%G", "%DLQ%gone", "T"):
+        await made(client, topic.replace("%", "%25"), 1)
+    dead = [await sent(client, "%DLQ%G", f"dead {n}", properties={"RETRY_TOPIC": "T"})
+            for n in range(3)]  # fmt: skip
+    lost = await sent(client, "%DLQ%gone", "x")
+    plain = await sent(client, "T", "x")
+    ids = [one["offsetMsgId"] for one in (*dead, lost, plain)]
+    answer = await client.post("/api/v1/messages/resend", {"messageIds": [*ids, ids[0]]})
+    assert answer.status == 200
+    outcomes = {one["messageId"]: one["outcome"] for one in answer.json["items"]}
+    assert [outcomes[one] for one in ids] == ["ok", "ok", "ok", "failed", "failed"]
+    again = await client.get("/api/v1/topics/%25RETRY%25G/messages")
+    assert texts(again) == ["dead 2", "dead 1", "dead 0"]
+
+
+async def test_a_reset_is_shown_before_it_is_done(client, group, broker):
+    await made(client, "T", 2)
+    for number in range(4):
+        await sent(client, "T", str(number), queueId=number % 2)
+    await group.commit(broker, "T", 0, 2, group="G")
+    body = {"topic": "T", "to": {"position": "earliest"}, "preview": True}
+    answer = await client.post("/api/v1/consumer-groups/G/reset", body)
+    assert answer.json == {
+        "topic": "T", "done": False, "online": 0,
+        "queues": [
+            {"queueId": 0, "before": 2, "offset": 0, "minOffset": 0, "maxOffset": 2},
+            {"queueId": 1, "before": None, "offset": 0, "minOffset": 0, "maxOffset": 2},
+        ],
+    }  # fmt: skip
+    assert broker.state.offsets.get("T", "G", 0) == 2
+    done = await client.post("/api/v1/consumer-groups/G/reset", body | {"preview": False})
+    assert done.json["done"] and broker.state.offsets.get("T", "G", 0) == 0
+
+
+async def test_a_group_pops_what_it_is_told_to(client):
+    await made(client, "T", 1)
+    modes = "/api/v1/consumer-groups/G/modes"
+    assert (await client.get(modes)).json == {"items": [], "next": None}
+    put = await client.put(f"{modes}/T", {"mode": "POP", "popShareQueueNum": 2})
+    told = {"group": "G", "topic": "T", "mode": "POP", "popShareQueueNum": 2}
+    assert (put.status, put.json) == (200, told)
+    assert (await client.get(modes)).json["items"] == [told]
+    assert (await client.put(f"{modes}/none", {"mode": "POP"})).status == 404
+    assert (await client.put(f"{modes}/T", {"mode": "PUSH"})).status == 422
+
+
+async def test_a_message_is_sent_for_later(client):
+    await made(client, "T", 1)
+    await sent(client, "T", "later", delayLevel=1)
+    assert texts(await client.get("/api/v1/topics/T/messages")) == []
+    for _ in range(1200):
+        if texts(await client.get("/api/v1/topics/T/messages")) == ["later"]:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it was never delivered")
+
+
+async def test_clients_are_shown_with_the_name_of_their_version(client, group, broker):
+    heartbeat = {
+        "clientID": "c1",
+        "producerDataSet": [{"groupName": "P"}],
+        "consumerDataSet": [],
+    }
+    answer = await group.ask(broker, RequestCode.HEART_BEAT, {}, dumps(heartbeat))
+    assert answer.code == 0
+    (item,) = (await client.get("/api/v1/connections")).json["producers"]
+    (shown,) = item["clients"]
+    assert (shown["clientId"], shown["versionName"]) == ("c1", "V4_9_8")
+
+
+ACCOUNTS = """accounts:
+- accessKey: operator-1
+  secretKey: secret-0001
+  admin: true
+"""
+
+
+async def test_accounts_are_made_changed_and_deleted_and_secrets_never_shown(tmp_path):
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(ACCOUNTS)
+    async with Group(tmp_path / "brokers", 1, aclEnable=True, aclFile=str(file)) as group:
+        broker = await group.leading()
+        async with Client(broker.http.address) as client:
+            accounts = (await client.get("/api/v1/accounts")).json
+            assert accounts["enabled"] and accounts["items"][0]["accessKey"] == "operator-1"
+            one = "/api/v1/accounts/shop-0001"
+            assert (await client.put(one, {"admin": False})).status == 422  # no secret yet
+            put = await client.put(
+                one, {"secretKey": "secret-0002", "topicPerms": ["Orders=PUB|SUB"]}
+            )
+            assert put.status == 200, put.body
+            assert put.json["topicPerms"] == ["Orders=PUB|SUB"]
+            changed = await client.put(one, {"defaultGroupPerm": "SUB"})
+            assert changed.json["topicPerms"] == ["Orders=PUB|SUB"]
+            assert changed.json["defaultGroupPerm"] == "SUB"
+            listed = await client.get("/api/v1/accounts")
+            assert b"secret" not in listed.body.lower()
+            white = await client.put("/api/v1/white-addresses", {"addresses": ["10.0.0.*"]})
+            assert white.json["whiteAddresses"] == ["10.0.0.*"]
+            wrong = await client.put("/api/v1/white-addresses", {"addresses": ["10.0.0.x"]})
+            assert wrong.status == 422
+            assert (await client.delete(one)).status == 204
+            assert (await client.delete(one)).status == 404
+
+
+async def test_without_access_control_there_are_no_accounts_to_change(client):
+    assert (await client.get("/api/v1/accounts")).json == {
+        "items": [], "next": None, "enabled": False, "whiteAddresses": [],
+    }  # fmt: skip
+    put = await client.put("/api/v1/accounts/shop-0001", {"secretKey": "secret-0002"})
+    assert (put.status, put.code) == (409, "ACL_OFF")

@@ -1,0 +1,132 @@
+"""What operators do over HTTP is recorded in the group's log, and survives its leader."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from raftmq.broker.errors import OutcomeUnknown, Refused
+from raftmq.broker.operating.operatorlog import Deed, OperatorLog
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.headers import SendHeader
+from raftmq.remoting.names import OPERATOR_LOG_TOPIC
+from tests.broker.http.test_api import made, sent
+from tests.waiting import until
+
+LOG = f"/api/v1/topics/{OPERATOR_LOG_TOPIC}/messages"
+DEED = Deed("putTopic", "T", "eve", "", "{}")
+
+
+async def records(client, count):
+    """Return the records, oldest first, once there are so many."""
+    found = []
+
+    async def enough():
+        nonlocal found
+        items = (await client.get(LOG, limit=100)).json["items"]
+        found = [orjson.loads(one["text"]) for one in reversed(items)]
+        return len(found) >= count
+
+    await until(enough, lambda: found)
+    return found
+
+
+def told(record):
+    return record["what"], record["target"], record["by"], record["outcome"]
+
+
+async def test_a_change_is_recorded_before_and_after_it_is_made(client):
+    await made(client, "T")
+    refused = await client.put("/api/v1/topics/T", {}, If_None_Match="*")
+    assert refused.status == 412
+    asked, done, again, failed = await records(client, 4)
+    assert told(asked) == ("putTopic", "T", "local", "asked")
+    assert told(done) == ("putTopic", "T", "local", "done")
+    assert asked["id"] == done["id"] != again["id"] == failed["id"]
+    assert told(failed) == ("putTopic", "T", "local", "failed")
+    assert orjson.loads(asked["detail"])["writeQueueNums"] == 2
+
+
+async def test_a_name_server_says_for_whom_it_acts_and_secrets_are_left_out(client):
+    await made(client, "T")
+    await client.post(
+        "/api/v1/messages", {"topic": "T", "body": "private"}, X_Operator="Eve%20Adams"
+    )
+    record = (await records(client, 3))[2]
+    assert (record["by"], record["via"]) == ("Eve Adams", "local")
+    assert "private" not in record["detail"]
+    asked = {"topic": "T", "to": {"position": "latest"}, "preview": True}
+    await client.post("/api/v1/consumer-groups/G/reset", asked)
+    assert len(await records(client, 4)) == 4  # a preview changes nothing
+
+
+async def test_what_concerns_the_process_alone_is_recorded_afterwards(client):
+    answer = await client.put("/api/v1/log-levels/raftmq.broker.x", {"level": "INFO"})
+    assert answer.status in (200, 404)
+    (record,) = await records(client, 1)
+    assert record["what"] == "setLogLevel" and record["outcome"] in ("done", "failed")
+
+
+async def test_nobody_else_writes_there(client, group, broker):
+    header = SendHeader("P", OPERATOR_LOG_TOPIC, "TBW102", 4, 0, 0, 0, 0, "")
+    ext = header.to_ext(int(RequestCode.SEND_MESSAGE_V2))
+    answer = await group.ask(broker, RequestCode.SEND_MESSAGE_V2, ext, b"forged")
+    assert answer.code == ResponseCode.NO_PERMISSION
+    body = {"topic": OPERATOR_LOG_TOPIC, "body": "forged"}
+    assert (await client.post("/api/v1/messages", body)).status == 409
+    assert (await client.put(f"/api/v1/topics/{OPERATOR_LOG_TOPIC}", {}, If_Match="*")).status > 400
+
+
+async def test_messages_are_still_sent_where_records_are(client):
+    await made(client, "T")
+    assert (await sent(client, "T", "x"))["queueOffset"] == 0
+
+
+class Sends:
+    """A send path whose outcomes a test decides: None, or an error to raise or to end with."""
+
+    def __init__(self, *outcomes, at_once=False):
+        self.outcomes = list(outcomes)
+        self.at_once = at_once
+        self.stored = []
+
+    def store(self, messages, command, done, *, reserve_bytes=0):
+        outcome = self.outcomes.pop(0) if self.outcomes else None
+        if outcome is not None and self.at_once:
+            raise outcome
+        self.stored += [orjson.loads(one.body)["outcome"] for one in messages]
+        asyncio.get_running_loop().call_soon(done, outcome)
+
+    def wake(self, at_once=False):
+        pass
+
+
+async def worked():
+    return "result"
+
+
+async def test_nothing_is_done_whose_record_may_not_be_stored():
+    sends = Sends(OutcomeUnknown("no majority"))
+    with pytest.raises(Refused, match="it was not done"):
+        await OperatorLog(sends, lambda: 1).around(DEED, worked)
+    with pytest.raises(Refused, match="busy"):
+        await OperatorLog(
+            Sends(Refused(ResponseCode.SYSTEM_BUSY, "busy", tag="BUSY"), at_once=True), lambda: 1
+        ).around(DEED, worked)
+
+
+@pytest.mark.parametrize("tag", ["NOT_LEADER", "DISK_FULL"])
+async def test_who_frees_a_full_disk_or_asks_a_follower_is_not_kept_from_it(tag):
+    sends = Sends(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "no", tag=tag), at_once=True)
+    assert await OperatorLog(sends, lambda: 1).around(DEED, worked) == "result"
+    assert sends.stored == []
+
+
+async def test_an_outcome_that_nobody_knows_is_recorded_as_that():
+    async def lost():
+        raise OutcomeUnknown("cut off")
+
+    sends = Sends()
+    with pytest.raises(OutcomeUnknown):
+        await OperatorLog(sends, lambda: 1).around(DEED, lost)
+    assert sends.stored == ["asked", "unknown"]

@@ -1,0 +1,233 @@
+"""Topics and groups as Apache's tools put them: attributes, several at a time, the system's own;
+and what a topic's kind means for sends."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from raftmq.broker.operating import catalog
+from raftmq.broker.tables.state import BrokerState, put_topic
+from raftmq.broker.tables.topics import TopicConfig, topic_from_json
+from raftmq.dledger.wire import ATTRIBUTES_VERSION
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import loads_object
+from tests.broker.cluster import Group
+from tests.broker.replication.ha.pair import Classic
+from tests.waiting import until
+
+PUT = RequestCode.UPDATE_AND_CREATE_TOPIC
+FIFO = "+message.type=FIFO"
+KEYED = "__SHARDINGKEY\x01k\x02"
+HALF = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
+
+
+async def put(group, broker, topic="T", attributes="", queues=4, perm=6):
+    header = TopicHeader(topic, queues, queues, perm, attributes=attributes)
+    return await group.ask(broker, PUT, header.to_ext())
+
+
+async def attributes_of(group, broker, topic="T"):
+    answer = await group.ask(broker, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return loads_object(answer.body)["attributes"]
+
+
+async def test_attributes_are_kept_until_they_are_changed(group):
+    broker = await group.leading()
+    assert (await put(group, broker)).code == 0
+    assert await attributes_of(group, broker) == {}
+    assert (await put(group, broker, attributes=FIFO)).code == 0
+    assert (await put(group, broker, queues=8, perm=4)).code == 0
+    assert await attributes_of(group, broker) == {"message.type": "FIFO"}
+    listed = loads_object((await group.ask(broker, RequestCode.GET_ALL_TOPIC_CONFIG)).body)
+    assert listed["topicConfigTable"]["T"]["attributes"] == {"message.type": "FIFO"}
+    for text, why in (
+        ("+color=red", "unsupported key"),
+        ("+message.type=fifo", "not in set"),
+        ("+queue.type=SimpleCQ", "unchangeable"),
+        ("-reserve.time", "nonexistent"),
+        ("message.type=FIFO", "format is wrong"),
+        ("+message.type=MIXED", "MIXED message type is not supported."),
+    ):
+        refused = await put(group, broker, attributes=text)
+        assert (refused.code, why in refused.remark) == (1, True), (text, refused.remark)
+    assert await attributes_of(group, broker) == {"message.type": "FIFO"}
+    assert (await put(group, broker, attributes="-message.type")).code == 0
+    assert await attributes_of(group, broker) == {}
+
+
+async def test_changes_at_the_same_time_do_not_undo_each_other(group):
+    broker = await group.leading()
+    await put(group, broker, attributes=FIFO)
+    changes = ["+reserve.time=-1", "-message.type", "", ""]
+    answers = await asyncio.gather(*(put(group, broker, attributes=text) for text in changes))
+    assert {answer.code for answer in answers} == {0}
+    assert await attributes_of(group, broker) == {"reserve.time": "-1"}
+
+
+async def test_mixed_where_that_is_allowed(tmp_path):
+    async with Group(tmp_path, enableMixedMessageType="true") as group:
+        broker = await group.leading()
+        assert (await put(group, broker, attributes="+message.type=MIXED")).code == 0
+        assert await attributes_of(group, broker) == {"message.type": "MIXED"}
+
+
+async def test_no_attributes_before_every_replica_keeps_them(tmp_path, monkeypatch):
+    """One whose program leaves them out would have another table than the others."""
+    asked = []
+
+    def all_speak(member, version):
+        asked.append(version)
+        return False
+
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        monkeypatch.setattr(catalog, "all_speak", all_speak)
+        refused = await put(group, broker, attributes=FIFO)
+        assert (refused.code, asked) == (ResponseCode.SYSTEM_BUSY, [ATTRIBUTES_VERSION])
+        assert (await put(group, broker)).code == 0
+        monkeypatch.setattr(catalog, "all_speak", lambda member, version: True)
+        assert (await put(group, broker, attributes=FIFO)).code == 0
+        monkeypatch.setattr(catalog, "all_speak", all_speak)  # one of them is away now
+        assert (await put(group, broker, "Second", FIFO)).code == 0
+
+
+def test_a_bean_with_attributes_is_read_back():
+    topic = TopicConfig("T", attributes=(("message.type", "FIFO"), ("of.later", "x")))
+    assert topic_from_json(topic.to_json()) == topic
+    assert topic.message_type == "FIFO"
+    assert TopicConfig("T").message_type == "NORMAL"
+    state = BrokerState()
+    state.apply(1, 1, put_topic(topic))
+    again = BrokerState()
+    again.topics.load(state.topics.to_json(), 1)
+    assert again.topics.entries == {"T": topic}
+
+
+async def test_several_topics_or_none(group):
+    broker = await group.leading()
+    code = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
+    await put(group, broker, "Old")
+
+    async def ask(*beans):
+        body = orjson.dumps({"topicConfigList": list(beans)})
+        return await group.ask(broker, code, None, body)
+
+    beans = (
+        {"topicName": "A", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6},
+        {"topicName": "Old", "readQueueNums": 4, "writeQueueNums": 4, "perm": 4},
+        {"topicName": "B", "attributes": {"+message.type": "DELAY"}},
+    )
+    assert (await ask(*beans)).code == 0
+    topics = broker.state.topics.entries
+    assert (topics["A"].read_queue_count, topics["Old"].perm) == (2, 4)
+    assert (topics["B"].write_queue_count, topics["B"].message_type) == (16, "DELAY")
+    refused = await ask({"topicName": "C"}, {"topicName": "D", "attributes": {"+color": "red"}})
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "C" not in topics
+    for beans in ([{"topicName": "TBW102"}], [{"topicName": "no good"}], [7]):
+        assert (await ask(*beans)).code == ResponseCode.SYSTEM_ERROR
+    many = [{"topicName": f"M{number}"} for number in range(catalog.TOGETHER_MAX + 1)]
+    assert "[TOO_LARGE]" in (await ask(*many)).remark
+
+
+async def test_several_groups_or_none(group):
+    broker = await group.leading()
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST
+
+    async def ask(*beans):
+        body = orjson.dumps({"groupConfigList": list(beans)})
+        return await group.ask(broker, code, None, body)
+
+    assert (await ask({"groupName": "a", "retryMaxTimes": 3}, {"groupName": "b"})).code == 0
+    groups = broker.state.groups.entries
+    assert (groups["a"].retry_times_max, groups["b"].retry_times_max) == (3, 16)
+    assert (await ask({"groupName": "c"}, {"groupName": "no good"})).code == 1
+    assert "c" not in groups
+
+
+async def test_the_systems_topics(group):
+    broker = await group.leading()
+    answer = await group.ask(broker, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+    found = set(loads_object(answer.body)["topicList"])
+    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "group-a"} <= found
+    assert (await group.ask(broker, RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+
+
+async def test_ha_status_of_a_raft_group(tmp_path):
+    async with Group(tmp_path, 3) as group:
+        leader = await group.leading()
+        await group.create_topic(leader, "T")
+        await group.send(leader, "T")
+        found = {}
+        for name, broker in group.brokers.items():
+            answer = await group.ask(broker, RequestCode.GET_BROKER_HA_STATUS)
+            found[name] = loads_object(answer.body)
+        of_leader = found.pop(next(n for n, b in group.brokers.items() if b is leader))
+        end = leader.store.commitlog.max_offset
+        assert (of_leader["master"], of_leader["inSyncSlaveNums"]) == (True, 2)
+        assert of_leader["masterCommitLogMaxOffset"] <= end
+        raft = {f"127.0.0.1:{port}" for port in group.ports.values()}
+        for link in of_leader["haConnectionInfo"]:
+            assert link["addr"] in raft
+            assert link["diff"] == of_leader["masterCommitLogMaxOffset"] - link["slaveAckOffset"]
+        for follower in found.values():
+            client = follower["haClientRuntimeInfo"]
+            assert (follower["master"], client["isActivated"]) == (False, True)
+            assert client["masterAddr"] == leader.roles.leader_address
+
+
+CHECKED = {
+    ("T", ""): 0,
+    ("T", "TAGS\x01a\x02"): 0,
+    ("T", KEYED): 13,
+    ("T", "DELAY\x011\x02"): 13,
+    ("T", HALF): 13,
+    ("Ordered", KEYED): 0,
+    ("Ordered", ""): 13,
+    ("Ordered", "TIMER_DELAY_MS\x011\x02"): 13,
+    ("Late", "DELAY\x011\x02"): 0,
+    ("Late", "TIMER_DELAY_MS\x0160000\x02"): 0,
+    ("Late", ""): 13,
+    ("Sold", HALF): 0,
+    ("Sold", ""): 13,
+    ("Any", KEYED): 0,
+    ("Any", HALF): 0,
+    ("%RETRY%cg", "DELAY\x011\x02"): 0,
+    ("%DLQ%cg", ""): 0,
+}
+
+
+@pytest.mark.parametrize("check", ["true", "false"])
+async def test_a_send_of_another_kind_than_its_topics(tmp_path, check):
+    settings = {"enableTopicMessageTypeCheck": check, "enableMixedMessageType": "true"}
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        kinds = {"T": "", "Ordered": "FIFO", "Late": "DELAY", "Sold": "TRANSACTION", "Any": "MIXED"}
+        for topic, kind in kinds.items():
+            await put(group, broker, topic, f"+message.type={kind}" if kind else "")
+        for topic in ("%RETRY%cg", "%DLQ%cg"):
+            await put(group, broker, topic)
+        for (topic, properties), code in CHECKED.items():
+            answer = await group.send(broker, topic, properties=properties)
+            wanted = code if check == "true" else 0
+            assert answer.code == wanted, (topic, properties, answer.remark)
+            if answer.code:
+                assert "TopicMessageType validate failed" in answer.remark
+        await put(group, broker, "Ordered", "+message.type=NORMAL")
+        assert (await group.send(broker, "Ordered")).code == 0
+
+
+async def test_attributes_in_classic_mode(tmp_path):
+    """A slave has them from its master; both have them in topics.json."""
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        assert (await put(pair, pair.master, attributes=FIFO)).code == 0
+        assert await attributes_of(pair, pair.master) == {"message.type": "FIFO"}
+        await until(lambda: "T" in pair.slave.state.topics.entries)
+        assert pair.slave.state.topics.entries["T"].message_type == "FIFO"
+        stored = (tmp_path / "master" / "config" / "topics.json").read_bytes()
+        bean = orjson.loads(stored)["topicConfigTable"]["T"]
+        assert bean["attributes"] == {"message.type": "FIFO"}

@@ -1,0 +1,116 @@
+"""A consumer that pops, over the wire; it makes handles as Apache's clients do."""
+
+from typing import NamedTuple
+
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.popheaders import (
+    POP_CK,
+    AckHeader,
+    BatchAck,
+    ChangeHeader,
+    ChangeResponseHeader,
+    Handle,
+    PopHeader,
+    PopResponseHeader,
+    by_queue,
+)
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import decode_record, walk_records
+
+
+class Popped(NamedTuple):
+    """A message, where it is stored and its handle."""
+
+    body: bytes
+    topic: str
+    handle: Handle
+    times: int
+    properties: dict[str, str]
+
+
+class Popper:
+    """Pops for one group."""
+
+    def __init__(self, group, name="cg", topic="T"):
+        self.group = group
+        self.name = name
+        self.topic = topic
+
+    async def answer(
+        self, broker, *, count=32, queue=-1, invisible_ms=60_000, poll_ms=0, **options
+    ):
+        header = PopHeader(self.name, self.topic, queue, count, invisible_ms, poll_ms, **options)
+        return await self.group.ask(broker, RequestCode.POP_MESSAGE, header.to_ext())
+
+    async def pop(self, broker, **options):
+        """Return what is popped; [] if the answer is that there is nothing."""
+        answer = await self.answer(broker, **options)
+        assert answer.code in (0, 210), answer
+        return [] if answer.code else self.messages(answer)
+
+    def messages(self, answer):
+        head = PopResponseHeader.parse(answer.ext)
+        starts = by_queue(head.starts)
+        counts = {}
+        for part in head.order_counts.split(";") if head.order_counts else ():
+            _, where, times = part.split(" ")
+            counts[where] = int(times)
+        found = []
+        for at, _ in walk_records(answer.body):
+            record = decode_record(answer.body, at)
+            properties = decode_properties(record.properties)
+            told = properties.pop(POP_CK, None)
+            if told is None:
+                handle = Handle(
+                    starts["0", record.queue_id][0],
+                    head.pop_ms,
+                    head.invisible_ms,
+                    head.revive_queue,
+                    False,
+                    "group-a",
+                    record.queue_id,
+                    record.queue_offset,
+                )
+            else:
+                handle = Handle.decode(told)
+            topic = f"%RETRY%{self.name}_{self.topic}" if handle.retry else self.topic
+            times = record.reconsume_times
+            times = counts.get(f"qo{record.queue_id}%{record.queue_offset}", times)
+            found.append(Popped(record.body, topic, handle, times, properties))
+        return found
+
+    async def ack(self, broker, one):
+        """Acknowledge a message; return the answer's code."""
+        handle = one.handle
+        header = AckHeader(self.name, one.topic, handle.queue_id, handle.encode(), handle.offset)
+        return (await self.group.ask(broker, RequestCode.ACK_MESSAGE, header.to_ext())).code
+
+    async def batch_ack(self, broker, messages):
+        acks = {}
+        for one in messages:
+            h = one.handle
+            key = (one.topic, h.queue_id, h.start, h.pop_ms, h.invisible_ms, h.revive_queue)
+            acks[key] = acks.get(key, 0) | 1 << (h.offset - h.start)
+        body = {
+            "brokerName": "group-a",
+            "acks": [
+                BatchAck(self.name, *key, bits).to_json(self.topic) for key, bits in acks.items()
+            ],
+        }
+        return (await self.group.ask(broker, RequestCode.BATCH_ACK_MESSAGE, {}, dumps(body))).code
+
+    async def change(self, broker, one, invisible_ms):
+        """Change a message's time; return its new handle, or the answer's code."""
+        handle = one.handle
+        header = ChangeHeader(
+            self.name, one.topic, handle.queue_id, handle.encode(), handle.offset, invisible_ms
+        )
+        code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+        answer = await self.group.ask(broker, code, header.to_ext())
+        if answer.code:
+            return answer.code
+        told = ChangeResponseHeader.parse(answer.ext)
+        start = handle.start if handle.order else handle.offset
+        changed = handle._replace(start=start, pop_ms=told.pop_ms, invisible_ms=told.invisible_ms)
+        return one._replace(handle=changed)

@@ -1,0 +1,484 @@
+"""Pop consumption over the wire: who gets what, when it comes again, and over failovers."""
+
+import asyncio
+import time
+
+import pytest
+
+from raftmq.broker.popping import revive
+from raftmq.client.admin.bodies import consume_stats
+from raftmq.dledger.wire import POP_VERSION, HelloAnswer, encode_answer
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
+from tests.broker.cluster import Group
+from tests.broker.delivery.test_delay_group import PATIENT
+from tests.broker.popping.consumer import Popper
+from tests.broker.replication.ha.pair import Classic
+from tests.broker.sending.test_cut import batch_body, fields
+from tests.ops.scrape import Scrape
+from tests.waiting import until
+
+SHORT_MS = 400
+
+
+def bodies(messages):
+    return sorted(int(one.body) for one in messages)
+
+
+async def filled(group, broker, count, queues=4, topic="T"):
+    await group.create_topic(broker, topic, queues)
+    for number in range(count):
+        await group.send(broker, topic, b"%d" % number, queue=number % queues)
+
+
+async def drained(popper, broker, **options):
+    """Pop until nothing is left."""
+    found = []
+    while more := await popper.pop(broker, **options):
+        found += more
+    return found
+
+
+@pytest.fixture
+async def one(tmp_path):
+    async with Group(tmp_path, 1, enablePropertyFilter=True) as group:
+        yield group, await group.leading(), Popper(group)
+
+
+async def test_each_message_goes_to_one_consumer_and_is_done_when_acknowledged(one):
+    group, broker, popper = one
+    await filled(group, broker, 20)
+    first = await popper.pop(broker, count=7)
+    rest = await drained(popper, broker)
+    assert len(first) == 7
+    assert bodies(first + rest) == list(range(20))
+    table = broker.state.pops
+    assert table.in_flight("T", "cg") == 20
+    for message in first:
+        assert await popper.ack(broker, message) == 0
+        assert await popper.ack(broker, message) == 0  # repeated: its answer may be lost
+    assert table.in_flight("T", "cg") == 13
+    assert await popper.batch_ack(broker, rest) == 0
+    assert (table.in_flight("T", "cg"), table.batch_count) == (0, 0)
+    assert await popper.pop(broker) == []
+    other = Popper(group, "other")
+    assert bodies(await drained(other, broker)) == list(range(20))
+
+
+async def test_what_is_not_acknowledged_comes_again_after_its_time(one):
+    group, broker, popper = one
+    await filled(group, broker, 8)
+    popped_s = time.time()
+    messages = await drained(popper, broker, invisible_ms=SHORT_MS)
+    kept = [message for message in messages if int(message.body) % 2]
+    for message in kept:
+        assert await popper.ack(broker, message) == 0
+    again = []
+    while len(again) < 4:
+        again += await popper.pop(broker, poll_ms=30_000)
+    assert time.time() - popped_s >= SHORT_MS / 1000
+    assert bodies(again) == [0, 2, 4, 6]
+    assert {message.topic for message in again} == {"%RETRY%cg_T"}
+    assert {message.times for message in again} == {1}
+    assert {message.properties["RETRY_TOPIC"] for message in again} == {"T"}
+    lost = next(message for message in messages if message not in kept)
+    assert await popper.ack(broker, lost) == ResponseCode.NO_MESSAGE
+    for message in again:
+        assert await popper.ack(broker, message) == 0
+    assert await popper.pop(broker) == []
+    assert broker.state.pops.batch_count == 0
+
+
+async def test_a_message_that_was_tried_often_enough_is_a_dead_letter(one):
+    group, broker, popper = one
+    await filled(group, broker, 1, 1)
+    body = dumps({"groupName": "cg", "retryMaxTimes": 1})
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    assert (await group.ask(broker, code, {}, body)).code == 0
+    for times in range(2):
+        (message,) = await popper.pop(broker, invisible_ms=50, poll_ms=30_000)
+        assert message.times == times
+    await until(lambda: broker.popping.reviver.dead_count == 1)
+    answer = await group.pull(broker, "%DLQ%cg", 0)
+    assert answer.code == 0
+    assert b"DLQ_ORIGIN_TOPIC\x01T" in answer.body
+    assert await popper.pop(broker) == []
+
+
+async def test_what_is_in_flight_is_told(one):
+    group, broker, popper = one
+    await filled(group, broker, 12, 2)
+    messages = await popper.pop(broker, count=5, queue=0)
+    assert await popper.batch_ack(broker, messages[:2]) == 0
+    answer = await group.ask(broker, RequestCode.GET_CONSUME_STATS, {"consumerGroup": "cg"})
+    stats = consume_stats(loads_object(answer.body))
+    at = stats.queues[MessageQueue("T", "group-a", 0)]
+    assert (at.broker_offset, at.pull_offset, at.consumer_offset, at.behind) == (6, 5, 2, 4)
+    scrape = Scrape(broker.metrics.render()[0].decode())
+    assert scrape.sum("rocketmq_pop_in_flight_messages", group="cg", topic="T") == 3
+    assert scrape.sum("rocketmq_consumer_lag_messages", group="cg", topic="T") == 4  # of queue 0
+    for what, count in (("popped", 5), ("acknowledged", 2), ("come-again", 0)):
+        assert scrape.sum("rocketmq_pop_messages_total", what=what) == count
+
+
+async def test_a_changed_time_counts_and_the_old_handle_is_void(one):
+    group, broker, popper = one
+    await filled(group, broker, 2, 1)
+    first, second = await popper.pop(broker, invisible_ms=60_000)
+    soon = await popper.change(broker, first, 200)
+    late = await popper.change(broker, second, 120_000)
+    assert late.handle.invisible_ms == 120_000
+    assert await popper.ack(broker, first) == ResponseCode.NO_MESSAGE
+    (again,) = await popper.pop(broker, poll_ms=30_000)
+    assert again.body == first.body
+    assert await popper.ack(broker, soon) == ResponseCode.NO_MESSAGE
+    assert await popper.change(broker, soon, 1_000) == ResponseCode.NO_MESSAGE
+    assert await popper.ack(broker, late) == 0
+    assert await popper.ack(broker, again) == 0
+    assert broker.state.pops.batch_count == 0
+
+
+async def test_a_pop_waits_for_a_message_that_its_filter_wants(one):
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 2)
+    waiting = asyncio.create_task(
+        popper.pop(broker, poll_ms=30_000, expression="a||b", init_mode=1)
+    )
+    await until(lambda: broker.popping.pops.waiting.count == 1)
+    info = {"consumerGroup": "cg", "topic": "T", "queueId": "-1"}
+    answer = await group.ask(broker, RequestCode.POLLING_INFO, info)
+    assert answer.ext["pollingNum"] == "1"
+    await group.send(broker, "T", b"0", properties="TAGS\x01c\x02")
+    await group.send(broker, "T", b"1", properties="TAGS\x01b\x02", queue=1)
+    assert bodies(await waiting) == [1]
+    assert await popper.pop(broker, expression="a||b") == []
+    answer = await popper.answer(broker, poll_ms=100)
+    assert answer.code == ResponseCode.POLLING_TIMEOUT
+
+
+async def test_a_pop_goes_on_behind_what_its_filter_does_not_want(one):
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 1)
+    for lot in range(20):  # more than one read looks at
+        items = [(b"x", b"TAGS\x01c\x02", 0) for _ in range(100)]
+        ext = fields(properties="", e="0", m="true", b="T")
+        code = RequestCode.SEND_BATCH_MESSAGE
+        assert (await group.ask(broker, code, ext, batch_body(*items))).code == 0, lot
+    await group.send(broker, "T", b"1", properties="TAGS\x01a\x02")
+    assert bodies(await popper.pop(broker, expression="a", poll_ms=30_000)) == [1]
+    assert broker.popping.pops.waiting.count == 0
+
+
+async def test_deadlines_of_what_was_acknowledged_are_forgotten(one, monkeypatch):
+    monkeypatch.setattr(revive, "SPARE_MAX", 4)
+    group, broker, popper = one
+    await filled(group, broker, 40, 1)
+    kept = await popper.pop(broker, count=2, invisible_ms=20_000)
+    for _ in range(30):
+        (message,) = await popper.pop(broker, count=1)
+        assert await popper.ack(broker, message) == 0
+    reviver = broker.popping.reviver
+    assert len(reviver.deadlines) <= 8
+    wall_ms = broker.context.wall_ms
+    monkeypatch.setattr(reviver, "_wall_ms", lambda: wall_ms() + 25_000)  # its time is over
+    again = []
+    while len(again) < 2:
+        found = await popper.pop(broker, poll_ms=30_000)
+        again += [message for message in found if message.times]
+    assert bodies(again) == bodies(kept)
+
+
+async def test_an_expression_selects(one):
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 1)
+    for number in range(6):
+        await group.send(broker, "T", b"%d" % number, properties=f"n\x01{number}\x02")
+    options = {"expression_type": "SQL92", "expression": "n > 3 OR n = 1"}
+    found = await drained(popper, broker, **options)
+    assert bodies(found) == [1, 4, 5]
+    assert await popper.batch_ack(broker, found) == 0
+    answer = await popper.answer(broker, expression_type="SQL92", expression="n >")
+    assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+async def test_in_order_the_next_come_when_all_before_are_acknowledged(one):
+    group, broker, popper = one
+    await filled(group, broker, 9, 1)
+    options = {"order": True, "invisible_ms": 5_000, "count": 3}
+    first = await popper.pop(broker, **options)
+    assert bodies(first) == [0, 1, 2]
+    assert await popper.pop(broker, **options) == []
+    assert await popper.ack(broker, first[1]) == 0
+    assert broker.state.offsets.get("T", "cg", 0) == 0
+    waiting = asyncio.create_task(popper.pop(broker, poll_ms=30_000, **options))
+    await until(lambda: broker.popping.pops.waiting.count == 1)
+    assert await popper.batch_ack(broker, [first[0], first[2]]) == 0
+    second = await waiting
+    assert bodies(second) == [3, 4, 5]
+    assert broker.state.offsets.get("T", "cg", 0) == 3
+    # What is left when its time is over comes again, without what was acknowledged.
+    assert await popper.ack(broker, second[1]) == 0
+    for message in (second[0], second[2]):
+        assert (await popper.change(broker, message, 200)).handle.pop_ms == message.handle.pop_ms
+    options["count"] = 1
+    (again,) = await popper.pop(broker, poll_ms=30_000, **options)
+    assert (again.body, again.times) == (b"3", 1)
+    assert await popper.ack(broker, again) == 0
+    (again,) = await popper.pop(broker, poll_ms=30_000, **options)
+    assert (again.body, again.times) == (b"5", 1)
+    assert await popper.ack(broker, second[2]) == ResponseCode.NO_MESSAGE
+    assert await popper.ack(broker, again) == 0
+    assert bodies(await popper.pop(broker, **options)) == [6]
+
+
+async def test_the_same_attempt_in_order_gets_the_same_messages(one):
+    group, broker, popper = one
+    await filled(group, broker, 6, 1)
+    options = {"order": True, "count": 2}
+    first = await popper.pop(broker, attempt_id="a", **options)
+    again = await popper.pop(broker, attempt_id="a", **options)
+    assert bodies(first) == bodies(again) == [0, 1]
+    assert await popper.pop(broker, attempt_id="b", **options) == []
+    assert await popper.ack(broker, first[0]) == ResponseCode.NO_MESSAGE
+    assert await popper.batch_ack(broker, again) == 0
+    assert bodies(await popper.pop(broker, attempt_id="b", **options)) == [2, 3]
+
+
+async def test_a_group_may_stop_to_consume_in_order(one):
+    group, broker, popper = one
+    await filled(group, broker, 5, 1)
+    await popper.pop(broker, order=True, count=3, invisible_ms=100)
+    await asyncio.sleep(0.15)
+    await popper.pop(broker, order=True, count=1, invisible_ms=100)
+    found = []
+    while len(set(bodies(found))) < 5:
+        found += await popper.pop(broker, poll_ms=30_000)
+    assert await popper.batch_ack(broker, found) in (0, ResponseCode.NO_MESSAGE)
+
+
+async def test_what_retention_deleted_is_pending_no_more_in_order(tmp_path):
+    """It was counted as in flight, and read again at each pop, for as long as nothing new came."""
+    settings = {
+        "mappedFileSizeCommitLog": 256 * 1024,
+        "maxMessageSize": 64 * 1024,
+        "fileReservedTime": 0,
+        "deleteWhen": ";".join(map(str, range(24))),
+        "cleanResourceInterval": 50,
+        "snapshotIntervalMs": 50,
+    }
+    async with Group(tmp_path, 1, **settings) as group:
+        broker, popper = await group.leading(), Popper(group)
+        await filled(group, broker, 6, 1)
+        options = {"order": True, "invisible_ms": 100}
+        assert len(await popper.pop(broker, count=4, **options)) == 4
+        await asyncio.sleep(0.15)
+        assert len(await popper.pop(broker, count=1, **options)) == 1  # three are left for later
+        queue = broker.store.queues.queue("T", 0)
+        await group.create_topic(broker, "Other", 1)
+        while queue.min_offset < 6:
+            assert (await group.send(broker, "Other", bytes(60_000))).code == 0
+        await group.send(broker, "T", b"new")
+        table = broker.state.pops.get(("T", "cg", 0))
+        assert (table.in_flight, len(table.left)) == (1, 3)
+        (new,) = await popper.pop(broker, poll_ms=30_000, **options)
+        assert (new.body, new.times) == (b"new", 0)
+        assert (table.in_flight, table.left) == (1, ())
+        assert await popper.ack(broker, new) == 0
+        assert (table.in_flight, broker.state.offsets.get("T", "cg", 0)) == (0, 7)
+
+
+async def test_peek_and_notification_change_nothing(one):
+    group, broker, popper = one
+    await filled(group, broker, 3, 1)
+    where = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "maxMsgNums": "2"}
+    for _ in range(2):
+        answer = await group.ask(broker, RequestCode.PEEK_MESSAGE, where)
+        assert bodies(popper.messages(answer)) == [0, 1]
+        answer = await group.ask(broker, RequestCode.NOTIFICATION, where | {"pollTime": "0"})
+        assert answer.ext["hasMsg"] == "true"
+    assert broker.state.pops.batch_count == 0
+    messages = await drained(popper, broker)
+    answer = await group.ask(broker, RequestCode.NOTIFICATION, where | {"pollTime": "100"})
+    assert answer.ext["hasMsg"] == "false"
+    assert await popper.batch_ack(broker, messages) == 0
+
+
+async def test_a_reset_moves_the_group_and_voids_what_is_in_flight(one):
+    group, broker, popper = one
+    await filled(group, broker, 10, 1)
+    messages = await popper.pop(broker, count=10)
+    ext = {"topic": "T", "group": "cg", "timestamp": "0", "isForce": "true"}
+    code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+    assert (await group.ask(broker, code, ext)).code == 0
+    assert await popper.ack(broker, messages[0]) == ResponseCode.NO_MESSAGE
+    again = await popper.pop(broker, count=10)
+    assert bodies(again) == list(range(10))
+    assert await popper.batch_ack(broker, again) == 0
+    assert broker.state.offsets.get("T", "cg", 0) == 10
+    assert not broker.state.offsets.resets
+
+
+async def test_a_group_may_change_between_pull_and_pop(one):
+    group, broker, popper = one
+    await filled(group, broker, 6, 1)
+    assert (await group.commit(broker, "T", 0, 2)).code == 0
+    await until(lambda: broker.state.offsets.get("T", "cg", 0) == 2)
+    messages = await popper.pop(broker, count=2)
+    assert bodies(messages) == [2, 3]
+    assert await popper.batch_ack(broker, messages) == 0
+    answer = await group.committed(broker, "T", 0)
+    assert answer.ext["offset"] == "4"
+    assert (await group.commit(broker, "T", 0, 5)).code == 0
+    await until(lambda: broker.state.offsets.get("T", "cg", 0) == 5)
+    assert bodies(await popper.pop(broker)) == [5]
+
+
+async def test_limits_are_kept_and_said(tmp_path):
+    async with Group(tmp_path, 1, popInflightMessageThreshold=4, popBatchesMax=3) as group:
+        broker = await group.leading()
+        popper = Popper(group)
+        await filled(group, broker, 12, 1)
+        first = await popper.pop(broker, count=4)
+        assert await popper.pop(broker) == []
+        assert await popper.batch_ack(broker, first) == 0
+        for _ in range(3):
+            assert len(await popper.pop(broker, count=1)) == 1
+        answer = await popper.answer(broker)
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        for options in (
+            {"count": 33},
+            {"count": 0},
+            {"invisible_ms": -1},
+            {"queue": 1},
+            {"attempt_id": "x" * 256},
+            {"renewed_by": "x" * 256},
+        ):
+            answer = await popper.answer(broker, **options)
+            assert answer.code in (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_BUSY)
+        answer = await Popper(group, "cg", "missing").answer(broker)
+        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        ext = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "offset": "0"}
+        answer = await group.ask(broker, RequestCode.ACK_MESSAGE, ext | {"extraInfo": "x y"})
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        for body in (b"", b"{}", b'{"acks":[{"c":"g"}]}', b'{"acks":7}'):
+            answer = await group.ask(broker, RequestCode.BATCH_ACK_MESSAGE, {}, body)
+            assert answer.code != 0
+
+
+async def test_modes_are_kept_and_queues_shared_out(one):
+    group, broker, _ = one
+    await filled(group, broker, 1, 3)
+    client = {
+        "clientID": "c1",
+        "producerDataSet": [],
+        "consumerDataSet": [
+            {"groupName": "cg", "messageModel": "CLUSTERING", "subscriptionDataSet": []}
+        ],
+    }
+    assert (await group.ask(broker, RequestCode.HEART_BEAT, {}, dumps(client))).code == 0
+    body = {
+        "topic": "T",
+        "consumerGroup": "cg",
+        "clientId": "c1",
+        "strategyName": "AVG",
+        "messageModel": "CLUSTERING",
+    }
+
+    async def assigned():
+        answer = await group.ask(broker, RequestCode.QUERY_ASSIGNMENT, {}, dumps(body))
+        found = loads_object(answer.body)["messageQueueAssignments"]
+        return [(one["mode"], one["messageQueue"]["queueId"]) for one in found]
+
+    assert await assigned() == [("PULL", 0), ("PULL", 1), ("PULL", 2)]
+    wish = {"topic": "T", "consumerGroup": "cg", "mode": "POP", "popShareQueueNum": 0}
+    code = RequestCode.SET_MESSAGE_REQUEST_MODE
+    assert (await group.ask(broker, code, {}, dumps(wish))).code == 0
+    assert await assigned() == [("POP", -1)]
+    answer = await group.ask(broker, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+    assert loads_object(answer.body)["messageRequestModeMap"]["T"]["cg"] == wish
+    for wrong in ({"mode": "PUSH"}, {"topic": "%RETRY%cg"}, {"popShareQueueNum": "2"}):
+        assert (await group.ask(broker, code, {}, dumps(wish | wrong))).code != 0
+
+
+async def test_nothing_acknowledged_comes_again_and_nothing_is_lost_over_failovers(tmp_path):
+    async with Group(tmp_path, 3, snapshotIntervalMs=200, **PATIENT) as group:
+        popper = Popper(group)
+        await filled(group, await group.leading(), 60)
+        done, seen = set(), []
+        for _ in range(3):
+            name = await group.leader()
+            leader = group.brokers[name]
+            messages = await popper.pop(leader, invisible_ms=1_500, count=16)
+            seen += messages
+            await group.kill(name)
+            leader = await group.leading()
+            for message in messages[::2]:  # a handle is good under any leader
+                assert await popper.ack(leader, message) == 0
+                done.add(int(message.body))
+            await group.start(name)
+        leader = await group.leading()
+        again = []
+        while done | set(bodies(again)) != set(range(60)):
+            again += await popper.pop(leader, poll_ms=30_000)
+        assert not done & set(bodies(again))
+        assert len(again) == len(set(bodies(again)))
+        assert await popper.batch_ack(leader, again) == 0
+        tables = [broker.state.pops for broker in group.brokers.values()]
+        await until(lambda: all(table.to_json() == tables[0].to_json() for table in tables))
+        assert tables[0].batch_count == 0
+
+
+async def test_nobody_pops_while_a_replica_of_an_older_program_is_there(tmp_path):
+    """n2 is played by what answers hellos as an older program does, which would stop at a pop."""
+    greeted = []
+
+    async def older(reader, writer):
+        greeted.append(writer)
+        try:
+            await reader.readuntil(b"n2")
+            writer.write(encode_answer(HelloAnswer("", 3)))
+            while await reader.read(1 << 16):
+                pass
+        except (ConnectionResetError, asyncio.IncompleteReadError):
+            pass  # that node went away
+        finally:
+            writer.close()
+
+    async with Group(tmp_path, 3, **PATIENT) as group:
+        await group.leader()
+        await group.kill("n2")
+        server = await asyncio.start_server(older, sock=group.listener("n2"))
+        leader = await group.leading()
+        await until(lambda: leader.engine.links.version("n2") == 3)
+        popper = Popper(group)
+        await filled(group, leader, 3)
+        assert (await popper.answer(leader)).code == ResponseCode.SYSTEM_BUSY
+        assert not leader.state.pops.used
+        server.close()
+        for writer in greeted:
+            writer.close()
+        await group.start("n2")
+        await until(lambda: leader.engine.links.version("n2") >= POP_VERSION)
+        assert bodies(await drained(popper, leader)) == [0, 1, 2]
+
+
+async def test_a_classic_master_keeps_what_is_in_flight_over_a_restart(tmp_path):
+    async with Classic(tmp_path, 1) as group:
+        popper = Popper(group)
+        await group.followed()
+        await filled(group, group.master, 10)
+        messages = await popper.pop(group.master, count=10, invisible_ms=60_000)
+        slave = group.slave.address
+        assert (await popper.answer(group.brokers["slave1"])).code != 0, slave
+        assert await popper.batch_ack(group.master, messages[:5]) == 0
+        soon = [await popper.change(group.master, one, 300) for one in messages[5:8]]
+        await group.stop("master")
+        await group.start("master")
+        assert await popper.ack(group.master, messages[8]) == 0
+        again = []
+        while len(again) < 3:
+            again += await popper.pop(group.master, poll_ms=30_000)
+        assert bodies(again) == bodies(soon)
+        assert await popper.batch_ack(group.master, [*again, messages[9]]) == 0
+        assert group.master.state.pops.batch_count == 0
+        assert await popper.pop(group.master) == []

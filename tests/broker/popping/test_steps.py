@@ -1,0 +1,136 @@
+"""Steps on their way into the log: gathered while a command is in flight, and bounded."""
+
+import orjson
+import pytest
+
+from raftmq.broker.containment import Contained
+from raftmq.broker.errors import Refused
+from raftmq.broker.popping import steps
+from raftmq.broker.popping.steps import StepLog
+from raftmq.dledger.errors import Busy, NotLeader, OutcomeUnknown
+
+
+class World:
+    """Commands that were proposed, and the turns of the loop that were asked for."""
+
+    def __init__(self):
+        self.commands = []
+        self.turns = []
+        self.told = []
+        self.errors = []
+        self.leadership = 1
+        self.pauses = []
+        self.log = StepLog(
+            self.propose, Contained(), lambda: self.leadership, self.turns.append,
+            self.pauses.append,
+        )  # fmt: skip
+
+    def propose(self, payload, done):
+        self.commands.append(([step[1] for step in orjson.loads(payload)["steps"]], done))
+
+    def add(self, *names):
+        self.log.add([("done", name) for name in names], lambda error: self.tell(names, error))
+
+    def tell(self, names, error):
+        self.told.append(names)
+        self.errors.append(error)
+
+    def turn(self):
+        turns, self.turns[:] = list(self.turns), []
+        for act in turns:
+            act()
+
+    def end(self, error=None):
+        self.commands[-1][1](error)
+
+    @property
+    def proposed(self):
+        return [names for names, _ in self.commands]
+
+
+def test_what_comes_while_a_command_is_in_flight_shares_the_next_one():
+    world = World()
+    world.add(1)
+    world.add(2, 3)
+    assert world.commands == []
+    world.turn()
+    world.add(4)
+    world.add(5)
+    world.turn()
+    assert [names for names, _ in world.commands] == [[1, 2, 3]]
+    world.end()
+    assert world.told == [(1,), (2, 3)]
+    assert [names for names, _ in world.commands] == [[1, 2, 3], [4, 5]]
+
+
+def test_one_that_is_told_may_add_more_and_still_only_one_is_in_flight():
+    world = World()
+    world.log.add([("done", 1)], lambda error: world.add(2))
+    world.turn()
+    world.end()
+    world.turn()
+    world.add(3)
+    world.turn()
+    assert [names for names, _ in world.commands] == [[1], [2]]
+    world.end()
+    assert [names for names, _ in world.commands] == [[1], [2], [3]]
+
+
+def test_there_are_limits(monkeypatch):
+    monkeypatch.setattr(steps, "STEPS_PER_COMMAND_MAX", 3)
+    monkeypatch.setattr(steps, "GATHERED_MAX", 4)
+    world = World()
+    for number in range(4):
+        world.add(number, number)
+    with pytest.raises(Refused, match="BUSY"):
+        world.add(9)
+    world.turn()
+    assert [names for names, _ in world.commands] == [[0, 0]]
+    for _ in range(3):
+        world.end()
+    assert len(world.commands) == 4
+
+
+def test_what_was_gathered_under_an_earlier_leadership_is_refused():
+    """It was decided on top of what is under way, which may not be in the log."""
+    world = World()
+    world.add(1)
+    world.turn()
+    world.add(2)
+    world.leadership += 1
+    world.add(3)
+    world.end(OutcomeUnknown("no fate in time"))
+    assert world.proposed == [[1], [3]]
+    assert world.told == [(1,), (2,)]
+    assert [type(error) for error in world.errors] == [OutcomeUnknown, Refused]
+
+
+def test_a_command_of_unknown_outcome_is_over_once_something_behind_it_is_applied():
+    world = World()
+    world.add(1)
+    world.turn()
+    world.add(2)
+    world.end(OutcomeUnknown("no fate in time"))
+    assert world.proposed == [[1], []] and world.told == []
+    world.end(OutcomeUnknown("no fate in time"))
+    assert world.proposed == [[1], [], []] and world.told == []
+    world.end(Busy("many commands wait already"))
+    assert world.proposed == [[1], [], []] and len(world.pauses) == 1
+    world.pauses.pop()()
+    world.end()
+    assert world.told == [(1,)] and world.errors == [None]
+    assert world.proposed == [[1], [], [], [], [2]]
+
+
+def test_an_unknown_outcome_stays_unknown_when_the_leadership_has_ended():
+    for error in (None, NotLeader(None), OutcomeUnknown("no fate in time")):
+        world = World()
+        world.add(1)
+        world.turn()
+        world.end(OutcomeUnknown("no fate in time"))
+        world.leadership += 1
+        world.end(error)
+        for act in world.pauses:
+            act()
+        assert world.told == [(1,)]
+        assert type(world.errors[0]) is OutcomeUnknown

@@ -1,0 +1,131 @@
+"""The table of popped messages: random histories against a simple model, and its limits."""
+
+import random
+
+import orjson
+import pytest
+
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables.pops import VOID_MAX, PopTable
+from raftmq.broker.tables.state import BrokerState, reset_offsets
+
+PLACE = ("T", "g", 0)
+
+
+def apply(table, *steps):
+    table.apply(orjson.loads(orjson.dumps({"steps": steps})))
+
+
+def take(before, after, pop_ms, *, offsets=None, ms=100, order=False, start=None):
+    told = after - before if offsets is None else offsets
+    begin = before if start is None else start
+    return ("take", *PLACE, before, after, begin, pop_ms, pop_ms + ms, told, "", "", order)
+
+
+def reloaded(table):
+    again = PopTable()
+    again.load(orjson.loads(orjson.dumps(table.to_json())), 5)
+    return again
+
+
+def check(table):
+    queue = table.get(PLACE)
+    assert table.batch_count == len(queue.batches)
+    assert queue.in_flight == sum(one.pending.bit_count() for one in queue.batches.values())
+    assert all(one.pending for one in queue.batches.values())
+    assert sum(one.order for one in queue.batches.values()) == (queue.order is not None)
+    flying = [o for one in queue.batches.values() for o in one.pending_offsets]
+    flying += [offset for offset, _ in queue.left]
+    assert len(flying) == len(set(flying)), "one message is in flight twice"
+    return set(flying)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_message_is_in_flight_or_acknowledged_or_behind_the_cursor(seed):
+    rng = random.Random(seed)
+    table, done, revived, now_ms = PopTable(), set(), set(), 1_000
+    apply(table, take(0, 0, 1, offsets=[]))
+    for _ in range(80):
+        queue = table.get(PLACE)
+        now_ms += rng.randrange(1, 50)
+        kind = rng.choice(["take", "order", "done", "revived", "change", "hide", "reload"])
+        names = list(queue.batches)
+        if kind == "take":
+            size = rng.randrange(1, 40)
+            offsets = None
+            if rng.random() < 0.3:
+                chosen = rng.sample(range(size), rng.randrange(0, size))
+                offsets = sorted(queue.next + n for n in chosen)
+                done |= set(range(queue.next, queue.next + size)) - set(offsets)  # filtered out
+            apply(table, take(queue.next, queue.next + size, now_ms, offsets=offsets))
+        elif kind == "order":
+            batch = queue.order_batch
+            again = [offset for offset, _ in queue.left]
+            again = sorted(again + ([] if batch is None else batch.pending_offsets))
+            count = rng.randrange(1, 6)
+            offsets, after = again[:count], queue.next
+            if len(again) < count:
+                after += count - len(again)
+                offsets += range(queue.next, after)
+            step = take(queue.next, after, now_ms, offsets=offsets, order=True, start=offsets[0])
+            apply(table, step)
+        elif kind in ("done", "revived") and names:
+            name = rng.choice(names)
+            batch = queue.batches[name]
+            mask = rng.getrandbits(len(batch.offsets))
+            ended = {o for n, o in enumerate(batch.offsets) if mask & batch.pending & 1 << n}
+            (done if kind == "done" else revived).update(ended)
+            apply(table, (kind, *PLACE, *name, mask))
+        elif kind == "change" and names:
+            name = rng.choice(names)
+            if not queue.batches[name].order:
+                offset = rng.choice(queue.batches[name].offsets)
+                apply(table, ("change", *PLACE, *name, offset, now_ms, now_ms + 9))
+        elif kind == "hide" and queue.order is not None:
+            offset = rng.choice(queue.order_batch.offsets)
+            apply(table, ("hide", *PLACE, *queue.order, offset, now_ms + 9))
+        elif kind == "reload":
+            again = reloaded(table)
+            assert again.to_json() == table.to_json()
+            table = again
+        flying = check(table)
+        assert flying | done | revived == set(range(table.get(PLACE).next))
+        assert not flying & (done | revived)
+
+
+def test_a_take_that_does_not_know_of_a_reset_changes_nothing():
+    state = BrokerState()
+    index = 0
+
+    def command(payload):
+        nonlocal index
+        index += 1
+        state.apply(index, 1, payload)
+
+    command(orjson.dumps({"op": "pop", "steps": [take(0, 5, 10), ("offset", *PLACE, 5, None)]}))
+    assert (state.offsets.get(*PLACE[:2], 0), state.pops.in_flight("T", "g")) == (5, 5)
+    command(reset_offsets([(*PLACE, 2)]))
+    command(orjson.dumps({"op": "pop", "steps": [take(5, 9, 20), ("offset", *PLACE, 9, None)]}))
+    assert (state.offsets.get(*PLACE[:2], 0), state.pops.get(PLACE).next) == (2, 2)
+    command(orjson.dumps({"op": "pop", "steps": [take(2, 9, 30), ("offset", *PLACE, 9, 2)]}))
+    assert (state.offsets.get(*PLACE[:2], 0), state.pops.get(PLACE).next) == (9, 9)
+    assert not state.offsets.resets
+    command(b'{"op":"delete_topic","topic":"T"}')
+    assert state.pops.get(PLACE) is None and state.pops.batch_count == 0
+
+
+def test_void_handles_are_remembered_up_to_a_limit():
+    table = PopTable()
+    for number in range(VOID_MAX + 10):
+        pop_ms = 1_000 + number
+        apply(table, take(number, number + 1, pop_ms), ("revived", *PLACE, number, pop_ms, 1))
+    queue = table.get(PLACE)
+    assert len(queue.void) == VOID_MAX
+    assert queue.unknown_ms == 1_000 + 9 + 100
+    assert queue.void[50, 1_050] == (1_150, (50,))
+
+
+@pytest.mark.parametrize("steps", [[["grab", "T", "g"]], [["take", "T"]], [7], None, [["done"]]])
+def test_what_is_no_step_stops_the_replica(steps):
+    with pytest.raises(StateError):
+        BrokerState().apply(1, 1, orjson.dumps({"op": "pop", "steps": steps}))

@@ -1,0 +1,100 @@
+"""Whether an experiment took place: what is INVALID, and that it is neither green nor hidden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from raftmq.chaos.checks.experiment import CALM_SENDS_MIN, GRACE_NS, PLANNED, took_place
+from raftmq.chaos.checks.verdict import Check, Verdict, merge
+from raftmq.chaos.cli import main
+from raftmq.chaos.history.events import Fault, History, Outcome, Send
+from tests.chaos.builder import clean
+
+S = 1_000_000_000
+
+
+def history(sends: list[tuple[int, bool]], faults: int = 0, planned: int | None = None) -> History:
+    """Return a history of sends (second due, never made), and of faults at second 100, 200, …"""
+    found = clean().build()
+    found.sends[:] = [made(due_s, shed) for due_s, shed in sends]
+    found.faults[:] = [
+        Fault(
+            "kill", ("n0",), 0, "", (100 + 100 * number) * S, (100 + 100 * number) * S + 1,
+            healed_ns=(110 + 100 * number) * S,
+        )
+        for number in range(faults)
+    ]  # fmt: skip
+    if planned is not None:
+        found.meta[PLANNED] = planned
+    return found
+
+
+def made(due_s: int, shed: bool) -> Send:
+    send = clean().build().sends[0]
+    send.due_ns = due_s * S
+    send.shed = shed
+    send.outcome = Outcome.FAIL if shed else Outcome.OK
+    return send
+
+
+CALM = [(1, False)] * CALM_SENDS_MIN
+DURING = [(105, True)] * 40  # while the first fault is in effect
+
+
+@pytest.mark.parametrize(
+    ("sends", "faults", "planned", "says"),
+    [
+        (CALM, 1, 1, ""),
+        (CALM, 1, None, ""),
+        ([*CALM, *DURING], 1, 1, ""),  # nobody answered: none could be made
+        ([*CALM, (110 + GRACE_NS // S, True)], 1, 1, ""),
+        ([*CALM, *[(1, True)] * 20], 1, 1, "17% of the sends that were due while no fault"),
+        ([*CALM, *[(150, True)] * 20], 1, 1, "this machine cannot carry the load"),
+        ([(105, False)] * 20 + [(105, True)] * 80, 1, 1, "80% of the sends were never made"),
+        (CALM, 0, 3, "no fault struck"),
+        (CALM, 0, 0, ""),
+    ],
+)
+def test_what_did_not_take_place(
+    sends: list[tuple[int, bool]], faults: int, planned: int | None, says: str
+) -> None:
+    check = took_place(history(sends, faults, planned))
+    assert check.verdict is (Verdict.INVALID if says else Verdict.PASS), check
+    assert says in " ".join(check.examples)
+
+
+def test_nothing_acknowledged_is_no_experiment() -> None:
+    found = history(CALM, 1, 1)
+    for send in found.sends:
+        send.outcome = Outcome.UNKNOWN
+    assert took_place(found).examples == ("no send was acknowledged",)
+
+
+def test_a_broken_promise_is_told_before_all_and_doubt_after() -> None:
+    of = {verdict: Check("x", verdict, 0, "") for verdict in Verdict}
+    assert merge(of.values()) is Verdict.FAIL
+    del of[Verdict.FAIL]
+    assert merge(of.values()) is Verdict.INVALID
+    del of[Verdict.INVALID]
+    assert merge(of.values()) is Verdict.UNKNOWN
+
+
+def test_an_invalid_run_says_so_everywhere(tmp_path: Path) -> None:
+    builder = clean()
+    builder.records[0] |= {"planned": 2}
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in builder.records))
+    page = tmp_path / "report.html"
+    said = CliRunner().invoke(main, ["report", str(path), "-o", str(page)])
+    assert said.exit_code == 4, said.output
+    assert "INVALID" in said.output and "no fault struck" in said.output
+    assert '<span class="badge invalid">the experiment did not take place</span>' in (
+        page.read_text()
+    )
+    assert orjson.loads((tmp_path / "verdict.json").read_bytes())["verdict"] == "invalid"
+    # Who watched it is told the same.
+    assert CliRunner().invoke(main, ["watch", str(path)]).exit_code == 4

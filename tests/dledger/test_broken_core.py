@@ -1,0 +1,89 @@
+"""Rules that are taken away on purpose (tests.simulator.cluster: corebreaks, repairbreaks): a
+script or a test in which each of them decides comes out otherwise. The simulator catches most of
+these breaks, too. The others want messages that come twice or out of order, which no connection
+brings, or several rare events at once, for which a world costs more than they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.dledger import test_electionbackoff as backoff
+from tests.dledger import test_membership as membership
+from tests.dledger import test_promises as promises
+from tests.dledger import test_repair as repairing
+from tests.dledger.script import Script
+from tests.simulator.cluster import corebreaks as core
+from tests.simulator.cluster import repairbreaks as repair
+from tests.simulator.cluster.planting import Plant
+
+SCRIPTS = Path(__file__).parent / "scripts"
+# Terms here and there, what is committed there, how many frames may be taken (test_repair.py).
+UNCOMMITTED = ([1, 1, 3, 3], [1, 2, 4, 4], 0, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("plant", "script"),
+    [
+        (core.cuts_at_match, "reordered_appends"),
+        (core.acknowledged_to_an_earlier_leader, "late_ack_of_an_older_term"),
+        (core.acknowledged_before_durable, "transfer"),
+        (core.votes_counted_by_number, "duplicated_votes"),
+        (core.old_term_committed_by_counting, "figure_8"),
+        (core.own_unsynced_copy_counted, "slow_disk"),
+        (core.votes_for_anybody, "log_repair_figure_7"),
+        (core.commits_unproven, "reordered_appends"),
+        (core.reads_confirmed_by_nobody, "read_index_on_a_deposed_leader"),
+        (core.elected_by_a_minority, "election"),
+        (core.recovering_votes_counted, "group_of_two"),
+        (core.recovering_copies_counted, "lost_disk_commits_nothing"),
+        (core.certified_alone, "lost_disk_commits_nothing"),
+        (core.certified_without_a_barrier, "lost_disk_of_a_follower"),
+        (core.elected_by_all_but_one, "forgotten_vote"),
+        (core.campaigns_with_a_bad_disk, "stalled_disk_does_not_lead"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_broken_core_does_something_else(plant: Plant, script: str) -> None:
+    expected = (SCRIPTS / f"{script}.txt").read_text()
+    assert Script().run(expected) == expected
+    with plant():
+        try:
+            actual = Script().run(expected)
+        except AssertionError:  # of the core itself
+            return
+    assert actual != expected
+
+
+@pytest.mark.parametrize(
+    ("plant", "test"),
+    [
+        (core.two_changes_at_once, membership.test_one_change_at_a_time),
+        (core.learners_counted, membership.test_a_learners_copy_commits_nothing),
+        (
+            core.removed_leader_counts_itself,
+            membership.test_a_leader_that_leaves_does_not_count_itself,
+        ),
+        (
+            core.cut_configuration_kept,
+            membership.test_in_force_from_the_append_on_and_no_more_when_it_is_cut,
+        ),
+        (
+            core.time_outs_never_grow,
+            lambda: backoff.test_each_mistake_but_the_first_doubles_up_to_the_limit(2, 2),
+        ),
+        (core.time_outs_never_shrink, backoff.test_all_is_forgiven_after_calm_times),
+        (
+            repair.repaired_with_uncommitted,
+            lambda: repairing.test_what_is_proven(*UNCOMMITTED),
+        ),
+        (repair.cut_without_a_note, promises.test_frames_given_up_make_it_recover),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_broken_rule_fails_its_test(plant: Plant, test: Callable[[], None]) -> None:
+    test()
+    with plant(), pytest.raises((AssertionError, pytest.fail.Exception)):
+        test()

@@ -1,0 +1,101 @@
+"""docs/capacity.md: its sizes are the formats', its limits the defaults, its metrics and keys are
+there, and its example follows from its formulas."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from bench.curves import CURVES
+from raftmq.broker.config import OPTIONS
+from raftmq.chaos.cluster.topology import REPLICAS_MAX
+from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from raftmq.store.frame import HEADER_SIZE_BYTES
+from raftmq.store.indexfile import ENTRY_SIZE_BYTES, HASH_SLOTS, INDEX_ENTRIES, SLOT_SIZE_BYTES
+from raftmq.store.record import encode_record
+from tests.docs.pages import ROOT
+from tests.store.make import PLAIN
+
+TEXT = (ROOT / "docs" / "capacity.md").read_text()
+KEY = re.compile(r"`([a-z]+[A-Z]\w+)`")
+METRIC = re.compile(r"(?:raft|rocketmq|process)_[a-z_]+")
+SHOWN = "commitLogMaxOffset"  # by mqadmin brokerStatus
+UNITS = {"MiB": 1 << 20, "KiB": 1 << 10}
+
+
+def section(heading: str) -> str:
+    return TEXT[TEXT.index(f"\n## {heading}\n") :].split("\n## ")[1]
+
+
+def rows(heading: str) -> list[list[str]]:
+    lines = [line for line in section(heading).splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,.]*\d|\d", text)]
+
+
+def test_sizes_are_those_of_the_formats() -> None:
+    own = len(PLAIN.topic) + len(PLAIN.properties) + len(PLAIN.body)
+    fixed = len(encode_record(PLAIN)) - own
+    index = ENTRY_SIZE_BYTES + SLOT_SIZE_BYTES * HASH_SLOTS // INDEX_ENTRIES
+    disk = section("Disk")
+    assert f"| record | {fixed} + `topic` + `properties` + `body` |" in disk
+    formula = f"{fixed} + topic + properties + body + {HEADER_SIZE_BYTES} / frame"
+    assert f"{formula} + {UNIT_SIZE_BYTES} + {index} * keys" in disk
+
+
+def test_limits_are_the_defaults() -> None:
+    limits = [row for row in rows("Limits") if KEY.search(row[-1])]
+    assert len(limits) > 8
+    for _, told, keys in limits:
+        unit = next((UNITS[word] for word in UNITS if word in told), 1)
+        first = KEY.findall(keys)[0]
+        assert numbers(told)[0] * unit in (OPTIONS[first].default, OPTIONS[first].default * unit)
+    assert REPLICAS_MAX == 9 and "up to nine members" in TEXT
+
+
+def test_keys_and_metrics_that_the_page_names_are_there() -> None:
+    known = (ROOT / "docs" / "metrics.md").read_text()
+    assert not [name for name in METRIC.findall(TEXT) if f"`{name}" not in known]
+    assert set(KEY.findall(TEXT)) - {SHOWN} <= set(OPTIONS)
+    named = re.search(r"curves\n--curve (\w+)` \(and ([^)]*)\)", TEXT)
+    assert named is not None
+    assert {named[1], *re.findall(r"`(\w+)`", named[2])} <= set(CURVES)
+
+
+def test_the_example_follows_from_the_formulas() -> None:
+    told = {row[0]: row[1] for row in rows("A worked example") if len(row) == 2}
+    peak, average, hours, body, readers, replicas = 40_000, 10_000, 72, 1_024, 2, 3
+    send_us, read_us, frame = 7 + 4.6 * body / 1_024, 1.7, 100
+    assert numbers(told["a send on the leader"])[2:] == [send_us, 2 * send_us]
+    cores = peak * (2 * send_us + readers * read_us) / 1e6
+    assert numbers(told["`leader_cores`"])[-1] == round(cores, 2)
+    groups = math.ceil(cores / 0.5)
+    assert numbers(told["`groups`"])[-1] == groups
+    record = 91 + 6 + 115 + body
+    message = record + HEADER_SIZE_BYTES / frame + 20 + 21 * 2
+    assert numbers(told["`message`"])[-1] == round(message)
+    disk = average * 3_600 * hours * message / groups / 0.75 + 2 * (1 << 30)
+    assert f"= {disk / 1e12:.2f} TB" in told["`disk` of a replica"]
+    out = peak / groups * record * (replicas - 1 + readers) / 1e6
+    assert f"= {out:.0f} MB a second" in told["leader's network, of one group"]
+    frames = average * 3_600 * hours / frame
+    assert f"{frames / 1e6:.0f} million frames, {frames * 6 / 1e6:.0f} MB" in told["memory"]
+
+
+@pytest.mark.parametrize("name", ["performance", "pop", "proxy", "security"])
+def test_figures_that_it_takes_from_other_pages_stand_there(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    taken = {
+        "performance": ["| 161 | 60 | 17 | 8.5 | 7.3 |", "| 6.6 | 7.1 | 11 | 44 | 294 | 4,779 |",
+                        "| 4.3 | 230,000 |", "| 22.6 |", "| 11.4 |", "4.7 KiB", "24 bytes of",
+                        "less than 6 since"],
+        "pop": ["5.8", "a follower 1.0", "400 bytes"],
+        "proxy": ["0.45 ms", "0.6 ms"],
+        "security": ["10 µs of a request"],
+    }  # fmt: skip
+    assert not [words for words in taken[name] if words not in page]

@@ -1,0 +1,108 @@
+"""RocketMQ 5's own Rust client, unmodified, at a proxy; it has no push consumer, so the driver
+listens by a loop over its simple consumer, and knows what it acknowledged."""
+
+import signal
+
+import pytest
+
+from tests.interop.python5.sdk import Sdk, SdkError
+from tests.interop.test_sdks5 import CHECKS, go_on, start_load
+from tests.interop.toolchain import rust5
+from tests.proxy.world import ProxyProcess, World
+
+pytestmark = pytest.mark.long  # building the client takes minutes
+
+
+@pytest.fixture
+async def world(tmp_path):
+    async with World(tmp_path / "brokers", proxy={"invisible_ms_min": 10_000}, **CHECKS) as world:
+        yield world
+
+
+@pytest.fixture
+async def sdk(world, tmp_path):
+    async with Sdk(tmp_path / "sdk", world.proxies[0], launch=rust5) as sdk:
+        yield sdk
+
+
+async def test_a_simple_consumer_receives_and_acknowledges(world, sdk):
+    await world.topic("T")
+    await sdk.produce(topics=["T"])
+    await sdk.subscribe(group="cg", topic="T", tag="a")
+    sent = [await sdk.send(topic="T", body=f"m{n}", tag="a", key="k") for n in range(10)]
+    await sdk.send(topic="T", body="other", tag="b")
+    found = await sdk.received(10)
+    assert sorted(one[1] for one in found) == [f"m{n}" for n in range(10)]
+    assert {one[0] for one in found} == {one[0] for one in sent}
+    assert all(one[2:] == ["a", {"from": "sdk"}] for one in found)
+    for one in found[1:]:
+        await sdk.ack(message_id=one[0])
+    (again,) = await sdk.received(1)
+    assert again[1] == found[0][1]
+    await sdk.ack(message_id=again[0])
+    broker = await world.group.leading()
+    assert broker.state.pops.in_flight("T", "cg") == 0
+    with pytest.raises(SdkError, match="TOPIC_NOT_FOUND"):
+        await sdk.send(topic="Nowhere", body="x")
+
+
+async def test_every_kind_of_message_is_heard(world, sdk):
+    kinds = ["NORMAL", "FIFO", "DELAY", "TRANSACTION"]
+    for kind in kinds:
+        await world.topic(kind, kind=kind)
+        await world.consumer_group(kind, consumeMessageOrderly=kind == "FIFO")
+    await sdk.produce(topics=kinds)
+    for kind in kinds:
+        await sdk.listen(group=kind, topic=kind)
+    for body, end in (("committed", "commit"), ("gone", "rollback"), ("orphan", "")):
+        await sdk.transact(topic="TRANSACTION", body=body, end=end)
+    await sdk.send(topic="DELAY", body="later", delay_s=2)
+    for n in range(12):
+        await sdk.send(topic="FIFO", body=f"{n}", group=f"g{n % 2}")
+    await sdk.send(topic="NORMAL", body="fail once")
+    await sdk.send(topic="NORMAL", body="good")
+
+    found = [one[0] for one in await sdk.heard_of(18)]
+    in_order = [int(body) for body in found if body.isdigit()]
+    assert [n for n in in_order if n % 2] == list(range(1, 12, 2))
+    assert [n for n in in_order if not n % 2] == list(range(0, 12, 2))
+    others = sorted(body for body in found if not body.isdigit())
+    assert others == ["committed", "fail once", "fail once", "good", "later", "orphan"]
+    asked = await sdk.checked()
+    assert "orphan" in asked and "gone" not in asked
+
+
+async def test_a_leader_that_is_killed_under_load_loses_nothing(tmp_path):
+    # What is sent twice would be heard twice, for the proxy repeats a send whose leader has died.
+    async with World(tmp_path / "brokers", 3, proxy={"idempotent_sends": True}) as world:
+        await world.topic("T")
+        async with Sdk(tmp_path / "sdk", world.proxies[0], launch=rust5) as sdk:
+            await start_load(sdk)
+            await world.group.kill(await world.group.leader())
+            await go_on(sdk)
+            assert await sdk.again() == []
+
+
+async def test_one_of_two_proxies_may_be_killed_under_load(tmp_path):
+    async with (
+        World(tmp_path / "brokers") as world,
+        ProxyProcess(world.namesrv) as first,
+        ProxyProcess(world.namesrv) as second,
+    ):
+        await world.topic("T")
+        async with Sdk(tmp_path / "sdk", first, second, launch=rust5) as sdk:
+            await start_load(sdk)
+            await first.end(signal.SIGKILL)
+            await go_on(sdk)
+            assert await sdk.again() == []
+
+
+async def test_a_proxy_may_be_killed_and_started_again_under_load(tmp_path):
+    async with World(tmp_path / "brokers") as world, ProxyProcess(world.namesrv) as first:
+        await world.topic("T")
+        async with Sdk(tmp_path / "sdk", first, launch=rust5) as sdk:
+            await start_load(sdk)
+            await first.end(signal.SIGKILL)
+            async with ProxyProcess(world.namesrv, first.port):
+                await go_on(sdk)
+                assert await sdk.again() == []

@@ -1,0 +1,82 @@
+"""A small cluster for commands: a name server and one broker, on a loop of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from raftmq.mqadmin.cli import main
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from tests.broker.cluster import Group
+from tests.waiting import wait_until
+
+STOP_S = 120  # a bound against hanging
+CLUSTER = "TestCluster"
+
+
+class Small:
+    """The cluster; `namesrv` is its name server's address."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._stop = asyncio.Event()
+        self.namesrv = ""
+
+    def start(self) -> None:
+        self._thread.start()
+        up = threading.Event()
+        self._running = asyncio.run_coroutine_threadsafe(self._run(up), self._loop)
+        while not up.wait(0.1):
+            assert not self._running.done(), self._running.result()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._running.result(STOP_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_S)
+        self._loop.close()
+
+    async def _run(self, up: threading.Event) -> None:
+        server = NameServer(NameServerConfig(bind="127.0.0.1", port=0, http_enable=False))
+        await server.start()
+        try:
+            self.namesrv = server.address
+            async with Group(self._root, 1, namesrvAddr=server.address) as group:
+                await group.leading()
+                up.set()
+                await self._stop.wait()
+        finally:
+            await server.stop()
+
+    def run(self, *arguments: str, **environment: str) -> Result:
+        """Run mqadmin."""
+        env = {"NAMESRV_ADDR": self.namesrv, **environment}
+        return CliRunner().invoke(main, arguments, env=env, catch_exceptions=False)
+
+    def make_topic(self, topic: str, queues: int = 2) -> None:
+        """Make a topic, and wait until name servers know it."""
+        asked = ("updateTopic", "-c", CLUSTER, "-t", topic, "-r", str(queues), "-w", str(queues))
+        wait_until(lambda: self.run(*asked).exit_code == 0)
+        wait_until(lambda: self.run("topicRoute", "-t", topic).exit_code == 0)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+    cluster = Small(tmp_path_factory.mktemp("small"))
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the contexts of whoever runs the tests out of them."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("RAFTMQ_CONTEXT", raising=False)

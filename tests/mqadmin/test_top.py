@@ -1,0 +1,79 @@
+"""`mqadmin top`: what a look finds, and the rates between two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from raftmq.mqadmin.command import Table
+from raftmq.mqadmin.looks import Look, Place, broker_rows, group_rows, topic_rows
+from raftmq.mqadmin.targets import Replica
+from raftmq.mqadmin.top import parts_of
+from tests.mqadmin.conftest import Small
+
+ONE = Replica("C", "broker-a", 0, "h:1")
+
+
+def made(at_s: float, stored: int, consumed: int, put: int) -> Look:
+    look = Look(at_s, 0)
+    said = {"msgPutTotalTodayNow": str(put), "raftRole": "leader", "raftTerm": "3"}
+    look.replicas = [(ONE, said)]
+    look.stored = {"quiet": 7, "busy": stored}
+    look.queues = {"quiet": 1, "busy": 4}
+    look.places = {
+        ("g", "busy"): Place(consumed, stored - consumed, 2),
+        ("h", "busy"): Place(stored, 0, 0),
+        ("h", "%RETRY%h"): Place(3, 0, 0),
+    }
+    return look
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    before, now = made(10.0, 100, 40, 500), made(12.0, 300, 60, 900)
+    (broker,) = broker_rows(now, before)
+    assert (broker["role"], broker["term"], broker["inTps"]) == ("leader", 3, 200.0)
+    busy, quiet = topic_rows(now, before)
+    assert (busy["topic"], busy["inTps"], busy["lag"], busy["groups"]) == ("busy", 100.0, 240, 2)
+    assert (quiet["topic"], quiet["inTps"], quiet["lag"]) == ("quiet", 0.0, 0)
+    behind, level = group_rows(now, before)
+    assert (behind["group"], behind["outTps"], behind["lag"], behind["inFlight"]) == (
+        "g", 10.0, 240, 2,
+    )  # fmt: skip
+    assert (level["group"], level["outTps"], level["lag"]) == ("h", 100.0, 0)
+
+
+def test_what_was_not_there_before_or_counts_anew_has_no_rate() -> None:
+    now = made(12.0, 300, 60, 900)
+    assert broker_rows(now, None)[0]["inTps"] is None
+    assert broker_rows(now, made(10.0, 1, 1, 901))[0]["inTps"] is None  # started again
+    assert topic_rows(now, Look(10.0, 0))[0]["inTps"] is None
+    now.replicas = [(ONE, {"error": "no answer"})]
+    assert broker_rows(now, None)[0]["role"] == "no answer"
+
+
+def test_tables_are_cut_and_say_so() -> None:
+    parts = parts_of(made(1.0, 1, 1, 1), None, 1)
+    titles = [part.title for part in parts if isinstance(part, Table)]
+    assert titles == ["brokers", "topics, 1 of 2", "groups, 1 of 2"]
+
+
+def test_a_look_at_a_cluster(small: Small, tmp_path: Path) -> None:
+    small.make_topic("orders")
+    file = tmp_path / "in"
+    file.write_text("".join(f"{n}\n" for n in range(20)))
+    assert small.run("produce", "orders", str(file)).exit_code == 0
+    small.run("consume", "orders", "-g", "billing", "-c", "5")
+    said = small.run("top", "--once", "--interval", "0.2", "--json")
+    assert (said.exit_code, said.stderr) == (0, "")
+    found = json.loads(said.stdout)
+    (broker,) = found["brokers"]
+    assert (broker["role"], broker["leader"]) == ("leader", broker["node"])
+    (topic,) = found["topics"]  # the system's are left out
+    assert (topic["topic"], topic["stored"], topic["groups"]) == ("orders", 20, 1)
+    (group,) = found["groups"]
+    assert (group["group"], group["lag"]) == ("billing", 15)
+    every = json.loads(small.run("top", "--once", "--interval", "0.2", "--json", "-a").stdout)
+    assert len(every["topics"]) > 1
+    table = small.run("top", "--once", "--interval", "0.2", "-t", "orders").stdout
+    assert "brokers" in table and "orders" in table
+    assert small.run("top", "--interval", "0").exit_code == 2

@@ -1,0 +1,34 @@
+"""Histories of a group's replicas, merged."""
+
+from raftmq.namesrv.http.history import merged
+
+
+def answer(leading, *series, times=(10, 20, 30)):
+    return {
+        "times": list(times),
+        "leading": list(leading),
+        "series": [{"name": n, "topic": t, "values": list(v)} for n, t, v in series],
+    }
+
+
+def test_the_leaders_figure_counts_else_the_largest_that_any_has():
+    one = answer((True, False, None), ("lag", "T", (5, 9, None)))
+    other = answer((False, False, False), ("lag", "T", (7, 3, 4)))
+    (series,) = merged([other, one], (10, 20, 30), ())
+    assert series == {"name": "lag", "topic": "T", "values": [5, 9, 4]}
+
+
+def test_what_every_replica_has_a_part_of_is_summed():
+    one = answer((True, True, True), ("out", None, (1, None, 2)), ("p99", None, (3, None, 4)))
+    other = answer((False, False, False), ("out", None, (10, None, None)))
+    assert merged([one, other], (10, 20, 30), ("out",)) == [
+        {"name": "out", "topic": None, "values": [11, None, 2]},
+        {"name": "p99", "topic": None, "values": [3, None, 4]},
+    ]
+
+
+def test_replicas_that_sample_at_other_times_leave_gaps():
+    one = answer((True,), ("lag", "T", (5,)), times=(30,))
+    other = answer((False, False), ("lag", "T", (1, 2)), times=(15, 30))
+    (series,) = merged([one, other], (15, 30), ())
+    assert series["values"] == [1, 5]

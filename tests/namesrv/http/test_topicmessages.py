@@ -1,0 +1,181 @@
+"""Newest messages of several groups, dead letters sent again, accounts and modes, over groups that
+answer or do not."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from raftmq.namesrv.http.topickinds import kind_of
+from raftmq.namesrv.http.topicmessages import marks_of, merged_newest
+from raftmq.remoting.registration import TopicConfig
+from raftmq.web.paging import encode_cursor
+from raftmq.web.problem import ApiProblem
+from tests.namesrv.http.nodes import FakeCluster, replicas
+from tests.namesrv.http.test_cluster_api import Caller
+
+NEWEST = "/api/v1/topics/Orders/messages"
+RESEND = "/api/v1/messages/resend"
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(*replicas(), *replicas("broker-b")) as running:
+        yield running
+
+
+@pytest.fixture
+async def call(cluster: FakeCluster) -> AsyncIterator[Caller]:
+    caller = Caller(cluster)
+    yield caller
+    await caller.session.close()
+
+
+def message(position: int, at: int) -> dict[str, Any]:
+    return {"commitLogOffset": position, "storeTimestamp": at, "offsetMsgId": f"{position}"}
+
+
+class Log:
+    """A group's messages of one topic, newest first, answered as a broker does."""
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        self.messages = messages
+
+    def answer(self, request: web.Request, _: bytes) -> tuple[int, Any]:
+        before = int(request.query.get("before", 10**9))
+        limit = int(request.query["limit"])
+        left = [one for one in self.messages if one["commitLogOffset"] < before]
+        more = len(left) > limit
+        shown = left[:limit]
+        following = str(shown[-1]["commitLogOffset"]) if more else None
+        return 200, {"items": shown, "next": following, "scanned": len(shown)}
+
+
+async def test_pages_of_all_groups_have_every_message_once_newest_first(
+    cluster: FakeCluster, call: Caller
+) -> None:
+    one = Log(*(message(n * 10, n * 2) for n in range(9, 0, -1)))
+    other = Log(*(message(n * 10, n * 2 + 1) for n in range(3, 0, -1)))
+    cluster.nodes["n0"].answers["GET", NEWEST] = one.answer
+    cluster.nodes["n3"].answers["GET", NEWEST] = other.answer
+    seen: list[int] = []
+    cursor = ""
+    while True:
+        page = await call.get(f"/topics/Orders/messages?limit=4&before={cursor}")
+        seen += [item["storeTimestamp"] for item in page["items"]]
+        if page["next"] is None:
+            break
+        cursor = page["next"]
+    assert seen == sorted([n * 2 for n in range(1, 10)] + [n * 2 + 1 for n in range(1, 4)])[::-1]
+    assert (await call.get("/topics/Orders/messages?before=AAAA", 422))["code"] == "INVALID"
+
+
+async def test_a_group_that_does_not_answer_is_named(cluster: FakeCluster, call: Caller) -> None:
+    cluster.nodes["n0"].answers["GET", NEWEST] = Log(message(1, 1)).answer
+    await cluster.nodes["n3"].stop()
+    page = await call.get("/topics/Orders/messages")
+    assert [item["group"] for item in page["items"]] == ["broker-a"]
+    assert [error["group"] for error in page["errors"]] == ["broker-b"]
+    assert (await call.get("/topics/None/messages", 503))["code"] == "UNAVAILABLE"
+
+
+def test_a_group_goes_on_before_what_was_shown_of_it() -> None:
+    pages: dict[str, Any] = {
+        "a": {"items": [message(50, 9), message(40, 3)], "next": "40"},
+        "b": {"items": [message(70, 8), message(60, 7)], "next": None},
+        "c": {"items": [message(5, 1)], "next": None},
+    }
+    items, following = merged_newest(pages, {"c": 6}, 3)
+    assert [item["commitLogOffset"] for item in items] == [50, 70, 60]
+    assert marks_of(following or "") == {"a": 50, "b": -1, "c": 6}
+    assert merged_newest({"b": pages["b"]}, {"a": -1}, 9)[1] is None
+    with pytest.raises(ApiProblem):
+        marks_of(encode_cursor('{"a": "x"}'))
+
+
+async def test_dead_letters_go_to_the_groups_that_stored_them(
+    cluster: FakeCluster, call: Caller
+) -> None:
+    def stored(name: str, position: int) -> str:
+        host, _, port = cluster.nodes[name].address.partition(":")
+        address = bytes(int(part) for part in host.split(".")).hex()
+        return f"{address}{int(port):08x}{position:016x}".upper()
+
+    def resent(request: web.Request, body: bytes) -> tuple[int, Any]:
+        ids = orjson.loads(body)["messageIds"]
+        return 200, {"items": [{"messageId": one, "outcome": "ok"} for one in ids], "next": None}
+
+    cluster.nodes["n0"].answers["POST", RESEND] = resent
+    cluster.nodes["n3"].answers["POST", RESEND] = (
+        503, {"code": "BUSY", "status": 503, "detail": "busy"},
+    )  # fmt: skip
+    first, second, unknown = stored("n0", 1), stored("n3", 2), "00" * 16
+    body = {"messageIds": [first, second, unknown]}
+    status, value, _ = await call("POST", "/messages/resend", body)
+    assert status == 200
+    outcomes = {one["messageId"]: (one["outcome"], one.get("group")) for one in value["items"]}
+    assert outcomes == {
+        first: ("ok", "broker-a"), second: ("failed", "broker-b"), unknown: ("failed", None),
+    }  # fmt: skip
+
+
+async def test_an_account_is_one_item_with_each_groups_view(
+    cluster: FakeCluster, call: Caller
+) -> None:
+    account = {"accessKey": "shop-0001", "admin": False, "topicPerms": ["T=PUB"]}
+    for name in ("n0", "n3"):
+        cluster.nodes[name].answers["GET", "/api/v1/accounts"] = (
+            200, {"items": [account], "enabled": name == "n0", "whiteAddresses": ["10.*"]},
+        )  # fmt: skip
+        cluster.nodes[name].answers["PUT", "/api/v1/accounts/shop-0001"] = (200, account)
+    listed = await call.get("/accounts")
+    (item,) = listed["items"]
+    assert [one["group"] for one in item["groups"]] == ["broker-a", "broker-b"]
+    assert [one["enabled"] for one in listed["groups"]] == [True, False]
+    body = {"secretKey": "secret-0001"}
+    status, value, _ = await call("PUT", "/accounts/shop-0001", body)
+    assert (status, [one["outcome"] for one in value["results"]]) == (200, ["ok", "ok"])
+    assert cluster.nodes["n3"].last[2] == body
+
+
+async def test_a_secret_is_not_sent_to_a_broker_that_is_not_trusted(
+    cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cluster.server.http is not None
+    nodes = cluster.server.http.cluster.nodes
+    monkeypatch.setattr(nodes, "distrusted", lambda address: "it is a stranger")
+    body = {"secretKey": "secret-0001"}
+    status, value, _ = await call("PUT", "/accounts/shop-0001", body)
+    assert (status, value["code"]) == (503, "DISTRUST")
+    assert not any(method == "PUT" for method, *_ in cluster.nodes["n0"].asked)
+
+
+async def test_a_mode_is_set_in_the_groups_that_have_the_topic(
+    cluster: FakeCluster, call: Caller
+) -> None:
+    cluster.register(cluster.nodes["n3"], [TopicConfig("Other", 1, 1, 6)])
+    path = "/api/v1/consumer-groups/G/modes/Orders"
+    mode = {"group": "G", "topic": "Orders", "mode": "POP", "popShareQueueNum": 0}
+    cluster.nodes["n0"].answers["PUT", path] = (200, mode)
+    cluster.nodes["n0"].answers["GET", "/api/v1/consumer-groups/G/modes"] = (200, {"items": [mode]})
+    status, value, _ = await call("PUT", "/consumer-groups/G/modes/Orders", {"mode": "POP"})
+    assert (status, [one["group"] for one in value["results"]]) == (200, ["broker-a"])
+    listed = await call.get("/consumer-groups/G/modes")
+    assert listed["items"] == [{**mode, "brokerGroup": "broker-a"}]
+
+
+async def test_topics_are_listed_by_kind(cluster: FakeCluster, call: Caller) -> None:
+    names = ["Orders", "%RETRY%G", "%DLQ%G", "SCHEDULE_TOPIC_XXXX", "C_REPLY_TOPIC", "C"]
+    cluster.register(cluster.nodes["n0"], [TopicConfig(name, 1, 1, 6) for name in names])
+    for kind, expected in (
+        ("own", ["Orders"]),
+        ("retry", ["%RETRY%G"]),
+        ("dead", ["%DLQ%G"]),
+        ("system", ["C", "C_REPLY_TOPIC", "SCHEDULE_TOPIC_XXXX"]),
+    ):
+        page = await call.get(f"/topics?kind={kind}")
+        assert [item["topic"] for item in page["items"]] == expected
+        assert {item["kind"] for item in page["items"]} == {kind}
+    assert kind_of("rmq_sys_wheel_timer") == "system"

@@ -1,0 +1,60 @@
+"""Who calls, from metadata and gRPC's name of a peer."""
+
+import pytest
+
+from raftmq.proxy.caller import (
+    access_key_of,
+    client_id_of,
+    host_of,
+    is_signed_by,
+    language_of,
+    metadata_of,
+)
+from raftmq.proxy.refusals import Refusal
+from raftmq.remoting.codes import LanguageCode
+
+SIGNED = (
+    "MQv2-HMAC-SHA1 Credential=key-one, SignedHeaders=x-mq-date-time, "
+    "Signature=DE7C9B85B8B78AA6BC8A7A36F70A90701C9DB4D9"
+)
+
+
+@pytest.mark.parametrize(
+    "peer, host",
+    [
+        ("ipv4:10.0.0.1:5000", "10.0.0.1"),
+        ("ipv6:[::1]:5000", "::1"),
+        ("ipv6:%5B::1%5D:5000", "::1"),
+        ("unix:/tmp/x", ""),
+        ("", ""),
+    ],
+)
+def test_the_address_of_a_peer(peer, host):
+    assert host_of(peer) == host
+
+
+def test_the_parts_of_a_signature():
+    key, signature = access_key_of({"authorization": SIGNED})
+    assert key == "key-one"
+    # HMAC-SHA1 of RFC 2202's well-known sentence.
+    sentence = "The quick brown fox jumps over the lazy dog"
+    assert is_signed_by("key", sentence, signature)
+    assert is_signed_by("key", sentence, signature.lower())
+    assert not is_signed_by("other", sentence, signature)
+    assert access_key_of({"authorization": "Basic abc"}) == ("", "")
+    assert access_key_of({}) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "metadata", [{}, {"x-mq-client-id": "a\x01"}, {"x-mq-client-id": "a" * 300}]
+)
+def test_a_client_needs_an_id(metadata):
+    with pytest.raises(Refusal):
+        client_id_of(metadata)
+
+
+def test_metadata_that_are_no_text_are_left_out():
+    assert metadata_of([("a", "b"), ("c-bin", b"x")]) == {"a": "b"}
+    assert metadata_of(None) == {}
+    assert language_of({"x-mq-language": "RUST"}) is LanguageCode.RUST
+    assert language_of({}) is LanguageCode.OTHER

@@ -1,0 +1,104 @@
+"""Whatever arrives, a proxy answers or refuses, and goes on; nothing of it is unforeseen."""
+
+import asyncio
+import logging
+import random
+
+import grpc
+import pytest
+
+from raftmq.proxy.protocol import messaging_pb2 as pb
+from tests.proxy.world import PREFIX, UNARY, Caller, World, message
+
+ROUNDS = 25
+
+
+def valid(name):
+    """A request that could be right."""
+    handle = "0 1795577939254 30000 0 0 group-a 0 0 508"
+    topic, group = {"name": "T"}, {"name": "cg"}
+    where = pb.Endpoints(addresses=[pb.Address(host="h", port=1)])
+    fields = {
+        "QueryRoute": {"topic": topic, "endpoints": where},
+        "QueryAssignment": {"topic": topic, "group": group, "endpoints": where},
+        "Heartbeat": {"group": group, "client_type": 2},
+        "NotifyClientTermination": {"group": group},
+        "SendMessage": {"messages": [message("T", tag="a", keys=["k"], message_group="g")]},
+        "RecallMessage": {"topic": topic, "recall_handle": "djEgVCBiIDEgMDE="},
+        "EndTransaction": {"topic": topic, "transaction_id": "YiAxIDIgMw", "resolution": 1},
+        "AckMessage": {
+            "group": group, "topic": topic, "entries": [{"receipt_handle": handle}] * 3
+        },
+        "ChangeInvisibleDuration": {
+            "group": group, "topic": topic, "receipt_handle": handle,
+            "invisible_duration": {"seconds": 1},
+        },
+        "ForwardMessageToDeadLetterQueue": {
+            "group": group, "topic": topic, "receipt_handle": handle
+        },
+    }  # fmt: skip
+    return getattr(pb, f"{name}Request")(**fields[name]).SerializeToString()
+
+
+def broken(rng, data):
+    """The bytes with a few of them changed, or others altogether."""
+    if rng.random() < 0.2:
+        return rng.randbytes(rng.randrange(60))
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(changed))
+        changed[at : at + rng.choice((0, 1))] = rng.randbytes(rng.choice((0, 1, 2)))
+        if not changed:
+            break
+    return bytes(changed)
+
+
+@pytest.fixture
+async def caller(tmp_path):
+    async with World(tmp_path) as world:
+        await world.topic("T")
+        async with Caller(world.proxies[0]) as caller:
+            yield caller
+
+
+async def test_requests_of_any_bytes_are_answered(caller, caplog):
+    rng = random.Random(5)
+    caplog.set_level(logging.ERROR, "raftmq.proxy")
+    for name in UNARY:
+        method = caller.channel.unary_unary(PREFIX + name)
+        calls = [
+            method(broken(rng, valid(name)), metadata=caller.metadata, timeout=2)
+            for _ in range(ROUNDS)
+        ]
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(answer, bytes | grpc.aio.AioRpcError), answer
+    assert [one.message for one in caplog.records if one.name.startswith("raftmq.proxy")] == []
+    assert (await caller.send("T")).status.code == pb.Code.OK
+
+
+async def test_streams_of_any_bytes_end(caller, caplog):
+    rng = random.Random(7)
+    caplog.set_level(logging.ERROR, "raftmq.proxy")
+    telemetry = caller.channel.stream_stream(PREFIX + "Telemetry")
+    for _ in range(ROUNDS):
+        stream = telemetry(metadata=caller.metadata, timeout=2)
+        try:
+            await stream.write(rng.randbytes(rng.randrange(40)))
+            await stream.done_writing()
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+        except grpc.aio.AioRpcError:
+            pass  # as it should
+    for data in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        rng.randbytes(500),
+    ):
+        port = caller.endpoints.addresses[0].port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        writer.write_eof()
+        await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    assert [one.message for one in caplog.records if one.name.startswith("raftmq.proxy")] == []
+    assert (await caller.send("T")).status.code == pb.Code.OK

@@ -1,0 +1,280 @@
+"""Sending, receiving and acknowledging through a proxy, call by call."""
+
+import asyncio
+import hashlib
+import time
+import zlib
+
+import grpc
+import pytest
+
+from raftmq.proxy.protocol import messaging_pb2 as pb
+from tests.proxy.world import Caller, World, consumer, message
+from tests.waiting import until
+
+
+@pytest.fixture
+async def world(tmp_path):
+    async with World(tmp_path, enablePropertyFilter=True) as world:
+        yield world
+
+
+@pytest.fixture
+async def caller(world):
+    async with Caller(world.proxies[0]) as caller:
+        yield caller
+
+
+async def test_a_message_is_received_as_it_was_sent(world, caller):
+    await world.topic("T")
+    properties = {"colour": "red"}
+    sent = await caller.send(
+        "T", b"body", message_id="01AB", tag="a", keys=["k1", "k2"], properties=properties,
+        born_host="host-1",
+    )  # fmt: skip
+    assert sent.status.code == pb.Code.OK and sent.message_id == "01AB"
+    (one,) = await caller.received("T")
+    system = one.system_properties
+    assert one.body == b"body" and one.topic.name == "T"
+    assert dict(one.user_properties) == properties
+    assert (system.tag, list(system.keys), system.message_id) == ("a", ["k1", "k2"], "01AB")
+    assert (system.born_host, system.delivery_attempt) == ("host-1", 1)
+    assert system.message_type == pb.MessageType.NORMAL
+    assert system.body_digest.checksum == hashlib.md5(b"body").hexdigest().upper()
+    assert (system.queue_offset, system.body_encoding) == (sent.offset, pb.Encoding.IDENTITY)
+    assert await caller.ack(one) == pb.Code.OK
+    broker = await world.group.leading()
+    assert broker.state.pops.in_flight("T", "cg") == 0
+    nothing = await caller.receive("T")
+    assert nothing.code == pb.Code.MESSAGE_NOT_FOUND
+
+
+async def test_a_compressed_body_is_told_as_such(world, caller):
+    await world.topic("T")
+    packed = zlib.compress(b"x" * 100)
+    await caller.send("T", packed, body_encoding=pb.Encoding.GZIP)
+    (one,) = await caller.received("T")
+    assert one.body == packed and one.system_properties.body_encoding == pb.Encoding.GZIP
+
+
+async def test_a_receive_waits_for_what_is_sent_later(world, caller):
+    await world.topic("T")
+    waiting = asyncio.create_task(caller.receive("T", poll_ms=5000))
+    broker = await world.group.leading()
+    await until(lambda: broker.popping.pops.waiting.count)
+    await caller.send("T", b"late")
+    (one,) = await waiting
+    assert one.body == b"late"
+
+
+async def test_messages_of_a_group_stay_in_order_and_keep_one_queue(world, caller):
+    await world.topic("F", kind="FIFO")
+    await world.consumer_group("cg", consumeMessageOrderly=True)
+    for number in range(6):
+        sent = await caller.send("F", b"%d" % number, message_group="g")
+        assert sent.status.code == pb.Code.OK
+    found = await caller.received("F", count=6)
+    assert [one.body for one in found] == [b"%d" % n for n in range(6)]
+    assert len({one.system_properties.queue_id for one in found}) == 1
+    assert found[0].system_properties.message_type == pb.MessageType.FIFO
+    assert found[0].system_properties.message_group == "g"
+
+
+async def test_a_repeated_attempt_in_order_gets_the_same_messages(world, caller):
+    await world.topic("F", queues=1, kind="FIFO")
+    await world.consumer_group("cg", consumeMessageOrderly=True)
+    await caller.send("F", b"1", message_group="g")
+    (first,) = await caller.received("F", attempt_id="a1")
+    await caller.send("F", b"2", message_group="g")
+    assert (await caller.receive("F", attempt_id="a2")).code == pb.Code.MESSAGE_NOT_FOUND
+    (again,) = await caller.received("F", attempt_id="a1")
+    assert again.body == first.body == b"1"
+    assert await caller.ack(again) == pb.Code.OK
+    (second,) = await caller.received("F", attempt_id="a3")
+    assert second.body == b"2"
+
+
+async def test_a_delayed_message_comes_at_its_time_and_can_be_recalled(world, caller):
+    await world.topic("D", kind="DELAY")
+    now_ms = int(time.time() * 1000)
+    sent = await caller.send(
+        "D", b"soon", deliver_ms=now_ms + 1500, message_type=pb.MessageType.DELAY
+    )
+    late = await caller.send(
+        "D", b"never", deliver_ms=now_ms + 3500, message_type=pb.MessageType.DELAY
+    )
+    assert sent.recall_handle and late.recall_handle
+    recalled = await caller.ok(
+        "RecallMessage", topic=pb.Resource(name="D"), recall_handle=late.recall_handle
+    )
+    assert recalled.message_id == late.message_id
+    (one,) = await caller.received("D")
+    assert one.body == b"soon" and time.time() * 1000 >= now_ms + 1400
+    assert one.system_properties.message_type == pb.MessageType.DELAY
+    answer = await caller.call("RecallMessage", topic=pb.Resource(name="D"), recall_handle="x")
+    assert answer.status.code == pb.Code.BAD_REQUEST
+
+
+async def test_tags_and_properties_choose(world, caller):
+    await world.topic("T")
+    for tag in ("a", "b", "Aa", "BB"):
+        await caller.send("T", tag.encode(), tag=tag)
+    wanted = pb.FilterExpression(type=pb.FilterType.TAG, expression="a || Aa")
+    found = await caller.received("T", count=2, filter_expression=wanted)
+    assert sorted(one.body for one in found) == [b"Aa", b"a"]  # "BB" has the same hash as "Aa"
+    for size in (1, 7):
+        await caller.send("T", b"%d" % size, properties={"size": str(size)})
+    large = pb.FilterExpression(type=pb.FilterType.SQL, expression="size > 5")
+    (one,) = await caller.received("T", "sql", filter_expression=large)
+    assert one.body == b"7"
+    broken = pb.FilterExpression(type=pb.FilterType.SQL, expression="a >")
+    answer = await caller.receive("T", "other", filter_expression=broken)
+    assert answer.code == pb.Code.ILLEGAL_FILTER_EXPRESSION
+
+
+async def test_a_changed_time_gives_a_new_handle_and_voids_the_old(world, caller):
+    await world.topic("T")
+    await caller.send("T")
+    (one,) = await caller.received("T")
+    changed = await caller.ok(
+        "ChangeInvisibleDuration",
+        group=pb.Resource(name="cg"),
+        topic=one.topic,
+        receipt_handle=one.system_properties.receipt_handle,
+        invisible_duration={"seconds": 1},
+    )
+    assert await caller.ack(one) == pb.Code.INVALID_RECEIPT_HANDLE
+    (again,) = await caller.received("T")
+    assert again.system_properties.delivery_attempt == 2
+    assert again.system_properties.receipt_handle != changed.receipt_handle
+    assert await caller.ack(again) == pb.Code.OK
+
+
+async def test_a_message_becomes_a_dead_letter_when_its_consumer_says_so(world, caller):
+    await world.topic("T")
+    await caller.send("T", b"bad", message_id="0B")
+    (one,) = await caller.received("T")
+    await caller.ok(
+        "ForwardMessageToDeadLetterQueue",
+        group=pb.Resource(name="cg"),
+        topic=one.topic,
+        receipt_handle=one.system_properties.receipt_handle,
+        message_id="0B",
+        delivery_attempt=1,
+        max_delivery_attempts=1,
+    )
+    broker = await world.group.leading()
+    assert broker.state.pops.in_flight("T", "cg") == 0
+    assert broker.store.queues.queue("%DLQ%cg", 0).max_offset == 1
+
+
+@pytest.mark.parametrize(
+    "system, code",
+    [
+        ({"message_id": " \t"}, pb.Code.ILLEGAL_MESSAGE_ID),
+        ({"tag": "a|b"}, pb.Code.ILLEGAL_MESSAGE_TAG),
+        ({"keys": [" "]}, pb.Code.ILLEGAL_MESSAGE_KEY),
+        ({"properties": {"UNIQ_KEY": "x"}}, pb.Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ({"properties": {"a\x01": "x"}}, pb.Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ({"properties": {"a": "x" * 20_000}}, pb.Code.MESSAGE_PROPERTIES_TOO_LARGE),
+        ({"message_group": "g" * 65}, pb.Code.ILLEGAL_MESSAGE_GROUP),
+        ({"body": b""}, pb.Code.MESSAGE_BODY_EMPTY),
+        ({"body": b"x" * ((4 << 20) + 1)}, pb.Code.MESSAGE_BODY_TOO_LARGE),
+        ({"topic": "a b"}, pb.Code.ILLEGAL_TOPIC),
+        ({"topic": "Nowhere"}, pb.Code.TOPIC_NOT_FOUND),
+    ],
+)
+async def test_a_message_that_cannot_be_sent_is_refused(world, caller, system, code):
+    system = dict(system)
+    answer = await caller.send(system.pop("topic", "Nowhere"), system.pop("body", b"x"), **system)
+    assert answer.status.code == code, answer
+
+
+async def test_several_messages_of_one_call_have_an_entry_each(world, caller):
+    await world.topic("T")
+    messages = [message("T", b"%d" % number) for number in range(3)]
+    answer = await caller.ok("SendMessage", messages=messages)
+    assert [one.message_id for one in answer.entries] == [
+        one.system_properties.message_id for one in messages
+    ]
+    mixed = await caller.call("SendMessage", messages=[message("T"), message("U")])
+    assert mixed.status.code == pb.Code.ILLEGAL_TOPIC
+
+
+async def test_times_out_of_bounds_are_refused(world, caller):
+    await world.topic("T")
+    long = {"seconds": 50_000}
+    answer = await caller.receive("T", invisible_duration=long)
+    assert answer.code == pb.Code.ILLEGAL_INVISIBLE_TIME
+    strict = await world.add_proxy(poll_ms_min=5000, invisible_ms_min=10_000)
+    async with Caller(strict) as other:
+        answer = await other.receive("T", timeout_s=3)
+        assert answer.code == pb.Code.ILLEGAL_POLLING_TIME
+        answer = await other.receive("T", invisible_duration={"seconds": 5})
+        assert answer.code == pb.Code.ILLEGAL_INVISIBLE_TIME
+
+
+async def test_what_a_client_that_has_gone_would_have_received_is_given_back(world, caller):
+    await world.topic("T")
+    async with Caller(world.proxies[0], client_id="gone") as gone:
+        waiting = asyncio.create_task(gone.receive("T", poll_ms=8000))
+        await asyncio.sleep(0.3)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.sleep(0.1)
+    await caller.send("T", b"not lost")
+    (one,) = await caller.received("T")
+    assert one.body == b"not lost"
+
+
+async def test_what_is_not_served_is_unimplemented_and_who_says_nothing_is_refused(world, caller):
+    method = caller.channel.unary_unary("/apache.rocketmq.v2.MessagingService/GetOffset")
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await method(b"", metadata=caller.metadata)
+    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    caller.metadata = ()
+    answer = await caller.call("Heartbeat")
+    assert answer.status.code == pb.Code.CLIENT_ID_REQUIRED
+
+
+async def test_a_push_consumer_keeps_a_message_while_its_heartbeats_arrive(world, caller):
+    await world.topic("T")
+    _, answer = await caller.telemetry(consumer("cg", "T"))
+    assert answer.status.code == pb.Code.OK
+    broker = await world.group.leading()
+    await until(lambda: broker.clients.client_ids("cg") == ["c1"])
+    await caller.send("T")
+    (one,) = await caller.received("T", auto_renew=True)
+    assert one.system_properties.invisible_duration.seconds == 60
+    (queue,) = (q for _, q in broker.state.pops.places() if q.batches)
+    (batch,) = queue.batches.values()
+    assert batch.client == "c1"
+    await caller.ok("NotifyClientTermination", group=pb.Resource(name="cg"))
+    await until(lambda: broker.clients.client_ids("cg") == [])
+
+
+async def test_an_answer_that_was_lost_is_told_again_through_another_proxy(world, caller):
+    await world.topic("T")
+    await caller.telemetry(consumer("cg", "T"))
+    for number in range(5):
+        await caller.send("T", b"%d" % number)
+    first = await caller.received("T", auto_renew=True, attempt_id="a1")
+    other = await world.add_proxy()
+    async with Caller(other) as moved:
+        again = await moved.received("T", auto_renew=True, attempt_id="a1")
+        assert {one.system_properties.receipt_handle for one in again} == {
+            one.system_properties.receipt_handle for one in first
+        }
+        for one in again:
+            assert await moved.ack(one) == pb.Code.OK
+
+
+async def test_with_idempotent_sends_a_message_that_is_sent_again_is_stored_once(world):
+    await world.topic("T")
+    async with Caller(await world.add_proxy(idempotent_sends=True)) as caller:
+        first = await caller.send("T", message_id="01AB", properties={"a": "b"})
+        again = await caller.send("T", message_id="01AB", properties={"a": "b"})
+        assert first == again and again.status.code == pb.Code.OK
+        (one,) = await caller.received("T")
+        assert dict(one.user_properties) == {"a": "b"}
+        assert (await caller.receive("T")).code == pb.Code.MESSAGE_NOT_FOUND

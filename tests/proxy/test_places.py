@@ -1,0 +1,46 @@
+"""Names with namespaces, receipt handles, transaction ids."""
+
+import pytest
+
+from raftmq.proxy.places import Receipt, TransactionId, resource_of, topic_of, wrapped
+from raftmq.proxy.protocol.messaging_pb2 import Code, Resource
+from raftmq.proxy.refusals import Refusal
+from raftmq.remoting.popheaders import Handle
+
+HANDLE = Handle(10, 1_700_000_000_000, 30_000, 0, False, "b1", 3, 12)
+
+
+def test_a_namespace_is_part_of_the_name():
+    assert wrapped(Resource(resource_namespace="ns", name="T")) == "ns%T"
+    assert wrapped(Resource(resource_namespace="ns", name="ns%T")) == "ns%T"
+    assert wrapped(Resource(name="T")) == "T"
+    assert resource_of("ns%T", "ns") == Resource(resource_namespace="ns", name="T")
+    with pytest.raises(Refusal):
+        topic_of(Resource(name="a b"))
+
+
+def test_a_handle_has_the_position_as_its_ninth_part():
+    text = Receipt(HANDLE, 77).encode()
+    assert text == "10 1700000000000 30000 0 0 b1 3 12 77"
+    assert Receipt.decode(text) == Receipt(HANDLE, 77)
+    assert Receipt.decode(HANDLE.encode()).position == -1
+    assert Receipt(HANDLE._replace(retry=True), 0).stored_in("T", "g") == "%RETRY%g_T"
+
+
+@pytest.mark.parametrize("text", ["", "x", "1 2 3 4 0 b 1", "1 2 3 4 0 b 1 2 x", "9" * 600])
+def test_what_is_no_handle_is_refused(text):
+    with pytest.raises(Refusal) as refused:
+        Receipt.decode(text)
+    assert refused.value.code == Code.INVALID_RECEIPT_HANDLE
+
+
+def test_a_transaction_id_says_where_its_message_is():
+    place = TransactionId("b1", 5, 900, "01AB")
+    assert TransactionId.decode(place.encode()) == place
+
+
+@pytest.mark.parametrize("text", ["", "x", "!!", "AAAA", "9" * 2000, "é"])
+def test_what_is_no_transaction_id_is_refused(text):
+    with pytest.raises(Refusal) as refused:
+        TransactionId.decode(text)
+    assert refused.value.code == Code.INVALID_TRANSACTION_ID

@@ -1,0 +1,160 @@
+"""Telemetry, heartbeats, routes and assignments; what a proxy says when it stops."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from raftmq.proxy.clients import LINE_MAX, TOPICS_MAX, Clients, Line
+from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.refusals import Refusal
+from tests.proxy.world import Caller, World, consumer, producer
+from tests.waiting import until
+
+GROUP = pb.Resource(name="cg")
+
+
+@pytest.fixture
+async def world(tmp_path):
+    async with World(tmp_path) as world:
+        await world.topic("T")
+        yield world
+
+
+@pytest.fixture
+async def caller(world):
+    async with Caller(world.proxies[0]) as caller:
+        yield caller
+
+
+async def test_a_producer_is_told_how_to_send(world, caller):
+    _, answer = await caller.telemetry(producer("T"))
+    told = answer.settings
+    assert answer.status.code == pb.Code.OK
+    assert told.publishing.max_body_size == 4 << 20 and told.publishing.validate_message_type
+    assert told.backoff_policy.max_attempts == 3
+    assert told.backoff_policy.exponential_backoff.initial.ToMilliseconds() == 10
+    broker = await world.group.leading()
+    assert "c1" in broker.clients.producers["T"]
+
+
+async def test_a_consumer_is_told_how_its_group_consumes(world, caller):
+    await world.consumer_group("cg", consumeMessageOrderly=True, retryMaxTimes=3)
+    _, answer = await caller.telemetry(consumer("cg", "T"))
+    told = answer.settings
+    assert told.subscription.fifo and told.subscription.receive_batch_size == 32
+    assert told.subscription.long_polling_timeout.seconds == 20
+    assert told.backoff_policy.max_attempts == 4
+    assert [one.seconds for one in told.backoff_policy.customized_backoff.next][:3] == [1, 5, 10]
+    broker = await world.group.leading()
+    assert broker.clients.client_ids("cg") == ["c1"]
+    assert broker.clients.subscription("cg", "T") is not None
+
+
+async def test_settings_that_say_nothing_end_the_stream(world, caller):
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await caller.telemetry(pb.Settings(client_type=pb.ClientType.PRODUCER))
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_heartbeat_says_enough_for_a_proxy_that_never_heard_of_the_client(world, caller):
+    answer = await caller.call("Heartbeat")
+    assert answer.status.code == pb.Code.UNRECOGNIZED_CLIENT_TYPE
+    await caller.telemetry(consumer("cg", "T"))
+    other = await world.add_proxy()
+    broker = await world.group.leading()
+    async with Caller(other) as moved:
+        assert (await moved.receive("T")).code == pb.Code.MESSAGE_NOT_FOUND
+        member = broker.clients.consumers["cg"].members["c1"]
+        before = member.connection
+        await moved.ok("Heartbeat", group=GROUP, client_type=pb.ClientType.PUSH_CONSUMER)
+        assert broker.clients.consumers["cg"].members["c1"].connection is not before
+        await moved.ok("NotifyClientTermination", group=GROUP)
+        assert broker.clients.client_ids("cg") == []
+
+
+async def test_a_route_leads_back_to_where_the_client_asked(world, caller):
+    route = await caller.ok("QueryRoute", topic={"name": "T"}, endpoints=caller.endpoints)
+    assert [queue.id for queue in route.message_queues] == [0, 1, 2, 3]
+    queue = route.message_queues[0]
+    assert queue.broker.endpoints == caller.endpoints and queue.broker.id == 0
+    assert queue.permission == pb.Permission.READ_WRITE
+    assert list(queue.accept_message_types) == [pb.MessageType.NORMAL]
+    await world.topic("F", kind="FIFO")
+    route = await caller.ok("QueryRoute", topic={"name": "F"}, endpoints=caller.endpoints)
+    assert list(route.message_queues[0].accept_message_types) == [pb.MessageType.FIFO]
+    answer = await caller.call("QueryRoute", topic={"name": "X"}, endpoints=caller.endpoints)
+    assert answer.status.code == pb.Code.TOPIC_NOT_FOUND
+    answer = await caller.call("QueryRoute", topic={"name": "T"})
+    assert answer.status.code == pb.Code.ILLEGAL_ACCESS_POINT
+
+
+async def test_a_push_consumer_is_assigned_a_broker_and_in_order_its_queues(world, caller):
+    async def assigned(group):
+        found = await caller.ok(
+            "QueryAssignment", topic={"name": "T"}, group={"name": group},
+            endpoints=caller.endpoints,
+        )  # fmt: skip
+        return [one.message_queue.id for one in found.assignments]
+
+    await world.consumer_group("orderly", consumeMessageOrderly=True)
+    assert await assigned("cg") == [-1]
+    assert await assigned("orderly") == [0, 1, 2, 3]
+
+
+async def test_a_proxy_that_stops_sends_its_clients_elsewhere(world, caller):
+    proxy = await world.add_proxy()
+    async with Caller(proxy) as leaving:
+        stream, _ = await leaving.telemetry(consumer("cg", "T"))
+        waiting = asyncio.create_task(leaving.receive("T", poll_ms=8000))
+        broker = await world.group.leading()
+        await until(lambda: broker.popping.pops.waiting.count)
+        health = leaving.channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await health(b"") == b"\x08\x01"
+        world.proxies.remove(proxy)
+        await proxy.stop()
+        told = await stream.read()
+        assert told.WhichOneof("command") == "reconnect_endpoints_command"
+        assert (await waiting).code == pb.Code.MESSAGE_NOT_FOUND
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stream.read()
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+# ---- the table
+
+
+def test_clients_are_bounded_and_forgotten_after_a_silence():
+    now = [0.0]
+    clients = Clients(2, lambda: now[0])
+    clients.seen("a", "").line = Line()
+    clients.used("b", "", "T")
+    clients.used("c", "", "T")  # one too many is not known
+    assert len(clients) == 2
+    with pytest.raises(Refusal):
+        clients.seen("c", "")
+    with pytest.raises(Refusal):
+        clients.seen("a", "another account")
+    now[0] = 100.0
+    clients.expire()
+    assert [client.client_id for client in clients] == ["a"]
+    for number in range(TOPICS_MAX + 5):
+        clients.used("a", "", f"T{number}")
+    assert len(clients.seen("a", "").topics) == TOPICS_MAX
+
+
+def test_producers_of_a_topic_are_asked_in_turn():
+    clients = Clients(10, lambda: 0.0)
+    for name in ("a", "b", "c"):
+        client = clients.seen(name, "")
+        client.kind = pb.ClientType.PRODUCER
+        client.line = Line() if name != "c" else None
+        client.uses("T")
+    asked = {clients.producer_of("T").client_id for _ in range(4)}
+    assert asked == {"a", "b"} and clients.producer_of("U") is None
+
+
+async def test_a_line_that_is_not_read_is_full_at_last():
+    line = Line()
+    assert all(line.put(pb.TelemetryCommand()) for _ in range(LINE_MAX))
+    assert not line.put(pb.TelemetryCommand())

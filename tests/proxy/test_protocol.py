@@ -1,0 +1,19 @@
+"""The generated modules are what grpcio-tools makes of the .proto:
+
+    python -m grpc_tools.protoc -I proxy/protocol --python_out=proxy/protocol \\
+        --pyi_out=proxy/protocol messaging.proto
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROTOCOL = Path(__file__).parents[2] / "proxy" / "protocol"
+
+
+def test_the_generated_modules_are_made_of_the_proto(tmp_path):
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(PROTOCOL)]
+    command += [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "messaging.proto"]
+    subprocess.run(command, check=True)
+    for made in sorted(tmp_path.iterdir()):
+        assert (PROTOCOL / made.name).read_text() == made.read_text(), made.name

@@ -1,0 +1,231 @@
+"""The process: TLS, accounts, bounds, HTTP, command line."""
+
+import asyncio
+import hashlib
+import hmac
+import os
+import signal
+from pathlib import Path
+
+import aiohttp
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from raftmq.ops.options import ConfigError
+from raftmq.proxy.config import load
+from raftmq.proxy.health import health
+from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.remoting.client import RemotingClient
+from tests.certificates import Authority
+from tests.ops.scrape import Scrape
+from tests.ports import bound
+from tests.proxy.world import Caller, ProxyProcess, World, consumer, producer
+
+ACCOUNTS = """
+accounts:
+- accessKey: admin-key
+  secretKey: admin-secret
+  admin: true
+- accessKey: user-key
+  secretKey: user-secret
+  defaultTopicPerm: DENY
+  defaultGroupPerm: DENY
+  topicPerms: [Own=PUB|SUB]
+  groupPerms: [own=SUB]
+- accessKey: other-key
+  secretKey: other-secret
+  defaultTopicPerm: PUB|SUB
+  defaultGroupPerm: SUB
+"""
+INNER = '{"accessKey":"admin-key","secretKey":"admin-secret"}'
+OWN, OTHER = pb.Resource(name="own"), pb.Resource(name="other")
+
+
+def signed(key, secret):
+    date_time = "20261125T030000Z"
+    made = hmac.digest(secret.encode(), date_time.encode(), hashlib.sha1).hex()
+    authorization = (
+        f"MQv2-HMAC-SHA1 Credential={key}, SignedHeaders=x-mq-date-time, Signature={made}"
+    )
+    return (("x-mq-date-time", date_time), ("authorization", authorization))
+
+
+def content(path):
+    return Path(path).read_bytes()
+
+
+async def test_accounts_decide_what_a_client_may_do(tmp_path):
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACCOUNTS)
+    settings = {
+        "acl_enable": True,
+        "acl_file": str(path),
+        "inner_client_authentication_credentials": INNER,
+    }
+    async with World(tmp_path / "b", proxy=settings) as world:
+        await world.topic("Own")
+        await world.topic("Secret")
+        proxy = world.proxies[0]
+        async with (
+            Caller(proxy, client_id="u", metadata=signed("user-key", "user-secret")) as user,
+            Caller(proxy, client_id="w", metadata=signed("user-key", "wrong-secret")) as wrong,
+            Caller(proxy, client_id="n") as nobody,
+            Caller(proxy, client_id="o", metadata=signed("other-key", "other-secret")) as other,
+        ):
+            for stranger in (wrong, nobody):
+                assert (await stranger.send("Own")).status.code == pb.Code.UNAUTHORIZED
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await stranger.telemetry(producer("Own"))
+                assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            assert (await user.send("Own")).status.code == pb.Code.OK
+            assert (await user.send("Secret")).status.code == pb.Code.FORBIDDEN
+            assert (await user.receive("Secret", "own")).code == pb.Code.FORBIDDEN
+            assert (await user.receive("Own", "other")).code == pb.Code.FORBIDDEN
+            (one,) = await user.received("Own", "own")
+            secret = await other.send("Secret", b"secret")
+            assert secret.status.code == pb.Code.OK
+            (theirs,) = await other.received("Secret", "other")
+            place = theirs.system_properties.receipt_handle.split(" ")[8]
+            made_up = [*one.system_properties.receipt_handle.split(" ")[:8], place]
+            stolen = await user.call(
+                "ForwardMessageToDeadLetterQueue", group=OWN, topic=one.topic,
+                receipt_handle=" ".join(made_up), message_id="x",
+            )  # fmt: skip
+            assert stolen.status.code == pb.Code.INVALID_RECEIPT_HANDLE
+            assert await user.ack(one, "own") == pb.Code.OK
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await user.telemetry(consumer("own", "Secret"))
+            assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
+            async with Caller(proxy, client_id="o", metadata=user.metadata[2:]) as thief:
+                answer = await thief.call("NotifyClientTermination", group=OWN)
+                assert answer.status.code == pb.Code.FORBIDDEN
+        assert proxy.figures().unauthorized >= 7
+
+
+async def test_tls_and_a_certificate_that_changes(tmp_path):
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server")
+    settings = {
+        "tls_server_mode": "enforcing",
+        "tls_server_cert_path": cert,
+        "tls_server_key_path": key,
+    }
+    async with World(tmp_path / "b", proxy=settings) as world:
+        await world.topic("T")
+        port = world.proxies[0].port
+        trusted = grpc.ssl_channel_credentials(content(authority.path))
+        for _ in range(2):
+            channel = grpc.aio.secure_channel(f"localhost:{port}", trusted)
+            async with Caller(world.proxies[0], channel=channel) as caller:
+                assert (await caller.send("T")).status.code == pb.Code.OK
+            authority.issue("server")
+        async with Caller(world.proxies[0]) as plain:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await plain.call("Heartbeat", timeout_s=1)
+
+
+async def test_a_call_or_a_message_too_large_and_one_client_too_many_are_refused(tmp_path):
+    settings = {"message_size_max": 1024, "call_size_max": 4096, "clients_max": 1}
+    async with World(tmp_path, proxy=settings) as world:
+        await world.topic("T")
+        async with Caller(world.proxies[0]) as caller:
+            answer = await caller.send("T", b"x" * 1025)
+            assert answer.status.code == pb.Code.MESSAGE_BODY_TOO_LARGE
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await caller.send("T", b"x" * 5000)
+            assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            await caller.telemetry(producer("T"))
+        async with Caller(world.proxies[0], client_id="c2") as second:
+            kind = pb.ClientType.PRODUCER
+            answer = await second.call("Heartbeat", client_type=kind)
+            assert answer.status.code == pb.Code.TOO_MANY_REQUESTS
+            assert (await second.send("T")).status.code == pb.Code.OK  # it is served all the same
+
+
+async def test_health_and_metrics_are_served(tmp_path):
+    async with World(tmp_path) as world:
+        await world.topic("T")
+        proxy = await world.add_proxy(http_enable=True, http_port=0)
+        async with Caller(proxy) as caller, aiohttp.ClientSession() as session:
+            await caller.send("T")
+            await caller.received("T")
+            async with session.get(f"{proxy.http.url}health/ready") as answer:
+                assert answer.status == 200
+            async with session.get(f"{proxy.http.url}metrics") as answer:
+                scrape = Scrape(await answer.text())
+            calls = "rocketmq_proxy_calls_total"
+            assert scrape.sum(calls, call="SendMessage", code="OK") == 1
+            assert scrape.sum("rocketmq_proxy_messages_received_total") == 1
+            assert scrape.sum("rocketmq_proxy_send_seconds_count") == 1
+            await world._names.stop()
+            async with session.get(f"{proxy.http.url}health/ready") as answer:
+                assert answer.status == 503
+
+
+async def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
+    async with World(tmp_path) as world:
+        await world.topic("T")
+        async with ProxyProcess(world.namesrv) as process, Caller(process) as caller:
+            assert (await caller.send("T")).status.code == pb.Code.OK
+            assert await process.end(signal.SIGTERM) == 0
+
+
+async def test_brokers_are_reached_where_the_address_map_says(tmp_path):
+    """They tell clients an address at which nobody listens, as containers do behind a port."""
+    with bound() as held:
+        nowhere = held.getsockname()[1]
+    async with World(tmp_path, advertisedPort=nowhere) as world:
+        broker = await world.group.leading()
+        behind = f"127.0.0.1:{broker.port}"
+        mapped = f"127.0.0.1:{nowhere}={behind}; 127.0.0.1:1=elsewhere:10911"
+        proxy = await world.add_proxy(broker_address_map=mapped)
+        await world.group.client.close()
+        world.group.client = RemotingClient(reached_at={broker.address: behind})
+        await world.topic("T")
+        async with Caller(proxy) as caller:
+            assert (await caller.send("T")).status.code == pb.Code.OK
+            (one,) = await caller.received("T")
+            assert await caller.ack(one) == pb.Code.OK
+
+
+async def test_the_health_check_says_why_a_proxy_cannot_serve(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAFTMQ_TLS_CONFIG_FILE", raising=False)
+
+    async def asked(port):
+        monkeypatch.setenv("RAFTMQ_HTTP_PORT", str(port))
+        return await asyncio.to_thread(CliRunner().invoke, health, [])
+
+    async with World(tmp_path, proxy={"http_enable": True, "http_port": 0}) as world:
+        port = world.proxies[0].http.port
+        well = await asked(port)
+        assert (well.exit_code, well.output) == (0, f"127.0.0.1:{port}: healthy\n")
+        await world._names.stop()
+        ill = await asked(port)
+        assert ill.exit_code == 1 and "not ready" in ill.output
+    gone = await asked(port)
+    assert gone.exit_code == 1 and "refused" in gone.output
+
+
+@pytest.mark.parametrize(
+    "setting, words",
+    [
+        ("tlsServerMode=permissive", "not both"),
+        ("aclEnable=true", "innerClientAuthenticationCredentials"),
+        ("innerClientAuthenticationCredentials={}", "accessKey"),
+        ("grpcClientConsumerMinLongPollingTimeoutMillis=30s", "is above"),
+        ("grpcServerPort=x", "grpcServerPort"),
+        ("brokerAddressMap=a:1", "told=reached"),
+        ("brokerAddressMap=a:1=b", "host:port"),
+    ],
+)
+def test_a_wrong_configuration_is_named(setting, words):
+    with pytest.raises(ConfigError, match=words):
+        load(None, [setting], {})
+
+
+def test_accounts_open_the_port_to_other_machines():
+    inner = f"innerClientAuthenticationCredentials={INNER}"
+    assert load(None, ["aclEnable=true", inner], {}).config.bind == "0.0.0.0"
+    assert load(None, [], {"RAFTMQ_GRPC_SERVER_PORT": "9000"}).config.port == 9000
+    assert os.environ.get("RAFTMQ_GRPC_SERVER_PORT") is None

@@ -1,0 +1,56 @@
+"""The texts of a pop: handles, and where the messages of an answer are from."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.popheaders import (
+    HANDLE_SIZE_MAX,
+    BatchAck,
+    Handle,
+    batch_acks,
+    by_queue,
+    offset_info,
+    start_info,
+)
+
+
+def test_an_answers_offsets_are_read_as_they_were_written() -> None:
+    offsets = [0, 7, 8, (1 << 63) - 1]
+    info = ";".join([offset_info("T", 3, offsets), offset_info("%RETRY%g_T", 0, [5])])
+    assert by_queue(info) == {("0", 3): offsets, ("1", 0): [5]}
+    assert by_queue(start_info("T", 3, -1)) == {("0", 3): [-1]}
+    assert by_queue("") == {}
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        *("0 1", "0 1 2 3", "0 1 ", "0 1 1,", "0 1 ,1", "0 1 1,,2", "0 1 1_0,2", "0 x 1"),
+        *("0 1 \u0661,2", "0 1 1,\u00b2", "0 1 9223372036854775808", "0 1 --1"),
+        "0 1 1,99999999999999999999",
+    ],
+)
+def test_what_is_no_list_of_offsets_is_refused(info: str) -> None:
+    with pytest.raises(HeaderError):
+        by_queue(info)
+
+
+def test_a_handle_is_read_as_it_was_written() -> None:
+    handle = Handle(5, 1_795_462_332_045, 60_000, 0, True, "broker-a", 3, 7)
+    assert Handle.decode(handle.encode()) == handle
+    assert Handle.decode("5 1 60000 999 0 broker-a 3").offset == -1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1 2 3 4 0 b", "1 2 3 4 0  3 4", "1 2 x 4 0 b 3 4", "9" * HANDLE_SIZE_MAX + " 2"]
+)
+def test_what_is_no_handle_is_refused(text: str) -> None:
+    with pytest.raises(HeaderError):
+        Handle.decode(text)
+
+
+def test_a_batch_acknowledgement_is_read_as_it_was_written() -> None:
+    one = BatchAck("g", "T", 3, 100, 1_795_462_332_045, 60_000, 0, 0b1011)
+    assert batch_acks({"brokerName": "b", "acks": [one.to_json("T")]}) == [one]

@@ -1,0 +1,156 @@
+"""Consumer groups, their offsets and clients. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from raftmq.web.resources.basics import (
+    Name,
+    QueueId,
+)
+from raftmq.web.schema import Count, Input, TimeMs, View
+
+
+class ClientView(View, frozen=True, kw_only=True):
+    """A connected client. `versionName`: the version in Apache's words, as "V5_3_3"."""
+
+    client_id: str
+    address: str
+    language: str
+    version: int
+    version_name: str = ""
+
+
+class ConsumerGroupItem(View, frozen=True, kw_only=True):
+    name: str
+    client_count: int
+    consume_enable: bool
+    lag: int
+    topics: list[str]
+
+
+class ConsumerGroupPage(View, frozen=True, kw_only=True):
+    items: list[ConsumerGroupItem]
+    next: str | None
+
+
+class ConsumerQueueView(View, frozen=True, kw_only=True):
+    """`consumerOffset` null: nothing committed; `lag`: messages that are not done with, of which
+    `inFlight` were popped and not acknowledged; `lastTimeMs`: store time of the last message that
+    the group has consumed."""
+
+    topic: str
+    queue_id: int
+    consumer_offset: int | None
+    broker_offset: int
+    lag: int
+    in_flight: int
+    last_time_ms: int | None
+
+
+class ConsumerGroupView(View, frozen=True, kw_only=True):
+    """`subscriptions`: topic → expression, of the members online; `expressionTypes`: topic → TAG or
+    SQL92."""
+
+    name: str
+    consume_enable: bool
+    consume_type: str | None
+    message_model: str | None
+    subscriptions: dict[str, str]
+    expression_types: dict[str, str] = {}  # noqa: RUF012 (msgspec copies it)
+    clients: list[ClientView]
+    queues: list[ConsumerQueueView]
+    queues_left_out: int
+    lag: int
+    in_flight: int
+
+
+class ResetTo(Input, frozen=True, kw_only=True):
+    """Exactly one of the three."""
+
+    time_ms: TimeMs | UnsetType = UNSET
+    offset: Count | UnsetType = UNSET
+    position: Literal["earliest", "latest"] | UnsetType = UNSET
+
+
+OneOfThree = Annotated[ResetTo, Meta(extra_json_schema={"minProperties": 1, "maxProperties": 1})]
+
+
+class ResetBody(Input, frozen=True, kw_only=True):
+    """`force`: reset even if consumers are online; they go on from the new offsets. `preview`: only
+    say what would be done."""
+
+    topic: Name
+    to: OneOfThree
+    queue_ids: Annotated[list[QueueId], Meta(max_length=1_024)] | None = None
+    force: bool = False
+    preview: bool = False
+
+
+class ResetQueueView(View, frozen=True, kw_only=True):
+    """A queue's offset `before` (null: nothing committed) and after the reset; `maxOffset`: the
+    next message's."""
+
+    queue_id: int
+    before: int | None
+    offset: int
+    min_offset: int = 0
+    max_offset: int = 0
+
+
+class ResetView(View, frozen=True, kw_only=True):
+    """`done` false: a preview. `online`: consumers that would go on from the new offsets."""
+
+    topic: str
+    queues: list[ResetQueueView]
+    done: bool = True
+    online: int = 0
+
+
+Mode = Literal["PULL", "POP"]
+
+
+class ModePath(Input, frozen=True, kw_only=True):
+    group: Name
+    topic: Name
+
+
+class ModeBody(Input, frozen=True, kw_only=True):
+    """`popShareQueueNum`: with how many neighbours a popping client shares its queues; 0: all."""
+
+    mode: Mode
+    pop_share_queue_num: Annotated[int, Meta(ge=-1, le=65_536)] = 0
+
+
+class ModeView(View, frozen=True, kw_only=True):
+    """How a group's clients of 5.x get a topic's messages; PULL unless it was said."""
+
+    group: str
+    topic: str
+    mode: str
+    pop_share_queue_num: int
+
+
+class ModesView(View, frozen=True, kw_only=True):
+    items: list[ModeView]
+    next: None = None
+
+
+class PausedView(View, frozen=True, kw_only=True):
+    name: str
+    consume_enable: bool
+
+
+class ConnectionItem(View, frozen=True, kw_only=True):
+    name: str
+    clients: list[ClientView]
+
+
+class ConnectionsView(View, frozen=True, kw_only=True):
+    """Groups with their connected clients, by name; `leftOut`: groups that did not fit."""
+
+    producers: list[ConnectionItem]
+    consumers: list[ConnectionItem]
+    left_out: int

@@ -1,0 +1,183 @@
+"""A node's view of itself and its group, and what an operator tells it. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from raftmq.web.resources.basics import (
+    NodeName,
+)
+from raftmq.web.schema import Input, View
+
+
+class LiveView(View, frozen=True, kw_only=True):
+    status: Literal["live"] = "live"
+
+
+class ReadyView(View, frozen=True, kw_only=True):
+    status: Literal["ready"] = "ready"
+    role: str
+
+
+class LogView(View, frozen=True, kw_only=True):
+    """CommitLog offsets in bytes; a value that cannot be read is -1."""
+
+    min_offset: int
+    max_offset: int
+    durable_offset: int
+
+
+class DiskView(View, frozen=True, kw_only=True):
+    state: str
+    reason: str
+    total_bytes: int
+    free_bytes: int
+    used_ratio: float
+
+
+class PeerView(View, frozen=True, kw_only=True):
+    """Another replica, as this one sees it. Only a leader knows the figures: `framesInFlight`
+    counts the requests on their way to it, `bytesInFlight` their bytes. `lastContactMs`: how long
+    ago it was last heard of; a follower knows that of its leader."""
+
+    id: str
+    address: str
+    voter: bool
+    connected: bool
+    match_index: int | None
+    lag_frames: int | None
+    lag_bytes: int | None
+    frames_in_flight: int
+    bytes_in_flight: int
+    last_contact_ms: int | None
+    state: str | None
+    error: str | None
+
+
+class MemberView(View, frozen=True, kw_only=True):
+    """`role`: voter, or learner, which gets the log and does not count for majorities."""
+
+    id: str
+    address: str
+    role: str
+    broker_id: int
+
+
+class MemberProgressView(View, frozen=True, kw_only=True):
+    """`matchIndex` (last frame it has), `lagFrames` (it lacks) and `recovered` of others are null
+    on a replica that does not lead. `whole`: the old name of `recovered`, until version 0.2."""
+
+    id: str
+    address: str
+    role: str
+    broker_id: int
+    match_index: int | None
+    lag_frames: int | None
+    recovered: bool | None
+    whole: bool | None
+
+
+class MembersView(View, frozen=True, kw_only=True):
+    items: list[MemberProgressView]
+    next: None = None
+
+
+class MemberBody(Input, frozen=True, kw_only=True):
+    """`address`: of its Raft listener, host:port."""
+
+    id: NodeName
+    address: Annotated[str, Meta(pattern="^[A-Za-z0-9.-]+:[1-9][0-9]{0,4}$", max_length=255)]
+
+
+class MemberPath(Input, frozen=True, kw_only=True):
+    id: NodeName
+
+
+class PreferredBody(Input, frozen=True, kw_only=True):
+    name: NodeName
+
+
+class PreferredView(View, frozen=True, kw_only=True):
+    """`name` null: nobody is preferred. `standing`: why leadership is where it is, in the leader's
+    words."""
+
+    name: str | None
+    leader: str | None
+    standing: str
+
+
+class RatesView(View, frozen=True, kw_only=True):
+    """Messages a second, over the last 10 s."""
+
+    sends_per_s: float
+    pulls_per_s: float
+
+
+class NodeView(View, frozen=True, kw_only=True):
+    """One replica's own view. Raft's values are null in classic mode. `membership`: voter, learner;
+    none: removed from its group, or not added yet. `election_backoff`: the
+    factor by which the configured election time-outs are multiplied at present; 1 unless the group
+    is starved; `election_halved`: they are halved, as the leader has been heard without a pause
+    for a while. `group_id`: null while the group has none. `foreign`: replicas of other groups that
+    were refused in the last half minute, in words. `peers_prove_themselves`: no replica is accepted
+    as a peer without a proof that it has the group's secret. `recovered`: false while this replica
+    may have lost promises; `recovering` then says why. Until version 0.2 `whole` and
+    `election_patience` are the old names of `recovered` and `election_backoff`."""
+
+    name: str
+    group: str
+    cluster: str
+    broker_id: int
+    mode: str
+    engine: str
+    version: str
+    address: str
+    http_address: str
+    boot_time_ms: int
+    pid: int
+    role: str
+    membership: str | None
+    term: int
+    leader: str | None
+    leader_address: str
+    leader_http_address: str
+    leader_ready: bool
+    preferred_leader: str | None
+    group_id: str | None
+    foreign: list[str]
+    peers_prove_themselves: bool
+    voted_for: str | None
+    election_backoff: int | None
+    election_halved: bool
+    election_patience: int | None
+    recovered: bool
+    whole: bool
+    recovering: str | None
+    commit_index: int | None
+    applied_index: int | None
+    last_index: int | None
+    durable_index: int | None
+    first_index: int | None
+    commit_log: LogView
+    disk: DiskView
+    peers: list[PeerView]
+    rates: RatesView
+    members: list[MemberView]
+
+
+class TransferBody(Input, frozen=True, kw_only=True):
+    target: NodeName | None = None
+
+
+class TransferView(View, frozen=True, kw_only=True):
+    target: str
+
+
+class StopBody(Input, frozen=True, kw_only=True):
+    hand_over: bool = True
+
+
+class StopView(View, frozen=True, kw_only=True):
+    stopping: bool = True

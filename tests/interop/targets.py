@@ -106,13 +106,9 @@ def committed(namesrv: str, group: str, topic: str) -> Offsets:
 
 
 def all_committed(namesrv: str, of: list[tuple[str, str]]) -> dict[tuple[str, str], Offsets]:
-    """The same of several (group, topic), at one time."""
-
-    async def work(admin: Admin) -> dict[tuple[str, str], Offsets]:
-        found = await asyncio.gather(*(_committed(admin, *key) for key in of))
-        return dict(zip(of, found, strict=True))
-
-    return ask(namesrv, work)
+    """The same of several (group, topic): of one after the other, as a busy machine answers few
+    questions in time, and what is asked again is one of them."""
+    return {key: committed(namesrv, *key) for key in of}
 
 
 def ends(namesrv: str, topic: str) -> Offsets:

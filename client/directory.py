@@ -24,12 +24,13 @@ from raftmq.client.route import (
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.errors import RemotingError, SendTimeout
 from raftmq.remoting.fastjson import loads_object
 
 logger = logging.getLogger(__name__)
 
-NAME_SERVER_TIMEOUT_MS = 1000
+# Another one may be quicker; who was silent so long is asked again, as it may only be busy.
+NAME_SERVER_TIMEOUTS_MS = (1000, 3000)
 # Asks the name server to notify this connection of route changes (namesrv.watchers; Apache's
 # ignores it).
 WATCH = {"acceptStandardJsonOnly": "true", "watchRoutes": "true"}
@@ -57,19 +58,25 @@ class NameServers:
     async def invoke(self, command: RemotingCommand) -> RemotingCommand:
         """Send `command`; return the first response, whatever its code. Raises
         NameServerUnreachable if none answers."""
-        reasons: list[str] = []
-        for address in list(self.addresses):
-            try:
-                response = await self._remoting.invoke(address, command, NAME_SERVER_TIMEOUT_MS)
-            except RemotingError as error:
-                text = str(error)
-                reasons.append(text if address in text else f"{address}: {text}")
-                continue
-            if self.addresses[0] != address:
-                self.addresses.remove(address)
-                self.addresses.insert(0, address)
-            return response
-        raise NameServerUnreachable(f"no name server answered ({'; '.join(reasons)})")
+        reasons: dict[str, str] = {}
+        left = list(self.addresses)
+        for timeout_ms in NAME_SERVER_TIMEOUTS_MS:
+            silent = []
+            for address in left:
+                try:
+                    response = await self._remoting.invoke(address, command, timeout_ms)
+                except RemotingError as error:
+                    text = str(error)
+                    reasons[address] = text if address in text else f"{address}: {text}"
+                    if isinstance(error, SendTimeout):
+                        silent.append(address)
+                    continue
+                if self.addresses[0] != address:
+                    self.addresses.remove(address)
+                    self.addresses.insert(0, address)
+                return response
+            left = silent
+        raise NameServerUnreachable(f"no name server answered ({'; '.join(reasons.values())})")
 
 
 class Directory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from raftmq.client import (
@@ -11,6 +13,7 @@ from raftmq.client import (
     ClientClosed,
     NameServerUnreachable,
     NoRoute,
+    directory,
 )
 from raftmq.remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, queue
@@ -69,6 +72,27 @@ async def test_unreachable_servers_are_said_so() -> None:
             await admin.invoke("127.0.0.1:1", 28)
     with pytest.raises(ClientClosed):
         await admin.invoke("127.0.0.1:1", 28)
+
+
+class TrueOnce:
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __bool__(self) -> bool:
+        first, self._asked = not self._asked, True
+        return first
+
+
+async def test_a_name_server_that_is_only_slow_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "NAME_SERVER_TIMEOUTS_MS", (50, 60_000))
+    async with FakeCluster({"g0": 1}) as cluster:
+        server = cluster.name_server
+        async with Admin(f"127.0.0.1:1;{cluster.namesrv}") as admin:
+            server.silent = cast(bool, TrueOnce())
+            assert (await admin.cluster.info()).clusters == {"c": ("g0",)}
+            assert server.count(RequestCode.GET_BROKER_CLUSTER_INFO) == 2
 
 
 async def test_the_names_of_0_1_are_those_of_the_parts() -> None:

@@ -20,6 +20,7 @@ from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.service import Service
 from raftmq.remoting.acl import AclError, Gate, broker_needs
 from raftmq.remoting.acl.accounts import SHARED_TOPICS, Permission
+from raftmq.remoting.acl.addresses import host_of
 from raftmq.remoting.acl.needs import Need, topic_need
 from raftmq.remoting.acl.signature import ACCESS_KEY
 from raftmq.remoting.command import RemotingCommand
@@ -111,10 +112,13 @@ class Access:
         assert isinstance(connection, Connection), connection
         return self._gate.is_unbound(connection.peer_address, speaker)
 
-    def account(self, connection: Connection) -> str:
-        """Return the account that signed the connection's last request; "" if none had to."""
+    def who(self, connection: Connection) -> str:
+        """Return the account that signed the connection's last request, or the peer's host if none
+        had to: who passes by address may name any account."""
         access_key = self._speakers.get(connection, "")
-        return access_key if self._gate.had_to_sign(connection.peer_address, access_key) else ""
+        if access_key and self._gate.had_to_sign(connection.peer_address, access_key):
+            return access_key
+        return host_of(connection.peer_address)
 
     def closed(self, connection: Connection) -> None:
         self._speakers.pop(connection, None)

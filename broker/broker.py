@@ -275,7 +275,7 @@ class Broker:
             guard=guard,
         )
         accounts = AccountChanges(self.book, context.wall_ms, is_classic=config.is_classic)
-        acl_admin = AclAdmin(context, self.book, accounts, enabled=config.acl_enable)
+        acl_admin = AclAdmin(context, self.book, accounts, self.access)
         admin = Admin(context, self.catalog, self.clients, template, partial(runtime_info, parts))
         progress = ProgressQueries(context, self.clients, group_rates)
         stats = StatsQueries(context, group_rates)
@@ -329,7 +329,7 @@ class Broker:
             ),
         ]
         operators = OperatorLog(self.sends, wall_ms)
-        record = RequestRecord(operators, self.access.account)
+        record = RequestRecord(operators, self.access.who)
         handlers: dict[int, Handler] = {}
         for service in services:
             assert not handlers.keys() & service.handlers.keys(), service

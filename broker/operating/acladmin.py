@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from raftmq.broker.access import Access
 from raftmq.broker.accountbook import AccountBook
 from raftmq.broker.context import Context
 from raftmq.broker.errors import not_leader
@@ -48,20 +49,20 @@ Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
 
 
 class AclAdmin:
-    """The handlers of requests about accounts. `enabled`: aclEnable."""
+    """The handlers of requests about accounts."""
 
     def __init__(
-        self, context: Context, book: AccountBook, changes: AccountChanges, *, enabled: bool
+        self, context: Context, book: AccountBook, changes: AccountChanges, access: Access
     ) -> None:
         self._context = context
         self._book = book
         self._changes = changes
-        self._enabled = enabled
+        self._access = access
         self._peers = RemotingClient(tls=context.tls.client)
 
     def service(self) -> Service:
         """Return the handlers of 50 to 54."""
-        if not self._enabled:
+        if not self._access.enabled:
             return Service(handlers=dict.fromkeys(CODES, switched_off))
         handlers = (
             self._by_leader(self._put),
@@ -107,7 +108,7 @@ class AclAdmin:
             if name in value:
                 value[name] = split(value[name])
         try:
-            await self._changes.put(key, value, _by(connection, request))
+            await self._changes.put(key, value, self._access.who(connection))
         except AclError as error:
             return RemotingCommand.response_to(request, UPDATE_FAILED, str(error))
         return RemotingCommand.response_to(request)
@@ -116,7 +117,7 @@ class AclAdmin:
         """51: delete an account."""
         key = text(request.ext, "accessKey")
         try:
-            await self._changes.delete(key, _by(connection, request))
+            await self._changes.delete(key, self._access.who(connection))
         except AclError as error:
             return RemotingCommand.response_to(request, DELETE_FAILED, str(error))
         return RemotingCommand.response_to(request)
@@ -127,7 +128,7 @@ class AclAdmin:
         """53: replace the global white list."""
         addresses = split(text_or(request.ext, "globalWhiteAddrs"))
         try:
-            await self._changes.put_white_addresses(addresses, _by(connection, request))
+            await self._changes.put_white_addresses(addresses, self._access.who(connection))
         except AclError as error:
             return RemotingCommand.response_to(request, WHITE_ADDRESSES_FAILED, str(error))
         return RemotingCommand.response_to(request)
@@ -163,7 +164,3 @@ def split(given: str) -> list[str]:
     """Split a list at its commas, except within braces."""
     parts = re.findall(r"(?:\{[^{}]*\}|[^,{}]|[{}])+", given)
     return [part.strip() for part in parts if part.strip()]
-
-
-def _by(connection: Connection, request: RemotingCommand) -> str:
-    return (request.ext or {}).get("AccessKey") or connection.peer_address

@@ -19,7 +19,6 @@ from raftmq.broker.operating.operatorlog import (
 )
 from raftmq.ops.options import ConfigError
 from raftmq.ops.settings import parse_properties
-from raftmq.remoting.acl.addresses import host_of
 from raftmq.remoting.acl.signature import SIGNED_FIELDS
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -99,12 +98,11 @@ class _Refused(Exception):
 
 
 class RequestRecord:
-    """Wraps handlers. `account(connection)`: whose signature on it was checked; "" if nobody's
-    was."""
+    """Wraps handlers. `who(connection)`: the account or the host that asks."""
 
-    def __init__(self, log: OperatorLog, account: Callable[[Connection], str]) -> None:
+    def __init__(self, log: OperatorLog, who: Callable[[Connection], str]) -> None:
         self._log = log
-        self._account = account
+        self._who = who
 
     def around(self, code: int, handler: Handler) -> Handler:
         """Return the handler, or one that records what it does if that changes something."""
@@ -133,9 +131,12 @@ class RequestRecord:
             what = kind.of(request)
             if not what:
                 return handler(connection, request)
-            by = self._account(connection) or host_of(connection.peer_address)
             target = shortened(", ".join(_target(kind, request)), TARGET_LENGTH_MAX)
-            return recorded(Deed(what, target, by, VIA, _detail(request)), connection, request)
+            return recorded(
+                Deed(what, target, self._who(connection), VIA, _detail(request)),
+                connection,
+                request,
+            )
 
         return handle
 

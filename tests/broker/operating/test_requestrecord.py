@@ -120,7 +120,8 @@ async def test_secrets_are_not_recorded(group, broker, client):
     assert told(found[3])[:2] == ("putAccount", "eve-adams")
 
 
-async def test_who_signed_did_it_and_no_secret_is_kept(tmp_path):
+async def test_who_signed_did_it_and_no_secret_is_kept(tmp_path, caplog):
+    caplog.set_level("WARNING", "raftmq.broker.acl")
     async with guarded(tmp_path) as group:
         broker = await group.leading()
         code, fields = (
@@ -141,6 +142,8 @@ async def test_who_signed_did_it_and_no_secret_is_kept(tmp_path):
         ("putWhiteAddresses", "", ADMIN.access_key),
         ("deleteAccount", "eve-adams", "127.0.0.1"),
     ]
+    logged = [m.rpartition("by=")[2] for m in caplog.messages if m.startswith("acl_changed")]
+    assert logged == [ADMIN.access_key, ADMIN.access_key, "127.0.0.1"]
     assert not any(
         "sesame" in record["detail"] or "Signature" in record["detail"] for record in found
     )

@@ -34,7 +34,10 @@ def is_usable(python: str) -> bool:
     )
 
 
-PYTHONS = [sys.executable, *filter(is_usable, OTHERS)]
+PYTHONS = [
+    sys.executable,
+    *(pytest.param(other, marks=pytest.mark.long) for other in filter(is_usable, OTHERS)),
+]
 APPLICATION = """
 import asyncio, client, store.items, sys, web
 from raftmq import Message, Producer, __version__
@@ -202,6 +205,7 @@ def lowest(project: Path) -> list[str]:
     return [f"{name}=={version}" for name, version in versions.items()]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lowest versions are of its time")
 def test_the_lowest_versions_that_are_allowed_serve_and_send(project, wheel, tmp_path):
     bin_ = environment(tmp_path / "env")

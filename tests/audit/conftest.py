@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.session import session
+from tests.leftovers import leftovers_collected as leftovers_collected
 
 # py4j and pyspark leave their sockets to the garbage collector.
 EXCUSED = [

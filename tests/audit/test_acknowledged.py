@@ -83,6 +83,7 @@ def test_what_is_planted_is_found(spark: SparkSession, run: Run) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_message_that_one_replica_has_is_missing_and_held_there(
     spark: SparkSession, run: Run
 ) -> None:
@@ -124,6 +125,7 @@ def test_what_retention_removed_is_no_loss(spark: SparkSession, run: Run) -> Non
     assert report.count("removed") == len(removed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["acks.jsonl", "acks"])
 def test_only_ids_and_topics(spark: SparkSession, run: Run, name: str) -> None:
     run.store().write()

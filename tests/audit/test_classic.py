@@ -98,6 +98,7 @@ def test_the_index_must_be_whole_where_the_store_was_closed(
     assert (row["store"], row["position"]) == ("s0", last.position)
 
 
+@pytest.mark.long
 def test_a_copy_that_is_unlike_and_a_phantom_are_found(spark: SparkSession, tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=30)
     run.log = Log(framed=False)

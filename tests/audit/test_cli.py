@@ -43,6 +43,7 @@ def test_a_clean_run_exits_with_0(spark: SparkSession, run: Run) -> None:
     assert {check["name"] for check in content["checks"]} >= {"missing", "phantom", "replicas"}
 
 
+@pytest.mark.long
 def test_results_are_written_as_tables(spark: SparkSession, run: Run) -> None:
     run.messages.pop(4)
     run.store().write()

@@ -39,6 +39,7 @@ def test_they_are_clean(spark: SparkSession, stores: dict[str, Path]) -> None:
     assert {store.commit for store in report.stores} == {END}  # from committedIndex
 
 
+@pytest.mark.long
 def test_a_changed_byte_is_blamed_on_its_replica(
     spark: SparkSession, stores: dict[str, Path]
 ) -> None:

@@ -58,7 +58,7 @@ def test_a_damaged_frame_counts_nowhere(spark: SparkSession) -> None:
         assert sorted(row["position"] for row in found) == [0, 200]
 
 
-@pytest.mark.parametrize("beyond", [0, 1_000])
+@pytest.mark.parametrize("beyond", [0, pytest.param(1_000, marks=pytest.mark.long)])
 def test_a_commit_position_beyond_the_log_makes_nothing_count(
     spark: SparkSession, tmp_path: Path, beyond: int
 ) -> None:

@@ -30,6 +30,7 @@ def test_an_audit_copies_them(spark: SparkSession, run: Run, tmp_path: Path) -> 
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.long
 def test_what_is_decoded_is_staged_where_a_uri_says(
     spark: SparkSession, run: Run, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_what_was_added_is_judged_as_ever(
     assert report.count("offset_holes") == 0
 
 
+@pytest.mark.long
 def test_a_gap_between_the_audits_is_found(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_whole_audit_finds_what_has_changed_since(
     assert (row["position"], row["end"]) == (0, middle(run))
 
 
+@pytest.mark.long
 def test_a_whole_audit_finds_that_the_log_has_lost_its_end(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
@@ -178,6 +180,7 @@ def test_a_whole_audit_finds_that_the_log_has_lost_its_end(
     assert (row["position"], row["end"], row["held_by"]) == (end, middle(run), ["n2"])
 
 
+@pytest.mark.long
 def test_what_retention_has_removed_is_not_missed(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:

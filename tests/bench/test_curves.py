@@ -113,7 +113,7 @@ def test_a_curve_of_one_point_is_drawn() -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("measure", [window, body])
+@pytest.mark.parametrize("measure", [window, pytest.param(body, marks=pytest.mark.long)])
 async def test_a_point_is_measured_on_a_group_of_its_own(
     measure: Callable[[int, float], Awaitable[Figures]],
 ) -> None:

@@ -23,6 +23,7 @@ def test_growth_is_what_is_left_after_the_warm_up(mib: list[float], growth: floa
     assert growth_mib_hour(MINUTES, mib) == pytest.approx(growth)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 async def test_every_kind_of_churn_runs_and_memory_is_watched() -> None:
     watch = await soak(3, names=2)

@@ -154,6 +154,7 @@ def test_what_a_classic_master_took_its_slave_has(stage):
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_spark_finds_nothing_wrong_in_the_volumes(stage):
     stage.compose("stop")
     done = stage.run_service("audit", "raftmq-audit", "broker-a")
@@ -161,6 +162,7 @@ def test_spark_finds_nothing_wrong_in_the_volumes(stage):
     assert "nothing is wrong" in done.stdout
 
 
+@pytest.mark.long
 def test_an_audit_of_nothing_is_none(stage):
     done = stage.run_service("audit", "raftmq-audit", "--run", "nothing")
     assert done.returncode == 2, done.stdout + done.stderr

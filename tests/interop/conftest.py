@@ -7,6 +7,7 @@ import py4j.protocol
 import pytest
 
 from tests.interop.jvm import Jvm
+from tests.leftovers import leftovers_collected as leftovers_collected
 
 
 @pytest.fixture(scope="session")

@@ -473,7 +473,13 @@ def refused_by_itself(apache: ApacheBroker) -> int:
     return done.returncode
 
 
-@pytest.mark.parametrize("version", [ApacheBroker, ApacheBroker49], ids=["5.3", "4.9"])
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param(ApacheBroker, id="5.3"),
+        pytest.param(ApacheBroker49, id="4.9", marks=pytest.mark.long),
+    ],
+)
 def test_neither_opens_a_store_that_the_other_uses(
     tmp_path: Path, loop: Loop, version: type[ApacheBroker]
 ) -> None:

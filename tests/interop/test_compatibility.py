@@ -33,6 +33,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return look(tmp_path_factory.mktemp("codes"))
 
 
+@pytest.mark.long
 def test_apaches_answer_what_the_page_says(seen: Seen) -> None:
     """`python -m tests.interop.codes` writes the columns anew."""
     changed = set(rewritten(seen).splitlines()) - set(PAGE.read_text().splitlines())
@@ -40,6 +41,7 @@ def test_apaches_answer_what_the_page_says(seen: Seen) -> None:
     assert unsaid(seen) == {"broker": [], "namesrv": []}, "answered by Apache's, and not told of"
 
 
+@pytest.mark.long
 def test_names_are_those_that_apache_declares(seen: Seen) -> None:
     names = seen.declared["4.9"] | seen.declared["5.3"]
     for of_part in page().values():

@@ -154,6 +154,7 @@ def logs_agree(mixed):
     return mine == theirs[: len(mine)] and not any(theirs[len(mine) :])
 
 
+@pytest.mark.long
 async def test_our_slave_of_apaches_master(mixed):
     await mixed.start_apache(brokerRole="SYNC_MASTER", brokerId="0", inSyncReplicas="2")
     master = mixed.apache.address

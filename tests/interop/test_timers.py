@@ -122,6 +122,7 @@ class Client:
         self.producer.shutdown()
 
 
+@pytest.mark.long
 async def test_javas_timer_messages_outlive_the_leader(jvm: Jvm, tmp_path: Path) -> None:
     async with RaftCluster(tmp_path) as cluster:
         topic = await topic_of(cluster)

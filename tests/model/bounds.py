@@ -65,9 +65,9 @@ SEARCHES: Mapping[str, tuple[Bounds, int]] = {
     "a replica loses its disk": (Bounds(length_max=2), 9_512),
     "one of two voters loses its disk": (Bounds(founders="ab", unpromised=True), 3_133),
     "a group is founded": (_FOUNDING, 6_967),
-    "voters are added and removed": (_CHANGES, 36_357),
 }
 LONG_SEARCHES: Mapping[str, tuple[Bounds, int]] = {
+    "voters are added and removed": (_CHANGES, 36_357),
     "a replica loses its disk": (Bounds(), 111_895),
     "a replica loses its votes, or frames": (Bounds(loss_kinds=("votes", "frames")), 40_861),
     "a replica loses its disk, another one restarts": (

@@ -10,6 +10,7 @@ from raftmq.chaos.cluster.cluster import Cluster
 from tests.audit.conftest import EXCUSED
 from tests.audit.conftest import apache_store as apache_store
 from tests.audit.conftest import spark as spark
+from tests.leftovers import leftovers_collected as leftovers_collected
 
 SETTINGS = {
     "mappedFileSizeCommitLog": "16MiB",

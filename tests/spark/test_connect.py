@@ -171,6 +171,7 @@ def namesrv(servers: tuple[Remote, Remote], cluster: Cluster) -> str:
     return cluster.state().namesrv
 
 
+@pytest.mark.long
 def test_what_works_at_a_server_that_has_the_package(
     servers: tuple[Remote, Remote], namesrv: str
 ) -> None:

@@ -171,6 +171,7 @@ async def test_power_cuts_under_sync_flush_lose_nothing_acknowledged(tmp_path: P
     assert re.search(r"n0: \d+ of \d+ unsynced pages", deeds[1]["detail"])
 
 
+@pytest.mark.long
 async def test_bad_disks_of_leaders(tmp_path: Path) -> None:
     """Full, failing, stalled: another leads or the send is refused in words; nothing is lost."""
     async with Town(tmp_path, SYNC) as town:
@@ -256,6 +257,7 @@ async def test_damaged_replicas_come_back_or_are_replaced(tmp_path: Path) -> Non
             await town.whole_again()
 
 
+@pytest.mark.long
 async def test_slow_disks_of_followers_and_clocks_that_jump_change_no_leader(
     tmp_path: Path,
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_wrong_setting_is_told_in_the_brokers_words_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_settings_are_kept_through_a_start_that_fails(tmp_path: Path) -> None:
     """Nobody shall get a cluster without accounts who asked for one with them."""
     home = tmp_path / "c"

@@ -127,6 +127,7 @@ async def test_a_cluster_that_does_not_become_whole_is_said(context: Context) ->
     assert words.startswith("after kill:n2: not whole after 0.2 s")
 
 
+@pytest.mark.long
 async def test_a_slave_whose_log_is_no_longer_the_masters_is_made_anew(tmp_path: Path) -> None:
     """The master loses power and what it had not synced; its slave has that still, and refuses."""
     said: list[str] = []

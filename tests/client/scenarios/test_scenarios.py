@@ -57,6 +57,7 @@ async def test_raft(raft: RaftCluster, scenario: Scenario) -> None:
     assert raft.killed > killed, "a scenario kills a leader"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "scenario", [s for s in SCENARIOS if s not in NOT_SERVED_BY_APACHE], ids=name_of
 )

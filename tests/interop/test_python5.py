@@ -174,4 +174,4 @@ async def all_are_heard(sdk):
         found.update(int(one[0]) for one in await sdk.heard())
         return found.issuperset(sent)
 
-    await until(complete, lambda: sorted(set(sent) - found), patience_s=30, pause_s=0.05)
+    await until(complete, lambda: sorted(set(sent) - found), pause_s=0.05)

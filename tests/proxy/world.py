@@ -166,7 +166,7 @@ class Caller:
             stream.cancel()
         await self.channel.close()
 
-    async def call(self, name, timeout_s=10.0, **fields):
+    async def call(self, name, timeout_s=60.0, **fields):
         request = getattr(pb, f"{name}Request")
         method = self.channel.unary_unary(
             PREFIX + name, request.SerializeToString, UNARY[name].FromString
@@ -185,7 +185,7 @@ class Caller:
 
     async def receive(self, topic, group="cg", count=32, **fields):
         """Return the messages, or the status if there is none."""
-        timeout_s = fields.pop("timeout_s", 10.0)
+        timeout_s = fields.pop("timeout_s", 60.0)
         poll_ms = fields.pop("poll_ms", 0)
         request = pb.ReceiveMessageRequest(
             group=pb.Resource(name=group),
@@ -212,7 +212,7 @@ class Caller:
     async def received(self, topic, group="cg", count=1, **fields):
         """Receive until there are so many."""
         found = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(found) < count:
                 more = await self.receive(topic, group, poll_ms=1000, **fields)
                 found += [] if isinstance(more, pb.Status) else more

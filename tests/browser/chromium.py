@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 START_S = 180.0  # the first start of a fresh machine reads much from its disk
 PATIENCE_S = 180.0  # a bound against hanging: some steps wait for a process to start
 POLL_S = 0.02
-CLICK_S = 15.0  # until a click has arrived where it was meant to
+CLICK_S = 60.0  # until a click has arrived where it was meant to
 # Where to click; null while the element is not there, not shown, or covered.
 AIM = """(() => {
   const wanted = document.querySelector(SELECTOR);

@@ -7,5 +7,14 @@ tests.steadydisk.)
 
 import os
 
+import pytest
+
 os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_LEVEL_RATIO", "100")
 os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_FREE_BYTES", "1")
+# Rooms whose files take minutes each: begun last, one of them would be waited for alone.
+BEGUN_FIRST = ("simulator", "interop", "compose", "demo", "spark")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest; all else stays in its order."""
+    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(BEGUN_FIRST))

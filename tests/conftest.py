@@ -11,10 +11,10 @@ import pytest
 
 os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_LEVEL_RATIO", "100")
 os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_FREE_BYTES", "1")
-# Rooms whose files take minutes each: begun last, one of them would be waited for alone.
-BEGUN_FIRST = ("simulator", "interop", "compose", "demo", "spark")
+# A room whose files take minutes each, of which one would be waited for alone at the end.
+BEGUN_FIRST = "simulator"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest; all else stays in its order."""
+    """Begin with it; all else stays in its order."""
     items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(BEGUN_FIRST))

@@ -111,7 +111,7 @@ def test_messages_from_outside_survive_the_leader(stage):
     print(stage.tools())
     done = stage.run_service(
         *("chaos", "mqchaos", "run", FAULTS, "--on", "compose", "--dir", "/runs/run"),
-        *("--minutes", "0.2", "--repeats", "1", "--rate", "200", "--producers", "2", "--seed", "4"),
+        *("--minutes", "0.2", "--repeats", "1", "--rate", "40", "--producers", "2", "--seed", "4"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     verdict = json.loads((stage.volume("runs") / "run" / "verdict.json").read_bytes())

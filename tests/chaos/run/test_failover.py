@@ -100,7 +100,7 @@ def test_commands_against_a_cluster_that_runs_already(tmp_path: Path) -> None:
     try:
         cluster("up", "--set", f"mappedFileSizeCommitLog={8 * 1024 * 1024}")
         words = ["run", "followers", "--dir", str(out), "--cluster", str(home), "--repeats", "1"]
-        words += ["--minutes", "0.06", "--rate", "200", "--producers", "1", "--seed", "2"]
+        words += ["--minutes", "0.06", "--rate", "50", "--producers", "1", "--seed", "2"]
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 0, result.output
         assert re.search(r"kill -9 of n\d, started again", result.output)

@@ -19,6 +19,7 @@ FOUND = (
     730013,  # the load waited for a message that had come before its send was answered
     741487,  # a frame that rotted was mended, and power might still be cut before that is durable
     730419,  # a replica being filled said that a topic does not exist, and was believed
+    746485,  # a leader kept what it wanted to hand over, and was judged by voters that came later
 )
 OPERATIONS_MIN, FAULTS_MIN = 500, 20  # of a seed, on average over a chunk
 

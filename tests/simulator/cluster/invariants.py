@@ -111,10 +111,14 @@ class Invariants:
         if event.role is not Role.LEADER or here() in self._world.strangers:
             return
         process = str(here())
-        known = self._leaders.setdefault(event.term, process)
-        if known != process:
+        # Told again when it is ready, or keeps leadership that it wanted to hand over: by then the
+        # voters may be others than those who elected it.
+        if event.term not in self._leaders:
+            self._leaders[event.term] = process
+            self._raft.leads(here(), event.term)
+        elif self._leaders[event.term] != process:
+            known = self._leaders[event.term]
             self._world.broken(f"election safety: {known} and {process} lead term {event.term}")
-        self._raft.leads(here(), event.term)
 
     def _applied(self, application: BrokerApplication, frame: Any) -> None:
         process = here()

@@ -53,6 +53,9 @@ KINDS = (
     "question", "traced",
 )  # fmt: skip
 IN_ORDER = ("ordered", "given-up")
+# Their offset is of a queue that others are in: of a delay level, where retries wait, too; and of
+# halves, where "checked" is once more when it is asked about.
+NOT_ALONE = ("level", "retried-level", "retried-transaction")
 # What both kinds of brokers are told, under the names that both know.
 SETTINGS = {
     "brokerClusterName": "DeliveriesCluster",
@@ -389,8 +392,7 @@ class Clients:
         found = {
             "status": str(result.getSendStatus()),
             "queue": str(result.getMessageQueue()),
-            # Of a delayed message it is the one in its level's queue, where retries wait, too.
-            "offset": "ANY" if "level" in name else result.getQueueOffset(),
+            "offset": "ANY" if name in NOT_ALONE else result.getQueueOffset(),
             "region": result.getRegionId(),
             "traceOn": result.isTraceOn(),
             "place": bool(result.getOffsetMsgId()),

@@ -1,4 +1,4 @@
-"""What benchmarks that measure in rounds say of them: shares within a round, and tables."""
+"""Summarises benchmarks that measure in rounds: shares within a round, medians, and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a consumer group's clients of 5.x pull or pop a topic."""
+"""HTTP operations on consume modes: whether a group's clients of 5.x pull or pop a topic."""
 
 from __future__ import annotations
 

@@ -47,8 +47,9 @@ class MessageFilter:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """What was found: (record, its size in bytes), newest first; `following`: the CommitLog offset
-    before which the search goes on, None at its end; `scanned`: how many messages it looked at."""
+    """A page of a search. `records`: (record, its size in bytes), newest first; `following`: the
+    CommitLog offset before which the search goes on, None at its end; `scanned`: how many messages
+    it looked at."""
 
     records: list[tuple[MessageRecord, int]]
     following: int | None

@@ -45,7 +45,7 @@ log = logging.getLogger("raftmq.broker.operators")
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What somebody asks for. `detail`: what is to be, as JSON, without secrets."""
+    """A change that an operator asks for. `detail`: what is to be, as JSON, without secrets."""
 
     what: str
     target: str

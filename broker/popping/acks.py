@@ -37,8 +37,8 @@ Answer = Callable[[RemotingCommand], None]
 
 
 class Ack(NamedTuple):
-    """What one acknowledgement is about: bit n is offset `start` + n. `until_ms`: its handle's
-    time."""
+    """The messages that one acknowledgement names: bit n is offset `start` + n. `until_ms`: when
+    its handle ends."""
 
     place: Place
     key: BatchKey

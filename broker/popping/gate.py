@@ -1,4 +1,4 @@
-"""Whether this broker may change the table of popped messages now."""
+"""Decides whether this broker may change the table of popped messages now."""
 
 from __future__ import annotations
 

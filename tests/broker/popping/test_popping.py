@@ -7,11 +7,12 @@ import pytest
 
 from raftmq.broker.popping import revive
 from raftmq.client.admin.bodies import consume_stats
-from raftmq.dledger.wire import POP_VERSION, HelloAnswer, encode_answer
+from raftmq.dledger.wire import POP_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
 from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT
+from tests.broker.olderreplica import OlderReplica
 from tests.broker.popping.consumer import Popper
 from tests.broker.replication.ha.pair import Classic
 from tests.broker.sending.test_cut import batch_body, fields
@@ -430,33 +431,18 @@ async def test_nothing_acknowledged_comes_again_and_nothing_is_lost_over_failove
 
 async def test_nobody_pops_while_a_replica_of_an_older_program_is_there(tmp_path):
     """n2 is played by what answers hellos as an older program does, which would stop at a pop."""
-    greeted = []
-
-    async def older(reader, writer):
-        greeted.append(writer)
-        try:
-            await reader.readuntil(b"n2")
-            writer.write(encode_answer(HelloAnswer("", 3)))
-            while await reader.read(1 << 16):
-                pass
-        except (ConnectionResetError, asyncio.IncompleteReadError):
-            pass  # that node went away
-        finally:
-            writer.close()
-
+    older = OlderReplica("n2")
     async with Group(tmp_path, 3, **PATIENT) as group:
         await group.leader()
         await group.kill("n2")
-        server = await asyncio.start_server(older, sock=group.listener("n2"))
+        await older.start(group)
         leader = await group.leading()
         await until(lambda: leader.engine.links.version("n2") == 3)
         popper = Popper(group)
         await filled(group, leader, 3)
         assert (await popper.answer(leader)).code == ResponseCode.SYSTEM_BUSY
         assert not leader.state.pops.used
-        server.close()
-        for writer in greeted:
-            writer.close()
+        older.close()
         await group.start("n2")
         await until(lambda: leader.engine.links.version("n2") >= POP_VERSION)
         assert bodies(await drained(popper, leader)) == [0, 1, 2]

@@ -1,7 +1,6 @@
 """The id of a Raft group: who proposes it and when, that it stays, and that two groups which share
 all their names never mix."""
 
-import asyncio
 import logging
 
 import pytest
@@ -13,11 +12,12 @@ from raftmq.broker.replication.identity import GroupId
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.groupid import group_id
 from raftmq.broker.tables.state import BrokerState, announce
-from raftmq.dledger.wire import GROUP_ID_VERSION, HelloAnswer, encode_answer
+from raftmq.dledger.wire import GROUP_ID_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object
 from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group
+from tests.broker.olderreplica import OlderReplica
 from tests.waiting import until
 
 ONE, TWO = bytes(range(16)), bytes(range(16, 32))
@@ -94,27 +94,14 @@ async def test_none_is_proposed_while_an_older_replica_is_there_and_then_by_who_
 ):
     """A group from before group ids, of which n2 is the last to be upgraded: it is played by what
     answers hellos as an older program does. The first leader is gone before it proposes any."""
-    greeted = []
-
-    async def older(reader, writer):
-        try:
-            await reader.readuntil(b"n2")
-            writer.write(encode_answer(HelloAnswer("", 3)))
-            greeted.append(writer)
-            while await reader.read(1 << 16):
-                pass
-        except (ConnectionResetError, asyncio.IncompleteReadError):
-            pass  # that node went away
-        finally:
-            writer.close()
-
+    older = OlderReplica("n2")
     with monkeypatch.context() as before:
         before.setattr(GroupId, "_propose", lambda self, engine: None)
         group = Group(tmp_path, 3)
         async with group:
             await group.leader()
             await group.kill("n2")
-            server = await asyncio.start_server(older, sock=group.listener("n2"))
+            await older.start(group)
             both = list(group.brokers.values())
             await until(lambda: all(b.engine.links.version("n2") == 3 for b in both))
             before.undo()
@@ -127,9 +114,7 @@ async def test_none_is_proposed_while_an_older_replica_is_there_and_then_by_who_
             await until(lambda: len(looked) > 2)
             assert first.state.group.value == first.engine.identity.group_id == b""
             ours._propose = lambda engine: None
-            for writer in greeted:
-                writer.close()
-            server.close()
+            older.close()
             await group.start("n2")
             await until(
                 lambda: all(all_speak(b.engine, GROUP_ID_VERSION) for b in group.brokers.values())

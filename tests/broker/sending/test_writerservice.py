@@ -5,11 +5,12 @@ import asyncio
 
 import pytest
 
-from raftmq.dledger.wire import VERSION, HelloAnswer, encode_answer
+from raftmq.dledger.wire import VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object
 from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT, everything
+from tests.broker.olderreplica import OlderReplica
 from tests.broker.sending.test_cut import batch_body, fields
 from tests.waiting import until
 
@@ -139,32 +140,17 @@ async def test_none_is_opened_while_a_replica_of_an_older_program_is_there(tmp_p
     """n2 is played by what answers hellos as an older program does. Once the log has had a writer,
     all go on although a replica is down and has said nothing to this leader."""
 
-    greeted = []
-
-    async def older(reader, writer):
-        greeted.append(writer)
-        try:
-            await reader.readuntil(b"n2")
-            writer.write(encode_answer(HelloAnswer("", 3)))
-            while await reader.read(1 << 16):
-                pass
-        except (ConnectionResetError, asyncio.IncompleteReadError):
-            pass  # that node went away
-        finally:
-            writer.close()
-
+    older = OlderReplica("n2")
     async with Group(tmp_path, 3, **PATIENT) as group:
         await group.leader()
         await group.kill("n2")
-        server = await asyncio.start_server(older, sock=group.listener("n2"))
+        await older.start(group)
         leader = await group.leading()
         await until(lambda: leader.engine.links.version("n2") == 3)
         await group.create_topic(leader, "T")
         assert await ask(group, leader, "open", epoch=1) == "[BUSY]"
         assert not leader.state.writers.used
-        server.close()
-        for writer in greeted:
-            writer.close()
+        older.close()
         await group.start("n2")
         await until(lambda: leader.engine.links.version("n2") == VERSION)
         assert len(await ask(group, leader, "open", epoch=1)) == 1

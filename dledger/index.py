@@ -180,13 +180,21 @@ class LogIndex:
         number = bisect_right(self._starts, position) - 1
         if number < 0:
             return self.first_index - 1
-        index, at = self._base + number * BLOCK, self._starts[number]
-        for stride in self._blocks[number]:
-            if at + (self._sizes.get(index) or stride) > position:
-                break
-            at += stride
-            index += 1
+        strides = accumulate(self._blocks[number], initial=self._starts[number])
+        starts = list(strides)  # of the block's frames, and of the one behind it
+        at = bisect_right(starts, position) - 1
+        index = self._base + number * BLOCK + at
+        if index in self._sizes and starts[at] + self._sizes[index] <= position:
+            index += 1  # `position` is in the gap behind that frame
         return max(self.first_index, index) - 1
+
+    def first_from(self, position: int) -> int:
+        """Return the first index whose frame begins at or behind `position`; last_index + 1 if none
+        does."""
+        index = self.last_ending_by(position) + 1
+        if index <= self.last_index and self.position_of(index) < position:
+            index += 1
+        return max(self.first_index, index)
 
     def first_index_of_term(self, term: int) -> int | None:
         """Return the first frame of exactly `term` that is present; None if there is none."""

@@ -30,7 +30,14 @@ from raftmq.dledger.repair import Wanted
 from raftmq.dledger.slots import SlotFile
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.errors import StoreDamaged
-from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, FrameKind, parse_frame
+from raftmq.store.frame import (
+    HEADER_SIZE_BYTES,
+    Frame,
+    FrameError,
+    FrameKind,
+    is_whole,
+    parse_frame,
+)
 from raftmq.store.logsync import SyncTicket
 from raftmq.store.record import BLANK, MAGIC_BLANK
 from raftmq.store.recovery import FrameHeader, FrameRecovery
@@ -87,7 +94,7 @@ class RaftLog:
         self._cache_first = 1
         self._cache_bytes = 0
         self._cache_bytes_max = cache_bytes_max
-        self._epoch = 0
+        self.epoch = 0  # how often frames were dropped from the end
         self.reads_from_file = 0  # stays as it is in the steady state
         self._on_damage: Callable[[FrameDamaged], None] | None = None
         self.configuration_indexes: list[int] = []  # frames of that kind, as `recover` met them
@@ -276,6 +283,23 @@ class RaftLog:
         frame, reason = self._parse(index, data, 0)
         return self._damaged(index, reason) if frame is None else None
 
+    def checked(self, first: int, frames: Sequence[tuple[int, int, int]]) -> bytes:
+        """Return the bytes of frames first.., which stand in one segment, as they are in the file.
+        `frames`: term, position and size of each (`LogIndex.spans`). Raises FrameDamaged if the
+        checksums of one do not fit, OSError."""
+        start = frames[0][1]
+        data = self.commitlog.read(start, frames[-1][1] + frames[-1][2] - start)
+        for at, (term, position, size) in enumerate(frames, first):
+            if not is_whole(data, position - start, size, (at, term, position)):
+                raise self._damaged(at, "its bytes do not fit its checksums")
+        return data
+
+    @property
+    def memory_start(self) -> int:
+        """The position from which on all frames are in memory, too."""
+        frame = self._cache.get(self._cache_first)
+        return self.index.end_position if frame is None else frame.position
+
     def _damaged(self, index: int, reason: str) -> FrameDamaged:
         damage = FrameDamaged(index, self.index.position_of(index), reason)
         if self._on_damage is not None:
@@ -366,7 +390,7 @@ class RaftLog:
         """Drop frame `from_index` and all behind it; durable on return. Raises OSError."""
         index = self.index
         assert index.first_index <= from_index <= index.last_index, (from_index, index)
-        self._epoch += 1
+        self.epoch += 1
         for at in range(max(from_index, self._cache_first), index.last_index + 1):
             self._cache_bytes -= len(self._cache.pop(at).data)
         self._cache_first = min(self._cache_first, from_index)
@@ -394,13 +418,13 @@ class RaftLog:
         ticket = self.commitlog.begin_sync()
         if ticket is None:
             return None
-        return LogSyncTicket(ticket, self.index.last_index, self._epoch)
+        return LogSyncTicket(ticket, self.index.last_index, self.epoch)
 
     def finish_sync(self, ticket: LogSyncTicket) -> int | None:
         """Take a ticket that has run; return the last durable index, or None if frames were
         truncated meanwhile. Raises SyncFailed."""
         self.commitlog.finish_sync(ticket._ticket)
-        if ticket.epoch != self._epoch:
+        if ticket.epoch != self.epoch:
             return None
         if ticket.last_index > self.durable_index:
             self.durable_index = ticket.last_index

@@ -31,6 +31,7 @@ from raftmq.dledger.diskwatch import DiskWatch
 from raftmq.dledger.enforcement import ENFORCED_FILE, Enforcement
 from raftmq.dledger.errors import NotLeader, StateTooOld
 from raftmq.dledger.flusher import FlushMode, LogFlusher
+from raftmq.dledger.framereads import FrameReads
 from raftmq.dledger.handover import Succession
 from raftmq.dledger.healer import Healer
 from raftmq.dledger.identity import GroupIdentity, file_of
@@ -119,6 +120,7 @@ class RaftMember:
         self._promises = Promises(disk, directory, config.flush is FlushMode.ASYNC)
         trim = SlotFile(disk, f"{directory}/trim")
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
+        commitlog.served = FrameReads(self.log)
         self.identity = GroupIdentity(file_of(disk, directory), self._is_empty, disk_failed)
         enforced = SlotFile(disk, f"{directory}/{ENFORCED_FILE}")
         gate = config.links.gate

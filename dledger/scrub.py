@@ -23,10 +23,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from errno import EIO
 
-from google_crc32c import value as crc32c
-
 from raftmq.dledger.log import RaftLog
-from raftmq.store.frame import HEADER_SIZE_BYTES, FrameError, parse_header
+from raftmq.store.frame import is_whole
 from raftmq.store.logsync import SegmentHold
 from raftmq.store.record import BLANK, MAGIC_BLANK
 
@@ -89,7 +87,7 @@ def run_step(step: ScrubStep) -> tuple[list[int], bool]:
     start = step.start
     data = _read(step.hold, start, step.size_bytes)
     for index, (term, position, size) in enumerate(step.frames, step.first):
-        if not _is_whole(data, position - start, size, (index, term, position)) and not _is_whole(
+        if not is_whole(data, position - start, size, (index, term, position)) and not is_whole(
             _read(step.hold, position, size), 0, size, (index, term, position)
         ):  # read by itself: the read of all of them fails if one sector cannot be read
             bad.append(index)
@@ -103,20 +101,6 @@ def _read(hold: SegmentHold, position: int, size: int) -> bytes:
         if error.errno != EIO:
             raise
         return b""
-
-
-def _is_whole(data: bytes, at: int, size: int, wanted: tuple[int, int, int]) -> bool:
-    """Return whether the `size` bytes at data[at] are the frame of that index, term and
-    position."""
-    if len(data) < at + size:
-        return False
-    try:
-        fields = parse_header(data, at)
-    except FrameError:
-        return False
-    length, payload_crc = fields[6], fields[9]
-    payload = data[at + HEADER_SIZE_BYTES : at + size]
-    return fields[2:5] == wanted and length == len(payload) and crc32c(payload) == payload_crc
 
 
 class Scrubber:

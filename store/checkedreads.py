@@ -49,7 +49,7 @@ class CheckedReads:
         pieces: list[bytes] = []
         for start, length, first, parts in spans(chosen, log.segment_size_bytes, log.min_offset):
             try:
-                data = log.read(start, length)
+                data = log.served.read(start, length)
             except OffsetOutOfRange as error:
                 raise self.damaged(queue, offsets[first], error.offset) from error
             if len(data) < length:

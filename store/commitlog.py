@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.disk import Disk
@@ -51,6 +52,19 @@ _FIRST_READ_BYTES = 4096  # most records are shorter: one read fetches them
 WRITTEN_AGAIN_BYTES_MAX = 256 << 20
 _COPIED_BYTES = 1 << 20  # at a time
 RESTORED_SEGMENTS_MAX = 4096  # if more are missing, the names or the mark must be wrong
+
+
+class ServedReads(Protocol):
+    """The reads whose results are handed out to clients."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes at `offset`. Raises StoreError, OSError."""
+        ...
+
+    def record_at(self, offset: int) -> bytes | None:
+        """Return the whole message record that begins at `offset`; None if none does. Raises
+        StoreError, OSError."""
+        ...
 
 
 class CommitLog:
@@ -81,6 +95,8 @@ class CommitLog:
         self.restored_end = 0  # end of the last segment that was missing in front of others
         self.min_offset = 0
         self.max_offset = 0
+        # A log of frames sets what checks them (dledger.framereads).
+        self.served: ServedReads = self
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -324,18 +340,10 @@ class CommitLog:
         if not self.min_offset <= offset < self.max_offset:
             return None
         data = self.read(offset, _FIRST_READ_BYTES)
-        if len(data) < FIXED_SIZE_BYTES:
-            return None
-        size, magic = BLANK.unpack_from(data)
-        if magic not in (MAGIC_V1, MAGIC_V2) or not (
-            FIXED_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX
-        ):
-            return None
-        if int.from_bytes(data[28:36], "big", signed=True) != offset:
-            return None
+        size = _record_size(data, 0, offset)
         if size > len(data):
             data += self.read(offset + len(data), size - len(data))
-        return data[:size] if len(data) >= size else None
+        return record_in(data, 0, offset)
 
     def segments(self) -> list[SegmentInfo]:
         """Return all segments, oldest first."""
@@ -477,3 +485,21 @@ class CommitLog:
         """Unlink a segment, and close its file once no thread of the pool uses it."""
         self._disk.remove(segment.path)
         self.syncs.retire(segment)
+
+
+def record_in(data: bytes, at: int, offset: int) -> bytes | None:
+    """Return the whole message record at data[at:], whose CommitLog offset is `offset`; None if
+    there is none. Checks what `CommitLog.record_at` does."""
+    size = _record_size(data, at, offset)
+    return data[at : at + size] if 0 < size <= len(data) - at else None
+
+
+def _record_size(data: bytes, at: int, offset: int) -> int:
+    """Return the size of the record whose head is at data[at:]; 0 if none is there."""
+    if len(data) - at < FIXED_SIZE_BYTES:
+        return 0
+    size, magic = BLANK.unpack_from(data, at)
+    stands_at = int.from_bytes(data[at + 28 : at + 36], "big", signed=True)
+    if magic not in (MAGIC_V1, MAGIC_V2) or stands_at != offset:
+        return 0
+    return size if FIXED_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX else 0

@@ -179,6 +179,23 @@ def parse_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tup
     return fields
 
 
+def is_whole(data: bytes, at: int, size: int, wanted: tuple[int, int, int]) -> bool:
+    """Return whether the `size` bytes at data[at] are the frame of that index, term and position,
+    by both checksums."""
+    if len(data) < at + size:
+        return False
+    _, magic, index, term, position, _, length, _, _, payload_crc, header_crc = HEADER.unpack_from(
+        data, at
+    )
+    return (
+        magic == FRAME_MAGIC
+        and (index, term, position) == wanted
+        and HEADER_SIZE_BYTES + length == size
+        and header_crc == crc32c(data[at : at + _HEADER_HEAD.size])
+        and payload_crc == crc32c(data[at + HEADER_SIZE_BYTES : at + size])
+    )
+
+
 def parse_frame(buffer: bytes | memoryview, offset: int = 0) -> Frame:
     """Parse and verify one whole frame at `offset` (both CRCs). Raises FrameError."""
     fields = parse_header(buffer, offset)

@@ -313,7 +313,7 @@ class MessageIndex:
     ) -> KeyQuery:
         """Return the newest messages of `topic` that have `key` as UNIQ_KEY or among their KEYS,
         stored between the two times: at most `max_count` and QUERY_COUNT_MAX, and `max_bytes`
-        unless the first alone is larger. Raises OSError."""
+        unless the first alone is larger. Raises StoreDamaged, OSError."""
         wanted = min(max_count, QUERY_COUNT_MAX)
         hashed, looked_at, size = key_hash(topic, key), 0, 0
         chosen: dict[int, bytes] = {}
@@ -346,7 +346,7 @@ class MessageIndex:
     def _verified(
         self, offset: int, topic: str, key: str, begin_ms: int, end_ms: int
     ) -> bytes | None:
-        data = self._commitlog.record_at(offset)
+        data = self._commitlog.served.record_at(offset)
         if data is None or not begin_ms <= store_timestamp_at(data, 0) <= end_ms:
             return None
         try:

@@ -101,10 +101,11 @@ class MessageReads:
         return Limits(max_count, max_bytes, cold_count_max, cold_bytes_max, hot_from)
 
     def message_at(self, offset: int) -> bytes | None:
-        """Return the record that begins at this CommitLog offset, None if none is visible there."""
+        """Return the record that begins at this CommitLog offset, None if none is visible there.
+        Raises StoreDamaged, OSError."""
         if offset >= self._derived.dispatched_offset:
             return None
-        return self._commitlog.record_at(offset)
+        return self._commitlog.served.record_at(offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Return the first queue offset whose message was stored at `timestamp_ms` or later;

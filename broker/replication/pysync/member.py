@@ -37,6 +37,7 @@ from raftmq.broker.replication.pysync.status import status_of
 from raftmq.broker.replication.pysync.transport import LinkTransport
 from raftmq.dledger.applier import Application, Applier
 from raftmq.dledger.errors import Busy, NotLeader, RaftError, UnknownTarget
+from raftmq.dledger.framereads import FrameReads
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import NodeId, Role, RoleEvent
@@ -89,6 +90,7 @@ class PySyncMember:
         self.config = config
         self.failure: str | None = None
         self.log = RaftLog(commitlog, None, config.log_cache_bytes_max)
+        commitlog.served = FrameReads(self.log)
         self.frames_taken_back = 0  # applied here, then truncated by SyncObj
         self._disk = disk
         self._commitlog = commitlog

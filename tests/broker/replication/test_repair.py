@@ -10,7 +10,7 @@ import pytest
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.state import BrokerState
-from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
 from raftmq.store.record import decode_record, walk_records
@@ -228,3 +228,32 @@ async def test_a_broker_that_waits_for_its_peers_can_be_stopped(tmp_path):
             if process.returncode is None:
                 process.kill()
         assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("read", ["pull", "view"])
+async def test_a_property_that_rots_is_never_served_and_mended(tmp_path, read):
+    """No checksum of a record covers its properties; its frame's does."""
+    async with Group(tmp_path, 3, **SETTINGS) as group:
+        await filled(group)
+        name = await follower(group)
+        await group.stop(name)
+        broker = await group.start(name)  # what it wrote before is not in its memory now
+        end = (await group.leading()).store.derived.dispatched_offset
+        await until(lambda: broker.store.derived.dispatched_offset >= end)
+        position, size, _ = broker.store.queues.queue("T", 0).unit(20)
+        intact = broker.store.commitlog.read(position, size)
+        file = tmp_path / name / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}"
+        damage(file, position % SEGMENT + size - 1)
+
+        async def ask():
+            if read == "pull":
+                return await group.pull(broker, "T", 20, wait_ms=0, flags=0x4)
+            offset = {"offset": str(position)}
+            return await group.ask(broker, RequestCode.VIEW_MESSAGE_BY_ID, offset)
+
+        refused = await ask()
+        assert refused.code != ResponseCode.SUCCESS
+        assert "frame" in refused.remark
+        await until(lambda: broker.engine.status()["damaged_count"] == 0)
+        assert (await ask()).body[:size] == intact
+        assert broker.engine.status()["mended"] == 1

@@ -16,6 +16,7 @@ from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from raftmq.dledger.member import RaftMember
 from raftmq.dledger.slots import SLOT_SIZE_BYTES
 from raftmq.dledger.wire import VERSION
 from tests.simulator.cluster import programs
@@ -319,13 +320,15 @@ class FaultPlan:
 
     def _rot(self) -> None:
         """A bit of the log flips, where it lies: below the durable mark on the platter. Above it
-        nobody can tell rot from a write that never happened (store/checkpoint.py)."""
+        nobody can tell rot from a write that never happened (store/checkpoint.py). What a running
+        replica wrote lately is in its memory, and in the kernel's."""
         machine = self._of_fragile()
         mark = MARK.unpack_from(machine.disk.durable(f"{programs.STORE}/checkpoint") or bytes(32))
+        end = min(mark[0], self._read_from_disk(machine)) if machine.processes else mark[0]
         found = {}
         for path, data in machine.disk.image(True).items():
             if path.startswith(f"{programs.STORE}/commitlog/"):
-                below = min(len(data), mark[0] - int(path.rpartition("/")[2]))
+                below = min(len(data), end - int(path.rpartition("/")[2]))
                 if below > 0:
                     found[path] = below
         if found:
@@ -334,6 +337,13 @@ class FaultPlan:
             machine.disk.rot(path, offset)
             if machine.processes:
                 machine.disk.rotted.add(int(path.rpartition("/")[2]) + offset)
+
+    def _read_from_disk(self, machine: Machine) -> int:
+        """Return the end of what a running replica has to read from its disk."""
+        broker = self._world.invariants.brokers.get(machine.name)
+        if broker is None or not isinstance(broker.engine, RaftMember):
+            return 0
+        return broker.engine.log.memory_start
 
     def _rot_votes(self) -> None:
         """A bit of the vote file flips, and its replica dies."""

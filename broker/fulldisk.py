@@ -1,11 +1,12 @@
-"""Reacts to a full disk: another replica takes over, or sends are refused.
+"""Reacts to a full or slow disk: another replica takes over, or sends are refused.
 
 A leader of a Raft group whose disk is full (broker.diskroom) hands leadership to a replica that has
-room, as in any planned transfer. Until then it takes sends, because a disk that counts as full
-still has free blocks. dledger.relief decides which replicas have room, which are asked and for how
-long. If no replica has room, and always in classic mode and over pysyncobj, sends are refused
-([DISK_FULL]) until there is room again. A replica that is short of room tells its group so, and is
-not made leader.
+room, as in any planned transfer; so does one whose writes wait for the disk (dledger.slowwrites).
+Until then it takes sends, because a disk that counts as full still has free blocks. dledger.relief
+decides which replicas have room, which are asked and for how long. If no replica has room, and
+always in classic mode and over pysyncobj, sends are refused ([DISK_FULL]) until there is room
+again; if all disks are slow, the leader stays. A replica that is short of room or slow tells its
+group so, and is not made leader.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from raftmq.dledger.errors import RaftError
 log = logging.getLogger("raftmq.broker.disk")
 
 LOOK_MS = 1_000  # between looks at the disk: at a GB/s that is one segment
+SLOW_LOOKS = 3
 TICK_MS = 100  # between looks for a replica that has room
-BY = "full disk"  # the initiator named in the transfer's event
+# The initiator named in the transfer's event
+BY_FULL = "full disk"
+BY_SLOW = "slow disk"
 
 
 class FullDisk:
@@ -35,19 +39,24 @@ class FullDisk:
         self._context = context
         self._sends = sends
         self._told = ("ok", "")
+        self._slow_looks = 0  # one after the other at which writes were slow
         self.room = DiskRoom()
 
     def service(self) -> Service:
         return Service(
             chores=[
                 Chore("disk_usage", LOOK_MS, self.look),
-                Chore("full_disk", TICK_MS, self.tick, lambda: 0 if self.room.full else IDLE_MS),
+                Chore("full_disk", TICK_MS, self.tick, lambda: self._rest_ms),
             ],
             role_changed=self._role_changed,
         )
 
+    @property
+    def _rest_ms(self) -> float:
+        return 0 if self.room.full or self._slow_looks else IDLE_MS
+
     def look(self) -> None:
-        """Look at how full the disk is. Raises OSError."""
+        """Look at how full the disk is, and whether it is slow. Raises OSError."""
         config, room = self._context.config, self.room
         was_full = room.full
         room.look(
@@ -57,8 +66,12 @@ class FullDisk:
         )
         if room.full != was_full:
             log.warning("disk_full=%s percent=%d", room.full, room.percent)
-        if self._context.log.raft is not None:
-            self._context.log.raft.room_is(not room.short)
+        engine, slow_before = self._context.log.raft, self._slow_looks
+        if engine is not None:
+            self._slow_looks = self._slow_looks + 1 if engine.writes_are_slow else 0
+            engine.room_is(not room.short and not self._slow_looks)
+        if bool(self._slow_looks) != bool(slow_before):
+            log.warning("disk_slow=%s", bool(self._slow_looks))
         self.tick()
         self._tell()
 
@@ -75,7 +88,9 @@ class FullDisk:
         room, sends, engine = self.room, self._sends, self._context.log.raft
         leading, hoped = self._context.roles.leading, False
         if engine is not None:
-            target = engine.successor_with_room(room.full and leading)
+            # Slow disks of one storage system are slow together: the others are given time to say.
+            wanted = room.full or self._slow_looks >= SLOW_LOOKS
+            target = engine.successor_with_room(wanted and leading)
             hoped = engine.hopes_for_room
             if target is not None:
                 self._hand_over(target)
@@ -96,8 +111,12 @@ class FullDisk:
         except (Refused, RaftError) as error:  # state just changed: the next tick looks again
             log.info("full_disk_waits name=%s: %s", target, error)
             return
-        log.warning("full_disk_hands_over name=%s percent=%d", target, self.room.percent)
-        self._context.events.tell("transfer", {"to": target, "by": BY})
+        if self.room.full:
+            log.warning("full_disk_hands_over name=%s percent=%d", target, self.room.percent)
+        else:
+            log.warning("slow_disk_hands_over name=%s", target)
+        by = BY_FULL if self.room.full else BY_SLOW
+        self._context.events.tell("transfer", {"to": target, "by": by})
 
 
 def disk_state(status: dict[str, object], disk_full: str) -> tuple[str, str]:

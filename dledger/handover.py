@@ -1,4 +1,5 @@
-"""Handing leadership over: to a preferred leader, away from a full disk, before a planned stop.
+"""Handing leadership over: to a preferred leader, away from a full or slow disk, before a planned
+stop.
 
 Before a stop the leader goes on taking proposals until a follower is *able*: a recovered
 voter, connected, heard a moment ago, and nearly caught up. So the time in which nobody takes
@@ -72,13 +73,14 @@ class Succession:
         )
         return self.preference.look(seen, self.clock_ms())
 
-    def with_room(self, full: bool) -> NodeId | None:
-        """Return the replica to which this leader should transfer because its own disk is `full`,
-        else None."""
+    def with_room(self, wanted: bool) -> NodeId | None:
+        """Return the replica to which this leader should transfer because its own disk is full or
+        slow (`wanted`), else None."""
         core, is_open = self.pump.core, self.pump.links.is_open
         roomy: list[NodeId] = []
         able: list[Progress] = []
-        wanted = full and core.role is Role.LEADER and self.pump.roles.serving and not self._leaving
+        wanted = wanted and core.role is Role.LEADER and self.pump.roles.serving
+        wanted = wanted and not self._leaving
         if wanted:
             roomy = with_room(core, is_open)
             able = [
@@ -181,13 +183,13 @@ def hindrance_of(
     elif lag_bytes > core.config.learner_lag_bytes_max:
         words = f"{peer} lacks {lag_bytes} bytes of the log"
     elif progress.no_room:
-        words = f"{peer} is short of room on its disk"
+        words = f"the disk of {peer} is short of room, or slow"
     return words, core.last_index - progress.match_index <= LAG_FRAMES_MAX
 
 
 def with_room(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]:
-    """Return a leader's connected voters that may have room on their disks, including those not
-    heard yet."""
+    """Return a leader's connected voters whose disks may have room and be fast, including those
+    not heard yet."""
     return [
         progress.peer
         for progress in core.progress.values()

@@ -5,6 +5,7 @@ stalled     an fdatasync, of the log or of a vote, has been in flight for too lo
 full        there is no room for the next frame: nothing is acknowledged until there is
 unreadable  a read failed while this node led, and would fail again (readtrial.py)
 failed      a write or an fdatasync failed: the member has ended
+slow        it works, but writes wait for it (slowwrites.py): another replica should lead
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class DiskState(Enum):
     FULL = "full"
     UNREADABLE = "unreadable"
     FAILED = "failed"
+    SLOW = "slow"
 
 
 class DiskHealth:
@@ -79,6 +81,12 @@ class DiskHealth:
     def failed(self, reason: str) -> None:
         """Note for good that the disk failed, and how."""
         self.state, self.reason = DiskState.FAILED, reason
+
+    def told(self, *, slow: bool) -> tuple[DiskState, str]:
+        """Return state and reason, for the member's status; `slow`: writes are."""
+        if slow and self.state is DiskState.OK:
+            return DiskState.SLOW, "writes to the log wait for the disk"
+        return self.state, self.reason
 
     def _clear(self) -> None:
         self.state, self.reason = DiskState.OK, ""

@@ -52,6 +52,7 @@ from raftmq.dledger.roster import Roster, members_of
 from raftmq.dledger.saver import HardStateSaver
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.slowwrites import SlowWrites
 from raftmq.dledger.snapshotinstall import (
     InstallChunk,
     InstallMessage,
@@ -290,7 +291,7 @@ class RaftMember:
             core=core,
             core_ms=core_ms,
             log=self.log,
-            writer=FrameWriter(self.log),
+            writer=FrameWriter(self.log, SlowWrites(self._clock_ms)),
             promises=self._promises,
             saver=saver,
             disk=DiskWatch(core, self.log, flusher, saver, config.sync_stall_ms, alone),
@@ -409,15 +410,21 @@ class RaftMember:
         return self.parts.succession.preferred() if self.life.running else None
 
     def room_is(self, has_room: bool) -> None:
-        """Note whether the disk has room for what a leader writes. A replica without room leads
-        only if nobody else can, and tells its leader that it is short of room."""
+        """Note whether the disk has room for what a leader writes, and takes it in time. A replica
+        without leads only if nobody else can, and tells its leader so."""
         if self.life.running:
             self.core.has_room = has_room
 
-    def successor_with_room(self, full: bool) -> NodeId | None:
+    def successor_with_room(self, wanted: bool) -> NodeId | None:
         """Return the replica to which this leader should `transfer` now because its own disk is
-        `full`, else None. To be called a few times a second, on every replica (relief.py)."""
-        return self.parts.succession.with_room(full) if self.life.running else None
+        full or slow (`wanted`), else None. To be called a few times a second, on every replica
+        (relief.py)."""
+        return self.parts.succession.with_room(wanted) if self.life.running else None
+
+    @property
+    def writes_are_slow(self) -> bool:
+        """True while writes to the log wait for the disk (slowwrites.py)."""
+        return self.life.running and self.parts.pump.writer.speed.are_slow
 
     @property
     def hopes_for_room(self) -> bool:

@@ -1,7 +1,8 @@
-"""Decides when a leader whose disk is full hands leadership over, and to which replica. Pure.
+"""Decides when a leader whose disk is full or slow hands leadership over, and to which replica.
+Pure.
 
-A follower whose disk is short of room says so with every heartbeat it answers (following.py), so
-a leader knows which have room. `look` is called a few times a second:
+A follower whose disk is short of room, or slow, says so with every heartbeat it answers
+(following.py), so a leader knows which have room. `look` is called a few times a second:
 
 - leadership goes to a replica that can take over at once and has room, the one with most of the
   log first;
@@ -11,7 +12,8 @@ a leader knows which have room. `look` is called a few times a second:
   at most. Then they are refused, and the search goes on.
 
 When nobody has room leadership stays where it is. A replica counts as short of room until it is
-well below the mark at which its disk was full (broker.diskroom), so two full ones never take turns.
+well below the mark at which its disk was full (broker.diskroom), and a slow one for a while
+(slowwrites.py), so two of them never take turns.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ FORGET_MS = 2 * BACK_OFF_MS_MAX  # without being chosen, after which its back-of
 
 
 class Relief:
-    """Chooses a successor for a leader whose disk is full; one per replica. Its memory outlasts a
-    leadership."""
+    """Chooses a successor for a leader whose disk is full or slow; one per replica. Its memory
+    outlasts a leadership."""
 
     __slots__ = ("_since_ms", "_told", "hoped")
 
     def __init__(self) -> None:
         self.hoped = False
-        self._since_ms: float | None = None  # full and leading
+        self._since_ms: float | None = None  # wanted
         self._told: dict[NodeId, tuple[int, float]] = {}  # how often, and when last
 
     def look(
@@ -46,9 +48,9 @@ class Relief:
         now_ms: float,
     ) -> NodeId | None:
         """Return the replica to transfer leadership to now, else None. `wanted`: this replica leads
-        and its disk is full; `roomy`: replicas that may have room; `able`: those of them that can
-        take over at once, the best first. A caller that gets a name begins the transfer before its
-        next call."""
+        and its disk is full or slow; `roomy`: replicas whose disks may be better; `able`: those of
+        them that can take over at once, the best first. A caller that gets a name begins the
+        transfer before its next call."""
         if not wanted:
             self._since_ms, self.hoped = None, False
             return None

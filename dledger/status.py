@@ -26,7 +26,8 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
     - `preferred`: the preferred leader, if any.
     - `election_backoff`: the election back-off, the factor on the configured election time-outs
       (electionbackoff.py); `election_halved`, whether they are halved (electionhalving.py)."""
-    core, log, health = pump.core, pump.log, pump.disk.health
+    core, log = pump.core, pump.log
+    state, reason = pump.disk.health.told(slow=pump.writer.speed.are_slow)
     configurations = core.membership.configurations
     return {
         "node_id": core.node_id,
@@ -47,8 +48,8 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
         "failure": pump.life.failure,
         "recovered": core.recovered,
         "recovering": pump.promises.recovering,
-        "disk_state": health.state.value,
-        "disk_reason": health.reason,
+        "disk_state": state.value,
+        "disk_reason": reason,
         **healing,
         "commands_waiting": pump.proposer.waiting,
         "membership": standing_in_group(core),

@@ -13,6 +13,7 @@ import errno
 from collections.abc import Sequence
 
 from raftmq.dledger.log import RaftLog
+from raftmq.dledger.slowwrites import SlowWrites
 from raftmq.store.frame import Frame
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -21,8 +22,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 class FrameWriter:
     """Writes one member's frames into its log."""
 
-    def __init__(self, log: RaftLog) -> None:
+    def __init__(self, log: RaftLog, speed: SlowWrites) -> None:
         self.held: list[Frame] = []
+        self.speed = speed
         self._log = log
 
     def append(self, frames: Sequence[Frame]) -> OSError | None:
@@ -31,6 +33,7 @@ class FrameWriter:
         if self.held:
             self.held += frames
             return None
+        self.speed.begin()
         try:
             self._log.append(frames)
         except OSError as error:
@@ -38,6 +41,7 @@ class FrameWriter:
                 raise
             self.held = [frame for frame in frames if frame.index > self._log.last_index]
             return error
+        self.speed.end()
         return None
 
     def truncate(self, from_index: int) -> None:

@@ -30,7 +30,7 @@ from raftmq.store.errors import StoreError
 
 LAG_QUEUES_MAX = 20_000  # in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
 ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")
-DISK_STATES = ("ok", "stalled", "full", "unreadable", "failed")
+DISK_STATES = ("ok", "slow", "stalled", "full", "unreadable", "failed")
 
 # Present from the start: Prometheus sees no increase in a series that first appears with a count.
 TOLD_AT_ZERO = {(int(ResponseCode.SYSTEM_ERROR), "OUTCOME_UNKNOWN"): 0}

@@ -1,9 +1,11 @@
 """A leader whose disk is full: leadership goes to a replica with room, sends go on."""
 
 import asyncio
+import time
 
 import pytest
 
+from raftmq.dledger import slowwrites
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.following import Following
 from raftmq.remoting.codes import ResponseCode
@@ -173,7 +175,10 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
         second = await group.leader()
         engine = group.brokers[second].engine
         await until(
-            lambda: engine.status()["preferred_reason"] == f"{first} is short of room on its disk"
+            lambda: (
+                engine.status()["preferred_reason"]
+                == f"the disk of {first} is short of room, or slow"
+            )
         )
         assert await group.leader() == second
         await fill(group, {first: ROOMY})  # and it leads again when preference.py says so
@@ -200,3 +205,50 @@ async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, m
         group.brokers[old].full_disk.look()
         await asyncio.sleep(0.005)
     assert (await group.leader(), core(group, new).term) == (new, term)
+
+
+def slow_writes(group, name, ms):
+    """Let each write to this replica's log take that much longer."""
+    log = group.brokers[name].engine.log
+    append = type(log).append
+
+    def slowly(frames):
+        time.sleep(ms / 1000)
+        append(log, frames)
+
+    log.append = slowly
+
+
+async def test_a_leader_whose_writes_are_slow_hands_over(group, monkeypatch):
+    monkeypatch.setattr(slowwrites, "WINDOW_MS", 500)
+    monkeypatch.setattr(slowwrites, "REST_MS", 3_000)
+    first, sender = await group.leader(), Sender(group)
+    for _ in range(20):
+        await sender.one()
+    slow_writes(group, first, 40)
+    await sender.until(lambda: not group.brokers[first].roles.leading)
+    await sender.until(lambda: any(b.roles.leading for b in group.brokers.values()))
+    second = await group.leader()
+    assert second != first
+    assert group.brokers[first].engine.status()["disk_state"] == "slow"
+    assert "writes" in group.brokers[first].engine.status()["disk_reason"]
+    for _ in range(20):
+        await sender.one()
+    assert all(remark.startswith("[NOT_LEADER]") for remark in sender.remarks)
+    slow_writes(group, first, 0)
+    await until(lambda: group.brokers[first].engine.status()["disk_state"] == "ok")
+    await until(lambda: core(group, first).has_room)
+
+
+async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
+    monkeypatch.setattr(slowwrites, "WINDOW_MS", 500)
+    first, sender = await group.leader(), Sender(group)
+    term = core(group, first).term
+    for broker in group.brokers.values():
+        broker.engine.parts.pump.writer.speed._slow_until_ms = 1e12
+        broker.full_disk.look()
+    await until(lambda: all(p.no_room for p in core(group, first).progress.values()))
+    for _ in range(20):
+        assert (await sender.one()).code == ResponseCode.SUCCESS
+        group.brokers[first].full_disk.look()
+    assert (await group.leader(), core(group, first).term) == (first, term)

@@ -13,6 +13,7 @@ from raftmq.dledger.health import DiskHealth, DiskState
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import HardState
 from raftmq.dledger.saver import HardStateSaver
+from raftmq.dledger.slowwrites import SlowWrites
 from raftmq.dledger.writer import FrameWriter
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import OsDisk, OsFile
@@ -44,7 +45,7 @@ def written(root: Path, segments_max: int) -> tuple[SmallDisk, RaftLog, FrameWri
     commitlog.open()
     log = RaftLog(commitlog)
     log.open()
-    return disk, log, FrameWriter(log)
+    return disk, log, FrameWriter(log, SlowWrites(lambda: 0.0))
 
 
 def frames(first: int, last: int, term: int = 1) -> list[Frame]:

@@ -19,6 +19,9 @@ FOUND = (
     730013,  # the load waited for a message that had come before its send was answered
     741487,  # a frame that rotted was mended, and power might still be cut before that is durable
     730419,  # a replica being filled said that a topic does not exist, and was believed
+    747779,  # a stranger's store beside an empty one hid from the operator that it was empty
+    747885,  # a transaction was given up before its producer's next heartbeat could come
+    746184,  # a property that had rotted below a running replica was handed out
     746485,  # a leader kept what it wanted to hand over, and was judged by voters that came later
 )
 OPERATIONS_MIN, FAULTS_MIN = 500, 20  # of a seed, on average over a chunk

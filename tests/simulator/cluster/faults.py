@@ -206,7 +206,7 @@ class FaultPlan:
         """A broker is started as another one of its group, which is down, on its own store. If that
         is empty nobody can tell: what the other one promises there is lost when it is corrected."""
         machine, others = self._victim(), list(self._world.brokers.values())
-        if not machine.disk.image(True):
+        if programs.is_empty(machine.disk):
             others = [one for one in others if one.name in self.fragile] or [machine]
         other = self._rng.choice(others)
         other.kill()

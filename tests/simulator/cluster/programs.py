@@ -14,6 +14,7 @@ from raftmq.store.disk import OsDisk
 from tests.simulator.cluster.machine import DiskOfProcess
 from tests.simulator.cluster.network import HOST
 from tests.simulator.cluster.process import Process
+from tests.simulator.disk import SimDisk
 
 NAMESRV_PORT = 42_001
 NAMESRV = f"{HOST}:{NAMESRV_PORT}"
@@ -22,6 +23,11 @@ NO_NAMESRV = f"{HOST}:{NO_NAMESRV_PORT}"
 GROUP = "group-a"
 STORE = "store"
 STRANGE_STORE = "strange"
+
+
+def is_empty(disk: SimDisk) -> bool:
+    """Return whether a broker has no store on this disk."""
+    return not any(path.startswith(f"{STORE}/") for path in disk.image(True))
 
 
 def client_port(number: int) -> int:

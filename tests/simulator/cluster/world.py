@@ -411,7 +411,7 @@ class ClusterWorld:
             process.kill()
 
         machine.power_on()
-        if "dLegerSelfId" in wrong and not machine.disk.image(True):
+        if "dLegerSelfId" in wrong and programs.is_empty(machine.disk):
             self._misnamed.add(machine.name)
         process = self._start(machine, {**self.settings(machine.name), **wrong}, ended)
         self.mistakes.append(process)

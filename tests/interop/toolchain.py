@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,8 @@ ROOT = Path(sys.prefix) / "interop-tools"
 CACHES = ROOT / "caches"  # Go's and npm's: nothing goes into anybody's home
 COMMAND_TIMEOUT_S = 600  # of one download or compilation
 RUST_TIMEOUT_S = 1800  # of 250 crates
+DIGIT, DIGITS = "[0-9a-f]", 16  # of what a part was made of, in its directory's name
+AT_ONCE = 2  # parts: one waits for the network while another compiles
 TAIL = 3000  # characters of a failed command's output
 TOOLCHAINS = HERE / "requirements.txt"
 OLDER = {"43": "4.3.2", "49": "4.9.8"}
@@ -95,15 +98,16 @@ def run(
 
 def made(name: str, inputs: Sequence[Path], make: Callable[[Path], None]) -> Path:
     """The directory that `make` fills, for these inputs; older ones of that name are removed."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:DIGITS]
     directory = ROOT / f"{name}-{digest}"
     ROOT.mkdir(parents=True, exist_ok=True)
     with open(ROOT / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
-            for old in ROOT.glob(f"{name}-*"):
+            for old in ROOT.glob(f"{name}-{DIGIT * DIGITS}"):
                 shutil.rmtree(old)
             part = ROOT / f"{name}-part"
+            shutil.rmtree(part, ignore_errors=True)  # of one that was interrupted
             part.mkdir()
             make(part)
             part.rename(directory)
@@ -296,10 +300,15 @@ def main() -> None:
     if sys.argv[1:]:
         named = {**parts, "rust5": rust5, "openapi-go": openapi_go}
         parts = {name: named[name] for name in sys.argv[1:]}
-    for name, make in parts.items():
+
+    def ready(name: str, make: Callable[[], object]) -> str:
         began = time.monotonic()
         make()
-        print(f"{name}: ready ({time.monotonic() - began:.1f} s)", flush=True)
+        return f"{name}: ready ({time.monotonic() - began:.1f} s)"
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for made_one in as_completed([pool.submit(ready, *part) for part in parts.items()]):
+            print(made_one.result(), flush=True)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,11 @@ async def sees_what_was(page: Page, cluster: Running) -> None:
     )
     await page.click("[data-do=range][data-range='2']")
     await page.until("document.querySelector('[data-range=\"2\"]').ariaPressed == 'true'")
+    await page.click("[data-do=range][data-range='0']")
+    await page.until(
+        "document.querySelector('[data-range=\"0\"]').ariaPressed == 'true'"
+        f" && {plots} && {labels}.includes('Messages behind, at the end: broker-a · Orders 4')"
+    )
     await page.goto(f"{cluster.url}/#/topics/Orders")
     await page.until(f"{plots} && {labels}.includes('Messages there, at the end: broker-a 4')")
     await page.click("#nav a[href='#/history']")

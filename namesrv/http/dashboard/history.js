@@ -7,7 +7,7 @@ import { empty, head, polled, problem } from "/dashboard/parts.js";
 import uPlot from "/dashboard/uplot.js";
 
 const HOUR_MS = 3600000;
-const RANGES = [["1 h", HOUR_MS], ["6 h", 6 * HOUR_MS], ["24 h", 24 * HOUR_MS], ["7 d", 168 * HOUR_MS]];
+const RANGES = [["15 min", HOUR_MS / 4], ["1 h", HOUR_MS], ["6 h", 6 * HOUR_MS], ["24 h", 24 * HOUR_MS], ["7 d", 168 * HOUR_MS]];
 const RELOAD_MS = 15000; // as often as brokers note their figures
 const POINTS = 120;
 const HEIGHT = 180;
@@ -45,7 +45,7 @@ export function historyPage(app) {
 
 /** A part of a page: plots of what is asked for. */
 function history(app, asked, plots) {
-  const state = { range: 0, found: null, error: "", nodes: [], version: 0 };
+  const state = { range: 1, found: null, error: "", nodes: [], version: 0 };
 
   async function load() {
     const untilMs = app.cluster?.at ?? Date.now(); // the name server's clock, if it is known

@@ -13,6 +13,8 @@ from tests.simulator.cluster.world import LONG, ClusterWorld, Wish
 CHUNKS = 2
 SEEDS_A_CHUNK = 8
 LONG_SEEDS = range(40)
+FLIPPED = range(8)
+FLIPPING = ("flip_bits", "flip_bits", "kill", "kill_leader", "isolate", "freeze", "stop_planned")
 FOUND = (
     700773,  # a removed replica campaigned on, because a second change was open
     700869,  # a pop that was decided under an earlier leadership passed messages over
@@ -35,6 +37,10 @@ def test_no_promise_is_broken(chunk: int) -> None:
 
 def test_seeds_that_failed_once_stay_mended() -> None:
     judge(apart(played, FOUND, Wish()), 0)
+
+
+def test_bits_that_flip_between_replicas_break_no_promise() -> None:
+    judge(apart(played, FLIPPED, Wish(faults=FLIPPING)), len(FLIPPED))
 
 
 @pytest.mark.long

@@ -28,6 +28,7 @@ UNSTABLE = ("kill_leader", "isolate", "split", "freeze", "cut_one_way")
 FORGETFUL = ("wipe", "kill_leader", "isolate", "split")
 AS_FOUNDED = {"operated": False, "refilled": False}
 OPERATED = {"operated": True, "refilled": False}
+FLIPPING = ("flip_bits", "kill_leader", "isolate")
 ROTTING = ("rot", "kill", "kill_leader", "power_cut_fragile", "isolate")
 REFILLS = REFILLED | {"operated": False}
 POPS = ("pop", "log")
@@ -132,6 +133,8 @@ BREAKS: tuple[Break, ...] = (
     Break(core.campaigns_as_a_learner, faults=UNSTABLE, profile=OPERATED, first=1),
     Break(core.configuration_forgotten_at_start, profile=OPERATED, first=1),
     Break(repair.patches_unsynced, faults=ROTTING, profile=AS_FOUNDED | DURABLE),
+    Break(repair.frames_taken_unchecked, faults=FLIPPING),
+    Break(repair.messages_taken_unchecked, faults=FLIPPING, first=1),
     Break(repair.damage_cut, faults=ROTTING, profile=AS_FOUNDED, first=1),
     Break(repair.installs_no_queues, profile=REFILLS, long=True),
     Break(repair.installs_no_tables, profile=REFILLS, first=2),

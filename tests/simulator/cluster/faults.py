@@ -20,6 +20,7 @@ from raftmq.dledger.member import RaftMember
 from raftmq.dledger.slots import SLOT_SIZE_BYTES
 from raftmq.dledger.wire import VERSION
 from tests.simulator.cluster import programs
+from tests.simulator.cluster.network import Flips
 from tests.simulator.cluster.restorer import Restorer
 from tests.simulator.cluster.schedule import Schedule, Strike, drawn, without
 
@@ -34,13 +35,14 @@ EVERYWHERE = (
     "rolling_restart", "stranger", "slow_network",
 )  # fmt: skip
 OF_CLOCKS = ("jump_clock",)
+OF_WIRES = ("flip_bits",)  # by wish only, and by searches: seeds draw as they did without it
 OF_POWER = ("power_cut", "power_cut_all")
 OF_MEMORY = ("wipe", "rot", "rot_votes", "lose_queue_file", "power_cut_fragile")
 OF_GROUPS = ("foreign_group", "restore_beside")
 OF_VERSIONS = ("upgrade",)
 MARK = Struct(">24xq")  # the durable mark in a checkpoint
 FOUNDED_S = 1.5  # by then a group of one has its id
-FAULTS = EVERYWHERE + OF_CLOCKS + OF_POWER + OF_MEMORY + OF_GROUPS + OF_VERSIONS
+FAULTS = EVERYWHERE + OF_CLOCKS + OF_WIRES + OF_POWER + OF_MEMORY + OF_GROUPS + OF_VERSIONS
 
 
 class FaultPlan:
@@ -63,6 +65,7 @@ class FaultPlan:
         if world.profile.version < VERSION:
             names += OF_VERSIONS
         chosen = rng.sample(names, rng.randint(2, 6))
+        names += OF_WIRES
         of_memory = rng.sample(OF_MEMORY, rng.randint(1, 2)) if rng.random() < 0.4 else []
         minority = rng.sample(sorted(world.brokers), (world.profile.replicas - 1) // 2)
         if not world.profile.operated:  # else who is a minority changes
@@ -98,6 +101,7 @@ class FaultPlan:
         """Let these run, and be connected to each other and to everything that is healed."""
         world = self._world
         for machine in machines:
+            world.network.flips = None
             machine.disk_stalled = machine.disk.full = machine.disk.fails_sync = False
             machine.thread_s = world.profile.thread_ms / 1000
             world.network.slow_ms = 0.0
@@ -404,6 +408,13 @@ class FaultPlan:
         network = self._world.network
         network.slow_ms = self._rng.choice((200.0, 400.0, 800.0))
         self._later(2.0 + self._rng.random(), setattr, network, "slow_ms", 0.0)
+
+    def _flip_bits(self) -> None:
+        """Between replicas TCP delivers wrong bits for a while."""
+        network = self._world.network
+        own = Random(self._rng.getrandbits(64))
+        network.flips = Flips(own, self._rng.choice((0.01, 0.05, 0.2)), programs.RAFT_PORTS)
+        self._later(2.0 + self._rng.random(), setattr, network, "flips", None)
 
     def _reset_connection(self) -> None:
         self._world.network.reset()

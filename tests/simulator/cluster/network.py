@@ -15,10 +15,10 @@ import errno
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextvars import Context
 from random import Random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tests.simulator.cluster.loop import PROCESS, SimLoop
 
@@ -34,6 +34,25 @@ KEEPALIVE_S = 5.0  # idle 2 s and three probes, as the links between replicas as
 FIRST_PORT = 40_000
 
 
+class Flips(NamedTuple):
+    """Bits that flip on their way, and no checksum of TCP's tells: with `probability` one of each
+    arrival, on connections with servers at these ports."""
+
+    rng: Random
+    probability: float
+    ports: Container[int]
+
+    def through(self, data: bytes, own: int, peer: int) -> bytes:
+        """Return what arrives of `data`."""
+        if own not in self.ports and peer not in self.ports:
+            return data
+        if self.rng.random() >= self.probability:
+            return data
+        arrived = bytearray(data)
+        arrived[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+        return bytes(arrived)
+
+
 class Network:
     """All links. `cut` holds pairs (from, to) of machines' names."""
 
@@ -43,6 +62,7 @@ class Network:
         self.delay_ms = delay_ms
         self.spike = spike  # probability of a delay that is twenty times as long
         self.slow_ms = 0.0  # added to every delay, about
+        self.flips: Flips | None = None
         self.cut: set[tuple[str, str]] = set()
         self.connections: list[Transport] = []  # one end of each
         self.machines: dict[int, Machine] = {}  # by the ports of their servers
@@ -467,6 +487,8 @@ class Transport(asyncio.Transport):
                 self._flying.append(data[at:])
                 data = data[:at]
                 self._fly_on()
+            if network.flips is not None:
+                data = network.flips.through(data, self._own[1], self._peer[1])
             other._received.append(data)
         if self._fin and not self._flying:
             other._eof = True

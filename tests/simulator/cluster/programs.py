@@ -23,6 +23,7 @@ NO_NAMESRV = f"{HOST}:{NO_NAMESRV_PORT}"
 GROUP = "group-a"
 STORE = "store"
 STRANGE_STORE = "strange"
+RAFT_PORTS = range(41_000, 42_000)
 
 
 def is_empty(disk: SimDisk) -> bool:
@@ -36,7 +37,7 @@ def client_port(number: int) -> int:
 
 
 def raft_port(number: int) -> int:
-    return 41_000 + number
+    return RAFT_PORTS[number]
 
 
 def broker_config(settings: Mapping[str, str]) -> BrokerConfig:

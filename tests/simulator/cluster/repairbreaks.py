@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 from raftmq.broker.tables import snapshot, snapshotinstall
 from raftmq.broker.tables.snapshot import Snapshot
@@ -14,7 +15,7 @@ from raftmq.dledger.repair import Patch, RepairResponse, StartRepair, Wanted
 from raftmq.dledger.snapshotinstaller import Installer
 from raftmq.store.config import StoreConfig
 from raftmq.store.disk import Disk
-from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
+from raftmq.store.frame import HEADER, HEADER_SIZE_BYTES, Frame, FrameError, parse_header
 from tests.simulator.cluster.planting import instead, replaced
 from tests.simulator.disk import SimFile
 
@@ -76,6 +77,23 @@ def patches_unsynced() -> Planted:
 def cut_without_a_note() -> Planted:
     """E. It gives up frames, and does not note that it may have lost promises."""
     return instead(Promises, "give_up", lambda self, reason: None)
+
+
+def frames_taken_unchecked() -> Planted:
+    """F. A follower writes frames without looking at their checksums."""
+
+    def parses(data: bytes, at: int = 0) -> Frame:
+        fields = HEADER.unpack_from(data, at)
+        _, _, index, term, position, stamp, length, count, kind, _, _ = fields
+        whole = bytes(data[at : at + HEADER_SIZE_BYTES + length])
+        return Frame(index, term, position, stamp, kind, count, whole)
+
+    return patch("raftmq.dledger.wire.parse_frame", parses)
+
+
+def messages_taken_unchecked() -> Planted:
+    """G. What replicas say to each other has no checksum; frames have their own."""
+    return patch("raftmq.dledger.wire.crc32c", lambda data: 0)
 
 
 # -- refilling -------------------------------------------------------------------------------------

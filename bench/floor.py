@@ -52,7 +52,9 @@ class _Canned(asyncio.Protocol):
     def _pulled(self, header: bytes) -> None:
         wanted = orjson.loads(header)["extFields"]
         each, count = int(wanted["maxMsgNums"]), int(wanted["queueOffset"])
-        self._answer, self._answers = _answer(_FOUND, _record() * each), count // each + 1
+        # All of them and the answer that there are no more; of few one pull has all.
+        full = max(1, count // each)
+        self._answer, self._answers = _answer(_FOUND, _record() * min(each, count)), full + 1
         self._stream()
 
     def data_received(self, data: bytes) -> None:

@@ -101,10 +101,9 @@ class FrameReads:
         """Check this block; if another frame of it than that at `offset` is damaged, that frame
         alone. None if `offset` is in no frame of it. Raises FrameDamaged, OSError."""
         log, index = self._log, self._log.index
-        segment_end = log.segment_end(offset)
-        begin = max(number * BLOCK_BYTES, segment_end - log.commitlog.segment_size_bytes)
-        first = index.first_from(begin)
-        last = index.first_from(min((number + 1) * BLOCK_BYTES, segment_end)) - 1
+        begin, end = number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES
+        first = index.first_from(max(begin, log.segment_start(offset)))
+        last = index.first_from(min(end, log.segment_end(offset))) - 1
         if first > last:
             return None
         spans = index.spans(first, last)

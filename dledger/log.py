@@ -20,7 +20,6 @@ it, and where the log begins now are kept in a `SlotFile`, because no file of th
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from errno import EIO
 
@@ -250,8 +249,7 @@ class RaftLog:
         index = self.index
         start = index.position_of(first)
         last = min(last, index.last_within(first, READ_BYTES_MAX))
-        within = bisect_left(range(first, last + 1), self.segment_end(start), key=index.position_of)
-        last = first + within - 1
+        last = min(last, index.first_from(self.segment_end(start)) - 1)
         data = self._read(start, index.end_of(last) - start)
         self.reads_from_file += 1
         if not data:  # one sector spoils the whole read
@@ -404,9 +402,10 @@ class RaftLog:
     def wants_next_segment(self) -> bool:
         """True if the last segment is more than half full."""
         log = self.commitlog
-        return (log.max_offset - self._segment_start(log.max_offset)) * 2 > log.segment_size_bytes
+        return (log.max_offset - self.segment_start(log.max_offset)) * 2 > log.segment_size_bytes
 
-    def _segment_start(self, offset: int) -> int:
+    def segment_start(self, offset: int) -> int:
+        """Return the first byte of the segment of `offset`."""
         log = self.commitlog
         return offset - (offset - log.min_offset) % log.segment_size_bytes
 
@@ -438,11 +437,10 @@ class RaftLog:
         Raises OSError."""
         assert self._trim is not None, "this log has no place to note what was cut"
         index = self.index
-        keep_from = self._segment_start(min(position, self.commitlog.durable_offset))
+        keep_from = self.segment_start(min(position, self.commitlog.durable_offset))
         if keep_from <= self.commitlog.min_offset:
             return index.first_index
-        durable = range(index.first_index, self.durable_index + 1)
-        first = index.first_index + bisect_left(durable, keep_from, key=index.position_of)
+        first = min(index.first_from(keep_from), self.durable_index + 1)
         # Noted first: killed in between, the segments are removed at the next start.
         self._trim.save(trim_note(first, index.term_at(first - 1), keep_from))
         self._forget_before(first)

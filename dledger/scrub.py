@@ -17,7 +17,6 @@ It cannot see rot below pages that the kernel still has in memory.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -72,8 +71,7 @@ def next_step(log: RaftLog, first: int) -> ScrubStep | None:
         return None
     start = index.position_of(first)
     last = min(last, index.last_within(first, STEP_BYTES))
-    within = bisect_left(range(first, last + 1), log.segment_end(start), key=index.position_of)
-    last = first + within - 1
+    last = min(last, index.first_from(log.segment_end(start)) - 1)
     frames = index.spans(first, last)
     gap = index.position_of(last + 1) - index.end_of(last) if last < log.durable_index else 0
     blank = BLANK.pack(gap, MAGIC_BLANK) if gap else b""

@@ -52,7 +52,6 @@ class SlowWrites:
         self._suspect_until_ms = 0.0  # the kernel is asked about each write
         self._slept: deque[tuple[float, float]] = deque()  # (end, ms) of the slow ones of a window
         self._slow_until_ms = 0.0
-        self.slept_ms = 0.0  # of the window
 
     def begin(self) -> None:
         """Note that a write begins."""
@@ -66,22 +65,17 @@ class SlowWrites:
         if took_ms < SLOW_MS:
             return
         self._suspect_until_ms = now_ms + WINDOW_MS
-        busy_ms = None if self._busy_ms is None else self._on_processor_ms()
-        if self._busy_ms is None or busy_ms is None:
+        if self._busy_ms is None or (busy_ms := self._on_processor_ms()) is None:
             return
         slept_ms = took_ms - (busy_ms - self._busy_ms)
         if slept_ms < SLOW_MS:
             return
-        self._slept.append((now_ms, slept_ms))
-        self.slept_ms += slept_ms
-        self._forget(now_ms)
-        if self.slept_ms >= SHARE * WINDOW_MS and len(self._slept) >= COUNT_MIN:
-            self._slow_until_ms = now_ms + REST_MS
-
-    def _forget(self, now_ms: float) -> None:
         slept = self._slept
-        while slept and slept[0][0] <= now_ms - WINDOW_MS:
-            self.slept_ms -= slept.popleft()[1]
+        slept.append((now_ms, slept_ms))
+        while slept[0][0] <= now_ms - WINDOW_MS:
+            slept.popleft()
+        if len(slept) >= COUNT_MIN and sum(ms for _, ms in slept) >= SHARE * WINDOW_MS:
+            self._slow_until_ms = now_ms + REST_MS
 
     @property
     def are_slow(self) -> bool:

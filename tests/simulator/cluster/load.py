@@ -41,11 +41,6 @@ def posted(config: PostedConfig, pace: float) -> PostedConfig:
     return replace(config, queues=2, window=8, rate_per_s=20.0 * pace, quiet_s=8.0)
 
 
-def transactions_posted(pace: float) -> PostedConfig:
-    # A broker that restarts may ask no producer before that one's next heartbeat, 30 s later.
-    return replace(posted(transactions.TRANSACTIONS, pace), quiet_s=40.0)
-
-
 MAKERS: dict[str, Callable[[float], Workload]] = {
     "log": lambda pace: MessagesWorkload(messages(LOG, pace)),
     "ordered": lambda pace: MessagesWorkload(messages(ORDERED, pace)),
@@ -53,7 +48,10 @@ MAKERS: dict[str, Callable[[float], Workload]] = {
     "idempotent": lambda pace: MessagesWorkload(messages(ONCE, pace)),
     "metadata": lambda pace: MetadataWorkload(rate_per_s=20.0 * pace),
     "locks": lambda pace: locks_workload(messages(LOCKS, pace), restart_every_s=2.0),
-    "transactions": lambda pace: transactions.transactions_workload(transactions_posted(pace)),
+    # A broker that restarted may ask no producer before that one's next heartbeat, 30 s later.
+    "transactions": lambda pace: transactions.transactions_workload(
+        replace(posted(transactions.TRANSACTIONS, pace), quiet_s=40.0)
+    ),
     "delayed": lambda pace: delayed.delayed_workload(posted(delayed.DELAYED, pace)),
     "retries": lambda pace: retries.retries_workload(posted(retries.RETRIES, pace)),
     # A dead letter is three invisible times away, and then a consumer finds its new topic.

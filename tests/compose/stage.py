@@ -7,16 +7,30 @@ tested.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOOL = ROOT / "tools" / "compose-offline.sh"
 UP_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 900.0
+HEALTHY_TIMEOUT_S = 400.0
+NAMESRV = "127.0.0.1:9876;127.0.0.1:9877"
+
+
+def health_of(containers: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the state of health by service."""
+    return {
+        one["Config"]["Labels"]["com.docker.compose.service"]: one["State"]["Health"]["Status"]
+        for one in containers
+    }
 
 
 class Stage:
@@ -65,6 +79,33 @@ class Stage:
     def within(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command where the published ports are; its status is the caller's to judge."""
         return self._run("in", *command, timeout_s=CALL_TIMEOUT_S)
+
+    def mqadmin(self, *words: str, tls: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """From outside, where the published ports are; `tls`: the client's tls.properties."""
+        shown = [] if tls is None else ["env", f"RAFTMQ_TLS_CONFIG_FILE={tls}"]
+        command = [sys.executable, "-m", "mqadmin", words[0], "-n", NAMESRV, *words[1:]]
+        return self.within(*shown, *command)
+
+    def said_by(self, *words: str, tls: Path | None = None) -> str:
+        """Return the output of a command, run again until it succeeds: it gives a server few
+        seconds."""
+
+        def done() -> subprocess.CompletedProcess[str] | None:
+            tried = self.mqadmin(*words, tls=tls)
+            return None if tried.returncode else tried
+
+        found = wait_until(
+            done,
+            lambda: self.mqadmin(*words, tls=tls),
+            patience_s=HEALTHY_TIMEOUT_S,
+            pause_s=0.5,
+        )
+        assert found is not None
+        return found.stdout
+
+    def containers(self) -> list[dict[str, Any]]:
+        """Return what the engine says of each."""
+        return json.loads(self.docker("inspect", *self.compose("ps", "-q").split()))
 
     def volume(self, name: str) -> Path:
         return Path(self.docker("volume", "inspect", "-f", "{{.Mountpoint}}", f"raftmq_{name}"))

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.compose.stage import Stage
+from tests.compose.stage import HEALTHY_TIMEOUT_S, Stage, health_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(1100)
@@ -27,9 +27,7 @@ PROFILES = ("classic", "grpc", "chaos", "audit", "monitoring")
 OF_PROFILES = {"master-a", "slave-a", "master-b", "slave-b", "proxy-0", "proxy-1"}
 OF_PROFILES |= {"chaos", "audit"}
 OF_PROFILES |= {"prometheus", "grafana"}
-HEALTHY_TIMEOUT_S = 400.0
 FAULTS = "kill:leader cut-node:leader term:leader"
-NAMESRV = "127.0.0.1:9876;127.0.0.1:9877"
 MASTER, SLAVE = "127.0.0.1:11111", "127.0.0.1:11121"
 
 
@@ -45,33 +43,13 @@ def stage():
     assert left.stdout == "", "the engine, or something in it, still runs"
 
 
-def mqadmin(stage: Stage, *words: str) -> subprocess.CompletedProcess[str]:
-    """From outside, where the published ports are."""
-    return stage.within(sys.executable, "-m", "mqadmin", words[0], "-n", NAMESRV, *words[1:])
-
-
 def wait_answer(stage: Stage, wanted: str, *words: str) -> None:
     """Ask until the answer has `wanted` in it."""
 
     def done() -> subprocess.CompletedProcess[str]:
-        return mqadmin(stage, *words)
+        return stage.mqadmin(*words)
 
     wait_until(lambda: wanted in done().stdout, done, patience_s=HEALTHY_TIMEOUT_S, pause_s=0.5)
-
-
-def said_by(stage: Stage, *words: str) -> str:
-    """Return the output of a command, run again until it succeeds: it gives a server few
-    seconds."""
-
-    def done() -> subprocess.CompletedProcess[str] | None:
-        tried = mqadmin(stage, *words)
-        return None if tried.returncode else tried
-
-    found = wait_until(
-        done, lambda: mqadmin(stage, *words), patience_s=HEALTHY_TIMEOUT_S, pause_s=0.5
-    )
-    assert found is not None
-    return found.stdout
 
 
 def test_all_profiles_read(stage):
@@ -83,12 +61,8 @@ def test_all_profiles_read(stage):
 def test_everything_comes_up_and_says_that_it_is_healthy(stage):
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
     while True:
-        ids = stage.compose("ps", "-q").split()
-        found = json.loads(stage.docker("inspect", *ids))
-        health = {
-            c["Config"]["Labels"]["com.docker.compose.service"]: c["State"]["Health"]["Status"]
-            for c in found
-        }
+        found = stage.containers()
+        health = health_of(found)
         if set(health) == SERVICES and set(health.values()) == {"healthy"}:
             break
         assert time.monotonic() < deadline, (health, stage.compose("logs", "--tail", "20"))
@@ -125,7 +99,7 @@ def test_messages_from_outside_survive_the_leader(stage):
 def test_proxies_reach_the_brokers_inside(stage):
     """Brokers tell an address of the host, at which a container finds nothing."""
     stage.compose("--profile", "grpc", "up", "-d", "--no-build", "proxy-0", "proxy-1")
-    said_by(stage, "updateTopic", "-c", "DefaultCluster", "-t", "Rpc", "-r", "2", "-w", "2")
+    stage.said_by("updateTopic", "-c", "DefaultCluster", "-t", "Rpc", "-r", "2", "-w", "2")
     wait_answer(stage, "broker-b", "topicRoute", "-t", "Rpc")
 
     def healthy() -> bool:
@@ -143,9 +117,9 @@ def test_what_a_classic_master_took_its_slave_has(stage):
     stage.compose("--profile", "classic", "up", "-d", "--no-build", "master-a", "slave-a")
     for address in (MASTER, SLAVE):
         wait_answer(stage, "brokerRole", "brokerStatus", "-b", address)
-    said_by(stage, "updateTopic", "-b", MASTER, "-t", "Pair", "-r", "1", "-w", "1")
+    stage.said_by("updateTopic", "-b", MASTER, "-t", "Pair", "-r", "1", "-w", "1")
     wait_answer(stage, "pair-a", "topicRoute", "-t", "Pair")
-    said = said_by(stage, "sendMessage", "-t", "Pair", "-p", "for the slave, too")
+    said = stage.said_by("sendMessage", "-t", "Pair", "-p", "for the slave, too")
     assert re.search(r"offset \d of queue 0 of pair-a", said), said
     slave = stage.volume("slave-a") / "store" / "commitlog" / f"{0:020}"
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S

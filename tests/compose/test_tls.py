@@ -4,7 +4,6 @@ nothing, those with one outlive the leader, and certificates are renewed while i
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.stage import ROOT, Stage
+from tests.compose.stage import HEALTHY_TIMEOUT_S, ROOT, Stage, health_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1100)]
@@ -22,8 +21,6 @@ BROKERS = [f"broker-{group}{number}" for group in "ab" for number in range(3)]
 NAME_SERVERS = ["nameserver-0", "nameserver-1"]
 OTHERS = ["master-a", "slave-a", "master-b", "slave-b", "proxy-0", "proxy-1"]
 RUNS_AS = 10001  # in the containers
-PATIENCE_S = 400.0
-NAMESRV = "127.0.0.1:9876;127.0.0.1:9877"
 
 
 def make_certificates(directory: Path) -> None:
@@ -55,37 +52,8 @@ def stage(certificates):
         stage.down()
 
 
-def healthy(stage: Stage) -> set[str]:
-    found = json.loads(stage.docker("inspect", *stage.compose("ps", "-q").split()))
-    return {
-        one["Config"]["Labels"]["com.docker.compose.service"]
-        for one in found
-        if one["State"]["Health"]["Status"] == "healthy"
-    }
-
-
-def mqadmin(stage: Stage, *words: str, tls: Path | None) -> subprocess.CompletedProcess[str]:
-    """From outside, where the published ports are."""
-    shown = [f"RAFTMQ_TLS_CONFIG_FILE={tls / 'client' / 'tls.properties'}"] if tls else []
-    command = [sys.executable, "-m", "mqadmin", words[0], "-n", NAMESRV, *words[1:]]
-    return stage.within("env", *shown, *command)
-
-
 def said(stage: Stage, certificates: Path, *words: str) -> str:
-    """Return the output of a command, run again until it succeeds."""
-
-    def done() -> subprocess.CompletedProcess[str] | None:
-        tried = mqadmin(stage, *words, tls=certificates)
-        return None if tried.returncode else tried
-
-    found = wait_until(
-        done,
-        lambda: mqadmin(stage, *words, tls=certificates),
-        patience_s=PATIENCE_S,
-        pause_s=0.5,
-    )
-    assert found is not None
-    return found.stdout
+    return stage.said_by(*words, tls=certificates / "client" / "tls.properties")
 
 
 def send(stage: Stage, certificates: Path, text: str) -> None:
@@ -94,9 +62,11 @@ def send(stage: Stage, certificates: Path, text: str) -> None:
 
 def test_it_comes_up_healthy(stage):
     wait_until(
-        lambda: healthy(stage) == {*NAME_SERVERS, *BROKERS},
+        lambda: (
+            health_of(stage.containers()) == dict.fromkeys([*NAME_SERVERS, *BROKERS], "healthy")
+        ),
         lambda: stage.compose("logs", "--tail", "20"),
-        patience_s=PATIENCE_S,
+        patience_s=HEALTHY_TIMEOUT_S,
         pause_s=1,
     )
 
@@ -104,7 +74,7 @@ def test_it_comes_up_healthy(stage):
 def test_who_has_a_certificate_is_served_and_others_are_not(stage, certificates):
     said(stage, certificates, "updateTopic", "-c", "DefaultCluster", "-t", "Safe")
     send(stage, certificates, "first")
-    plain = mqadmin(stage, "topicRoute", "-t", "Safe", tls=None)
+    plain = stage.mqadmin("topicRoute", "-t", "Safe")
     assert plain.returncode != 0, plain.stdout
 
 
@@ -137,7 +107,7 @@ def test_certificates_are_renewed_while_it_runs(stage, certificates):
     wait_until(
         lambda: all(certificate_of(stage, port) not in ("", old) for port, old in before.items()),
         lambda: stage.compose("logs", "--tail", "20"),
-        patience_s=PATIENCE_S,
+        patience_s=HEALTHY_TIMEOUT_S,
         pause_s=1,
     )
     send(stage, certificates, "with the new ones")

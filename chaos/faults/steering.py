@@ -143,11 +143,13 @@ class Control:
         home: Path,
         wall_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         _create(home)
         self._home = home
         self._wall_ns = wall_ns
         self._monotonic_ns = monotonic_ns
+        self._sleep = sleep
         with (home / "control").open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), CONTROL_BYTES)
         self._lock = threading.Lock()
@@ -187,10 +189,10 @@ class Control:
             if not self._hits(rule, slot):
                 continue
             if rule.effect == SLOW:
-                time.sleep(rule.delay_ms / 1000)
+                self._sleep(rule.delay_ms / 1000)
             elif rule.effect == STALL:
                 while (rule, slot) in self.rules():
-                    time.sleep(STALL_POLL_S)
+                    self._sleep(STALL_POLL_S)
             else:
                 found = found or rule.effect
         return found

@@ -66,8 +66,9 @@ SETTINGS = {
 # It looks for what to ask about so often, from its start on. It notes the end of a transaction so
 # much later; until then it asks, and delivers, once more.
 OF_APACHE = {"transactionCheckInterval": "1000", "transactionOpBatchInterval": "50"}  # ms
-# It asks when the time-out is over. Again not before this: a busy machine answers after seconds.
-OF_OURS = {"transactionCheckInterval": f"{PATIENCE_MS}"}
+# It asks when the time-out is over, and again not before this. On a busy machine a decision and an
+# answer come after seconds; what is decided at once is not to be asked about.
+OF_OURS = {"transactionTimeOut": "15000", "transactionCheckInterval": f"{PATIENCE_MS}"}
 AGAIN_LEVEL = 1  # one second
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,9 +48,9 @@ class Node:
         self.steering = Steering(self.home)
         self.boot()
 
-    def boot(self) -> None:
+    def boot(self, sleep: Callable[[float], object] = time.sleep) -> None:
         """A process starts; the one before is gone, whatever it left open."""
-        self.control = Control(self.home)
+        self.control = Control(self.home, sleep=sleep)
         self.disk = FaultDisk(str(self.store), self.home, self.control)
 
     def kill(self) -> None:
@@ -474,11 +475,10 @@ def test_a_stalled_sync_returns_when_it_is_healed_and_not_before(node: Node) -> 
     assert not syncing.is_alive()
 
 
-def test_slow_calls_take_longer_and_still_do_their_work(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_calls_take_longer_and_still_do_their_work(node: Node) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
+    node.kill()
+    node.boot(slept.append)
     node.steering.put("1", [Rule(SLOW, (SYNC,), delay_ms=80), Rule(SLOW, (SYNC,), delay_ms=20)])
     file = node.disk.open("f")
     file.pwrite(0, b"x")

@@ -14,7 +14,8 @@ from raftmq.dledger.outbox import Outbox
 
 class Ballot:
     """The promises of one replica. `recovered`: it has forgotten none, or has recovered
-    (recovery.py). `incarnation`: a number above 0 that no earlier process of this node has used."""
+    (recovery.py). `incarnation`: a number above 0 that no earlier process of this node has used,
+    nor this one before it lost promises."""
 
     __slots__ = ("_outbox", "_voted_incarnation", "incarnation", "recovered", "term", "voted_for")
 
@@ -70,6 +71,13 @@ class Ballot:
         self.recovered = True
         if self.voted_for is None:
             self.vote_for(leader, 0)
+        self._changed()
+
+    def lose(self, incarnation: int) -> None:
+        """Note that promises of the past may be lost. Those of the future are another
+        `incarnation`'s."""
+        self.recovered = False
+        self.incarnation = incarnation
         self._changed()
 
     def _changed(self) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from raftmq.dledger.enforcement import Enforcement
 from raftmq.dledger.flusher import LogFlusher
 from raftmq.dledger.healer import Healer
+from raftmq.dledger.oldstore import OldStores
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import Roster
 from raftmq.dledger.snapshotinstaller import Installer
@@ -48,6 +49,7 @@ class Chores:
     installer: Installer
     roster: Roster
     enforcement: Enforcement
+    oldstores: OldStores
     pool: Executor
     clock_ms: Callable[[], float]
     _preparing: asyncio.Future[None] | None = field(default=None, init=False)  # the next segment
@@ -108,6 +110,7 @@ class Chores:
         if now_ms >= self._housekeeping_due_ms:
             self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS
             self._keep_house(self.pump)
+            self.oldstores.look(now_ms, self.pool)
 
     def _keep_house(self, pump: Pump) -> None:
         pump.proposer.expire()

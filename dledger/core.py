@@ -225,6 +225,22 @@ class RaftCore:
             if successor is not None:
                 self._outbox.send(TimeoutNow(self.node_id, successor, self.ballot.term))
 
+    def lose_promises(self, incarnation: int, reason: str) -> None:
+        """Recover from now on: this replica's store is older than what it has promised
+        (recollection.py). What it had said and not sent yet is not sent. `incarnation` is one that
+        no process of this node has used."""
+        self._outbox.messages.clear()
+        if self._leading is not None:
+            self.step_down(reason)
+        elif self.role is not Role.FOLLOWER:
+            self._become_follower(self.ballot.term, None, reason)
+        self.ballot.lose(incarnation)
+
+    def held(self) -> dict[NodeId, int]:
+        """Return the notes that a leader can make (recollection.py): by replica, up to where it
+        holds the committed frames. Empty on other replicas."""
+        return {} if self._leading is None else self._leading.held()
+
     def disk_fails(self, reason: str, takes_frames: bool = True) -> None:
         """Neither lead nor try to until `disk_works`: the disk does not keep up, or is full.
 

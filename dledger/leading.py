@@ -97,6 +97,17 @@ class Leading:
         """Fail what waits for this leadership, which is over."""
         self._outbox.failed_reads.extend(self._reads.fail())
 
+    def held(self) -> dict[NodeId, int]:
+        """Return by replica up to where it holds the committed frames, durably and recovered. Of
+        those only that have a frame of this term: so it is not less than under an earlier leader.
+        """
+        log = self._log
+        own = log.durable_index if self._ballot.recovered else 0
+        reached = {self._node_id: own}
+        reached |= {peer: one.recovered_index for peer, one in self.progress.items()}
+        held = {peer: min(index, log.commit_index) for peer, index in reached.items()}
+        return {peer: index for peer, index in held.items() if index >= self._first_index}
+
     def _tell_role(self, reason: str) -> None:
         term, leader = self._ballot.term, self._node_id
         self._outbox.tell_role(RoleEvent(Role.LEADER, term, leader, self.ready, reason))

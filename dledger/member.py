@@ -39,6 +39,7 @@ from raftmq.dledger.inbox import Inbox
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import TERM_MAX, HardState, NodeId, Role
+from raftmq.dledger.oldstore import NOTES_FILE, OldStores
 from raftmq.dledger.peers import PeerLinks
 from raftmq.dledger.preference import Preference
 from raftmq.dledger.promises import Promises
@@ -46,6 +47,7 @@ from raftmq.dledger.proposals import Proposals
 from raftmq.dledger.proposer import Proposer
 from raftmq.dledger.pump import Life, Pump
 from raftmq.dledger.reads import Reads
+from raftmq.dledger.recollection import Recollection
 from raftmq.dledger.repair import RepairRequest, RepairResponse
 from raftmq.dledger.roles import Roles
 from raftmq.dledger.roster import Roster, members_of
@@ -64,7 +66,12 @@ from raftmq.dledger.snapshotmarker import pending
 from raftmq.dledger.stallclock import StallAwareClock
 from raftmq.dledger.state import Random
 from raftmq.dledger.status import repairing_status, status_of
-from raftmq.dledger.wire import GroupAnnounced, Introduction, encode_message
+from raftmq.dledger.wire import (
+    RECOLLECTION_VERSION,
+    GroupAnnounced,
+    Introduction,
+    encode_message,
+)
 from raftmq.dledger.writer import FrameWriter
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk
@@ -131,6 +138,8 @@ class RaftMember:
         self.healer = Healer(
             config, disk, self.log, clock_ms, send=self._send, on_failed=disk_failed
         )
+        notes = SlotFile(disk, f"{directory}/{NOTES_FILE}")
+        self.oldstores = OldStores(notes, send=self._recollect, on_failed=disk_failed)
         self.inbox = Inbox(
             config.node_id,
             self.life,
@@ -139,6 +148,7 @@ class RaftMember:
                 RepairResponse: self.healer.on_message,
                 GroupAnnounced: self._announced,
                 Introduction: self._introduced,
+                Recollection: self.oldstores.on_message,
             },
             opened=self._opened,
             refuse=self._refuse,
@@ -163,7 +173,8 @@ class RaftMember:
         (`status` says what for). Raises StoreDamaged, StateTooOld, OSError. Call `stop` also after
         it has raised or was cancelled."""
         loop = asyncio.get_running_loop()
-        for load in (self._roster.load, self.identity.load, self._enforcement.load):
+        loads = (self._roster, self.identity, self._enforcement, self.oldstores)
+        for load in [part.load for part in loads]:
             await loop.run_in_executor(self._pool, load)
         self.identity.start(self._pool)
         self._roster.before_the_core(self.links, self.healer)
@@ -194,6 +205,7 @@ class RaftMember:
         self.inbox.open(pump, {InstallOffer: take, InstallRequest: take, InstallChunk: take})
         self.life.running = True
         self._roster.follow(core, self.links, self.healer)
+        self.oldstores.open(core, self._lose_promises)
         parts.flusher.start(pump.durable, sync_failed)
         self.healer.start(self._pool, core, applier.resume)
         await self._open_links()
@@ -234,7 +246,7 @@ class RaftMember:
             self._rng,
             core_ms(),
             applied_index,
-            incarnation=1 + secrets.randbelow(1 << 62),
+            incarnation=_new_incarnation(),
             segment_end=self.log.segment_end,
         )
         flusher = LogFlusher(self.log, config.flush, config.flush_interval_ms)
@@ -259,6 +271,7 @@ class RaftMember:
             installer,
             self._roster,
             self._enforcement,
+            self.oldstores,
             self._pool,
             clock_ms,
         )
@@ -320,6 +333,7 @@ class RaftMember:
         await self._roster.stop()
         await self.identity.stop()
         await self._enforcement.stop()
+        await self.oldstores.stop()
         if parts is not None:
             await parts.pump.saver.stop()
             await parts.flusher.stop()
@@ -546,9 +560,21 @@ class RaftMember:
 
     def _opened(self, peer: NodeId) -> None:
         self.links.introduce(peer)
+        self.oldstores.opened(peer)
+
+    def _lose_promises(self, reason: str) -> None:
+        self.parts.pump.lose_promises(_new_incarnation(), reason)
+
+    def _recollect(self, message: Recollection) -> None:
+        if self.links.version(message.to) >= RECOLLECTION_VERSION:
+            self.links.send(message.to, encode_message(message), droppable=False)
 
     def _refuse(self, peer: NodeId, reason: str) -> None:
         self.links.refuse(peer, reason)
 
     def _send(self, message: RepairRequest | RepairResponse | InstallMessage) -> None:
         self.links.send(message.to, encode_message(message), droppable=True)
+
+
+def _new_incarnation() -> int:
+    return 1 + secrets.randbelow(1 << 62)

@@ -12,6 +12,8 @@ recovering (recovery.py says what follows from that) when it cannot know that it
 4. `give_up` was called: frames that were once durable are gone.
 5. It was recovering when it stopped.
 
+It may also learn later, from a peer, that its store is older than what it promised (oldstore.py).
+
 A process notes its flush policy and its end for the next one in a second `SlotFile`, big-endian:
 
     off size field

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ParamSpec
 
 from raftmq.dledger.alarm import Alarm
@@ -268,6 +268,15 @@ class Pump:
         """Note that a read for a consumer or peer failed; `again` repeats it (readtrial.py)."""
         # Later: the caller may be at work for the pump.
         asyncio.get_running_loop().call_soon(self.drive, self.disk.trial.failed, error, again)
+
+    def lose_promises(self, incarnation: int, reason: str) -> None:
+        """Recover from now on (RaftCore.lose_promises), and send nothing of what waits for the vote
+        file."""
+        log.error("promises_lost node=%s reason=%s", self.core.node_id, reason)
+        if self._unfinished is not None:
+            self._unfinished = replace(self._unfinished, messages=())
+        self.promises.recovering = reason
+        self.core.lose_promises(incarnation, reason)
 
     # -- the end ------------------------------------------------------------------------------
 

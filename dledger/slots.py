@@ -34,7 +34,7 @@ _CRC = struct.Struct(">I")
 _MAGIC = 0x52534C54
 _VERSION = 1
 SLOT_SIZE_BYTES = 4096  # one page: the two slots never share a sector
-CONTENT_SIZE_BYTES_MAX = 1024
+CONTENT_SIZE_BYTES_MAX = 3072
 
 
 class SlotsDamaged(Exception):

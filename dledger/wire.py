@@ -11,7 +11,8 @@ one `HelloAnswer`), then messages in one direction only. All integers are big-en
                 7   1    receiver id length             6+n 4    CRC-32C of bytes 0..6+n-1
                 8   n    group, sender, receiver        10+n     frames (AppendRequest); a
                                                                  part of the log (RepairResponse);
-                                                                 of a parcel (InstallChunk)
+                                                                 of a parcel (InstallChunk);
+                                                                 notes (Recollection)
                 8+n 4    CRC-32C of bytes 0..8+n-1
     answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
     identity    magic "RMQI", version, size (0 or 16), group id, CRC-32C of all before it
@@ -23,7 +24,8 @@ upgraded one by one. From version 4 on both sides then send their group ids, if 
 return; and a second answer tells whether the acceptor agrees. The messages are the same in versions
 3 and 4, and so is the version that stands in them, except for the announcement of a group id, which
 is only sent to peers that speak 4. To peers that speak 6 a dialler first says where it can be
-dialled itself (`Introduction`).
+dialled itself (`Introduction`), to those that speak 7 what it knows that others have held
+(`Recollection`).
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
@@ -56,6 +58,12 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
+from raftmq.dledger.recollection import (
+    NOTES_SIZE_BYTES_MAX,
+    NotesError,
+    Recollection,
+    decode_notes,
+)
 from raftmq.dledger.repair import (
     RESPONSE_BYTES_MAX,
     Outcome,
@@ -79,13 +87,14 @@ from raftmq.store.frame import (
     parse_frame,
 )
 
-VERSION = 6  # the highest that this program speaks
+VERSION = 7  # the highest that this program speaks
 VERSION_MIN = 3  # the lowest that this program speaks
 GROUP_ID_VERSION = 4  # the first whose replicas know group ids (dledger.identity)
 WRITER_VERSION = 5  # the first whose replicas know writers (broker.tables.writers)
 POP_VERSION = 6  # the first whose replicas know popped messages (broker.tables.pops)
 ATTRIBUTES_VERSION = 6  # the first whose replicas keep attributes (broker.tables.topics)
 INTRODUCTION_VERSION = 6  # the first whose replicas know introductions
+RECOLLECTION_VERSION = 7  # the first whose replicas know recollections
 MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
 GROUP_ID_SIZE_BYTES = 16
 HOST_SIZE_BYTES_MAX = 255
@@ -124,7 +133,13 @@ class Introduction:
 
 
 PeerMessage = (
-    Message | RepairRequest | RepairResponse | InstallMessage | GroupAnnounced | Introduction
+    Message
+    | RepairRequest
+    | RepairResponse
+    | InstallMessage
+    | GroupAnnounced
+    | Introduction
+    | Recollection
 )
 
 
@@ -212,6 +227,7 @@ _KINDS: dict[int, _Kind] = {
     7: _Kind(TimeoutNow, "term:term"),
     8: _Kind(GroupAnnounced, "high:id low:id"),
     9: _Kind(Introduction, "port:offset", HOST_SIZE_BYTES_MAX),
+    10: _Kind(Recollection, "term:term", NOTES_SIZE_BYTES_MAX),
     20: _Kind(RepairRequest, "number:number index:number prev_term:term term:term offset:offset"),
     21: _Kind(
         RepairResponse,
@@ -283,7 +299,7 @@ def encode_message(message: PeerMessage) -> list[bytes]:
     number = _KIND_OF[type(message)]
     kind = _KINDS[number]
     data = b""
-    if isinstance(message, RepairResponse | InstallChunk | Introduction):
+    if isinstance(message, RepairResponse | InstallChunk | Introduction | Recollection):
         data = message.data
     size = kind.head.size + len(data)
     head = kind.head.pack(size, MESSAGE_VERSION, number, *kind.fields(message))
@@ -378,6 +394,8 @@ class MessageReader:
             return self._parse_chunk(fields, data[at + kind.head.size + _CRC_SIZE : end])
         if message is Introduction:
             return self._parse_introduction(fields, data[at + kind.head.size + _CRC_SIZE : end])
+        if message is Recollection:
+            return self._parse_recollection(fields, data[at + kind.head.size + _CRC_SIZE : end])
         if message is GroupAnnounced:
             return GroupAnnounced(sender, to, _GROUP_ID.pack(*fields))
         if message is RepairRequest and fields[1] < 1:
@@ -402,6 +420,13 @@ class MessageReader:
         if not host.isascii() or not host or not 0 < fields[0] < 1 << 16:
             raise WireError(f"an introduction of {host!r}, port {fields[0]}")
         return Introduction(self._sender, self._to, fields[0], host)
+
+    def _parse_recollection(self, fields: tuple[int, ...], notes: bytes) -> Recollection:
+        try:
+            decode_notes(notes)
+        except NotesError as error:
+            raise WireError(f"a recollection: {error}") from error
+        return Recollection(self._sender, self._to, fields[0], notes)
 
     def _parse_chunk(self, fields: tuple[int, ...], data: bytes) -> InstallChunk:
         term, number, offset, size_bytes = fields

@@ -98,7 +98,8 @@ class World:
         enforcement = SimpleNamespace(look=note("enforce"))
         self.pool = ThreadPoolExecutor(1)
         made = cast(Any, Chores)  # of parts that only look like the real ones
-        parts = (pump, self.flusher, self.healer, self.installer, roster, enforcement)
+        oldstores = SimpleNamespace(look=note("look for old stores"))
+        parts = (pump, self.flusher, self.healer, self.installer, roster, enforcement, oldstores)
         self.chores: Chores = made(*parts, self.pool, lambda: self.now_ms)
         self.chores.start()
 
@@ -128,7 +129,7 @@ def world() -> Any:
 
 def test_each_chore_is_done_when_it_is_due(world: World) -> None:
     always, healing = ["flush", "disk"], ["heal", "install"]
-    keeping = ["expire", "roster", "enforce", "trial"]
+    keeping = ["expire", "roster", "enforce", "trial", "look for old stores"]
     assert world.look(0) == always + healing + keeping
     assert world.look(HOUSEKEEPING_MS - 1) == always
     assert world.look(1) == always + healing + keeping

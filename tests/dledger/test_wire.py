@@ -16,6 +16,7 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
+from raftmq.dledger.recollection import NOTES_SIZE_BYTES_MAX, Held, Recollection, encode_notes
 from raftmq.dledger.repair import (
     RESPONSE_BYTES_MAX,
     Outcome,
@@ -71,6 +72,8 @@ MESSAGES: list[PeerMessage] = [
     TimeoutNow(A, B, 9),
     GroupAnnounced(A, B, bytes(range(240, 256))),
     Introduction(A, B, 40_911, b"host.example"),
+    Recollection(A, B, 5, b""),
+    Recollection(A, B, 2**48 - 1, encode_notes({A: Held(4, 9), B: Held(5, 10)})),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
     RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:], 7),
@@ -313,6 +316,24 @@ def test_an_introduction_without_an_address_is_refused(port: int, host: bytes) -
     (head, *_) = encode_message(Introduction(A, B, port, host))
     with pytest.raises(WireError, match="introduction"):
         read(head + host)
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        b"\0" + bytes(16),
+        b"\1a" + bytes(15),
+        b"\1\xff" + bytes(16),
+        b"\1a" + bytes(7) + b"\1" + b"\xff" * 8,
+        (b"\1a" + bytes(16)) * 2,
+        b"".join(b"\1%c" % n + bytes(16) for n in range(97, 107)),
+        bytes(NOTES_SIZE_BYTES_MAX + 1),
+    ],
+    ids=["no name", "short", "not UTF-8", "number", "twice", "ten of them", "too long"],
+)
+def test_notes_that_nobody_writes_are_refused(notes: bytes) -> None:
+    with pytest.raises(WireError):
+        read(encoded(Recollection(A, B, 5, notes)))
 
 
 def read_data(message: PeerMessage) -> bytes:

@@ -184,6 +184,17 @@ class SimDisk:
 
     # -- the simulator's side ---------------------------------------------------------------------
 
+    def copied(self) -> SimDisk:
+        """Return a disk with every file as a kill leaves it, and all of it durable."""
+        made = SimDisk(self.rng)
+        made.power_cuts = self.power_cuts
+        made._directories = set(self._directories)
+        for path, inode in self._names.items():
+            copied = made._names[path] = SimInode(inode.whole_bytes)
+            copied.data, copied.durable = bytearray(inode.data), bytearray(inode.data)
+        made._durable_names = dict(made._names)
+        return made
+
     def operation(self) -> int:
         """Count one operation; raise SimCrash if the process is to die here."""
         self.operations += 1

@@ -14,6 +14,8 @@ CHUNKS = 2
 SEEDS_A_CHUNK = 8
 LONG_SEEDS = range(40)
 FLIPPED = range(8)
+SET_BACK = range(16)
+SETTING_BACK = ("set_back", "set_back", "kill", "kill_leader", "isolate", "stop_planned", "wipe")
 FLIPPING = ("flip_bits", "flip_bits", "kill", "kill_leader", "isolate", "freeze", "stop_planned")
 FOUND = (
     700773,  # a removed replica campaigned on, because a second change was open
@@ -41,6 +43,12 @@ def test_seeds_that_failed_once_stay_mended() -> None:
 
 def test_bits_that_flip_between_replicas_break_no_promise() -> None:
     judge(apart(played, FLIPPED, Wish(faults=FLIPPING)), len(FLIPPED))
+
+
+def test_disks_that_are_set_back_break_no_promise() -> None:
+    totals = apart(played, SET_BACK, Wish(faults=SETTING_BACK, profile={"operated": False}))
+    judge(totals, len(SET_BACK))
+    assert totals["set back"] >= len(SET_BACK) // 4
 
 
 @pytest.mark.long

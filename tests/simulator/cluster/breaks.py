@@ -28,6 +28,7 @@ UNSTABLE = ("kill_leader", "isolate", "split", "freeze", "cut_one_way")
 FORGETFUL = ("wipe", "kill_leader", "isolate", "split")
 AS_FOUNDED = {"operated": False, "refilled": False}
 OPERATED = {"operated": True, "refilled": False}
+SETTING_BACK = ("set_back", "set_back", "kill_leader", "isolate", "kill")
 FLIPPING = ("flip_bits", "kill_leader", "isolate")
 ROTTING = ("rot", "kill", "kill_leader", "power_cut_fragile", "isolate")
 REFILLS = REFILLED | {"operated": False}
@@ -59,6 +60,9 @@ BREAKS: tuple[Break, ...] = (
     Break(shell.names_unsynced, faults=CUTS, profile=DURABLE),
     Break(shell.applies_uncommitted, faults=SPLITS),
     Break(shell.reads_without_a_round, load=("metadata", "group"), faults=SPLITS, first=1),
+    Break(shell.old_stores_believed, faults=SETTING_BACK, profile={"operated": False}),
+    Break(shell.notes_told_late, faults=SETTING_BACK, profile={"operated": False}),
+    Break(shell.notes_forgotten_by_a_restart, faults=SETTING_BACK, profile={"operated": False}),
     Break(shell.promises_never_lost, faults=("wipe", *SPLITS), profile={"operated": False}),
     Break(shell.installer_skips_a_chunk, profile=REFILLED, long=True),
     Break(shell.install_without_topics, profile=REFILLED, long=True),

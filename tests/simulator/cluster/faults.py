@@ -5,8 +5,9 @@ All is drawn before the world begins (schedule.py); a wish may replace it.
 Members of other groups are met only where no memory is lost and nobody joins: an empty replica may
 join the first group that it meets (dledger.identity).
 
-What loses memory (a wiped disk, rot, a power cut of a replica that acknowledges before it syncs)
-strikes a minority of replicas, the same in all of a world: the promise covers no more.
+What loses memory (a wiped disk, one that is set back to an earlier image, rot, a power cut of a
+replica that acknowledges before it syncs) strikes a minority of replicas, the same in all of a
+world: the promise covers no more.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.simulator.cluster.schedule import Schedule, Strike, drawn, without
 if TYPE_CHECKING:
     from tests.simulator.cluster.machine import Machine
     from tests.simulator.cluster.world import ClusterWorld
+    from tests.simulator.disk import SimDisk
 
 EVERYWHERE = (
     "kill", "kill_leader", "crash_in_operation", "isolate", "cut_one_way", "split", "cut_client",
@@ -36,13 +38,17 @@ EVERYWHERE = (
 )  # fmt: skip
 OF_CLOCKS = ("jump_clock",)
 OF_WIRES = ("flip_bits",)  # by wish only, and by searches: seeds draw as they did without it
+OF_PAST = ("set_back",)  # the same
 OF_POWER = ("power_cut", "power_cut_all")
 OF_MEMORY = ("wipe", "rot", "rot_votes", "lose_queue_file", "power_cut_fragile")
 OF_GROUPS = ("foreign_group", "restore_beside")
 OF_VERSIONS = ("upgrade",)
 MARK = Struct(">24xq")  # the durable mark in a checkpoint
 FOUNDED_S = 1.5  # by then a group of one has its id
-FAULTS = EVERYWHERE + OF_CLOCKS + OF_WIRES + OF_POWER + OF_MEMORY + OF_GROUPS + OF_VERSIONS
+FAULTS = (
+    *(EVERYWHERE + OF_CLOCKS + OF_WIRES + OF_POWER),
+    *(OF_MEMORY + OF_PAST + OF_GROUPS + OF_VERSIONS),
+)
 
 
 class FaultPlan:
@@ -70,7 +76,7 @@ class FaultPlan:
         minority = rng.sample(sorted(world.brokers), (world.profile.replicas - 1) // 2)
         if not world.profile.operated:  # else who is a minority changes
             chosen += of_memory
-            names += OF_MEMORY
+            names += OF_MEMORY + OF_PAST
         if world.profile.version < VERSION:
             chosen += OF_VERSIONS
         elif not world.profile.operated and not of_memory:
@@ -80,7 +86,7 @@ class FaultPlan:
         self.schedule: Schedule = drawn(rng, faults, world.profile.every_s, world.profile.faults_s)
         if world.wish.schedule is not None:
             self.schedule = without(world.wish.schedule, set(FAULTS) - set(names))
-        loses_memory = any(one.fault in OF_MEMORY for one in self.schedule)
+        loses_memory = any(one.fault in OF_MEMORY + OF_PAST for one in self.schedule)
         if loses_memory:
             self.schedule = without(self.schedule, set(OF_GROUPS))
         self.fragile: list[str] = minority if loses_memory else []
@@ -321,6 +327,37 @@ class FaultPlan:
         machine.kill()
         machine.wipe()
         self._later(self._soon_s(), self._start, machine)
+
+    def _set_back(self) -> None:
+        """An image of a disk is taken, and after a while put in its place. What was promised
+        meanwhile is forgotten, and nothing on that disk says so."""
+        machine = self._of_fragile()
+        broker = self._world.invariants.brokers.get(machine.name)
+        engine = None if broker is None else broker.engine
+        if not machine.processes or not isinstance(engine, RaftMember) or not engine.has_core:
+            return
+        if self._world.profile.version < VERSION:
+            return  # older programs tell nobody what they know of others
+        core = engine.core
+        if core.recovered and machine.name not in self._world.set_back:
+            taken = core.term, core.last_index
+            after_s = self._rng.choice((0.5, 1.0, 2.0))
+            self._later(after_s, self._put_back, machine, machine.disk.copied(), taken)
+
+    def _put_back(self, machine: Machine, image: SimDisk, taken: tuple[int, int]) -> None:
+        """Only if all the others have noted that it has held more since: else nobody can tell."""
+        world = self._world
+        others = [one for one in world.brokers.values() if one is not machine]
+        known = [programs.notes_of(one.disk).get(machine.name) for one in others]
+        if not self._over and all(
+            held is not None and (held.term > taken[0] or held.index > taken[1]) for held in known
+        ):
+            machine.kill()
+            machine.put_in(image)
+            world.set_back.add(machine.name)
+            world.set_back_count += 1
+            world.note(f"{machine.name} is set back to term and frame {taken}")
+            self._later(self._soon_s(), self._start, machine)
 
     def _rot(self) -> None:
         """A bit of the log flips, where it lies: below the durable mark on the platter. Above it

@@ -89,8 +89,12 @@ class Machine:
 
     def wipe(self) -> None:
         """Put an empty disk in."""
+        self.put_in(SimDisk(self.rng))
+
+    def put_in(self, disk: SimDisk) -> None:
+        """Put another disk in."""
         assert not self.processes
-        self.disk = SimDisk(self.rng)
+        self.disk = disk
         self.disk.on_crash = self._crash
 
     def power_on(self) -> None:

@@ -8,9 +8,12 @@ from typing import Any, cast
 
 from raftmq.broker import process as broker_process
 from raftmq.broker.config import BrokerConfig, Setting, build_config
+from raftmq.dledger.oldstore import NOTES_FILE
+from raftmq.dledger.recollection import Held
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.store.disk import OsDisk
+from tests.notes import notes_in
 from tests.simulator.cluster.machine import DiskOfProcess
 from tests.simulator.cluster.network import HOST
 from tests.simulator.cluster.process import Process
@@ -24,6 +27,11 @@ GROUP = "group-a"
 STORE = "store"
 STRANGE_STORE = "strange"
 RAFT_PORTS = range(41_000, 42_000)
+
+
+def notes_of(disk: SimDisk) -> dict[str, Held]:
+    """Return the notes that a replica has durably on its disk."""
+    return notes_in(disk.durable(f"{STORE}/raft/{NOTES_FILE}"))
 
 
 def is_empty(disk: SimDisk) -> bool:

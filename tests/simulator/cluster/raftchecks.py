@@ -15,7 +15,7 @@
   one that has lost nothing;
 - what a log is found to hold at a start is durable;
 - a replica that is recovered, or says so when it starts, has every committed frame that it ever had
-  durable;
+  durable (one that was set back says so until it is told; it counts for nothing till then);
 - no connection of a replica of another group is let in.
 """
 
@@ -216,6 +216,10 @@ class RaftChecks:
         if process not in self._brokers:
             return
         now = core.term, core.commit_index
+        if not core.recovered:
+            self._world.set_back.discard(process.machine.name)
+        # Whatever it says of a past that it has forgotten: nobody may believe it.
+        is_set_back = process.machine.name in self._world.set_back
         self._remembers(process, pump, now)
         self._reached[process] = now
         for message in messages:
@@ -226,14 +230,15 @@ class RaftChecks:
                 if message.granted and not message.pre_vote and message.request_incarnation:
                     voted = self._voters.setdefault((message.request_term, message.to), set())
                     voted.add(message.sender)
-                    if not message.recovering:
+                    if not message.recovering and not is_set_back:
                         self._votes_for(process, message.request_term, message.to)
             elif isinstance(message, VoteRequest):
                 self._campaigns(process)
-                if not message.pre_vote and core.recovered:
+                if not message.pre_vote and core.recovered and not is_set_back:
                     self._votes_for(process, message.term, message.sender)
             elif isinstance(message, AppendResponse | HeartbeatResponse):
-                if message.term == message.request_term and not message.recovering:
+                said = not message.recovering and not is_set_back
+                if message.term == message.request_term and said:
                     key = message.sender, message.term
                     known = self._acknowledged.get(key, 0)
                     self._acknowledged[key] = max(known, message.match_index)
@@ -254,6 +259,8 @@ class RaftChecks:
         before = self._reached.get(process, now)
         if now[0] < before[0] or now[1] < before[1]:
             self._broken(f"{process} went back from {before} to {now}")
+        if name in self._world.set_back:
+            return
         term = self._terms.get(name, 0)
         if core.recovered and process not in self._reached and now[0] < term:
             self._broken(f"{process} forgot term {term}, and begins with {now[0]}")

@@ -27,8 +27,10 @@ from raftmq.client.processqueue import ProcessQueue
 from raftmq.dledger.flusher import FlushMode, LogFlusher
 from raftmq.dledger.identity import GroupIdentity
 from raftmq.dledger.incoming import Incoming
+from raftmq.dledger.oldstore import OldStores
 from raftmq.dledger.promises import Promises
 from raftmq.dledger.pump import Pump
+from raftmq.dledger.recollection import Held
 from raftmq.dledger.saver import HardStateSaver
 from raftmq.dledger.snapshotinstall import Receiver
 from raftmq.dledger.wire import Hello
@@ -142,6 +144,29 @@ def reads_without_a_round() -> AbstractContextManager[Any]:
         return None
 
     return instead(ReplicatedLog, "barrier", at_once)
+
+
+def old_stores_believed() -> AbstractContextManager[Any]:
+    """Whatever others remember of a replica, its store is right."""
+    return instead(Held, "exceeds", lambda self, term, index: False)
+
+
+def notes_told_late() -> AbstractContextManager[Any]:
+    """A link does not begin with what is known of the other end."""
+    return instead(OldStores, "opened", lambda self, peer: None)
+
+
+def notes_forgotten_by_a_restart() -> AbstractContextManager[Any]:
+    """The file of notes is written, and not read."""
+
+    def broken(load: Any) -> Any:
+        def loads(self: OldStores) -> None:
+            load(self)
+            self._memory.notes.clear()
+
+        return loads
+
+    return replaced(OldStores, "load", broken)
 
 
 def promises_never_lost() -> AbstractContextManager[Any]:

@@ -23,9 +23,11 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Verdict
+from raftmq.dledger import oldstore
 from raftmq.dledger.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.coverage import Coverage
@@ -57,6 +59,7 @@ CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05
 SPARES = 2  # machines that may join
 SECRET = "of this world, and long enough"
+NOTES_MADE_MS = 200  # a world lasts some seconds
 BROKEN = ("dead", "frozen", "deaf", "mute", "cut off", "stalled")
 
 
@@ -163,6 +166,8 @@ class ClusterWorld:
         self.healed = False
         self.refills = 0
         self.emptied: set[str] = set()  # machines with a new disk
+        self.set_back: set[str] = set()  # with an older one, which do not know it yet
+        self.set_back_count = 0
         self.left_broken: set[str] = set()  # machines that stay so, until all are healed
         self.mistakes: list[Process] = []  # started as an operator should not
         self._misnamed: set[str] = set()  # machines with empty stores, now another's
@@ -239,7 +244,12 @@ class ClusterWorld:
     @contextmanager
     def surrounded(self) -> Iterator[None]:
         """Let everything that programs ask for come from this world, and look on."""
-        with simulated(self.loop, self.rng), self.wish.planted(), self.invariants.watching():
+        with (
+            simulated(self.loop, self.rng),
+            patch.object(oldstore, "MADE_MS", NOTES_MADE_MS),
+            self.wish.planted(),
+            self.invariants.watching(),
+        ):
             yield
 
     async def _play(self) -> None:
@@ -547,6 +557,7 @@ class ClusterWorld:
                 "faults": self.plan.strikes,
                 "healed by halves": int(self.profile.half_healed),
                 "refills": self.refills,
+                "set back": self.set_back_count,
                 "members replaced": self.operator.changes,
                 **self.invariants.numbers(),
                 **{f"fault {name}": count for name, count in self.plan.kinds.items()},

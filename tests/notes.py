@@ -1,0 +1,13 @@
+"""Reads a replica's file of notes (dledger.oldstore) without touching it."""
+
+from __future__ import annotations
+
+from raftmq.dledger.recollection import Held, decode_notes
+from raftmq.dledger.slots import SLOT_SIZE_BYTES, _parse_slot
+
+
+def notes_in(data: bytes) -> dict[str, Held]:
+    """Return what a file of these bytes says; nothing if it is empty or damaged."""
+    parsed = [_parse_slot(data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES)]
+    whole = [slot for slot in parsed if isinstance(slot, tuple)]
+    return decode_notes(max(whole, default=(0, b""))[1])

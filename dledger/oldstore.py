@@ -57,7 +57,9 @@ class OldStores:
     def load(self) -> None:
         """Read the file. Blocking. Raises OSError."""
         try:
-            self._memory.learn(decode_notes(self._file.load() or b"").items())
+            content = self._file.load()
+            if content is not None:
+                self._memory.learn(decode_notes(content).items())
         except (SlotsDamaged, NotesError) as error:
             log.warning("notes_damaged %s: they are made again", error)
 
@@ -74,8 +76,10 @@ class OldStores:
 
     def opened(self, peer: NodeId) -> None:
         """Tell a peer on a new link, before anything else is said on it."""
-        if self._core is not None:
-            self._tell(self._core, (peer,))
+        core = self._core
+        if core is not None:
+            self._make(core)  # the peer may have been away for less than MADE_MS
+            self._tell(core, (peer,))
 
     def on_message(self, message: Recollection) -> None:
         """Take a peer's notes: judge whether this store is older, and learn what is new."""
@@ -96,7 +100,7 @@ class OldStores:
         )
         self._unsaved |= bool(news)
         if sender != core.leader:  # which tells everybody itself
-            self._tell(core, news - {core.node_id, sender})
+            self._tell(core, sorted(news - {core.node_id, sender}))
 
     def _judge(self, core: RaftCore, own: Held, teller: str) -> None:
         if core.recovered and own.exceeds(core.term, core.durable_index):
@@ -115,9 +119,7 @@ class OldStores:
         if now_ms >= self._made_ms:
             self._made_ms = now_ms + MADE_MS
             self._unsaved |= self._memory.keep(core.membership.configurations.current.ids)
-            held = ((peer, Held(core.term, index)) for peer, index in core.held().items())
-            if self._memory.learn(held):
-                self._unsaved = True
+            if self._make(core):
                 self._tell(core, core.membership.peers)
         if self._unsaved and self._saving is None:
             self._unsaved = False
@@ -125,6 +127,13 @@ class OldStores:
             loop = asyncio.get_running_loop()
             self._saving = loop.run_in_executor(pool, self._file.save, content)
             self._saving.add_done_callback(self._saved)
+
+    def _make(self, core: RaftCore) -> bool:
+        """Make notes of what a leader knows now; return whether there was news."""
+        held = ((peer, Held(core.term, index)) for peer, index in core.held().items())
+        news = bool(self._memory.learn(held))
+        self._unsaved |= news
+        return news
 
     def _tell(self, core: RaftCore, peers: Iterable[NodeId]) -> None:
         notes = encode_notes(self._memory.notes)

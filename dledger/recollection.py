@@ -25,6 +25,7 @@ Not recognised: what was promised after the last note was told, and what nobody 
                 1   n    node id   UTF-8
                 1+n 8    term      int64, big-endian
                 9+n 8    index     int64, big-endian
+    at the end  0   4    CRC-32C of all before it: in a message nothing else covers them
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ import struct
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from google_crc32c import value as crc32c
+
 from raftmq.dledger.configuration import MEMBERS_MAX, NAME_SIZE_BYTES_MAX
 from raftmq.dledger.messages import TERM_MAX, NodeId
 
 _NUMBERS = struct.Struct(">qq")
+_CRC = struct.Struct(">I")
 INDEX_MAX = (1 << 62) - 1
-NOTES_SIZE_BYTES_MAX = MEMBERS_MAX * (1 + NAME_SIZE_BYTES_MAX + _NUMBERS.size)
+NOTES_SIZE_BYTES_MAX = MEMBERS_MAX * (1 + NAME_SIZE_BYTES_MAX + _NUMBERS.size) + _CRC.size
 
 
 class NotesError(Exception):
@@ -110,18 +114,21 @@ def encode_notes(notes: Notes) -> bytes:
         name = node_id.encode()
         assert len(name) <= NAME_SIZE_BYTES_MAX, node_id
         parts += [bytes([len(name)]), name, _NUMBERS.pack(held.term, held.index)]
-    return b"".join(parts)
+    data = b"".join(parts)
+    return data + _CRC.pack(crc32c(data))
 
 
 def decode_notes(data: bytes) -> dict[NodeId, Held]:
     """Decode what `encode_notes` wrote. Raises NotesError."""
     notes: dict[NodeId, Held] = {}
-    at = 0
+    at, end = 0, len(data) - _CRC.size
+    if end < 0 or _CRC.unpack_from(data, end)[0] != crc32c(data[:end]):
+        raise NotesError(f"notes of {len(data)} bytes: their checksum does not match")
     try:
-        while at < len(data):
+        while at < end:
             size = data[at]
             name = data[at + 1 : at + 1 + size].decode()
-            term, index = _NUMBERS.unpack_from(data, at + 1 + size)
+            term, index = _NUMBERS.unpack_from(data[:end], at + 1 + size)
             if not name or name in notes:
                 raise NotesError(f"a note of {name!r}")
             if not (0 <= term <= TERM_MAX and 0 <= index <= INDEX_MAX):

@@ -10,4 +10,4 @@ def notes_in(data: bytes) -> dict[str, Held]:
     """Return what a file of these bytes says; nothing if it is empty or damaged."""
     parsed = [_parse_slot(data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES)]
     whole = [slot for slot in parsed if isinstance(slot, tuple)]
-    return decode_notes(max(whole, default=(0, b""))[1])
+    return decode_notes(max(whole)[1]) if whole else {}

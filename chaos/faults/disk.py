@@ -1,6 +1,6 @@
-"""Faults of disks: full, failing, slow, stalled, lying, without power, lost.
+"""Faults of disks: full, failing, slow, stalled, lying, without power, lost, set back.
 
-All but the loss of a disk need brokers that run over the fault layer (`mqcluster up --faultable`).
+All but the last two need brokers that run over the fault layer (`mqcluster up --faultable`).
 A broker may rightly end itself because of what its disk did: healing makes the disk good again and
 starts brokers that are down.
 """
@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
@@ -193,6 +194,45 @@ class DiskLoss:
         return f"disk of {targets} lost, started again with an empty or restored one"
 
 
+class OldDisk:
+    """An image of the store is taken, in order; healing puts it in the place of the store, so that
+    the node has forgotten what it did meanwhile, and nothing on its disk says so."""
+
+    def __init__(self, planned: Planned, context: Context) -> None:
+        self._context = context
+        self._name = f"image-{planned.number}"  # beside the store
+        self._stop = Kill(context.cluster, signal.SIGTERM)
+        self._kill = Kill(context.cluster)
+
+    async def do(self, hit: Hit) -> None:
+        await self._stop.do(hit)
+        for node in hit.nodes:
+            copy = partial(copy_files, store_of(self._context, node), self._image(node))
+            await asyncio.to_thread(copy)
+        await self._stop.undo(hit)
+
+    async def undo(self, hit: Hit) -> None:
+        for node in hit.nodes:
+            if self._image(node).exists():
+                if self._context.cluster.is_alive(node.name):
+                    await self._kill.do(Hit((node,)))
+                await asyncio.to_thread(self._put_back, node)
+        await self._kill.undo(hit)
+        await self._stop.undo(hit)
+
+    def _put_back(self, node: Node) -> None:
+        lose_disk(self._context, node)
+        image = self._image(node)
+        copy_files(image, store_of(self._context, node))
+        shutil.rmtree(image)
+
+    def _image(self, node: Node) -> Path:
+        return store_of(self._context, node).with_name(self._name)
+
+    def describe(self, targets: str) -> str:
+        return f"disk of {targets} set back to an image taken when it began"
+
+
 def needs_restoring(state: ClusterState, node: Node) -> bool:
     """Return whether it is a classic master with slaves: no other node sends it what it lost."""
     classic = MODES[state.mode].engine == CLASSIC
@@ -359,6 +399,18 @@ KINDS: Table = {
             frozenset({"copies"}),
         ),
         injected(DiskLoss),
+    ),
+    "old-disk": (
+        Kind(
+            "old-disk",
+            "disk",
+            "stopped in order, an image of its store taken, started again; in the end killed and "
+            "started with the image",
+            ("follower", "leader"),
+            frozenset({"raft", "copies"}),
+            lasts_s=(8.0, 12.0),
+        ),
+        injected(OldDisk),
     ),
 }
 NEEDS: dict[str, Need] = {

@@ -106,7 +106,7 @@ _ALL = (
     ),
     Scenario(
         "damage",
-        "files damaged while their node is down, and disks lost",
+        "files damaged while their node is down, disks lost and set back",
         (
             "torn-tail:follower",
             "flip-header:follower",
@@ -122,6 +122,7 @@ _ALL = (
             "lost-vote:follower",
             "disk-loss:follower",
             "disk-loss:leader",
+            "old-disk:follower",
         ),
     ),
     Scenario(

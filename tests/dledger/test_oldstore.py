@@ -99,8 +99,9 @@ async def test_a_frame_that_an_older_store_forgot_is_not_voted_away(tmp_path: Pa
 
 
 async def test_a_replica_set_back_under_a_leader_recovers_and_counts_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(oldstore, "MADE_MS", 600_000)
     caplog.set_level(logging.ERROR, "raftmq.dledger")
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()

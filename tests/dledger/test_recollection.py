@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from google_crc32c import value as crc32c
 
 from raftmq.dledger.messages import TERM_MAX
 from raftmq.dledger.recollection import (
@@ -50,7 +51,20 @@ def test_an_id_that_was_removed_has_promised_nothing() -> None:
 def test_notes_come_back_as_they_were() -> None:
     notes = {"a": Held(0, 0), "b" * 255: Held(TERM_MAX, INDEX_MAX), "\u00e9": Held(7, 9)}
     assert decode_notes(encode_notes(notes)) == notes
-    assert decode_notes(b"") == {}
+    assert decode_notes(encode_notes({})) == {}
+
+
+def test_a_flipped_bit_is_noticed() -> None:
+    data = encode_notes({"a": Held(3, 10), "b": Held(3, 12)})
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(NotesError, match="checksum"):
+            decode_notes(bytes(flipped))
+
+
+def sealed(data: bytes) -> bytes:
+    return data + crc32c(data).to_bytes(4, "big")
 
 
 def test_no_bytes_do_more_than_raise() -> None:
@@ -58,12 +72,12 @@ def test_no_bytes_do_more_than_raise() -> None:
     whole = encode_notes({f"n{number}": Held(number, 2 * number) for number in range(9)})
     refused = 0
     for _ in range(2_000):
-        data = bytearray(whole[: rng.randrange(len(whole) + 1)])
+        data = bytearray(whole[: rng.randrange(len(whole) - 3)])
         for _ in range(rng.randrange(3)):
             if data:
                 data[rng.randrange(len(data))] = rng.randrange(256)
         try:
-            notes = decode_notes(bytes(data))
+            notes = decode_notes(sealed(bytes(data)))
         except NotesError:
             refused += 1
         else:

@@ -72,7 +72,7 @@ MESSAGES: list[PeerMessage] = [
     TimeoutNow(A, B, 9),
     GroupAnnounced(A, B, bytes(range(240, 256))),
     Introduction(A, B, 40_911, b"host.example"),
-    Recollection(A, B, 5, b""),
+    Recollection(A, B, 5, encode_notes({})),
     Recollection(A, B, 2**48 - 1, encode_notes({A: Held(4, 9), B: Held(5, 10)})),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
@@ -292,7 +292,7 @@ def test_answers(reason: str) -> None:
         decode_answer(b"RMQA\x03\x00\x00\x05hello")
 
 
-@pytest.mark.parametrize("kind", sorted(wire._KINDS.keys() - {3, 9}), ids=str)
+@pytest.mark.parametrize("kind", sorted(wire._KINDS.keys() - {3, 9, 10}), ids=str)
 def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind: int) -> None:
     """One field after the other, of the first sample of its kind: the limit passes (unless another
     field speaks against it), one more and less than nothing do not."""
@@ -318,6 +318,13 @@ def test_an_introduction_without_an_address_is_refused(port: int, host: bytes) -
         read(head + host)
 
 
+@pytest.mark.parametrize("term", [TERM_MAX + 1, 2**63 - 1, -1])
+def test_a_recollection_has_a_term_in_range(term: int) -> None:
+    with pytest.raises(WireError, match="message kind 10 of"):
+        read(encoded(Recollection(A, B, term, encode_notes({}))))
+    assert read(encoded(Recollection(A, B, TERM_MAX, encode_notes({}))))
+
+
 @pytest.mark.parametrize(
     "notes",
     [
@@ -327,13 +334,13 @@ def test_an_introduction_without_an_address_is_refused(port: int, host: bytes) -
         b"\1a" + bytes(7) + b"\1" + b"\xff" * 8,
         (b"\1a" + bytes(16)) * 2,
         b"".join(b"\1%c" % n + bytes(16) for n in range(97, 107)),
-        bytes(NOTES_SIZE_BYTES_MAX + 1),
+        bytes(NOTES_SIZE_BYTES_MAX - 3),
     ],
     ids=["no name", "short", "not UTF-8", "number", "twice", "ten of them", "too long"],
 )
 def test_notes_that_nobody_writes_are_refused(notes: bytes) -> None:
     with pytest.raises(WireError):
-        read(encoded(Recollection(A, B, 5, notes)))
+        read(encoded(Recollection(A, B, 5, notes + crc32c(notes).to_bytes(4, "big"))))
 
 
 def read_data(message: PeerMessage) -> bytes:

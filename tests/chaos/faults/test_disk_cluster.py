@@ -12,6 +12,7 @@ import pytest
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.launch import log_path, node_directory
 from raftmq.chaos.cluster.probe import ReplicaView, leader_of
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.cluster.whole import wait_whole
@@ -198,6 +199,26 @@ async def test_bad_disks_of_leaders(tmp_path: Path) -> None:
         await town.send_some()
         await loss.heal()
         await town.whole_again()
+
+
+async def test_a_leader_whose_disk_is_set_back_is_told_and_recovers(tmp_path: Path) -> None:
+    async with Town(tmp_path, SYNC) as town:
+        await town.send_some()
+        old = town.fault("old-disk", "leader")
+        await old.inject()
+        assert old.hit is not None
+        (node,) = old.hit.nodes
+        await town.whole_again()
+        await town.send_some()
+        await old.heal()
+        await town.whole_again()
+        directory = node_directory(town.cluster.directory, node)
+        assert (
+            "its store is older than what it promised"
+            in log_path(town.cluster.directory, node).read_text()
+        )
+        await old.heal()  # nothing is left to do
+        assert not list(directory.glob("image-*"))
 
 
 async def test_a_lying_fsync_and_a_power_cut_lose_what_was_acknowledged(tmp_path: Path) -> None:

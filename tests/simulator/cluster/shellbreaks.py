@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from google_crc32c import value as crc32c
+
 from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.consuming.locks import LockService
 from raftmq.broker.delivery.delay import DelayService
@@ -24,6 +26,7 @@ from raftmq.broker.tables.snapshot import Snapshot
 from raftmq.broker.tables.topics import TopicTable
 from raftmq.client.offsetstore import OffsetStore
 from raftmq.client.processqueue import ProcessQueue
+from raftmq.dledger import oldstore, recollection, wire
 from raftmq.dledger.flusher import FlushMode, LogFlusher
 from raftmq.dledger.identity import GroupIdentity
 from raftmq.dledger.incoming import Incoming
@@ -39,7 +42,7 @@ from raftmq.remoting.headers import EndTransactionHeader
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.derived import DerivedFiles
 from raftmq.store.logsync import SyncTicket
-from tests.simulator.cluster.planting import instead, replaced
+from tests.simulator.cluster.planting import all_of, instead, replaced
 from tests.simulator.cluster.surroundings import SimLock
 from tests.simulator.disk import SimDisk
 
@@ -149,6 +152,21 @@ def reads_without_a_round() -> AbstractContextManager[Any]:
 def old_stores_believed() -> AbstractContextManager[Any]:
     """Whatever others remember of a replica, its store is right."""
     return instead(Held, "exceeds", lambda self, term, index: False)
+
+
+def notes_taken_unchecked() -> AbstractContextManager[Any]:
+    """The notes in a message need not be what was written."""
+
+    def broken(decode: Any) -> Any:
+        def decodes(data: bytes) -> Any:
+            notes = data[: -recollection._CRC.size]
+            return decode(notes + recollection._CRC.pack(crc32c(notes)))
+
+        return decodes
+
+    return all_of(
+        replaced(wire, "decode_notes", broken), replaced(oldstore, "decode_notes", broken)
+    )
 
 
 def notes_told_late() -> AbstractContextManager[Any]:

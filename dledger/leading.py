@@ -518,6 +518,7 @@ class Leading:
     def peer_closed(self, peer: NodeId, now_ms: float) -> None:
         """Treat what was in flight to `peer` as lost; send no more until it is heard again."""
         progress = self.progress[peer]
+        progress.link_round = self.round
         if progress.state is not STRANDED:
             progress.probe_from(progress.match_index + 1)
             progress.paused = True
@@ -531,6 +532,7 @@ class Leading:
         progress = self.progress.get(peer)
         if progress is None:
             return
+        progress.link_round = self.round
         progress.tried_last = -1
         if progress.state is PROBE:
             progress.paused = False

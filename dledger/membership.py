@@ -6,8 +6,8 @@ One change at a time, thesis chapter 4. A leader refuses a change (leading.py)
   do not meet;
 - before a frame of the leader's own term is committed: until then another leader's uncommitted
   change, which this one does not know, may still win against it (the flaw found in 2015);
-- if too few voters of the resulting configuration are recovered and answer: it would not be
-  committed, and would stop the group;
+- if too few voters of the resulting configuration are recovered and answer, on the links that are
+  open now: it would not be committed, and would stop the group;
 - a promotion, until the learner is recovered, answers, and lacks at most `learner_lag_bytes_max`.
 
 A leader that is removed leads until that is committed, without counting itself or taking proposals,

@@ -54,6 +54,7 @@ class Progress:
     moved_ms: float = field(init=False)  # when it last advanced, or had nothing left to do
     resend_after_ms: float = field(init=False)  # doubles while nothing comes back
     round: int = 0  # highest heartbeat round it answered
+    link_round: int = -1  # the last one begun when a link with it was opened or closed
     recovered_index: int = 0  # acknowledged while recovered: counts for commit
     recovered_round: int = 0  # highest heartbeat round it answered while recovered
     recovering: int | None = None  # 0: recovered; else the incarnation; None: not heard yet

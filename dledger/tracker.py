@@ -93,8 +93,11 @@ class Tracker:
         return sum(not p.recovering and p.recovered_index >= index for p in self.voting)
 
     def answers(self, progress: Progress, now_ms: float) -> bool:
-        """Return whether the follower was heard within the longest configured time-out."""
-        return progress.heard_ms > now_ms - self._config.election_ms_max
+        """Return whether the follower was heard within the longest configured time-out, and has
+        answered since its link was opened: before, it may be another process, and have lost its
+        memory."""
+        heard = progress.heard_ms > now_ms - self._config.election_ms_max
+        return heard and progress.round > progress.link_round
 
     def good(self, voters: frozenset[NodeId], now_ms: float) -> int:
         """Return how many followers among `voters` answer, and have said that they are

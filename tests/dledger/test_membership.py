@@ -66,6 +66,21 @@ def test_a_voter_that_was_not_heard_yet_carries_no_change() -> None:
     make(group["a"], remove_b)
 
 
+def test_a_voter_whose_link_broke_carries_no_change_before_it_answers_again() -> None:
+    """Behind the new link may be a process that has lost its disk, and has not said so yet."""
+    group = led()
+    group.run(75)
+    core = group["a"].core
+    remove_b = Change(ChangeKind.REMOVE, "b")
+    core.peer_closed("c", group.now_ms)
+    for _ in range(2):
+        with pytest.raises(ChangeRefused, match="1 of 2 voters would be recovered and answer"):
+            core.configuration_after(remove_b)
+        core.peer_opened("c")
+    group.run(75)
+    make(group["a"], remove_b)
+
+
 def test_in_force_from_the_append_on_and_no_more_when_it_is_cut() -> None:
     group = led()
     group.dropped = {("a", "b"), ("a", "c")}

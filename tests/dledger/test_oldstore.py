@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from raftmq.dledger import oldstore
+from raftmq.dledger.configuration import MEMBERS_MAX
 from raftmq.dledger.flusher import FlushMode
 from raftmq.dledger.messages import Role
 from raftmq.dledger.recollection import INDEX_MAX, Held, Recollection, encode_notes
+from raftmq.dledger.slots import SlotFile
 from tests.dledger.members import Group, Node, TroubledDisk
 from tests.dledger.test_member import send_and_wait
 from tests.notes import notes_in
@@ -220,3 +222,17 @@ async def test_a_removed_replica_is_forgotten(tmp_path: Path) -> None:
         other = group.others(leader)[0]
         other.member.oldstores._memory.learn([("gone", Held(1, 1))])
         await group.until(lambda: "gone" not in saved(other))
+
+
+def test_what_comes_before_the_core_is_kept_of_so_many_peers_and_no_more(tmp_path: Path) -> None:
+    """The newest of each, whoever else dials in: without a core nobody is a stranger yet."""
+    notes = oldstore.OldStores(
+        SlotFile(TroubledDisk(str(tmp_path)), "raft/notes"),
+        send=lambda message: None,
+        on_failed=lambda reason, error: None,
+    )
+    for term in range(3):
+        for number in range(3 * MEMBERS_MAX):
+            notes.on_message(Recollection(f"n{number}", "n0", term, encode_notes({})))
+    assert len(notes._early) == MEMBERS_MAX
+    assert {message.term for message in notes._early.values()} == {2}

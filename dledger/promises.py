@@ -45,7 +45,8 @@ class Promises:
     def __init__(self, disk: Disk, directory: str, unsynced: bool) -> None:
         """`unsynced`: this process acknowledges frames before they are durable."""
         self.hard_state = HardStateFile(disk, f"{directory}/hardstate")
-        self.recovering: str | None = None  # why this replica did not start recovered
+        self.recovering: str | None = None  # why it has not recovered, or did not start so
+        self.set_back = False  # this process has learned that its store was older (oldstore.py)
         self._boot = SlotFile(disk, f"{directory}/boot")
         self._disk = disk
         self._unsynced = unsynced

@@ -276,6 +276,7 @@ class Pump:
         if self._unfinished is not None:
             self._unfinished = replace(self._unfinished, messages=())
         self.promises.recovering = reason
+        self.promises.set_back = True
         self.core.lose_promises(incarnation, reason)
 
     # -- the end ------------------------------------------------------------------------------

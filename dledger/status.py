@@ -15,7 +15,8 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
 
     - `durable_index`: proven by fdatasync, in ASYNC_FLUSH too.
     - `recovered`: False while this replica may have lost promises; `recovering` then says why
-      (recovery.py).
+      (recovery.py). `set_back`: whether this process has found its store to be older than what the
+      replica had promised (recollection.py), recovered since or not.
     - of each peer `match`, `next`, `state`, `recovered`, `room` (whether its disk has some) and
       `behind_bytes` (of the part of the log that is still here), all None on a node that does not
       lead, and what a peer has to tell None until it has answered this leader; `inflight`, the
@@ -48,6 +49,7 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
         "failure": pump.life.failure,
         "recovered": core.recovered,
         "recovering": pump.promises.recovering,
+        "set_back": pump.promises.set_back,
         "disk_state": state.value,
         "disk_reason": reason,
         **healing,

@@ -339,6 +339,11 @@ class BrokerMetrics:
             ),
             ("election_halved", "raft_election_halved", "1 if they are halved: times are calm."),
             ("recovered", "raft_recovered", "0 while this replica may have lost promises."),
+            (
+                "set_back",
+                "raft_store_set_back",
+                "1 if it started on a store older than what it had promised.",
+            ),
             ("commands_waiting", "raft_commands_waiting", "Commands that wait to be proposed."),
             ("damaged_count", "raft_log_damaged_frames", "Frames known to be damaged."),
             ("behind_bytes", "raft_behind_bytes", "Of a follower: log that its leader has more."),

@@ -125,6 +125,7 @@ async def test_a_replica_set_back_under_a_leader_recovers_and_counts_again(
         await group.all_applied()
         assert victim.app.payloads == [b"a"]
         assert "promises_lost" in caplog.text
+        assert [n for n in group.nodes if n.member.status()["set_back"]] == [victim]
         last = next(n for n in group.others(leader) if n is not victim)
         await last.kill()
         await send_and_wait(group, leader, b"b")

@@ -78,7 +78,13 @@ BREAKS: tuple[Break, ...] = (
         profile=SLOW,
         long=True,
     ),
-    Break(shell.metadata_answered_at_once, load=("metadata", "group"), profile=SLOW, long=True),
+    Break(
+        shell.metadata_answered_at_once,
+        load=("metadata", "group"),
+        profile=SLOW,
+        first=60,
+        long=True,
+    ),
     Break(shell.commits_answered_at_once, load=("group", "metadata"), long=True),
     Break(shell.offsets_read_beside_commits, load=("group", "log"), faults=SPLITS, long=True),
     Break(
@@ -151,6 +157,12 @@ BREAKS: tuple[Break, ...] = (
     Break(pops.pops_too_early, load=POPS, profile=NEW),
     Break(pops.pops_in_flight_forgotten, load=POPS, profile=NEW),
     Break(pops.pops_not_in_flight, load=POPS, profile=NEW),
-    Break(pops.pops_come_again_whatever_is_under_way, load=POPS, profile=NEW | SLOW, long=True),
+    Break(
+        pops.pops_come_again_whatever_is_under_way,
+        load=POPS,
+        profile=NEW | SLOW,
+        first=40,
+        long=True,
+    ),
     Break(pops.pops_void_handles_acknowledge, load=POPS, profile=NEW, long=True),
 )

@@ -7,6 +7,7 @@ import sys
 import uuid
 from asyncio.subprocess import PIPE
 
+import grpc
 import grpc.aio
 
 from raftmq.namesrv.config import NameServerConfig
@@ -23,6 +24,7 @@ from tests.broker.cluster import Group
 from tests.waiting import until
 
 PREFIX = "/apache.rocketmq.v2.MessagingService/"
+TRIES = 20
 UNARY = {
     name: getattr(pb, f"{name}Response")
     for name in (
@@ -229,17 +231,26 @@ class Caller:
         return answer.status.code
 
     async def telemetry(self, settings):
-        """Open a stream; return it with the answer to the settings."""
+        """Open a stream; return it with the answer to the settings.
+
+        One that is refused may end before the settings are written. Then the library says INTERNAL,
+        whatever the server said, and the stream is opened again."""
         method = self.channel.stream_stream(
             PREFIX + "Telemetry",
             pb.TelemetryCommand.SerializeToString,
             pb.TelemetryCommand.FromString,
         )
-        stream = method(metadata=self.metadata)
-        self.streams.append(stream)
-        await stream.write(pb.TelemetryCommand(settings=settings))
-        answer = await stream.read()
-        return stream, answer
+        for _ in range(TRIES):
+            stream = method(metadata=self.metadata)
+            self.streams.append(stream)
+            try:
+                await stream.write(pb.TelemetryCommand(settings=settings))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.INTERNAL:
+                    raise
+            else:
+                return stream, await stream.read()
+        raise AssertionError(f"{TRIES} streams ended before anything was written")
 
 
 def message(topic, body=b"hello", message_id=None, properties=(), **system):

@@ -13,7 +13,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
@@ -201,30 +200,32 @@ class OldDisk:
     def __init__(self, planned: Planned, context: Context) -> None:
         self._context = context
         self._name = f"image-{planned.number}"  # beside the store
+        self._taken: list[str] = []  # whose images are whole, and were not put back yet
         self._stop = Kill(context.cluster, signal.SIGTERM)
         self._kill = Kill(context.cluster)
 
     async def do(self, hit: Hit) -> None:
         await self._stop.do(hit)
         for node in hit.nodes:
-            copy = partial(copy_files, store_of(self._context, node), self._image(node))
-            await asyncio.to_thread(copy)
+            store = store_of(self._context, node)
+            await asyncio.to_thread(copy_files, store, self._image(node))
+            self._taken.append(node.name)
         await self._stop.undo(hit)
 
     async def undo(self, hit: Hit) -> None:
         for node in hit.nodes:
-            if self._image(node).exists():
+            if node.name in self._taken:
                 if self._context.cluster.is_alive(node.name):
                     await self._kill.do(Hit((node,)))
                 await asyncio.to_thread(self._put_back, node)
+                self._taken.remove(node.name)
+            shutil.rmtree(self._image(node), ignore_errors=True)
         await self._kill.undo(hit)
         await self._stop.undo(hit)
 
     def _put_back(self, node: Node) -> None:
         lose_disk(self._context, node)
-        image = self._image(node)
-        copy_files(image, store_of(self._context, node))
-        shutil.rmtree(image)
+        copy_files(self._image(node), store_of(self._context, node))
 
     def _image(self, node: Node) -> Path:
         return store_of(self._context, node).with_name(self._name)

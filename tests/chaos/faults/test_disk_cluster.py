@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import re
 from pathlib import Path
@@ -16,7 +18,7 @@ from raftmq.chaos.cluster.launch import log_path, node_directory
 from raftmq.chaos.cluster.probe import ReplicaView, leader_of
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.cluster.whole import wait_whole
-from raftmq.chaos.faults import power
+from raftmq.chaos.faults import disk, power
 from raftmq.chaos.faults.base import Context, Injection, Planned
 from raftmq.chaos.faults.catalogue import make
 from raftmq.chaos.faults.power import LoopDisk
@@ -31,6 +33,12 @@ LOOP_BYTES = 128 << 20
 SYNC = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": str(8 << 20)}
 # A busy machine shall not change the leader where a test says that a fault does not.
 PATIENT = {"electionTimeoutMinMs": "4000", "electionTimeoutMaxMs": "6000"}
+
+
+def half_a_copy(source: Path, target: Path) -> None:
+    target.mkdir()
+    (target / "identity").touch()
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Town:
@@ -201,9 +209,17 @@ async def test_bad_disks_of_leaders(tmp_path: Path) -> None:
         await town.whole_again()
 
 
-async def test_a_leader_whose_disk_is_set_back_is_told_and_recovers(tmp_path: Path) -> None:
+async def test_a_leader_whose_disk_is_set_back_is_told_and_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Town(tmp_path, SYNC) as town:
         await town.send_some()
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, "copy_files", half_a_copy)
+            with pytest.raises(ClusterError, match="No space"):
+                await town.fault("old-disk", "leader").inject()
+        await town.whole_again()  # half an image is put nowhere
+        assert all(not town.lost(node.name) for node in town.cluster.state().brokers)
         old = town.fault("old-disk", "leader")
         await old.inject()
         assert old.hit is not None

@@ -23,6 +23,8 @@ NodeId = str
 # after nine thousand years; so a message with a higher one is wrong, and believing it would leave
 # the group without a term to elect a leader in.
 TERM_MAX = (1 << 48) - 1
+# Of indexes, offsets, rounds and request numbers: sums computed with them fit 64 bits.
+NUMBER_MAX = (1 << 62) - 1
 
 
 class Role(Enum):

@@ -88,7 +88,7 @@ class OldStores:
             if sender in self._early or len(self._early) < MEMBERS_MAX:
                 self._early[sender] = message
             return
-        told = decode_notes(message.data)
+        told = message.notes
         own = told.get(core.node_id)
         if own is not None and not self._memory.outdates(core.node_id, own):
             self._judge(core, own, sender)
@@ -136,7 +136,7 @@ class OldStores:
         return news
 
     def _tell(self, core: RaftCore, peers: Iterable[NodeId]) -> None:
-        notes = encode_notes(self._memory.notes)
+        notes = dict(self._memory.notes)
         for peer in peers:
             self._send(Recollection(core.node_id, peer, core.term, notes))
 

@@ -1,4 +1,4 @@
-"""What each replica of a group is known to have held, so that an older store is recognised. Pure.
+"""Notes of how far each replica's log has reached, by which an older store is recognised. Pure.
 
 Raft assumes that a replica's store never goes back. An operator can make it go back: by a disk or
 a machine that is set back to an earlier image, or by the old disk of a replica that was filled anew
@@ -37,11 +37,10 @@ from dataclasses import dataclass
 from google_crc32c import value as crc32c
 
 from raftmq.dledger.configuration import MEMBERS_MAX, NAME_SIZE_BYTES_MAX
-from raftmq.dledger.messages import TERM_MAX, NodeId
+from raftmq.dledger.messages import NUMBER_MAX, TERM_MAX, NodeId
 
 _NUMBERS = struct.Struct(">qq")
 _CRC = struct.Struct(">I")
-INDEX_MAX = (1 << 62) - 1
 NOTES_SIZE_BYTES_MAX = MEMBERS_MAX * (1 + NAME_SIZE_BYTES_MAX + _NUMBERS.size) + _CRC.size
 
 
@@ -76,7 +75,7 @@ class Recollection:
     sender: NodeId
     to: NodeId
     term: int
-    data: bytes  # the notes
+    notes: Notes
 
 
 class Memory:
@@ -121,17 +120,18 @@ def encode_notes(notes: Notes) -> bytes:
 def decode_notes(data: bytes) -> dict[NodeId, Held]:
     """Decode what `encode_notes` wrote. Raises NotesError."""
     notes: dict[NodeId, Held] = {}
-    at, end = 0, len(data) - _CRC.size
-    if end < 0 or _CRC.unpack_from(data, end)[0] != crc32c(data[:end]):
+    body, crc = data[: -_CRC.size], data[-_CRC.size :]
+    if crc != _CRC.pack(crc32c(body)):
         raise NotesError(f"notes of {len(data)} bytes: their checksum does not match")
+    at = 0
     try:
-        while at < end:
-            size = data[at]
-            name = data[at + 1 : at + 1 + size].decode()
-            term, index = _NUMBERS.unpack_from(data[:end], at + 1 + size)
+        while at < len(body):
+            size = body[at]
+            name = body[at + 1 : at + 1 + size].decode()
+            term, index = _NUMBERS.unpack_from(body, at + 1 + size)
             if not name or name in notes:
                 raise NotesError(f"a note of {name!r}")
-            if not (0 <= term <= TERM_MAX and 0 <= index <= INDEX_MAX):
+            if not (0 <= term <= TERM_MAX and 0 <= index <= NUMBER_MAX):
                 raise NotesError(f"a note of term {term}, frame {index}")
             notes[name] = Held(term, index)
             at += 1 + size + _NUMBERS.size

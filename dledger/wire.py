@@ -47,6 +47,7 @@ from operator import attrgetter
 from google_crc32c import value as crc32c
 
 from raftmq.dledger.messages import (
+    NUMBER_MAX,
     TERM_MAX,
     AppendRequest,
     AppendResponse,
@@ -63,6 +64,7 @@ from raftmq.dledger.recollection import (
     NotesError,
     Recollection,
     decode_notes,
+    encode_notes,
 )
 from raftmq.dledger.repair import (
     RESPONSE_BYTES_MAX,
@@ -101,8 +103,6 @@ HOST_SIZE_BYTES_MAX = 255
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
-# Of indexes, offsets, rounds and request numbers: sums computed with them fit 64 bits.
-NUMBER_MAX = (1 << 62) - 1
 _TERM_BITS = TERM_MAX.bit_length()
 _NUMBER_BITS = NUMBER_MAX.bit_length()
 _HEAD = struct.Struct(">iBB")
@@ -299,8 +299,10 @@ def encode_message(message: PeerMessage) -> list[bytes]:
     number = _KIND_OF[type(message)]
     kind = _KINDS[number]
     data = b""
-    if isinstance(message, RepairResponse | InstallChunk | Introduction | Recollection):
+    if isinstance(message, RepairResponse | InstallChunk | Introduction):
         data = message.data
+    elif isinstance(message, Recollection):
+        data = encode_notes(message.notes)
     size = kind.head.size + len(data)
     head = kind.head.pack(size, MESSAGE_VERSION, number, *kind.fields(message))
     return [head + _CRC.pack(crc32c(head)), *([data] if data else [])]
@@ -423,10 +425,9 @@ class MessageReader:
 
     def _parse_recollection(self, fields: tuple[int, ...], notes: bytes) -> Recollection:
         try:
-            decode_notes(notes)
+            return Recollection(self._sender, self._to, fields[0], decode_notes(notes))
         except NotesError as error:
             raise WireError(f"a recollection: {error}") from error
-        return Recollection(self._sender, self._to, fields[0], notes)
 
     def _parse_chunk(self, fields: tuple[int, ...], data: bytes) -> InstallChunk:
         term, number, offset, size_bytes = fields

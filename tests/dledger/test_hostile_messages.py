@@ -22,6 +22,7 @@ from raftmq.dledger.configuration import (
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import MessageRefused
 from raftmq.dledger.messages import (
+    NUMBER_MAX,
     TERM_MAX,
     AppendOrder,
     AppendRequest,
@@ -37,7 +38,7 @@ from raftmq.dledger.messages import (
 )
 from raftmq.dledger.repair import Outcome, RepairRequest, RepairResponse, Standing
 from raftmq.dledger.snapshotinstall import InstallChunk, InstallOffer, InstallRequest
-from raftmq.dledger.wire import NUMBER_MAX, MessageReader, PeerMessage, WireError, encode_message
+from raftmq.dledger.wire import MessageReader, PeerMessage, WireError, encode_message
 from raftmq.store.frame import Frame, seal_frame
 from tests.dledger.group import Group, Member
 from tests.dledger.members import Group as RealGroup

@@ -13,8 +13,8 @@ import pytest
 from raftmq.dledger import oldstore
 from raftmq.dledger.configuration import MEMBERS_MAX
 from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.messages import Role
-from raftmq.dledger.recollection import INDEX_MAX, Held, Recollection, encode_notes
+from raftmq.dledger.messages import NUMBER_MAX, Role
+from raftmq.dledger.recollection import Held, Recollection
 from raftmq.dledger.slots import SlotFile
 from tests.dledger.members import Group, Node, TroubledDisk
 from tests.dledger.test_member import send_and_wait
@@ -182,17 +182,17 @@ async def test_damaged_notes_are_made_again(tmp_path: Path) -> None:
 
 
 async def test_a_note_of_a_term_that_was_never_reached_is_not_believed(tmp_path: Path) -> None:
-    """Whoever has the group's secret may say anything; it does not last."""
+    """A peer may send any note: one of a later term is ignored, any other costs a recovery."""
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         victim, other = group.others(leader)
         term = leader.member.core.term
         lies = {
-            victim.node_id: Held(term + 5, INDEX_MAX),
+            victim.node_id: Held(term + 5, NUMBER_MAX),
             leader.node_id: Held(term, 0),
             "stranger": Held(term, 1),
         }
-        lie = Recollection(victim.node_id, other.node_id, term, encode_notes(lies))
+        lie = Recollection(victim.node_id, other.node_id, term, lies)
         other.member.oldstores.on_message(lie)
         await send_and_wait(group, leader, b"a")
         await noted(group)
@@ -203,7 +203,7 @@ async def test_a_note_of_a_term_that_was_never_reached_is_not_believed(tmp_path:
             victim.node_id,
             other.node_id,
             term,
-            encode_notes({other.node_id: Held(term, INDEX_MAX)}),
+            {other.node_id: Held(term, NUMBER_MAX)},
         )
         other.member.oldstores.on_message(lie)
         assert not other.member.core.recovered
@@ -212,7 +212,7 @@ async def test_a_note_of_a_term_that_was_never_reached_is_not_believed(tmp_path:
         await leader.start()
         await send_and_wait(group, await group.leader(), b"b")
         await noted(group)
-        assert max(held.index for held in saved(other).values()) < INDEX_MAX
+        assert max(held.index for held in saved(other).values()) < NUMBER_MAX
 
 
 async def test_a_removed_replica_is_forgotten(tmp_path: Path) -> None:
@@ -234,6 +234,6 @@ def test_what_comes_before_the_core_is_kept_of_so_many_peers_and_no_more(tmp_pat
     )
     for term in range(3):
         for number in range(3 * MEMBERS_MAX):
-            notes.on_message(Recollection(f"n{number}", "n0", term, encode_notes({})))
+            notes.on_message(Recollection(f"n{number}", "n0", term, {}))
     assert len(notes._early) == MEMBERS_MAX
     assert {message.term for message in notes._early.values()} == {2}

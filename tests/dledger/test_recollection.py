@@ -8,9 +8,8 @@ import pytest
 from google_crc32c import value as crc32c
 
 from raftmq.dledger.configuration import MEMBERS_MAX, NAME_SIZE_BYTES_MAX
-from raftmq.dledger.messages import TERM_MAX
+from raftmq.dledger.messages import NUMBER_MAX, TERM_MAX
 from raftmq.dledger.recollection import (
-    INDEX_MAX,
     NOTES_SIZE_BYTES_MAX,
     Held,
     Memory,
@@ -52,14 +51,14 @@ def test_an_id_that_was_removed_has_promised_nothing() -> None:
 
 
 def test_notes_come_back_as_they_were() -> None:
-    notes = {"a": Held(0, 0), "b" * 255: Held(TERM_MAX, INDEX_MAX), "\u00e9": Held(7, 9)}
+    notes = {"a": Held(0, 0), "b" * 255: Held(TERM_MAX, NUMBER_MAX), "\u00e9": Held(7, 9)}
     assert decode_notes(encode_notes(notes)) == notes
     assert decode_notes(encode_notes({})) == {}
 
 
 def test_the_longest_notes_fit_a_message_and_the_file() -> None:
     longest = NAME_SIZE_BYTES_MAX * "n"
-    notes = {f"{at}{longest[1:]}": Held(TERM_MAX, INDEX_MAX) for at in range(MEMBERS_MAX)}
+    notes = {f"{at}{longest[1:]}": Held(TERM_MAX, NUMBER_MAX) for at in range(MEMBERS_MAX)}
     data = encode_notes(notes)
     assert len(data) == NOTES_SIZE_BYTES_MAX <= CONTENT_SIZE_BYTES_MAX
     assert decode_notes(data) == notes

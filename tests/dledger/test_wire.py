@@ -7,6 +7,7 @@ from google_crc32c import value as crc32c
 
 from raftmq.dledger import wire
 from raftmq.dledger.messages import (
+    NUMBER_MAX,
     TERM_MAX,
     AppendRequest,
     AppendResponse,
@@ -16,7 +17,7 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from raftmq.dledger.recollection import NOTES_SIZE_BYTES_MAX, Held, Recollection, encode_notes
+from raftmq.dledger.recollection import NOTES_SIZE_BYTES_MAX, Held, Recollection
 from raftmq.dledger.repair import (
     RESPONSE_BYTES_MAX,
     Outcome,
@@ -72,8 +73,8 @@ MESSAGES: list[PeerMessage] = [
     TimeoutNow(A, B, 9),
     GroupAnnounced(A, B, bytes(range(240, 256))),
     Introduction(A, B, 40_911, b"host.example"),
-    Recollection(A, B, 5, encode_notes({})),
-    Recollection(A, B, 2**48 - 1, encode_notes({A: Held(4, 9), B: Held(5, 10)})),
+    Recollection(A, B, 5, {}),
+    Recollection(A, B, 2**48 - 1, {A: Held(4, 9), B: Held(5, 10)}),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
     RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:], 7),
@@ -300,7 +301,7 @@ def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind:
     shape = wire._KINDS[kind].head
     fields = list(shape.unpack_from(sample)[3:])
     limits = dict.fromkeys(wire._KINDS[kind].terms, TERM_MAX)
-    limits |= dict.fromkeys(wire._KINDS[kind].numbers, wire.NUMBER_MAX)
+    limits |= dict.fromkeys(wire._KINDS[kind].numbers, NUMBER_MAX)
     assert limits or kind == 8
     limits.pop(4 if kind == 20 else -1, None)  # a repair's offset has 32 bits
     for at, limit in limits.items():
@@ -321,8 +322,8 @@ def test_an_introduction_without_an_address_is_refused(port: int, host: bytes) -
 @pytest.mark.parametrize("term", [TERM_MAX + 1, 2**63 - 1, -1])
 def test_a_recollection_has_a_term_in_range(term: int) -> None:
     with pytest.raises(WireError, match="message kind 10 of"):
-        read(encoded(Recollection(A, B, term, encode_notes({}))))
-    assert read(encoded(Recollection(A, B, TERM_MAX, encode_notes({}))))
+        read(encoded(Recollection(A, B, term, {})))
+    assert read(encoded(Recollection(A, B, TERM_MAX, {})))
 
 
 @pytest.mark.parametrize(
@@ -340,7 +341,7 @@ def test_a_recollection_has_a_term_in_range(term: int) -> None:
 )
 def test_notes_that_nobody_writes_are_refused(notes: bytes) -> None:
     with pytest.raises(WireError):
-        read(encoded(Recollection(A, B, 5, notes + crc32c(notes).to_bytes(4, "big"))))
+        read(sealed(10, 5, tail=notes + struct.pack(">I", crc32c(notes))))
 
 
 def read_data(message: PeerMessage) -> bytes:
@@ -360,4 +361,4 @@ def test_an_append_request_and_its_frames_have_terms_in_range(value: int) -> Non
         fields[at] = value if at in (0, 2) else -1
         with pytest.raises(WireError, match="message kind 3 of"):
             read(sealed(3, *fields, 0))
-    assert read(sealed(3, TERM_MAX, wire.NUMBER_MAX, TERM_MAX, wire.NUMBER_MAX, 0))
+    assert read(sealed(3, TERM_MAX, NUMBER_MAX, TERM_MAX, NUMBER_MAX, 0))

@@ -7,16 +7,12 @@ import shutil
 import signal
 
 from raftmq.dledger.oldstore import NOTES_FILE
-from raftmq.remoting.admin_headers import TopicHeader
-from raftmq.remoting.codes import RequestCode
 from tests.broker.replication.test_peer_upgrade import (
     BETWEEN,
-    QUEUES,
     Acknowledged,
-    Upgrading,
     all_there,
     caught_up,
-    program_before,
+    upgrading,
 )
 from tests.broker.replication.test_refill_processes import NAMES
 from tests.notes import notes_in
@@ -36,12 +32,7 @@ def noted(group, name):
 
 
 async def test_a_group_remembers_once_its_replicas_know_how(tmp_path):
-    before = await asyncio.to_thread(program_before, tmp_path / "before", BEFORE)
-    async with Upgrading(tmp_path, before) as group:
-        leader = await group.leader()
-        header = TopicHeader("T", QUEUES, QUEUES, 6)
-        await group.ask(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
-        await group.until(caught_up)
+    async with upgrading(tmp_path, BEFORE) as group:
         async with Acknowledged(group) as load:
             for name in NAMES:
                 await load.more(BETWEEN)

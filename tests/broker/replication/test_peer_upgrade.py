@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ BETWEEN = 20  # messages acknowledged between two steps
 ELECTION = "electionTimeoutMinMs=1500\nelectionTimeoutMaxMs=3000\n"
 
 
-def program_before(directory, commit=BEFORE):
+def program_before(directory, commit):
     """The tree of a commit, as git has it."""
     git = ["git", "-C", str(ROOT)]
     if subprocess.run([*git, "cat-file", "-e", commit], capture_output=True).returncode:
@@ -148,13 +149,21 @@ def caught_up(infos):
     )
 
 
-async def test_a_group_is_upgraded_under_load_and_then_enforces_proofs(tmp_path):
-    before = await asyncio.to_thread(program_before, tmp_path / "before")
-    async with Upgrading(tmp_path, before) as group:
+@asynccontextmanager
+async def upgrading(directory, commit):
+    """Yield a group that runs the program of a commit, and has the topic "T"."""
+    before = await asyncio.to_thread(program_before, directory / "before", commit)
+    async with Upgrading(directory, before) as group:
         leader = await group.leader()
         header = TopicHeader("T", QUEUES, QUEUES, 6)
         await group.ask(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
         await group.until(caught_up)
+        yield group
+
+
+async def test_a_group_is_upgraded_under_load_and_then_enforces_proofs(tmp_path):
+    async with upgrading(tmp_path, BEFORE) as group:
+        leader = await group.leader()
         assert not await asyncio.to_thread(group.says_nothing_to_strangers, leader)
         async with Acknowledged(group) as load:
             for name in NAMES:

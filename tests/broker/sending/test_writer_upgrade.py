@@ -11,10 +11,9 @@ from tests.broker.replication.test_peer_upgrade import (
     BETWEEN,
     QUEUES,
     Acknowledged,
-    Upgrading,
     all_there,
     caught_up,
-    program_before,
+    upgrading,
 )
 from tests.broker.replication.test_refill_processes import NAMES, PATIENCE_S
 from tests.broker.sending.test_cut import batch_body, fields
@@ -44,12 +43,7 @@ async def attributes(group, node):
 
 
 async def test_a_group_gets_writers_when_its_last_replica_knows_them(tmp_path):
-    before = await asyncio.to_thread(program_before, tmp_path / "before", BEFORE)
-    async with Upgrading(tmp_path, before) as group:
-        leader = await group.leader()
-        header = TopicHeader("T", QUEUES, QUEUES, 6)
-        await group.ask(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
-        await group.until(caught_up)
+    async with upgrading(tmp_path, BEFORE) as group:
         async with Acknowledged(group) as load:
             for name in NAMES:
                 await load.more(BETWEEN)

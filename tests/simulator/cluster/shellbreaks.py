@@ -26,7 +26,7 @@ from raftmq.broker.tables.snapshot import Snapshot
 from raftmq.broker.tables.topics import TopicTable
 from raftmq.client.offsetstore import OffsetStore
 from raftmq.client.processqueue import ProcessQueue
-from raftmq.dledger import oldstore, recollection, wire
+from raftmq.dledger import recollection, wire
 from raftmq.dledger.flusher import FlushMode, LogFlusher
 from raftmq.dledger.identity import GroupIdentity
 from raftmq.dledger.incoming import Incoming
@@ -42,7 +42,7 @@ from raftmq.remoting.headers import EndTransactionHeader
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.derived import DerivedFiles
 from raftmq.store.logsync import SyncTicket
-from tests.simulator.cluster.planting import all_of, instead, replaced
+from tests.simulator.cluster.planting import instead, replaced
 from tests.simulator.cluster.surroundings import SimLock
 from tests.simulator.disk import SimDisk
 
@@ -164,9 +164,7 @@ def notes_taken_unchecked() -> AbstractContextManager[Any]:
 
         return decodes
 
-    return all_of(
-        replaced(wire, "decode_notes", broken), replaced(oldstore, "decode_notes", broken)
-    )
+    return replaced(wire, "decode_notes", broken)
 
 
 def notes_told_late() -> AbstractContextManager[Any]:

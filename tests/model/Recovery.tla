@@ -34,6 +34,7 @@ VARIABLES
   recovered,    \* FALSE: it may have forgotten promises, and says so
   incarnation,  \* the number of its process
   noted,        \* its configuration file: <<index, voters>>
+  outdated,     \* TRUE: its store was set back, and nobody has told it yet
   (* What was said, kept for ever. *)
   candidacies,  \* [term, replica, incarnation, end of its log, voters]
   grants,       \* <<term, candidate, its incarnation, voter, standing>>
@@ -46,7 +47,7 @@ VARIABLES
   (* What follows from it. *)
   committed     \* for each term: its leader's log is committed up to here
 
-own == <<term, vote, log, kept, recovered, incarnation, noted>>
+own == <<term, vote, log, kept, recovered, incarnation, noted, outdated>>
 said == <<candidacies, grants, office, ledger, acks, joined, barriers>>
 vars == <<own, said, certificates, committed>>
 
@@ -86,10 +87,17 @@ Known(r) == {noted[r][2]} \cup
 Electorates(r) ==
   IF Rule("a configuration is in force from its append on") THEN {InForce(r)} ELSE Known(r)
 
+(* It has all that it ever promised. *)
+Sound(r) == recovered[r] /\ ~outdated[r]
+
 (* The promise: of every configuration that a replica still uses, no more voters
-   are recovering than a majority leaves over. *)
+   have lost something than a majority leaves over. *)
 Promised == \A r \in Replicas : LET C == InForce(r) IN
-  C = {} \/ Cardinality({v \in C : ~recovered[v]}) + Majority(C) <= Cardinality(C)
+  C = {} \/ Cardinality({v \in C : ~Sound(v)}) + Majority(C) <= Cardinality(C)
+
+(* It takes a word of another replica. That begins with what the other one knows of
+   it, so an older store recovers first. *)
+Hears(r) == ~outdated[r] \/ ~Rule("older stores are told")
 
 -------------------------------------------------------------------------------
 (* What follows from what was said *)
@@ -192,9 +200,9 @@ Enter(r, t, v) ==
 
 (* A replica hears of a higher term. *)
 Observe(r, t) ==
-  /\ term[r] < t
+  /\ term[r] < t /\ Hears(r)
   /\ Enter(r, t, NoVote)
-  /\ UNCHANGED <<log, kept, recovered, incarnation, noted, said>>
+  /\ UNCHANGED <<log, kept, recovered, incarnation, noted, outdated, said>>
   /\ NothingFollows
 
 Campaign(r, t, voters) ==
@@ -204,7 +212,8 @@ Campaign(r, t, voters) ==
        incarnation |-> incarnation[r], end |-> <<Last(log[r]), Len(log[r])>>,
        voters |-> voters]}
   /\ grants' = grants \cup {<<t, r, incarnation[r], r, Standing(r)>>}
-  /\ UNCHANGED <<log, kept, recovered, incarnation, noted, office, ledger, acks, joined, barriers>>
+  /\ UNCHANGED <<log, kept, recovered, incarnation, noted, outdated>>
+  /\ UNCHANGED <<office, ledger, acks, joined, barriers>>
   /\ NothingFollows
 
 (* Raft 5.4.1 *)
@@ -213,13 +222,13 @@ IsUpToDate(end, frames) ==
   \/ end[1] = Last(frames) /\ end[2] >= Len(frames)
 
 Grant(v, c) ==
-  /\ v # c.replica /\ v \in c.voters /\ term[v] <= c.term
+  /\ v # c.replica /\ v \in c.voters /\ term[v] <= c.term /\ Hears(v)
   /\ IsUpToDate(c.end, log[v])
   /\ \/ term[v] < c.term \/ vote[v] = NoVote
      \/ vote[v] = <<c.replica, c.incarnation>>  \* again, to the same candidacy only
   /\ Enter(v, c.term, <<c.replica, c.incarnation>>)
   /\ grants' = grants \cup {<<c.term, c.replica, c.incarnation, v, Standing(v)>>}
-  /\ UNCHANGED <<log, kept, recovered, incarnation, noted>>
+  /\ UNCHANGED <<log, kept, recovered, incarnation, noted, outdated>>
   /\ UNCHANGED <<candidacies, office, ledger, acks, joined, barriers>>
   /\ NothingFollows
 
@@ -243,14 +252,15 @@ Win(c) ==
       byAllButOne == ~Rule("all means all") /\ Cardinality(voters) + 1 >= Cardinality(c.voters)
       frames == IF AtOnce THEN Append(log[r], <<t, {}>>) ELSE log[r]
   IN
-  /\ IsCandidate(c)
+  /\ IsCandidate(c) /\ Hears(r)
   /\ byMajority \/ byAll \/ byAllButOne
   /\ office' = [office EXCEPT ![t] = @ \cup {[replica |-> r, incarnation |-> c.incarnation,
        first |-> Len(log[r]) + 1,
        electors |-> IF byMajority \/ byAllButOne THEN {} ELSE granted]}]
   /\ ledger' = [ledger EXCEPT ![t] = frames]
   /\ Written(r, t, frames, Len(frames))
-  /\ UNCHANGED <<term, vote, recovered, incarnation, noted, candidacies, grants, barriers>>
+  /\ UNCHANGED <<term, vote, recovered, incarnation, noted, outdated>>
+  /\ UNCHANGED <<candidacies, grants, barriers>>
   /\ Follows(t)
 
 -------------------------------------------------------------------------------
@@ -264,7 +274,7 @@ Propose(r, voters) ==
   /\ Leads(r)
   /\ ledger' = [ledger EXCEPT ![t] = frames]
   /\ Written(r, t, frames, Len(frames))
-  /\ UNCHANGED <<term, vote, recovered, incarnation, noted>>
+  /\ UNCHANGED <<term, vote, recovered, incarnation, noted, outdated>>
   /\ UNCHANGED <<candidacies, grants, office, barriers>>
   /\ Follows(t)
 
@@ -289,20 +299,20 @@ Taken(r, t, index) ==
 (* A replica takes frames, or a heartbeat (index 0), of the leader of term t. *)
 Follow(r, t, index) ==
   LET frames == Taken(r, t, index) IN
-  /\ term[r] <= t /\ office[t] # {} /\ ~LedBy(t, r) /\ index <= Len(ledger[t])
+  /\ term[r] <= t /\ office[t] # {} /\ ~LedBy(t, r) /\ index <= Len(ledger[t]) /\ Hears(r)
   /\ Enter(r, t, IF term[r] < t THEN NoVote ELSE IF vote[r][1] = r THEN <<r, 0>> ELSE vote[r])
   /\ Written(r, t, frames, index)
-  /\ UNCHANGED <<recovered, incarnation, noted>>
+  /\ UNCHANGED <<recovered, incarnation, noted, outdated>>
   /\ UNCHANGED <<candidacies, grants, office, ledger, barriers>>
   /\ Follows(t)
 
 (* A replica says how much of its leader's log is durable here. *)
 Acknowledge(r, index) ==
   LET t == term[r] IN
-  /\ t > 0 /\ office[t] # {} /\ index <= Common(log[r], ledger[t])
+  /\ t > 0 /\ office[t] # {} /\ index <= Common(log[r], ledger[t]) /\ Hears(r)
   /\ kept' = [kept EXCEPT ![r] = Most(@, index)]
   /\ Heard(r, t, index)
-  /\ UNCHANGED <<term, vote, log, recovered, incarnation, noted>>
+  /\ UNCHANGED <<term, vote, log, recovered, incarnation, noted, outdated>>
   /\ UNCHANGED <<candidacies, grants, office, ledger, barriers>>
   /\ Follows(t)
 
@@ -323,12 +333,12 @@ Meet(r, w, i) ==
    term it notes one for the leader. *)
 Recover(r) ==
   LET t == term[r] IN
-  /\ ~recovered[r] /\ <<t, r, incarnation[r]>> \in certificates
+  /\ ~recovered[r] /\ <<t, r, incarnation[r]>> \in certificates /\ Hears(r)
   /\ recovered' = [recovered EXCEPT ![r] = TRUE]
   /\ vote' = [vote EXCEPT ![r] = IF @ = NoVote THEN <<Office(t).replica, 0>> ELSE @]
   /\ acks' = IF AtOnce
        THEN [acks EXCEPT ![t][r] = Most(@, Common(log[r], ledger[t]))] ELSE acks
-  /\ UNCHANGED <<term, log, kept, incarnation, noted>>
+  /\ UNCHANGED <<term, log, kept, incarnation, noted, outdated>>
   /\ UNCHANGED <<candidacies, grants, office, ledger, joined, barriers>>
   /\ Follows(t)
 
@@ -350,7 +360,7 @@ Restart(r, i, length, file) ==
        THEN recovered ELSE [recovered EXCEPT ![r] = TRUE]
   /\ noted' = IF Rule("configurations outlive a restart")
        THEN [noted EXCEPT ![r] = file] ELSE [noted EXCEPT ![r] = <<length, NothingNoted(r)[2]>>]
-  /\ UNCHANGED <<term, kept>>
+  /\ UNCHANGED <<term, kept, outdated>>
   /\ Reborn(r, i)
 
 (* It ends when it has written some of a leader's frames, or only truncated for
@@ -363,7 +373,7 @@ Torn(r, i, t, length, file) ==
   /\ kept' = [kept EXCEPT ![r] = Least(@, same)]
   /\ Enter(r, Most(term[r], Last(log'[r])), IF Last(log'[r]) > term[r] THEN NoVote ELSE <<vote[r][1], 0>>)
   /\ noted' = [noted EXCEPT ![r] = file]
-  /\ UNCHANGED recovered
+  /\ UNCHANGED <<recovered, outdated>>
   /\ Reborn(r, i)
 
 (* It loses promises: frames, its term and vote, its configuration file. What it
@@ -375,7 +385,40 @@ Lose(r, i, length, t, v, file) ==
   /\ Enter(r, Most(t, Last(log'[r])), IF Last(log'[r]) > t THEN NoVote ELSE <<v, 0>>)
   /\ recovered' = [recovered EXCEPT ![r] = FALSE]
   /\ noted' = [noted EXCEPT ![r] = file]
+  /\ outdated' = [outdated EXCEPT ![r] = FALSE]
   /\ Reborn(r, i)
+
+(* All that replica r has, as an image of its disk keeps it. *)
+Image(r) == [replica |-> r, term |-> term[r], vote |-> vote[r][1], log |-> log[r],
+  kept |-> kept[r], recovered |-> recovered[r], noted |-> noted[r]]
+
+(* More is known of a replica than its image has (recollection.py): a leader has noted
+   that it was recovered and had committed frames, a later one of them or in a later
+   term. *)
+Exceeded(image) == \E t \in Terms : \E o \in office[t] :
+  LET index == Least(acks[t][image.replica], committed[t]) IN
+  index >= o.first /\ (t > image.term \/ index > Len(image.log))
+
+(* It starts with an image of which all others know more. *)
+SetBack(r, i, image) ==
+  /\ image.replica = r /\ Exceeded(image)
+  /\ Enter(r, image.term, <<image.vote, 0>>)
+  /\ log' = [log EXCEPT ![r] = image.log]
+  /\ kept' = [kept EXCEPT ![r] = image.kept]
+  /\ recovered' = [recovered EXCEPT ![r] = image.recovered]
+  /\ noted' = [noted EXCEPT ![r] = image.noted]
+  /\ outdated' = [outdated EXCEPT ![r] = TRUE]
+  /\ Reborn(r, i)
+
+(* It is told so, and recovers. Whatever it began ends, as if its process ended. *)
+Recognise(r, i) ==
+  /\ outdated[r]
+  /\ outdated' = [outdated EXCEPT ![r] = FALSE]
+  /\ recovered' = [recovered EXCEPT ![r] = FALSE]
+  /\ UNCHANGED <<term, log, kept, noted>>
+  /\ IF Rule("what an older store began ends")
+     THEN vote' = [vote EXCEPT ![r] = <<@[1], 0>>] /\ Reborn(r, i)
+     ELSE UNCHANGED <<vote, incarnation, said>> /\ NothingFollows
 
 -------------------------------------------------------------------------------
 (* What must hold *)
@@ -391,7 +434,7 @@ LeaderCompleteness == \A t, later \in Terms :
 (* A recovered replica has what it acknowledged, as far as it is committed. *)
 PromisesKept == \A r \in Replicas, t \in Terms :
   LET index == Least(acks[t][r], committed[t]) IN
-  recovered[r] /\ index > 0 =>
+  Sound(r) /\ index > 0 =>
     /\ Len(log[r]) >= index
     /\ log[r][index] = ledger[t][index]
 

@@ -12,13 +12,17 @@ CONSTANTS
   LengthMax,    \* frames of a log
   LossesMax,    \* losses of memory
   RestartsMax,  \* restarts without one
-  LossKinds,    \* of "disk", "votes", "frames"
+  LossKinds,    \* of "disk", "votes", "frames", "image"
   Members,      \* TRUE: voters are added and removed
   Unpromised    \* TRUE: losses go beyond what is promised
 
-VARIABLES losses, restarts
+VARIABLES
+  losses, restarts,
+  image         \* of a replica's disk, made once and put back later
 
-allVars == <<vars, losses, restarts>>
+allVars == <<vars, losses, restarts, image>>
+
+NoImage == [replica |-> Nobody]
 
 Begin == <<<<1, {}>>>>
 
@@ -31,6 +35,7 @@ Init ==
   /\ recovered = [r \in Replicas |-> led]
   /\ incarnation = [r \in Replicas |-> 1]
   /\ noted = [r \in Replicas |-> NothingNoted(r)]
+  /\ outdated = [r \in Replicas |-> FALSE]
   /\ candidacies = {}
   /\ grants = {}
   /\ office = [t \in Terms |-> IF led /\ t = 1
@@ -41,7 +46,7 @@ Init ==
   /\ barriers = {}
   /\ certificates = {}
   /\ committed = [t \in Terms |-> IF led /\ t = 1 THEN 1 ELSE 0]
-  /\ losses = 0 /\ restarts = 0
+  /\ losses = 0 /\ restarts = 0 /\ image = NoImage
 
 Room(r) == term[r] > 0 /\ Len(ledger[term[r]]) < LengthMax
 
@@ -61,7 +66,7 @@ Step ==
                             /\ ~recovered[w] /\ term[w] = term[r]
                             /\ ~\E b \in barriers : b[1] = term[r] /\ b[2] = w /\ b[3] = incarnation[w]
                             /\ Meet(r, w, incarnation[w])
-  \/ \E r \in Replicas : Recover(r)
+  \/ \E r \in Replicas : Recover(r) \/ Recognise(r, incarnation[r] + 1)
   \/ Members /\ \E r \in Replicas : Leads(r) /\ Room(r) /\ \E C \in Changes(r) :
        MayChange(r, C) /\ Propose(r, C) /\ (Promised' \/ Unpromised)
 
@@ -74,14 +79,18 @@ Forget(r) == LET i == incarnation[r] + 1 IN
   \/ "votes" \in LossKinds /\ Lose(r, i, Len(log[r]), 0, Nobody, noted[r])
   \/ "frames" \in LossKinds /\ \E length \in 0..Len(log[r]) :
        Lose(r, i, length, term[r], vote[r][1], noted[r])
+  \/ SetBack(r, i, image)
 
 Next ==
-  \/ Step /\ UNCHANGED <<losses, restarts>>
-  \/ /\ restarts < RestartsMax /\ restarts' = restarts + 1 /\ UNCHANGED losses
+  \/ Step /\ UNCHANGED <<losses, restarts, image>>
+  \/ /\ restarts < RestartsMax /\ restarts' = restarts + 1 /\ UNCHANGED <<losses, image>>
      /\ \E r \in Replicas : End(r)
-  \/ /\ losses < LossesMax /\ losses' = losses + 1 /\ UNCHANGED restarts
+  \/ /\ losses < LossesMax /\ losses' = losses + 1 /\ UNCHANGED <<restarts, image>>
      /\ \E r \in Replicas : Forget(r)
      /\ Promised' \/ Unpromised
+  \/ /\ "image" \in LossKinds /\ image = NoImage
+     /\ \E r \in Replicas : image' = Image(r)
+     /\ UNCHANGED <<vars, losses, restarts>>
 
 Alike == IF Start = "led" THEN Founders \ {Leader} ELSE Founders
 Symmetry == Permutations(Alike) \cup Permutations(Replicas \ Founders)

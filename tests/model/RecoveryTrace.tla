@@ -18,6 +18,7 @@ Init ==
   /\ recovered = [r \in Replicas |-> FALSE]
   /\ incarnation = [r \in Replicas |-> 0]
   /\ noted = [r \in Replicas |-> NothingNoted(r)]
+  /\ outdated = [r \in Replicas |-> FALSE]
   /\ candidacies = {} /\ grants = {} /\ joined = {} /\ barriers = {} /\ certificates = {}
   /\ office = [t \in Terms |-> {}]
   /\ ledger = [t \in Terms |-> <<>>]
@@ -34,6 +35,9 @@ MayHaveNoted(r, file) ==
 
 IsCommitted(r, index) == index <= Len(log[r]) /\ \E t \in Terms :
   committed[t] >= index /\ ledger[t][index] = log[r][index]
+
+(* By log matching there is only one. *)
+LogWith(length, last) == IF length = 0 THEN <<>> ELSE SubSeq(ledger[last], 1, length)
 
 Candidacy(t, r, i) == CHOOSE c \in candidacies :
   c.term = t /\ c.replica = r /\ c.incarnation = i
@@ -59,6 +63,10 @@ Does(e) == LET r == e[2] IN
     [] e[1] = "restart" -> MayHaveNoted(r, e[5]) /\ Restart(r, e[3], e[4], e[5])
     [] e[1] = "torn" -> MayHaveNoted(r, e[6]) /\ Torn(r, e[3], e[4], e[5], e[6])
     [] e[1] = "lose" -> MayHaveNoted(r, e[7]) /\ Lose(r, e[3], e[4], e[5], e[6], e[7])
+    [] e[1] = "set back" -> MayHaveNoted(r, e[8]) /\ SetBack(r, e[3], [
+         replica |-> r, log |-> LogWith(e[4], e[5]), kept |-> 0, term |-> e[6], vote |-> e[7],
+         recovered |-> TRUE, noted |-> e[8]])
+    [] e[1] = "recognise" -> Recognise(r, e[3])
     [] e[1] = "commit" -> IsCommitted(r, e[3]) /\ UNCHANGED vars
     [] e[1] = "is" -> Is(r, e[3], e[4], e[5], e[6], e[7], e[8]) /\ UNCHANGED vars
 

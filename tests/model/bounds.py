@@ -59,17 +59,20 @@ def _set(items: Iterable[str]) -> str:
 
 _CHANGES = Bounds(members=True, length_max=4, losses_max=0)
 _FOUNDING = Bounds(start="blank", length_max=2, losses_max=0)
+_SET_BACK = Bounds(length_max=2, loss_kinds=("image",))
 
 # By what they show: the bounds, and how many states there are within them.
 SEARCHES: Mapping[str, tuple[Bounds, int]] = {
     "a replica loses its disk": (Bounds(length_max=2), 9_512),
     "one of two voters loses its disk": (Bounds(founders="ab", unpromised=True), 3_133),
     "a group is founded": (_FOUNDING, 6_967),
+    "a disk is set back": (_SET_BACK, 3_258),
 }
 LONG_SEARCHES: Mapping[str, tuple[Bounds, int]] = {
     "voters are added and removed": (_CHANGES, 36_357),
     "a replica loses its disk": (Bounds(), 111_895),
     "a replica loses its votes, or frames": (Bounds(loss_kinds=("votes", "frames")), 40_861),
+    "a disk is set back": (Bounds(loss_kinds=("image",)), 46_863),
     "a replica loses its disk, another one restarts": (
         Bounds(length_max=2, restarts_max=1),
         95_784,
@@ -98,6 +101,9 @@ BROKEN: Mapping[str, Bounds] = {
     "a barrier proposed after the loss": Bounds(),
     "all means all": Bounds(),
     "that it recovers is noted": Bounds(restarts_max=1),
+    # of older stores
+    "older stores are told": _SET_BACK,
+    "what an older store began ends": _SET_BACK,
     # of members: M1 to M4 there
     "a configuration is in force from its append on": _CHANGES,
     "one change at a time": _CHANGES,

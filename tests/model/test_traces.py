@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from tests.model.checker import Refusal, validate
-from tests.model.traces import Event, TracedWorld
+from tests.model.traces import Event, Kind, TracedWorld
 from tests.simulator.apart import apart
 from tests.simulator.cluster.corebreaks import (
     certified_without_a_barrier,
@@ -18,16 +18,20 @@ from tests.simulator.cluster.corebreaks import (
 )
 from tests.simulator.cluster.invariants import CheckFailed
 from tests.simulator.cluster.planting import Plant
+from tests.simulator.cluster.shellbreaks import old_stores_believed
 
 LONG_SEEDS = 60  # of each kind
-# Memory is lost and recovered in the first ones; members come and go in the last ones.
-SEEDS = ((1, False), (2, False), (3, False), (2, True), (3, True))
+SEEDS = (
+    *((seed, Kind.LOSING) for seed in (1, 2, 3)),
+    *((seed, Kind.OPERATED) for seed in (2, 3)),
+    (1, Kind.SET_BACK),
+)
 FOUNDERS = frozenset(("n0", "n1", "n2"))
 
 
-def run_of(seed: int, operated: bool, *planted: Plant) -> tuple[frozenset[str], list[Event]]:
+def run_of(seed: int, kind: Kind, *planted: Plant) -> tuple[frozenset[str], list[Event]]:
     """Return the founders and the events of a seed's world, up to its end or failure."""
-    world = TracedWorld(seed, operated, *planted)
+    world = TracedWorld(seed, kind, *planted)
     with suppress(*[CheckFailed for _ in planted]):
         world.run()
     return frozenset(world.founders), world.recorder.events
@@ -41,11 +45,11 @@ def shown(refusal: Refusal, runs: list[list[Event]]) -> str:
 
 
 def runs_by_founders(
-    seeds: Iterable[tuple[int, bool]],
+    seeds: Iterable[tuple[int, Kind]],
 ) -> dict[frozenset[str], list[list[Event]]]:
     runs: dict[frozenset[str], list[list[Event]]] = defaultdict(list)
-    for seed, operated in seeds:
-        founders, events = run_of(seed, operated)
+    for seed, kind in seeds:
+        founders, events = run_of(seed, kind)
         runs[founders].append(events)
     return runs
 
@@ -55,27 +59,32 @@ def test_real_runs_are_behaviours_of_the_model() -> None:
     assert set(runs) == {FOUNDERS}
     done = {event[0] for run in runs[FOUNDERS] for event in run}
     assert done >= {"campaign", "win", "meet", "recover", "lose", "restart"}
+    assert done >= {"set back", "recognise"}
     refusal = validate(runs[FOUNDERS], FOUNDERS)
     assert refusal is None, shown(refusal, runs[FOUNDERS])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("operated", [False, True])
-def test_more_real_runs_are(operated: bool) -> None:
-    seeds = [(seed, operated) for seed in range(LONG_SEEDS)]
+@pytest.mark.parametrize("kind", Kind)
+def test_more_real_runs_are(kind: Kind) -> None:
+    seeds = [(seed, kind) for seed in range(LONG_SEEDS)]
     for founders, runs in apart(runs_by_founders, seeds).items():
         refusal = validate(runs, founders)
         assert refusal is None, shown(refusal, runs)
 
 
 @pytest.mark.parametrize(
-    ("planted", "event"),
-    [(certified_without_a_barrier, "recover"), (recovering_copies_counted, "commit")],
+    ("planted", "kind", "event"),
+    [
+        (certified_without_a_barrier, Kind.LOSING, "recover"),
+        (recovering_copies_counted, Kind.LOSING, "commit"),
+        (old_stores_believed, Kind.SET_BACK, "observe"),
+    ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_broken_core_is_refused(planted: Plant, event: str) -> None:
-    _, events = apart(run_of, 1, False, planted)
+def test_a_broken_core_is_refused(planted: Plant, kind: Kind, event: str) -> None:
+    _, events = apart(run_of, 1, kind, planted)
     refusal = validate([events], FOUNDERS)
     assert refusal is not None
     assert events[refusal.at][0] == event

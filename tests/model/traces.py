@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 from unittest.mock import patch
 
 from raftmq.dledger.configuration import Configuration, decode_configuration
@@ -31,15 +33,24 @@ from raftmq.dledger.pump import Pump
 from raftmq.dledger.saver import HardStateSaver
 from raftmq.dledger.wire import PeerMessage
 from raftmq.store.frame import Frame, FrameKind
+from tests.simulator.cluster.faults import FaultPlan
+from tests.simulator.cluster.machine import Machine
 from tests.simulator.cluster.planting import Plant
 from tests.simulator.cluster.process import Process, here
 from tests.simulator.cluster.world import ClusterWorld, Wish
 
 FAULTS = ("kill", "kill_leader", "crash_in_operation", "isolate", "split", "cut_one_way", "freeze",
           "stop_planned", "wipe", "power_cut_fragile")  # fmt: skip
-OPERATED = FAULTS[:-2]
 NOBODY = "nobody"
 Event = tuple[object, ...]
+
+
+class Kind(Enum):
+    """The faults of a world."""
+
+    LOSING = FAULTS
+    OPERATED = FAULTS[:-2]  # members come and go instead of memories
+    SET_BACK = (*FAULTS[:-2], "set_back", "set_back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,7 @@ class Seen:
     writing: tuple[Frame, ...] = ()  # its process may die of it
     writing_term: int = 0  # of the leader whose frames it writes, or makes room for; 0: none
     leads: bool = False  # it is itself that leader
+    set_back: bool = False  # its disk was, and no process has started with it yet
     compared: Event = ()
 
 
@@ -90,12 +102,23 @@ class Recorder:
 
     # -- beginnings of processes ----------------------------------------------------------------
 
+    def set_back(self, name: str) -> None:
+        """Its disk is an earlier image of itself."""
+        self._seen[name] = Seen(set_back=True)
+
     def started(self, node: Node) -> None:
         """Its process is there again, with what it finds on its disk."""
         seen, core, name = self._seen[node.name], node.core, node.name
         index, incarnation = node.log.index, self._incarnation(core.ballot.incarnation)
         terms = [index.term_at(at) for at in range(1, index.last_index + 1)]
         length = len(terms)
+        file = (node.saved[0], node.saved[1].voters)
+        if seen.set_back:
+            state = (length, index.last_term, core.term, core.ballot.voted_for or NOBODY, file)
+            self._note("set back", name, incarnation, *state)
+            self._seen[name] = Seen(core.term, NOBODY, core.recovered, terms)
+            self._is(node)
+            return
         torn = 0
         if terms != seen.terms[:length] or length < seen.kept:
             if seen.leads or 0 < seen.writing_term <= core.term:
@@ -108,7 +131,6 @@ class Recorder:
             vote = core.ballot.voted_for
             if vote not in (None, name, seen.vote) and (core.term, vote) in self._candidates:
                 self._note("grant", name, core.term, vote, self._candidates[core.term, vote])
-        file = (node.saved[0], node.saved[1].voters)
         if torn and core.recovered == seen.recovered:
             self._note("torn", name, incarnation, torn, length, file)
         elif (
@@ -160,6 +182,9 @@ class Recorder:
         core, name = node.core, node.name
         seen = seen or self._seen[name]
         self._written(name, seen)
+        if seen.recovered and not core.recovered:
+            self._note("recognise", name, self._incarnation(core.ballot.incarnation))
+            seen.recovered = False
         incarnation = self._incarnation(core.ballot.incarnation)
         term, me = core.term, (core.term, name, incarnation)
         if term > seen.term:
@@ -232,9 +257,10 @@ class TracedWorld(ClusterWorld):
     term and vote are saved in one piece with what comes of them: so what is sent belongs to the
     state in which the core is then."""
 
-    def __init__(self, seed: int, operated: bool, planted: Plant = nullcontext) -> None:
+    def __init__(self, seed: int, kind: Kind, planted: Plant = nullcontext) -> None:
+        operated = kind is Kind.OPERATED
         profile = {"operated": operated, "refilled": False, "timed": False, "pace": 0.2}
-        wish = Wish(("metadata",), OPERATED if operated else FAULTS, profile, planted)
+        wish = Wish(("metadata",), kind.value, profile, planted)
         super().__init__(seed, wish=wish)
         self.recorder = Recorder()
 
@@ -249,6 +275,7 @@ def listening(recorder: Recorder) -> Iterator[None]:
     """Tell the recorder what the members of all processes do."""
     take_part, take = RaftMember._take_part, Inbox.on_messages
     run, perform, send = Pump.run, Pump._perform, Pump._send
+    put_back = FaultPlan._put_back
     nodes: dict[Process, Node] = {}
 
     async def on_start(member: RaftMember, parts: Parts) -> None:
@@ -282,6 +309,12 @@ def listening(recorder: Recorder) -> Iterator[None]:
                 recorder.sent(node, message)
         send(pump, messages)
 
+    def on_put_back(plan: FaultPlan, machine: Machine, *taken: Any) -> None:
+        disk = machine.disk
+        put_back(plan, machine, *taken)
+        if machine.disk is not disk:
+            recorder.set_back(machine.name)
+
     def on_messages(inbox: Inbox, messages: list[PeerMessage]) -> None:
         for message in messages:
             take(inbox, [message])
@@ -298,6 +331,7 @@ def listening(recorder: Recorder) -> Iterator[None]:
         patch.object(Pump, "_perform", on_perform),
         patch.object(Pump, "_send", on_send),
         patch.object(Inbox, "on_messages", on_messages),
+        patch.object(FaultPlan, "_put_back", on_put_back),
         patch.object(HardStateSaver, "save", at_once),
     ):
         yield

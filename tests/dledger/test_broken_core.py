@@ -79,6 +79,10 @@ def test_a_broken_core_does_something_else(plant: Plant, script: str) -> None:
             repair.repaired_with_uncommitted,
             lambda: repairing.test_what_is_proven(*UNCOMMITTED),
         ),
+        (
+            repair.repaired_unchecked,
+            repairing.test_garbage_is_refused_and_another_one_asked,
+        ),
         (repair.cut_without_a_note, promises.test_frames_given_up_make_it_recover),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -366,7 +366,8 @@ def test_garbage_is_refused_and_another_one_asked() -> None:
     mine, theirs = damaged([1, 1, 1], 2), Log([1, 1, 1])
     mending = Repairing(mine, 2)
     good = answer(mending.requests[B], theirs.index, 3, Standing.RECOVERED, theirs.read, 1)
-    for data in (b"\0" * 100, good.data[:-1], b"x", theirs.frames[0].data):
+    flipped = good.data[:-1] + bytes([good.data[-1] ^ 1])
+    for data in (flipped, b"\0" * 100, good.data[:-1], b"x", theirs.frames[0].data):
         assert mending.repair.step(replace(good, data=data), 0.0) is None
     assert mending.hears(C, theirs, 3) is not None
 

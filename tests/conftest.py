@@ -6,11 +6,17 @@ tests.steadydisk.)
 """
 
 import os
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_LEVEL_RATIO", "100")
 os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_FREE_BYTES", "1")
+# Whose tests use Spark, up to where the second half begins. Each half has a process: a Spark that
+# is there for a file alone has done half of its work when it is warm.
+SPARK = ("tests/audit/", "tests/spark/")
+SECOND_HALF = "tests/audit/test_o"
 # A room whose files take minutes each, of which one would be waited for alone at the end.
 BEGUN_FIRST = "simulator"
 
@@ -18,3 +24,17 @@ BEGUN_FIRST = "simulator"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with it; all else stays in its order."""
     items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(BEGUN_FIRST))
+
+
+class Scheduling(LoadFileScheduling):
+    """A file goes to a process, and each half of what uses Spark does."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(SPARK):
+            return "Spark, second half" if nodeid >= SECOND_HALF else "Spark, first half"
+        return str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None

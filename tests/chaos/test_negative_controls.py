@@ -1,7 +1,8 @@
 """A harness that never fails proves nothing: what must lose messages is caught losing them.
 
 Each schedule is run on real processes twice: on something that cannot keep its promise under it,
-and on Raft mode with SYNC_FLUSH, which may not lose one message.
+and on Raft mode with SYNC_FLUSH, which may not lose one message. The long ones are in every run in
+another way: tests/chaos/faults/test_disk_cluster.py.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def lost_check(result: RunResult) -> Verdict:
     return next(check.verdict for check in result.checks if check.name == LOST)
 
 
-@pytest.mark.parametrize("scenario", [MASTER_LOST, POWER_CUT])
+@pytest.mark.parametrize("scenario", [MASTER_LOST, pytest.param(POWER_CUT, marks=pytest.mark.long)])
 async def test_raft_loses_nothing(tmp_path: Path, scenario: str) -> None:
     async def run(rate_per_s: int, name: str) -> RunResult:
         return await inflict(tmp_path / name, "raft", scenario, {}, rate_per_s=rate_per_s)
@@ -89,11 +90,13 @@ async def test_raft_loses_nothing(tmp_path: Path, scenario: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "scenario", "settings"),
     [
-        ("async", MASTER_LOST, CLASSIC),
-        ("pysyncobj", POWER_CUT, {}),
-        ("raft", POWER_CUT_UNSYNCED, {}),  # fsync left out: it says that it is done, and is not
+        pytest.param("async", MASTER_LOST, CLASSIC, id="ASYNC_MASTER loses its disk"),
+        pytest.param("pysyncobj", POWER_CUT, {}, id="pysyncobj in a power cut"),
+        # fsync left out: it says that it is done, and is not
+        pytest.param(
+            "raft", POWER_CUT_UNSYNCED, {}, id="raft without fsync", marks=pytest.mark.long
+        ),
     ],
-    ids=["ASYNC_MASTER loses its disk", "pysyncobj in a power cut", "raft without fsync"],
 )
 async def test_what_must_lose_is_caught(
     tmp_path: Path, mode: str, scenario: str, settings: dict[str, str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,18 @@ from raftmq.chaos.cluster.process import state
 pytestmark = pytest.mark.timeout(900)  # Spark starts in it, and may have to share a processor
 
 
+# For small data: no code compiled that is run a few times only.
+SPARK = {
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+    "PYSPARK_SUBMIT_ARGS": "--conf spark.sql.codegen.wholeStage=false pyspark-shell",
+}
+
+
 def demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     words = ["--dir", str(directory / "work"), "--report", str(directory / "report"), *arguments]
     return subprocess.run(
         [sys.executable, "-m", "demo.flights", *words],
+        env=os.environ | SPARK,
         capture_output=True,
         text=True,
         timeout=850,

@@ -13,8 +13,8 @@ from tests.simulator.cluster.world import LONG, ClusterWorld, Wish
 CHUNKS = 2
 SEEDS_A_CHUNK = 8
 LONG_SEEDS = range(40)
-FLIPPED = range(8)
-SET_BACK = range(10)
+FLIPPED = range(6)
+SET_BACK = range(6)
 SETTING_BACK = ("set_back", "set_back", "kill", "kill_leader", "isolate", "stop_planned", "wipe")
 FLIPPING = ("flip_bits", "flip_bits", "kill", "kill_leader", "isolate", "freeze", "stop_planned")
 FOUND = (

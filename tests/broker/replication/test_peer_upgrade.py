@@ -161,6 +161,7 @@ async def upgrading(directory, commit):
         yield group
 
 
+@pytest.mark.long
 async def test_a_group_is_upgraded_under_load_and_then_enforces_proofs(tmp_path):
     async with upgrading(tmp_path, BEFORE) as group:
         leader = await group.leader()

@@ -4,6 +4,8 @@ and then they work; nothing that was acknowledged is lost."""
 
 import asyncio
 
+import pytest
+
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object
@@ -42,6 +44,7 @@ async def attributes(group, node):
     return loads_object(answer.body)["attributes"] if answer.body else None
 
 
+@pytest.mark.long
 async def test_a_group_gets_writers_when_its_last_replica_knows_them(tmp_path):
     async with upgrading(tmp_path, BEFORE) as group:
         async with Acknowledged(group) as load:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,7 @@ log = logging.getLogger("raftmq.proxy")
 SERVICE = "apache.rocketmq.v2.MessagingService"
 HEALTH = "grpc.health.v1.Health"
 SETTINGS_S = 8.0  # clients wait 10 s for the answer to their settings
+STRANGER_S = 2.0  # to say something, before its stream is refused
 CALL_S_MAX = 120.0
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse{status}
 _ENDS = {
@@ -208,8 +210,18 @@ class Service:
             await context.abort(kind, end.message)
 
     async def _read(self, requests: AsyncIterator[Any], context: Context, line: Line) -> None:
-        """Take in what a client says over its stream. Raises Refusal."""
-        caller = self._caller(context)
+        """Take in what a client says over its stream. Raises Refusal.
+
+        Who is not known is refused only once it has said something: of a stream that ends before
+        the first message is written, gRPC's libraries tell their user INTERNAL, and not why."""
+        try:
+            caller = self._caller(context)
+        except Refusal:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STRANGER_S):
+                    async for _ in requests:
+                        break
+            raise
         async for command in requests:
             if command.WhichOneof("command") != "settings":
                 continue  # results of what nobody asks here

@@ -78,6 +78,9 @@ async def test_accounts_decide_what_a_client_may_do(tmp_path):
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await stranger.telemetry(producer("Own"))
                 assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await nobody.telemetry(None)  # and says nothing
+            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
             assert (await user.send("Own")).status.code == pb.Code.OK
             assert (await user.send("Secret")).status.code == pb.Code.FORBIDDEN
             assert (await user.receive("Secret", "own")).code == pb.Code.FORBIDDEN

@@ -1,5 +1,7 @@
 # make venv | check | test | test-long | demo | docs | man | helm | bench | bench-peers | jepsen | simulate | lint | report; see CONTRIBUTING.md
 SHELL := /bin/bash
+# Tests start hundreds of processes: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin

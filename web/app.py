@@ -179,7 +179,8 @@ class WebServer:
             self._health = WebServer(
                 beside, Access.of(beside), told, title=title, version=version, translate=translate
             )
-        self._document = to_json(document(title, version, self.operations))
+        self._about = (title, version)
+        self._document = b""  # made when it is asked for: it is a twentieth of a broker's start
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._outermost])
         self.bodies = app[BODIES] = Bodies()
         for operation in self.operations:
@@ -331,6 +332,9 @@ class WebServer:
         return caller
 
     async def _openapi(self, _: Call) -> web.Response:
+        if not self._document:
+            made = await asyncio.to_thread(document, *self._about, self.operations)
+            self._document = to_json(made)
         return web.Response(body=self._document, content_type=JSON)
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from raftmq.audit.session import session
 from tests.leftovers import leftovers_collected as leftovers_collected
+from tests.smallspark import JVM
 
 # py4j and pyspark leave their sockets to the garbage collector.
 EXCUSED = [
@@ -30,14 +31,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Small data: one shuffle partition, and no code compiled that is run a few times only."""
-    os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+    os.environ |= JVM
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with session() as running:
             running.conf.set("spark.sql.shuffle.partitions", "1")
             running.conf.set("spark.sql.codegen.wholeStage", "false")
             running.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-            del os.environ["JDK_JAVA_OPTIONS"]  # the JVM runs now; nobody else shall inherit it
+            for name in JVM:
+                del os.environ[name]  # the JVM runs now; nobody else shall inherit it
             yield running
 
 

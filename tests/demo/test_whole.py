@@ -12,22 +12,16 @@ import pytest
 
 from raftmq.chaos.cluster.clusterfile import load_state
 from raftmq.chaos.cluster.process import state
+from tests.smallspark import PROGRAM
 
 pytestmark = pytest.mark.timeout(900)  # Spark starts in it, and may have to share a processor
-
-
-# For small data: no code compiled that is run a few times only.
-SPARK = {
-    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
-    "PYSPARK_SUBMIT_ARGS": "--conf spark.sql.codegen.wholeStage=false pyspark-shell",
-}
 
 
 def demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     words = ["--dir", str(directory / "work"), "--report", str(directory / "report"), *arguments]
     return subprocess.run(
         [sys.executable, "-m", "demo.flights", *words],
-        env=os.environ | SPARK,
+        env=os.environ | PROGRAM,
         capture_output=True,
         text=True,
         timeout=850,

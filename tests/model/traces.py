@@ -182,10 +182,10 @@ class Recorder:
         core, name = node.core, node.name
         seen = seen or self._seen[name]
         self._written(name, seen)
-        if seen.recovered and not core.recovered:
-            self._note("recognise", name, self._incarnation(core.ballot.incarnation))
-            seen.recovered = False
         incarnation = self._incarnation(core.ballot.incarnation)
+        if seen.recovered and not core.recovered:
+            self._note("recognise", name, incarnation)
+            seen.recovered = False
         term, me = core.term, (core.term, name, incarnation)
         if term > seen.term:
             if core.ballot.voted_for == name:

@@ -14,6 +14,7 @@ import pytest
 
 from raftmq.audit.java import find_java_home
 from raftmq.chaos.cluster.cluster import Cluster
+from tests.smallspark import JVM
 from tests.spark.test_source import bodies, fill
 from tests.waiting import wait_until
 
@@ -114,7 +115,8 @@ class Remote:
                 cwd=directory,
                 env={k: v for k, v in os.environ.items() if k not in hidden}
                 | {"JAVA_HOME": find_java_home(os.environ), "PYSPARK_PYTHON": python}
-                | {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1", "SPARK_LOCAL_IP": "127.0.0.1"}
+                | JVM
+                | {"SPARK_LOCAL_IP": "127.0.0.1"}
                 | environment,
                 stdout=file,
                 stderr=file,

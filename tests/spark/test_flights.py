@@ -19,6 +19,7 @@ from demo.flights_data import Flight, data_file, flight_id, read_flights
 from raftmq.audit.java import find_java_home
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.client import Admin, Message, Producer, SendConfig
+from tests.smallspark import PROGRAM
 from tests.waiting import until, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,6 @@ TOPIC = "Flights"
 STEP = 84  # one of so many rows of the year: 4,010 flights
 AT_ONCE = 50
 WRITTEN = ("year", "month", "day", "carrier", "flight", "origin", "dep_delay")
-SUBMIT = "--conf spark.ui.enabled=false --conf spark.sql.codegen.wholeStage=false pyspark-shell"
 
 
 @contextmanager
@@ -36,8 +36,8 @@ def running_example(namesrv: str, directory: Path) -> Iterator[subprocess.Popen[
         [sys.executable, str(EXAMPLE), str(directory)],
         cwd=directory,
         env=os.environ
-        | {"JAVA_HOME": find_java_home(os.environ), "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
-        | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_SUBMIT_ARGS": SUBMIT}
+        | PROGRAM
+        | {"JAVA_HOME": find_java_home(os.environ), "SPARK_LOCAL_IP": "127.0.0.1"}
         | {"NAMESRV_ADDR": namesrv, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -15,6 +15,7 @@ import pytest
 
 from raftmq.audit.java import find_java_home
 from raftmq.chaos.cluster.cluster import Cluster
+from tests.smallspark import JVM
 from tests.spark.test_source import bodies, fill
 
 ROOT = Path(__file__).parents[2]
@@ -73,11 +74,9 @@ class Standalone:
         (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
         self.python = directory / "env" / "bin" / "python"
         hidden = {"PYTHONPATH", "PYSPARK_PYTHON"}
-        self.environment = {k: v for k, v in os.environ.items() if k not in hidden} | {
-            "JAVA_HOME": find_java_home(os.environ),
-            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
-            "SPARK_LOCAL_IP": "127.0.0.1",
-        }
+        inherited = {k: v for k, v in os.environ.items() if k not in hidden}
+        java = {"JAVA_HOME": find_java_home(os.environ), "SPARK_LOCAL_IP": "127.0.0.1"}
+        self.environment = inherited | JVM | java
         at = ("--host", "127.0.0.1", "--webui-port", "0")
         log = self._start("master", f"{DEPLOY}.master.Master", *at, "--port", "0")
         (self.address,) = self._told(log, r"Starting Spark master at (spark://\S+)")

@@ -13,7 +13,7 @@ WORKERS ?= 4
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
-.PHONY: venv check demo test test-long interop docs docs-serve man helm screenshots lint report bench bench-peers jepsen simulate clean
+.PHONY: venv check demo collect test test-long interop docs docs-serve man helm screenshots lint report bench bench-peers jepsen simulate clean
 
 venv: $(VENV)/.ready
 
@@ -44,6 +44,10 @@ $(VENV)/.rust-ready: $(VENV)/.audit-ready $(wildcard tests/interop/rust5/Cargo.*
 
 demo: $(VENV)/.demo-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && export JAVA_HOME && exec $(BIN)/python -m demo.flights $(DEMO_ARGS)
+
+# The tests' assertions are rewritten here once, not by each worker of make test, which is also who tells of a fault.
+collect: $(VENV)/.demo-ready
+	-@$(BIN)/python -m pytest --collect-only -qq > /dev/null
 
 test: $(VENV)/.demo-ready $(VENV)/.interop-ready
 	@JAVA_HOME="$$(tools/find-java.sh)" && CHROMIUM="$$(tools/find-chromium.sh)" && export JAVA_HOME CHROMIUM && exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

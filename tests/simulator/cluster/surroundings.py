@@ -107,6 +107,7 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
     random.seed(drawn.getrandbits(64))
     collecting = gc.isenabled()
     gc.disable()  # when a cycle is collected must not depend on what ran before
+    gc.freeze()  # a collection looks at what the world made alone
     try:
         with ExitStack() as stack:
             for owner, name, value in replaced:
@@ -117,6 +118,7 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
             gc.collect()  # while nobody hears what the dead complain of
     finally:
         random.setstate(state)
+        gc.unfreeze()
         if collecting:
             gc.enable()
 

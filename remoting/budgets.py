@@ -7,6 +7,7 @@ So a bound for each connection does not bound the process. These budgets do:
   read our answers. Each has a deadline, too.
 - `unsent`: answers that the transports hold for peers that do not read.
 - `work`: bodies of slow requests in progress (a task each).
+- `kept`: what peers told of themselves and of what they wait for, until their connection ends.
 
 A `Holding` over its bound closes connections until it is not: first the one whose frame began
 first, or the one that holds most. With the former, small holders are spared while there is a large
@@ -32,6 +33,7 @@ class BudgetLimits:
     frame_deadline_s: float = 60.0
     unsent_bytes_max: int = 256 * MIB
     work_bytes_max: int = 64 * MIB
+    kept_bytes_max: int = 256 * MIB
 
 
 class Holder(Protocol):
@@ -143,12 +145,14 @@ class Budgets:
         )
         self.unsent = Holding("unsent answers", self.limits.unsent_bytes_max, oldest_first=False)
         self.work = Allowance(self.limits.work_bytes_max)
+        self.kept = Allowance(self.limits.kept_bytes_max)
         self.failures = 0
 
     @property
     def held_bytes(self) -> int:
         """Return the bytes that all peers together make this process hold."""
-        return self.unfinished.held_bytes + self.unsent.held_bytes + self.work.used_bytes
+        held_bytes = self.unfinished.held_bytes + self.unsent.held_bytes
+        return held_bytes + self.work.used_bytes + self.kept.used_bytes
 
     def expire(self, now_s: float) -> None:
         """Close connections whose frame has taken too long. Call it about once a second."""

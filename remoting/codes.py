@@ -155,6 +155,25 @@ class RequestCode(IntEnum):
     SEND_WRITER_BATCH = 30_007
 
 
+BODY_BYTES_MAX = 1 << 20  # of a request; a broker or name server of Apache's has no such limit
+# Their bodies are messages or whole tables: they may have what fits into a frame.
+LARGE_BODIES = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_WRITER_BATCH,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+        RequestCode.CHECK_TRANSACTION_STATE,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        RequestCode.REGISTER_BROKER,
+    }
+)
+
+
 class ResponseCode(IntEnum):
     """The outcome of a request. A send is stored for 0, 10, 11 and 12 only."""
 

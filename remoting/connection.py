@@ -42,7 +42,7 @@ from raftmq.remoting.codec import (
     decode_command,
     encode_command,
 )
-from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.codes import BODY_BYTES_MAX, LARGE_BODIES, ResponseCode
 from raftmq.remoting.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from raftmq.remoting.errors import (
     ConnectionLost,
@@ -436,6 +436,10 @@ class Connection(asyncio.Protocol):
         if handler is None:
             remark = f"request type {request.code} not supported"
             self._refuse(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+            return
+        if len(request.body) > BODY_BYTES_MAX and request.code not in LARGE_BODIES:
+            remark = f"a body of {len(request.body)} bytes; at most {BODY_BYTES_MAX}"
+            self._refuse(request, ResponseCode.MESSAGE_ILLEGAL, remark)
             return
         try:
             answer = handler(self, request)

@@ -11,22 +11,21 @@ Not supported: fastjson's `$ref` shorthand for repeated objects (it is read as a
 from __future__ import annotations
 
 import re
-from json import JSONDecoder
 from typing import Any, NamedTuple
 
 import orjson
 
 from raftmq.remoting.errors import BodyError
 
-DEPTH_MAX = 64  # of nesting; bounds the recursion on a peer's data
-_SPACE = re.compile(r"[ \t\r\n]*")
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-_SCALARS = JSONDecoder(parse_constant=_refuse_constant)
+_STRING = r'"(?:[^"\\]|\\.)*+"?+'  # one without an end goes to the end: no place is read twice
+_COLON = r"(?=[ \t\r\n]*+:)"
+# Strings, which are left as they are, and the two kinds of keys that are not JSON.
+_PARTS = re.compile(
+    rf'(?P<object>\{{[^{{}}"]*+(?:{_STRING}[^{{}}"]*+)*+\}}){_COLON}'
+    rf"|(?P<before>[{{,][ \t\r\n]*+)(?P<number>-?+(?:0|[1-9][0-9]*+)){_COLON}"
+    rf"|{_STRING}",
+    re.DOTALL,
+)
 
 
 class MessageQueue(NamedTuple):
@@ -53,20 +52,33 @@ class MessageQueue(NamedTuple):
 
 
 def loads(data: bytes) -> Any:
-    """Read JSON or fastjson's dialect. Raises BodyError."""
+    """Read JSON or fastjson's dialect. What it returns, `dumps` can write. Raises BodyError."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         pass  # expected for the two dialect forms; a damaged body fails again below
+    queues: dict[str, MessageQueue] = {}
+
+    def as_json(part: re.Match[str]) -> str:
+        if part["number"]:
+            return f'{part["before"]}"{part["number"]}"'
+        if part["object"]:
+            queues[part["object"]] = MessageQueue.from_fields(orjson.loads(part["object"]))
+            return orjson.dumps(part["object"]).decode()
+        return part[0]
+
     try:
-        text = data.decode()
-        value, position = _value(text, 0, 0)
-        position = _skip(text, position)
-    except (UnicodeDecodeError, ValueError, IndexError) as error:
+        value = orjson.loads(_PARTS.sub(as_json, data.decode()))
+        return _with_queues(value, queues) if queues else value
+    except (UnicodeDecodeError, orjson.JSONDecodeError, RecursionError) as error:
         raise BodyError(f"body is not JSON: {error}") from error
-    if position != len(text):
-        raise BodyError(f"body goes on behind its JSON value at {position}")
-    return value
+
+
+def _with_queues(value: Any, queues: dict[str, MessageQueue]) -> Any:
+    """Return the value with message queues for the keys that are their text."""
+    if isinstance(value, dict):
+        return {queues.get(key, key): _with_queues(item, queues) for key, item in value.items()}
+    return [_with_queues(item, queues) for item in value] if isinstance(value, list) else value
 
 
 def loads_object(data: bytes) -> dict[str, Any]:
@@ -103,68 +115,3 @@ def _fields_of(value: Any) -> Any:
 
 def _written_key(key: Any) -> bytes:
     return orjson.dumps(key.as_fields() if isinstance(key, MessageQueue) else str(key))
-
-
-def _skip(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    assert match is not None  # it matches the empty string too
-    return match.end()
-
-
-def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
-    if depth > DEPTH_MAX:
-        raise ValueError(f"nested deeper than {DEPTH_MAX}")
-    position = _skip(text, position)
-    first = text[position]
-    if first == "{":
-        return _object(text, position + 1, depth)
-    if first == "[":
-        return _array(text, position + 1, depth)
-    return _SCALARS.raw_decode(text, position)
-
-
-def _array(text: str, position: int, depth: int) -> tuple[list[Any], int]:
-    items: list[Any] = []
-    position = _skip(text, position)
-    if text[position] == "]":
-        return items, position + 1
-    while True:
-        item, position = _value(text, position, depth + 1)
-        items.append(item)
-        position = _skip(text, position)
-        if text[position] == "]":
-            return items, position + 1
-        if text[position] != ",":
-            raise ValueError(f"no comma at {position}")
-        position += 1
-
-
-def _object(text: str, position: int, depth: int) -> tuple[dict[Any, Any], int]:
-    fields: dict[Any, Any] = {}
-    position = _skip(text, position)
-    if text[position] == "}":
-        return fields, position + 1
-    while True:
-        key, position = _key(text, position, depth)
-        position = _skip(text, position)
-        if text[position] != ":":
-            raise ValueError(f"no colon at {position}")
-        fields[key], position = _value(text, position + 1, depth + 1)
-        position = _skip(text, position)
-        if text[position] == "}":
-            return fields, position + 1
-        if text[position] != ",":
-            raise ValueError(f"no comma at {position}")
-        position += 1
-
-
-def _key(text: str, position: int, depth: int) -> tuple[str | MessageQueue, int]:
-    position = _skip(text, position)
-    key, position = _value(text, position, depth + 1)
-    if isinstance(key, str):
-        return key, position
-    if isinstance(key, dict):
-        return MessageQueue.from_fields(key), position
-    if type(key) is int:
-        return str(key), position
-    raise ValueError(f"a key is neither text, number nor object before {position}")

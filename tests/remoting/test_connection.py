@@ -6,6 +6,7 @@ import pytest
 
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codec import RawFrame, decode_command, encode_command, join_frame
+from raftmq.remoting.codes import BODY_BYTES_MAX, ResponseCode
 from raftmq.remoting.command import BINARY, RemotingCommand
 from raftmq.remoting.connection import Connection, ConnectionLimits, Handler
 from raftmq.remoting.errors import (
@@ -144,6 +145,19 @@ async def test_a_frame_over_the_limit_closes_the_connection() -> None:
         with pytest.raises(ConnectionLost) as caught:
             await client.invoke(address, REQUEST(1, body=b"b" * (room + 1)), 60_000)
         assert caught.value.outcome_unknown
+        await client.close()
+
+
+async def test_only_what_has_messages_or_tables_may_be_large() -> None:
+    async with serving({34: echo, 310: echo}) as (_, address):
+        client = RemotingClient()
+        for code, size, answer in (
+            (34, BODY_BYTES_MAX, 0),
+            (34, BODY_BYTES_MAX + 1, ResponseCode.MESSAGE_ILLEGAL),
+            (310, BODY_BYTES_MAX + 1, 0),
+        ):
+            response = await client.invoke(address, REQUEST(code, body=bytes(size)), 60_000)
+            assert response.code == answer, (code, size)
         await client.close()
 
 

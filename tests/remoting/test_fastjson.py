@@ -1,10 +1,12 @@
 """The dialect: recorded bodies, round trips, and damage."""
 
+from time import process_time
+
 import orjson
 import pytest
 
 from raftmq.remoting.errors import BodyError
-from raftmq.remoting.fastjson import DEPTH_MAX, MessageQueue, dumps, loads, loads_object
+from raftmq.remoting.fastjson import MessageQueue, dumps, loads, loads_object
 from tests.remoting import recorded
 
 
@@ -87,13 +89,58 @@ def test_every_cut_is_an_error(body: bytes) -> None:
             loads(body[:cut])
 
 
-def test_nesting_is_bounded() -> None:
-    deep = b"{0:" * DEPTH_MAX + b"1" + b"}" * DEPTH_MAX
-    assert loads(deep)
-    with pytest.raises(BodyError, match="nested"):
-        loads(b"{0:" * (DEPTH_MAX + 1) + b"1" + b"}" * (DEPTH_MAX + 1))
+@pytest.mark.parametrize("outer", [b"{0:%s}", b'{{"topic":"t","brokerName":"b","queueId":0}:%s}'])
+def test_nesting_is_bounded(outer: bytes) -> None:
+    def nested(depth: int) -> bytes:
+        before, _, after = outer.partition(b"%s")
+        return before * depth + b"1" + after * depth
+
+    assert loads(nested(64))
     with pytest.raises(BodyError):
-        loads(b"{" * 100_000)
+        loads(nested(5_000))
+
+
+# Each is not JSON, and has the reader look far ahead from as many places as it can.
+HOSTILE = [
+    b"[0,",
+    b"{",
+    b'{"',
+    b'"\\',
+    b'{"a",',
+    b'{"}',
+    b'"a"{',
+    b"{0:",
+    b"{-",
+    b"{1",
+    b'{"a":1 ',
+    b"{} ",
+]
+
+
+@pytest.mark.parametrize("part", HOSTILE)
+def test_no_body_takes_more_than_its_length(part: bytes) -> None:
+    def took_s(count: int) -> float:
+        began = process_time()
+        for _ in range(3):
+            with pytest.raises(BodyError):
+                loads(b'{0:"' + part * count if part == b'"\\' else b"{0:1," + part * count)
+        return process_time() - began
+
+    assert took_s(64_000) < 16 * 8 * (took_s(4_000) + 1e-3)
+
+
+@pytest.mark.parametrize(
+    "value", [b'"\\ud800"', b'"\\udfff"', b'{"a":"\\ud800x"}', b"NaN", b"Infinity"]
+)
+@pytest.mark.parametrize("key", [b"0", b'"0"', b'{"topic":"t","brokerName":"b","queueId":0}'])
+def test_what_could_not_be_written_again_is_not_read(key: bytes, value: bytes) -> None:
+    with pytest.raises(BodyError):
+        loads(b"{%s:%s}" % (key, value))
+
+
+@pytest.mark.parametrize("number", [b"9" * 60, b"-" + b"9" * 60, b"1e300"])
+def test_large_numbers_can_be_written_again(number: bytes) -> None:
+    assert loads(dumps(loads(b"{0:%s}" % number)))
 
 
 def test_what_cannot_be_written_says_so() -> None:

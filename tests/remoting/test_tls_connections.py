@@ -76,11 +76,11 @@ def counts(server: RemotingServer) -> Any:
 
 @on_both_loops
 async def test_requests_both_ways_large_ones_too() -> None:
-    async with serving({1: echo}, tls=world().policy()) as (server, address):
+    async with serving({1: echo, 310: echo}, tls=world().policy()) as (server, address):
         client = world().client(handlers={7: echo})
         body = bytes(range(256)) * 8_192  # 2 MiB: many TLS records
         answers = await asyncio.gather(
-            *(client.invoke(address, REQUEST(1, body=body), 30_000) for _ in range(4)),
+            *(client.invoke(address, REQUEST(310, body=body), 30_000) for _ in range(4)),
             client.invoke(address, REQUEST(1, {"a": "b"}), 30_000),
         )
         assert [len(one.body) for one in answers] == [len(body)] * 4 + [0]

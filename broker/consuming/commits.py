@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 from raftmq.broker.errors import Refused, busy, not_leader
@@ -25,7 +25,8 @@ from raftmq.broker.tables.state import commit_offsets
 log = logging.getLogger("raftmq.broker.commits")
 
 PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) between two frames
-COMMITS_PER_FRAME_MAX = 10_000  # about 1 MiB of JSON, below the member's command bound
+FRAME_BYTES_MAX = 1 << 20  # of JSON; far below the member's bound of a command
+COMMIT_BYTES = 60  # of a commit's JSON besides its names, which have ASCII characters only
 
 
 class CommitService:
@@ -47,7 +48,7 @@ class CommitService:
         self._gathered: dict[tuple[str, str, int], int] = {}  # in the order of their first commit
         # Proposed commits, by queue: the future of the last frame with a commit of that queue.
         self._under_way: dict[tuple[str, str, int], asyncio.Future[int]] = {}
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[tuple[str, str, int], list[asyncio.Future[None]]] = {}
 
     def service(self, interval_ms: int) -> Service:
         """`interval_ms`: between two proposals of gathered commits."""
@@ -88,7 +89,7 @@ class CommitService:
         if not self._gather(topic, group, queue_id, offset):
             raise busy("too many offset commits wait")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self._waiters.setdefault((topic, group, queue_id), []).append(waiter)
         await waiter
 
     async def settle(self, topic: str, group: str, queue_id: int) -> None:
@@ -101,12 +102,11 @@ class CommitService:
 
     def flush(self) -> None:
         """Propose the gathered commits."""
-        while self._gathered:
-            keys = list(self._gathered)[:COMMITS_PER_FRAME_MAX]
-            commits: list[Commit] = [(*key, self._gathered.pop(key)) for key in keys]
-            waiters: list[asyncio.Future[None]] = []
-            if not self._gathered:
-                waiters, self._waiters = self._waiters, []
+        gathered, self._gathered = self._gathered, {}
+        waiting, self._waiters = self._waiters, {}
+        for commits in in_frames((*key, offset) for key, offset in gathered.items()):
+            keys = [commit[:3] for commit in commits]
+            waiters = [waiter for key in keys for waiter in waiting.get(key, ())]
             try:
                 future = self._propose(commit_offsets(commits))
             except Exception as error:  # the member's refusal, whatever it is, goes to the waiters
@@ -120,8 +120,8 @@ class CommitService:
     def leadership_lost(self) -> None:
         """Drop commits not proposed yet; tell those that wait."""
         self._gathered.clear()
-        waiters, self._waiters = self._waiters, []
-        _settle(waiters, not_leader())
+        waiting, self._waiters = self._waiters, {}
+        _settle([waiter for waiters in waiting.values() for waiter in waiters], not_leader())
 
     def _done(
         self,
@@ -136,6 +136,21 @@ class CommitService:
         if error is not None:
             log.info("offset_commits_failed count=%d: %s", len(keys), error)
         _settle(waiters, error)
+
+
+def in_frames(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
+    """Yield the commits in parts that each fit into a command."""
+    part: list[Commit] = []
+    size = 0
+    for commit in commits:
+        more = len(commit[0]) + len(commit[1]) + COMMIT_BYTES
+        if part and size + more > FRAME_BYTES_MAX:
+            yield part
+            part, size = [], 0
+        part.append(commit)
+        size += more
+    if part:
+        yield part
 
 
 def no_room() -> Refused:

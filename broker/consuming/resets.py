@@ -22,7 +22,7 @@ from enum import Enum
 
 from raftmq.broker.access import Access
 from raftmq.broker.clients import ClientTable
-from raftmq.broker.consuming.commits import COMMITS_PER_FRAME_MAX, CommitService, no_room
+from raftmq.broker.consuming.commits import CommitService, in_frames, no_room
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, busy, not_leader
 from raftmq.broker.service import Service, at_each_leadership
@@ -202,8 +202,7 @@ class Resets:
         if not self._commits.has_room(topic, group, targets):
             raise no_room()
         resets: list[Commit] = [(topic, group, q, offset) for q, offset in sorted(targets.items())]
-        for start in range(0, len(resets), COMMITS_PER_FRAME_MAX):
-            part = resets[start : start + COMMITS_PER_FRAME_MAX]
+        for part in in_frames(resets):
             for key in part:
                 self._marks.marked(key[:3])
             self._commits.flush()

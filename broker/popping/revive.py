@@ -196,15 +196,7 @@ class Reviver:
             due = self.deadlines.next_due(now_ms)
             if due is None:
                 break
-            try:
-                full = self._look(*due, now_ms, frame)
-            except (OSError, StoreError, RecordError) as error:
-                log.error("revival_unread place=%s: %s", due[0], error)
-                self.deadlines.add(*due, now_ms + RETRY_MS)
-                if isinstance(error, OSError):
-                    self._context.log.read_failed(error, partial(self._read, due[0], due[1][0]))
-                continue
-            if full:
+            if self._look(*due, now_ms, frame):
                 break
         if frame.steps:
             self._store(frame)
@@ -259,7 +251,13 @@ class Reviver:
             bit = 1 << number
             if not batch.pending & bit or self._live.is_busy(place, key, bit):
                 continue
-            record = self._read(place, offset)
+            try:
+                record = self._read(place, offset)
+            except (OSError, StoreError, RecordError) as error:
+                log.error("revival_unread place=%s offset=%d: %s", place, offset, error)
+                if isinstance(error, OSError):
+                    self._context.log.read_failed(error, partial(self._read, place, offset))
+                continue
             if record is not None:
                 message, target = again(record, topic, group, key[1], config)
                 if not self._have(target):
@@ -281,7 +279,7 @@ class Reviver:
                 )
             mask |= bit
         else:
-            if batch.pending & ~mask:  # an acknowledgement of the rest is under way
+            if batch.pending & ~mask:  # the rest is being acknowledged, or could not be read
                 self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
         if mask:
             frame.steps.append(("revived", *place, *key, mask))

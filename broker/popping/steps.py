@@ -24,7 +24,9 @@ from raftmq.broker.sending.outcome import is_unknown
 from raftmq.broker.service import next_turn
 from raftmq.broker.tables.pops import Step, pop_command
 
-STEPS_PER_COMMAND_MAX = 5_000  # about 500 KiB
+COMMAND_BYTES_MAX = 3 << 20  # of JSON, by an estimate that is never too low; 4 MiB are refused
+PART_BYTES = 24  # of a number, or of a name besides its characters
+CHARACTER_BYTES_MAX = 6  # of JSON
 GATHERED_MAX = 20_000
 PAUSE_S = 0.1
 
@@ -41,6 +43,15 @@ class _Change(NamedTuple):
     leadership: int
     steps: Sequence[Step]
     done: Done
+
+
+def _bytes_max(value: object) -> int:
+    """Return the most bytes that a step, or a part of one, may have in a command."""
+    if isinstance(value, str):
+        return PART_BYTES + CHARACTER_BYTES_MAX * len(value)
+    if isinstance(value, tuple | list):
+        return PART_BYTES + sum(map(_bytes_max, value))
+    return PART_BYTES
 
 
 class StepLog:
@@ -80,10 +91,10 @@ class StepLog:
         self._refuse_stale()
         if self._in_flight or not self._gathered:
             return
-        count = steps = 0
+        count = size = 0
         for one in self._gathered:
-            steps += len(one.steps)
-            if count and steps > STEPS_PER_COMMAND_MAX:
+            size += sum(map(_bytes_max, one.steps))
+            if count and size > COMMAND_BYTES_MAX:
                 break
             count += 1
         batch, self._gathered = self._gathered[:count], self._gathered[count:]

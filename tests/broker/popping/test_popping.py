@@ -90,6 +90,30 @@ async def test_what_is_not_acknowledged_comes_again_after_its_time(one):
     assert broker.state.pops.batch_count == 0
 
 
+async def test_a_message_that_cannot_be_read_keeps_none_from_coming_again_once(one, monkeypatch):
+    """It, too, comes once it can be read."""
+    group, broker, popper = one
+    await filled(group, broker, 4, 1)
+    real, failures = broker.popping.reviver._read, []
+
+    def read(place, offset):
+        if offset == 1 and len(failures) < 3:
+            failures.append(offset)
+            raise OSError("planted")
+        return real(place, offset)
+
+    monkeypatch.setattr(revive, "RETRY_MS", 50)
+    monkeypatch.setattr(broker.popping.reviver, "_read", read)
+    messages = await popper.pop(broker, count=4, invisible_ms=SHORT_MS)
+    assert bodies(messages) == [0, 1, 2, 3]
+    again = []
+    while len(again) < 4:
+        again += await popper.pop(broker, poll_ms=30_000)
+    assert bodies(again[:3]) == [0, 2, 3]
+    assert (bodies(again[3:]), len(failures)) == ([1], 3)
+    assert broker.store.queues.end_of("%RETRY%cg_T", 0) == 4
+
+
 async def test_a_message_that_was_tried_often_enough_is_a_dead_letter(one):
     group, broker, popper = one
     await filled(group, broker, 1, 1)

@@ -7,7 +7,9 @@ from raftmq.broker.containment import Contained
 from raftmq.broker.errors import Refused
 from raftmq.broker.popping import steps
 from raftmq.broker.popping.steps import StepLog
+from raftmq.broker.tables.pops import pop_command
 from raftmq.dledger.errors import Busy, NotLeader, OutcomeUnknown
+from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
 
 
 class World:
@@ -20,12 +22,14 @@ class World:
         self.errors = []
         self.leadership = 1
         self.pauses = []
+        self.payloads = []
         self.log = StepLog(
             self.propose, Contained(), lambda: self.leadership, self.turns.append,
             self.pauses.append,
         )  # fmt: skip
 
     def propose(self, payload, done):
+        self.payloads.append(payload)
         self.commands.append(([step[1] for step in orjson.loads(payload)["steps"]], done))
 
     def add(self, *names):
@@ -77,7 +81,7 @@ def test_one_that_is_told_may_add_more_and_still_only_one_is_in_flight():
 
 
 def test_there_are_limits(monkeypatch):
-    monkeypatch.setattr(steps, "STEPS_PER_COMMAND_MAX", 3)
+    monkeypatch.setattr(steps, "COMMAND_BYTES_MAX", 3 * steps._bytes_max(("done", 1)))
     monkeypatch.setattr(steps, "GATHERED_MAX", 4)
     world = World()
     for number in range(4):
@@ -89,6 +93,20 @@ def test_there_are_limits(monkeypatch):
     for _ in range(3):
         world.end()
     assert len(world.commands) == 4
+
+
+def test_a_command_has_room_for_the_longest_names():
+    """Of groups, topics, clients and attempts, in whatever characters."""
+    world, longest = World(), "\x01" * 255
+    step = ("pop", longest, longest, 65_535, 1 << 62, 1 << 41, [1 << 62] * 32, longest, longest)
+    for _ in range(2_000):
+        world.log.add([step], lambda error: None)
+    world.turn()
+    (payload,) = world.payloads
+    assert len(payload) < COMMAND_SIZE_BYTES_MAX
+    assert steps._bytes_max(step) >= len(pop_command([step])) - len(pop_command([]))
+    world.end()
+    assert len(world.payloads) == 2
 
 
 def test_what_was_gathered_under_an_earlier_leadership_is_refused():

@@ -153,6 +153,7 @@ class Broker:
             roles=self.roles,
             events=self.events,
             contained=self.contained,
+            budgets=Budgets(budget_limits(config)),
             life=self.life,
             tls=opened.tls,
             address=opened.address,
@@ -168,6 +169,7 @@ class Broker:
         self.groups = GroupCreation(context)
         self.clients = ClientTable(
             clients_max=config.clients_max,
+            kept=context.budgets.kept,
             expiry_ms=config.client_expiry_ms,
             notify_enabled=self.groups.is_notified,
             on_consumer_group=self.groups.ensure,
@@ -351,7 +353,7 @@ class Broker:
             on_raw=self.admission.on_raw,
             on_connection_closed=lambda connection, _: self._connection_closed(connection),
             tls=opened.tls.server,
-            budgets=Budgets(budget_limits(config)),
+            budgets=context.budgets,
             on_held=Trimmer().look,
         )
         self.metrics = BrokerMetrics(parts, self.server, append, opened.fsync)
@@ -475,6 +477,7 @@ class Broker:
     def _connection_closed(self, connection: Connection) -> None:
         self._activity.note()
         self.clients.closed(connection)
+        self.pulls.holds.closed(connection)
         self.popping.closed(connection)
         self.access.closed(connection)
 

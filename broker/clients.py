@@ -8,7 +8,8 @@ refresh it; 35, a closed connection and a silence of `clientExpiryMs` remove it.
 group's members or subscriptions change, every member is told with 40 and rebalances. In a group of
 more than PROMPT_MEMBERS_MAX, changes within TELL_PAUSE_MS are told at once: else a thousand that
 join one after the other would be told half a million times, and each asks who is there. Bounds:
-`clientsMax` memberships, beyond which a new one is refused; REQUESTERS_MAX requesters.
+`clientsMax` memberships and `keptBytesMax`, beyond which a new one is refused; REQUESTERS_MAX
+requesters.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from raftmq.broker.errors import Refused, busy
 from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.service import Service
 from raftmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
+from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import BodyError, RemotingError
@@ -35,6 +37,7 @@ REQUESTERS_MAX = 10_000
 SUBSCRIPTIONS_PER_GROUP_MAX = 10_000
 PROMPT_MEMBERS_MAX = 32  # of a group that is told of each change
 TELL_PAUSE_MS = 50  # between two times that a larger group is told
+NAME_LENGTH_MAX = 255  # of a client, or of a group
 MEMBERSHIPS_PER_CONNECTION_MAX = 2 * GROUPS_PER_HEARTBEAT_MAX  # a process has one client id
 
 
@@ -72,6 +75,17 @@ class Member:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerData:
+    """A heartbeat's words about one consumer group."""
+
+    group: str
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+    subscriptions: dict[str, Subscription]
+
+
 class ConsumerGroup:
     """A consumer group with at least one member."""
 
@@ -83,36 +97,37 @@ class ConsumerGroup:
         self.members: dict[str, Member] = {}
         self.subscriptions: dict[str, Subscription] = {}
 
-    def update(self, fields: dict[str, Any]) -> bool:
-        """Take over a heartbeat's ConsumerData; return True when a subscription changed."""
-        self.consume_type = str(fields.get("consumeType") or "CONSUME_PASSIVELY")
-        self.message_model = str(fields.get("messageModel") or "CLUSTERING")
-        self.consume_from_where = str(fields.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET")
-        told = fields.get("subscriptionDataSet") or []
-        if not isinstance(told, list) or len(told) > SUBSCRIPTIONS_PER_GROUP_MAX:
-            raise BodyError("subscriptionDataSet is not a list, or too long")
-        fresh: dict[str, Subscription] = {}
-        for entry in told:
-            subscription = subscription_from_json(entry)
-            old = self.subscriptions.get(subscription.topic)
-            newer = old is None or subscription.version >= old.version
-            fresh[subscription.topic] = subscription if newer or old is None else old
+    def update(self, told: ConsumerData) -> bool:
+        """Take over a heartbeat's words; return True when a subscription changed."""
+        self.consume_type = told.consume_type
+        self.message_model = told.message_model
+        self.consume_from_where = told.consume_from_where
+        fresh = {
+            name: self._newer(subscription) for name, subscription in told.subscriptions.items()
+        }
         changed = fresh.keys() != self.subscriptions.keys() or any(
             _wish(fresh[topic]) != _wish(self.subscriptions[topic]) for topic in fresh
         )
         self.subscriptions = fresh
         return changed
 
-    def renew(self, told: list[Any]) -> bool:
+    def _newer(self, told: Subscription) -> Subscription:
+        known = self.subscriptions.get(told.topic)
+        return told if known is None or told.version >= known.version else known
+
+    def renew(self, told: list[Subscription]) -> bool:
         """Take over newer versions of known subscriptions; return True when one changed."""
         changed = False
-        for entry in told[:SUBSCRIPTIONS_PER_GROUP_MAX]:
-            fresh = subscription_from_json(entry)
+        for fresh in told:
             old = self.subscriptions.get(fresh.topic)
             if old is not None and fresh.version > old.version:
                 self.subscriptions[fresh.topic] = fresh
                 changed = changed or _wish(fresh) != _wish(old)
         return changed
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(subscription.kept_bytes for subscription in self.subscriptions.values())
 
     @property
     def is_broadcasting(self) -> bool:
@@ -137,16 +152,19 @@ class ClientTable:
         self,
         *,
         clients_max: int,
+        kept: Allowance,
         expiry_ms: int,
         notify_enabled: Callable[[str], bool],
         on_consumer_group: Callable[[str], None],
         may_replace: Callable[[object, object], bool] = lambda before, connection: True,
     ) -> None:
-        """`may_replace(before, connection)` returns whether the sender on `connection` may take
-        over or end a client's membership over the connection `before`, which is open."""
+        """`kept` is shared with everything else that is kept for peers. `may_replace(before,
+        connection)` returns whether the sender on `connection` may take over or end a client's
+        membership over the connection `before`, which is open."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Member]] = {}
         self._clients_max = clients_max
+        self._kept = kept
         self._expiry_ms = expiry_ms
         self._notify_enabled = notify_enabled
         self._on_consumer_group = on_consumer_group
@@ -182,33 +200,44 @@ class ClientTable:
         now_ms: int,
     ) -> bool:
         """Take in HeartbeatData; return True when some group changed. Raises BodyError, Refused."""
-        client_id = body.get("clientID")
-        if not isinstance(client_id, str) or not client_id:
-            raise BodyError("a heartbeat without clientID")
+        client_id = _name(body, "clientID")
         producers, consumers = _groups(body, "producerDataSet"), _groups(body, "consumerDataSet")
         if len(producers) + len(consumers) > GROUPS_PER_HEARTBEAT_MAX:
             raise BodyError(f"a heartbeat of more than {GROUPS_PER_HEARTBEAT_MAX} groups")
+        told = [_consumer_data(fields) for fields in consumers]
+        produced = [_name(fields, "groupName") for fields in producers]
+        for consumer in told:
+            self._on_consumer_group(consumer.group)
         any_change = False
-        for fields in consumers:
-            group_name = _group_name(fields)
-            self._on_consumer_group(group_name)
-            group = self.consumers.get(group_name)
-            if group is None:
-                group = ConsumerGroup(group_name)
+        for consumer in told:
+            group = self.consumers.get(consumer.group) or ConsumerGroup(consumer.group)
             member = Member(client_id, connection, language, version, now_ms)
-            joined = self._join(group.members, True, group_name, member)
-            self.consumers[group_name] = group
-            changed = group.update(fields)
-            if joined or changed:
+            if self._take_in(group, consumer, member):
                 any_change = True
-                self._notify(group_name)
-        for fields in producers:
-            group_name = _group_name(fields)
+                self._notify(group.name)
+        for group_name in produced:
             member = Member(client_id, connection, language, version, now_ms)
             members = self.producers.get(group_name, {})
             self._join(members, False, group_name, member)
             self.producers[group_name] = members
         return any_change
+
+    def _take_in(self, group: ConsumerGroup, told: ConsumerData, member: Member) -> bool:
+        """Add or refresh a consumer; return True when its group changed. Raises Refused."""
+        before = group.kept_bytes
+        size = sum(subscription.kept_bytes for subscription in told.subscriptions.values())
+        more = max(0, size - before)
+        if not self._kept.take(more):
+            raise busy("keptBytesMax: clients have told as much as is kept")
+        try:
+            joined = self._join(group.members, True, group.name, member)
+        except Refused:
+            self._kept.give_back(more)
+            raise
+        self.consumers[group.name] = group
+        changed = group.update(told)
+        self._kept.give_back(before + more - group.kept_bytes)
+        return joined or changed
 
     def _join(self, members: dict[str, Member], consumer: bool, group: str, member: Member) -> bool:
         """Add or refresh a member; return True when it was not known over this connection."""
@@ -303,7 +332,11 @@ class ClientTable:
             return  # its consumer sent it back, not the requester
         properties = decode_properties(ext.get("i") or "")
         client_id = properties.get("REPLY_TO_CLIENT")
-        if not client_id or properties.get("MSG_TYPE") == "reply":
+        if (
+            not client_id
+            or len(client_id) > NAME_LENGTH_MAX
+            or properties.get("MSG_TYPE") == "reply"
+        ):
             return
         before = self._requesters.get(client_id)
         if before is connection:
@@ -320,7 +353,18 @@ class ClientTable:
     def subscriptions_told(self, group_name: str, told: list[Any]) -> None:
         """Take over the subscriptions that a consumer reported when asked. Raises BodyError."""
         group = self.consumers.get(group_name)
-        if group is not None and isinstance(told, list) and group.renew(told):
+        if group is None or not isinstance(told, list):
+            return
+        fresh = [subscription_from_json(entry) for entry in told[:SUBSCRIPTIONS_PER_GROUP_MAX]]
+        known = group.subscriptions
+        fresh = [subscription for subscription in fresh if subscription.topic in known]
+        more = sum(one.kept_bytes - known[one.topic].kept_bytes for one in fresh)
+        if not self._kept.take(max(0, more)):
+            return  # its next heartbeat is told so
+        before = group.kept_bytes + max(0, more)
+        changed = group.renew(fresh)
+        self._kept.give_back(before - group.kept_bytes)
+        if changed:
             self._notify(group_name)
 
     def consumer(self, connection: ClientConnection, group_name: str) -> Member | None:
@@ -370,7 +414,7 @@ class ClientTable:
         self._forget_key(member.connection, (consumer, group, client_id))
         if not members:
             if consumer:
-                del self.consumers[group]
+                self._kept.give_back(self.consumers.pop(group).kept_bytes)
             else:
                 del self.producers[group]
         return True
@@ -424,9 +468,29 @@ def _groups(body: dict[str, Any], key: str) -> list[Any]:
     return found
 
 
-def _group_name(fields: Any) -> str:
-    if isinstance(fields, dict) and isinstance(fields.get("groupName"), str):
-        name: str = fields["groupName"]
-        if name:
-            return name
-    raise BodyError("a heartbeat's group has no groupName")
+def _name(fields: Any, key: str) -> str:
+    """Return the name under `key`. Raises BodyError."""
+    name = fields.get(key) if isinstance(fields, dict) else None
+    if isinstance(name, str) and 0 < len(name) <= NAME_LENGTH_MAX and name.isprintable():
+        return name
+    raise BodyError(f"a heartbeat's {key} is missing, or no name")
+
+
+def _consumer_data(fields: Any) -> ConsumerData:
+    """Read a ConsumerData bean. Raises BodyError."""
+    name = _name(fields, "groupName")
+    told = fields.get("subscriptionDataSet") or []
+    if not isinstance(told, list) or len(told) > SUBSCRIPTIONS_PER_GROUP_MAX:
+        raise BodyError("subscriptionDataSet is not a list, or too long")
+    subscriptions = [subscription_from_json(entry) for entry in told]
+    return ConsumerData(
+        name,
+        _word(fields, "consumeType", "CONSUME_PASSIVELY"),
+        _word(fields, "messageModel", "CLUSTERING"),
+        _word(fields, "consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+        {subscription.topic: subscription for subscription in subscriptions},
+    )
+
+
+def _word(fields: dict[str, Any], key: str, default: str) -> str:
+    return str(fields.get(key) or default)[:NAME_LENGTH_MAX]

@@ -126,6 +126,10 @@ class BrokerConfig(PeerTlsOptions):
     slow_request_bytes_max: int = option("network", "slowRequestBytesMax", 64 * MIB,
         "Requests that are worked on and are no sends or pulls, over all connections; above, they"
         " are refused (`[BUSY]`).", unit=BYTES, low=MIB)
+    kept_bytes_max: int = option("network", "keptBytesMax", 256 * MIB,
+        "What clients say in heartbeats and in pulls and pops that wait, over all connections;"
+        " above, heartbeats are refused (`[BUSY]`), pulls and pops are answered at once.",
+        unit=BYTES, low=MIB)
 
     # [store]
     store_path_root_dir: str = option("store", "storePathRootDir", "store",
@@ -184,7 +188,10 @@ class BrokerConfig(PeerTlsOptions):
     broker_permission: int = option("topics", "brokerPermission", 6,
         "4: may be read, 2: may be written.", low=0, high=7)
     topics_max: int = option("topics", "topicsMax", 200_000,
-        "Topics; above, none is created by a send.", low=1, live=True)
+        "Topics, besides one for each consumer group; above, none is created.", low=1, live=True)
+    groups_max: int = option("topics", "groupsMax", 100_000,
+        "Consumer groups; above, none is created, and a heartbeat or pull of an unknown one is"
+        " refused (`[BUSY]`).", low=1, live=True)
 
     # [messages]
     max_message_size: int = option("messages", "maxMessageSize", 4 * MIB,

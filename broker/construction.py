@@ -56,6 +56,7 @@ def budget_limits(config: BrokerConfig) -> BudgetLimits:
         config.frame_deadline_ms / 1000,
         config.unsent_bytes_max,
         config.slow_request_bytes_max,
+        config.kept_bytes_max,
     )
 
 

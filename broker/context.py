@@ -17,6 +17,7 @@ from raftmq.broker.events import NodeEvents
 from raftmq.broker.replication.log import ReplicatedLog
 from raftmq.broker.replication.roles import RoleView
 from raftmq.broker.tables.state import BrokerState
+from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.store.disk import Disk
 from raftmq.store.messagestore import MessageStore
@@ -52,6 +53,7 @@ class Context:
     roles: RoleView
     events: NodeEvents
     contained: Contained
+    budgets: Budgets
     life: Life
     tls: ProcessTls
     address: str

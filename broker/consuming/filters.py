@@ -10,15 +10,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import orjson
+
 from raftmq.broker.consuming.sql92 import Expression, Sql92Error, compile_expression
 from raftmq.broker.errors import Refused
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import BodyError
+from raftmq.remoting.names import DERIVED_TOPIC_LENGTH_MAX as TOPIC_LENGTH_MAX
 from raftmq.store.properties import java_string_hash
 
 TAG = "TAG"
 SQL92 = "SQL92"
 TAGS_MAX = 1_000  # in one subscription
+# Memory by what a peer sent: of a tags code, and of a character of JSON, or of an expression.
+CODE_BYTES = 80
+PARSED = 4
+COMPILED = 16
 RETRY_TOPIC = "RETRY_TOPIC"  # the property that names a retried message's original topic
 Codes = frozenset[int] | None
 
@@ -50,6 +57,7 @@ class Subscription:
     fields: dict[str, Any] = field(default_factory=dict, compare=False)  # as the client wrote it
     matcher: Expression | None = field(default=None, compare=False)
     problem: str = ""
+    kept_bytes: int = field(default=0, compare=False)  # roughly, of memory
 
 
 def parse_tags(expression: str) -> Codes:
@@ -101,6 +109,8 @@ def subscription_from_json(fields: Any) -> Subscription:
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("topic"), str):
         raise BodyError("a subscription without a topic")
+    if len(fields["topic"]) > TOPIC_LENGTH_MAX:
+        raise BodyError(f"a subscription's topic has more than {TOPIC_LENGTH_MAX} characters")
     expression = str(fields.get("subString") or "")
     expression_type = str(fields.get("expressionType") or TAG)
     codes: Codes = None
@@ -130,7 +140,13 @@ def subscription_from_json(fields: Any) -> Subscription:
         fields,
         matcher,
         problem,
+        _kept_bytes(fields, codes, expression if matcher is not None else ""),
     )
+
+
+def _kept_bytes(fields: dict[str, Any], codes: Codes, compiled: str) -> int:
+    size = PARSED * len(orjson.dumps(fields)) + CODE_BYTES * len(codes or ())
+    return size + COMPILED * len(compiled)
 
 
 @dataclass(frozen=True, slots=True)

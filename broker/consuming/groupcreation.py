@@ -7,6 +7,7 @@ from functools import partial
 
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.context import Context
+from raftmq.broker.errors import Refused, busy
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import put_group, put_topic
 from raftmq.broker.tables.topics import RETRY_PREFIX, retry_topic
@@ -30,7 +31,8 @@ class GroupCreation:
         return wanted and self._context.config.notify_consumer_ids_changed_enable
 
     def ensure(self, name: str) -> None:
-        """Create a group and its retry topic, if they are missing and that is allowed."""
+        """Create a group and its retry topic, if they are missing and that is allowed. Raises
+        Refused at `groupsMax`."""
         self._ensure(name, retry=True)
 
     def ensure_bare(self, name: str) -> None:
@@ -40,7 +42,13 @@ class GroupCreation:
     def ensure_all(self, clients: ClientTable) -> None:
         """Create the groups of all connected consumers; this replica has begun to lead."""
         for group in list(clients.consumers):
-            self._context.contained.run("group_created", partial(self.ensure, group))
+            self._context.contained.run("group_created", partial(self._ensure_again, group))
+
+    def _ensure_again(self, name: str) -> None:
+        try:
+            self.ensure(name)
+        except Refused as refused:  # its next heartbeat is told the same
+            log.info("group_not_created group=%s: %s", name, refused)
 
     def _ensure(self, name: str, *, retry: bool) -> None:
         state = self._context.state
@@ -49,6 +57,9 @@ class GroupCreation:
         commands: list[bytes] = []
         group = state.groups.get(name)
         if group is None and self._context.config.auto_create_subscription_group:
+            groups_max = self._context.config.groups_max
+            if len(state.groups.entries) + len(self._being_created) >= groups_max:
+                raise busy(f"there are {groups_max} consumer groups already; none was created")
             group = SubscriptionGroup(name)
             commands.append(put_group(group, if_absent=True))
         if group is None:

@@ -2,17 +2,18 @@
 
 A held pull is released by the first dispatched unit of its queue that its filter takes (tags codes,
 then the matcher over properties, if there is one), or when its time is over; the table's owner then
-runs it again. Bound: `heldPullsMax`.
+runs it again. One whose connection ends is forgotten. Bounds: `heldPullsMax`, `keptBytesMax`.
 """
 
 from __future__ import annotations
 
-import heapq
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from raftmq.broker.consuming.filters import Codes, Filter, Matcher
+from raftmq.broker.consuming.waits import AT_ONCE_MAX, Waits
+from raftmq.remoting.budgets import Allowance
 
 T = TypeVar("T")
 Properties = Sequence[Mapping[str, str]] | None
@@ -20,103 +21,108 @@ _TAGS_CODE = struct.Struct(">12xq")  # of a consume-queue unit
 
 
 class Held(Generic[T]):
-    """One held pull; `pull` is the owner's object."""
+    """One held pull; `pull` is the owner's object, `owner` its connection."""
 
-    __slots__ = ("codes", "deadline_ms", "key", "matcher", "pull", "released")
+    __slots__ = ("deadline_ms", "done", "key", "owner", "pull", "size_bytes", "wanted")
 
-    def __init__(self, key: tuple[str, int], wanted: Filter, deadline_ms: int, pull: T) -> None:
+    def __init__(
+        self,
+        key: tuple[str, int],
+        wanted: Filter,
+        deadline_ms: int,
+        pull: T,
+        owner: object = None,
+        size_bytes: int = 0,
+    ) -> None:
         self.key = key
-        self.codes: Codes = wanted.codes
-        self.matcher: Matcher | None = wanted.matcher
+        self.wanted = wanted
         self.deadline_ms = deadline_ms
         self.pull = pull
-        self.released = False
+        self.owner = owner
+        self.size_bytes = size_bytes
+        self.done = False
 
 
 class HoldTable(Generic[T]):
-    """Held pulls by (topic, queue id), and by deadline."""
+    """Held pulls by (topic, queue id)."""
 
     def __init__(
         self,
         count_max: int,
+        kept: Allowance,
         release: Callable[[T], None],
         properties_of: Callable[[bytes], Properties] = lambda _: None,
     ) -> None:
         """`release(pull)` is called once for every held pull, never from within `hold`.
         `properties_of(units)` returns the properties of these units' messages; None lets every
         matcher pass."""
-        self._count_max = count_max
         self._properties_of = properties_of
         self._release = release
-        self._by_queue: dict[tuple[str, int], list[Held[T]]] = {}
-        self._deadlines: list[tuple[int, int, Held[T]]] = []
-        self._sequence = 0
-        self.count = 0
+        self._by_queue: dict[tuple[str, int], dict[Held[T], None]] = {}
+        self._waits: Waits[Held[T]] = Waits(lambda: count_max, kept)
 
-    def hold(self, topic: str, queue_id: int, wanted: Filter, deadline_ms: int, pull: T) -> bool:
-        """Keep the pull; False when the table is full and the caller must answer now."""
-        if self.count >= self._count_max:
+    @property
+    def count(self) -> int:
+        return self._waits.count
+
+    def hold(self, held: Held[T]) -> bool:
+        """Keep the pull; False when there is no room and the caller must answer now."""
+        if not self._waits.add(held):
             return False
-        held = Held((topic, queue_id), wanted, deadline_ms, pull)
-        self._by_queue.setdefault(held.key, []).append(held)
-        self._sequence += 1
-        heapq.heappush(self._deadlines, (deadline_ms, self._sequence, held))
-        self.count += 1
+        self._by_queue.setdefault(held.key, {})[held] = None
         return True
 
     def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
         """Release the pulls that want one of the units that were added to the queue."""
-        waiting = self._by_queue.pop((topic, queue_id), None)
+        waiting = self._by_queue.get((topic, queue_id))
         if waiting is None:
             return
         arrival = _Arrival(units, self._properties_of)
-        keep: list[Held[T]] = []
-        for held in waiting:
-            try:
-                passes = arrival.passes(held.codes, held.matcher)
-            except Exception:  # from a filter: the pull meets it again when run, and answers
-                passes = True
-            if passes:
-                self._let_go(held)
-            else:
-                keep.append(held)
-        if keep:  # a released pull may have come back into this queue meanwhile
-            self._by_queue.setdefault((topic, queue_id), []).extend(keep)
+        self._release_these([held for held in waiting if _wants(held.wanted, arrival)])
 
     def expire(self, now_ms: int) -> None:
-        """Release every pull whose time is over."""
-        deadlines = self._deadlines
-        while deadlines and (deadlines[0][0] <= now_ms or deadlines[0][2].released):
-            held = heapq.heappop(deadlines)[2]
-            if not held.released:
-                self._remove(held)
-                self._let_go(held)
-        if len(deadlines) > 2 * self.count + 64:  # mostly released ones: rebuild
-            self._deadlines = [entry for entry in deadlines if not entry[2].released]
-            heapq.heapify(self._deadlines)
+        """Release the pulls whose time is over."""
+        for held in self._waits.due(now_ms):
+            self._let_go(held)
 
     def rest_ms(self, now_ms: int) -> float:
         """Return in how many milliseconds the first held pull's time is over."""
-        return self._deadlines[0][0] - now_ms if self._deadlines else float("inf")
+        return self._waits.rest_ms(now_ms)
 
     def release_all(self) -> None:
         """Run every held pull again now, because the broker stops or roles changed."""
-        for waiting in list(self._by_queue.values()):
-            for held in list(waiting):
-                self._remove(held)
-                self._let_go(held)
+        self._release_these(self._waits.all())
 
-    def _remove(self, held: Held[T]) -> None:
-        waiting = self._by_queue.get(held.key)
-        if waiting is not None and held in waiting:
-            waiting.remove(held)
-            if not waiting:
-                del self._by_queue[held.key]
+    def closed(self, owner: object) -> None:
+        """Forget the pulls of a connection that ended."""
+        for held in self._waits.owned_by(owner):
+            self._forget(held)
+
+    def _release_these(self, pulls: Sequence[Held[T]]) -> None:
+        """Release the first of them, and the others as if their time was over."""
+        for held in pulls[:AT_ONCE_MAX]:
+            if not held.done:
+                self._let_go(held)
+        for held in pulls[AT_ONCE_MAX:]:
+            self._waits.hurry(held)
 
     def _let_go(self, held: Held[T]) -> None:
-        held.released = True
-        self.count -= 1
+        self._forget(held)
         self._release(held.pull)
+
+    def _forget(self, held: Held[T]) -> None:
+        self._waits.end(held)
+        waiting = self._by_queue[held.key]
+        del waiting[held]
+        if not waiting:
+            del self._by_queue[held.key]
+
+
+def _wants(wanted: Filter, arrival: _Arrival) -> bool:
+    try:
+        return arrival.passes(wanted.codes, wanted.matcher)
+    except Exception:  # from a filter: the pull meets it again when run, and answers
+        return True
 
 
 class _Arrival:

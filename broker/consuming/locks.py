@@ -55,7 +55,8 @@ wait for no listener by default, and ours leave exactly those queues locked that
 on. An owner that is gone is given the time for which it believes in its lock, but no grace on top
 of it.
 
-A leader keeps the table clean: expired locks leave it. Bounds: OWNED_MAX locks,
+A leader keeps the table clean: expired locks leave it. Only queues that exist are granted. Bounds:
+OWNED_MAX locks, half of them for clients that did not say they are members,
 QUEUES_PER_REQUEST_MAX, WAITING_MAX, SWEPT_MAX, TOLD_MAX. In classic mode the table is this master's
 memory, as in Apache's brokers, and a slave grants nothing.
 """
@@ -114,6 +115,7 @@ class _Request:
     unlock: bool = False
     ended: bool = False
     granted: list[tuple[str, int]] = field(default_factory=list)
+    full: bool = False  # there was no room for a lock
     error: Exception | None = None
     done: bool = False
 
@@ -130,19 +132,21 @@ class LockService:
         leading: Callable[[], bool],
         terms: Callable[[], tuple[int, int | None]],
         present: Callable[[str, str], bool],
+        exists: Callable[[str, int], bool],
         clock_ms: Callable[[], int],
         lifetime_ms: int,
     ) -> None:
         """`propose(payload)` returns once applied and `barrier()` once leadership is proven; else
         they raise. `terms()`: the term of this leadership, and the one before it in the log if
         known. `present(group, client)`: whether the client is connected here as a member of its
-        group."""
+        group. `exists(topic, queue_id)`: other queues are not granted."""
         self._table = table
         self._propose = propose
         self._barrier = barrier
         self._leading = leading
         self._terms = terms
         self._present = present
+        self._exists = exists
         self.clock_ms = clock_ms
         self._lifetime_ms = lifetime_ms
         self._logged_ms = int(lifetime_ms * LOGGED)
@@ -171,7 +175,10 @@ class LockService:
 
     async def lock(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         wanted, named = _parsed(request.body)
+        wanted.queues = [queue for queue in wanted.queues if self._exists(*queue)]
         await self.settle(wanted)
+        if wanted.full and not wanted.granted:
+            raise busy(f"there are {OWNED_MAX} locks already; none is new")
         body = orjson.dumps({"lockOKMQSet": [named[queue] for queue in wanted.granted]})
         return RemotingCommand.response_to(request, ext={}, body=body)
 
@@ -310,6 +317,8 @@ class LockService:
         ended: list[int] = []  # their ages
         room = OWNED_MAX - len(table)
         for request in batch:
+            # The last of the room is for those who said that they are members.
+            kept = 0 if self._present(request.group, request.client) else OWNED_MAX // 2
             changed: dict[str, list[int]] = {}
             for topic, queue_id in request.queues:
                 key = (topic, request.group, queue_id)
@@ -325,7 +334,10 @@ class LockService:
                         changed.setdefault(topic, []).append(queue_id)
                     continue
                 if owner != request.client:
-                    if (owner is not None and not over) or (owner is None and room <= 0):
+                    if owner is not None and not over:
+                        continue
+                    if owner is None and room <= kept:
+                        request.full = True
                         continue
                     room -= owner is None
                 if owner != request.client or (not here and self._is_to_be_logged(key, now_ms)):
@@ -444,6 +456,10 @@ def lock_service(context: Context, clients: ClientTable) -> LockService:
         found = clients.consumers.get(group)
         return found is not None and client in found.members
 
+    def exists(topic: str, queue_id: int) -> bool:
+        found = context.state.topics.get(topic)
+        return found is not None and queue_id < found.read_queue_count
+
     return LockService(
         (lambda: own) if config.is_classic else (lambda: offsets.locks),
         propose=local_propose(own) if config.is_classic else log_of.propose,
@@ -451,6 +467,7 @@ def lock_service(context: Context, clients: ClientTable) -> LockService:
         leading=lambda: context.roles.leading,
         terms=terms,
         present=is_here,
+        exists=exists,
         clock_ms=context.clock_ms,
         lifetime_ms=config.rebalance_lock_max_live_ms,
     )

@@ -39,9 +39,10 @@ from raftmq.broker.consuming.filters import (
 )
 from raftmq.broker.consuming.followers import read_policy
 from raftmq.broker.consuming.groupcreation import GroupCreation
-from raftmq.broker.consuming.hold import HoldTable
+from raftmq.broker.consuming.hold import Held, HoldTable
 from raftmq.broker.consuming.resets import ResetMarks, Wait
 from raftmq.broker.consuming.subscriptions import SubscriptionQuestions
+from raftmq.broker.consuming.waits import WAIT_MS_MAX, kept_bytes
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.housekeeping import Chore
@@ -123,7 +124,10 @@ class PullService:
         self._filtered = FilteredReads(context.store)
         self._reads = read_policy(context)
         self.holds: HoldTable[Pull] = HoldTable(
-            context.config.held_pulls_max, self._again, self._filtered.properties_of
+            context.config.held_pulls_max,
+            context.budgets.kept,
+            self._again,
+            self._filtered.properties_of,
         )
         self.get_count = 0  # messages
         self.results: dict[int, int] = {}  # pulls answered, by code
@@ -191,7 +195,6 @@ class PullService:
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                     f"subscription group [{header.consumer_group}] does not exist",
                 )
-            self._groups.ensure_bare(header.consumer_group)
         elif not group.consume_enable:
             raise Refused(
                 ResponseCode.NO_PERMISSION,
@@ -206,6 +209,8 @@ class PullService:
                 f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
                 f"{topic.read_queue_count} read queues",
             )
+        if group is None:
+            self._groups.ensure_bare(header.consumer_group)
         return self._filter(header, connection)
 
     def _filter(self, header: PullHeader, connection: PullConnection) -> Filter:
@@ -351,8 +356,9 @@ class PullService:
             wait_ms = min(wait_ms, self._config.short_polling_time_mills)
         if wait_ms <= 0:
             return False
-        deadline_ms = self._context.clock_ms() + wait_ms
-        return self.holds.hold(header.topic, header.queue_id, pull.wanted, deadline_ms, pull)
+        deadline_ms = self._context.clock_ms() + min(wait_ms, WAIT_MS_MAX)
+        where, size = (header.topic, header.queue_id), kept_bytes(pull.request, pull.wanted)
+        return self.holds.hold(Held(where, pull.wanted, deadline_ms, pull, pull.connection, size))
 
     def _again(self, pull: Pull) -> None:
         """Answer a held pull in any case: a message came, or its time is over."""

@@ -93,23 +93,27 @@ class Queries:
         """15: commit an offset; a one-way request is gathered with others."""
         header = ConsumerOffsetHeader.parse(request.ext)
         offset = integer(request.ext, "commitOffset")
-        if offset < 0 or header.queue_id < 0:
-            raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
+        if offset < 0:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "commitOffset must not be < 0")
         topic, group = header.topic, header.consumer_group
         if not request.is_oneway and not self.context.roles.takes_commits:
             raise not_leader()  # first: a replica that is behind may not know the topic yet
-        self._check_names(topic, group)
+        self._check_place(topic, group, header.queue_id)
         if request.is_oneway:
             self.commits.commit(topic, group, header.queue_id, offset)
             return None
         return self._commit_and_answer(connection, request, header, offset)
 
-    def _check_names(self, topic: str, group: str) -> None:
-        """Check names: offsets are kept only for valid group names and existing topics."""
+    def _check_place(self, topic: str, group: str, queue_id: int) -> None:
+        """Check a commit: offsets are kept only for valid group names and existing queues, those of
+        topics that have fewer now included."""
         problem = group_name_problem(group)
         if problem:
             raise Refused(ResponseCode.SYSTEM_ERROR, problem)
-        self.context.state.topics.existing(topic)
+        config = self.context.state.topics.existing(topic)
+        if not 0 <= queue_id < max(config.read_queue_count, config.write_queue_count):
+            if self.context.store.queues.queue(topic, queue_id) is None:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{topic}] has no queue {queue_id}")
 
     async def _commit_and_answer(
         self,

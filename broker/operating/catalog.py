@@ -82,7 +82,8 @@ class Catalog:
                 ResponseCode.SYSTEM_ERROR, problem or f"topic [{topic.name}] is the system's"
             )
         before = self._state.topics.get(topic.name)
-        if before is None and len(self._state.topics.entries) + count > self._config.topics_max:
+        topics_max = self._config.topics_max
+        if before is None and not self._state.has_room_for_topics(count, topics_max):
             raise busy(f"there are {self._config.topics_max} topics")
         try:
             after = changed(None if before is None else dict(before.attributes), changes)
@@ -120,13 +121,22 @@ class Catalog:
         self, group: SubscriptionGroup, condition: Condition | None = None
     ) -> None:
         """Create or change a group."""
+        self._check_room([group])
         await self._propose_if(put_group(group, condition=condition))
 
     async def change_groups(self, groups: Sequence[SubscriptionGroup]) -> None:
         """Create or change several groups: all or none."""
         _check_count(len(groups), "groups")
         if groups:
+            self._check_room(groups)
             await self._log.propose(several([put_group(group) for group in groups]))
+
+    def _check_room(self, groups: Sequence[SubscriptionGroup]) -> None:
+        """Refuse groups above `groupsMax`."""
+        known = self._state.groups.entries
+        new = sum(group.name not in known for group in groups)
+        if new and len(known) + new > self._config.groups_max:
+            raise busy(f"there are {self._config.groups_max} consumer groups already")
 
     async def remove_group(
         self, name: str, *, offsets: bool, condition: Condition | None = None

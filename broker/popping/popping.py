@@ -14,7 +14,7 @@ from raftmq.broker.popping.acks import Acks
 from raftmq.broker.popping.assignment import Assignments, TopicQueues
 from raftmq.broker.popping.gate import Gate
 from raftmq.broker.popping.live import LiveQueues
-from raftmq.broker.popping.pops import Pops
+from raftmq.broker.popping.pops import PopConnection, Pops
 from raftmq.broker.popping.revive import Deadlines, Reviver
 from raftmq.broker.popping.steps import StepLog
 from raftmq.broker.popping.told import Told
@@ -46,7 +46,7 @@ class Popping:
         deadlines = Deadlines(context)
         table = context.state.pops
         told = Told(asyncio.get_running_loop().time, lambda *one: table.batch(*one) is not None)
-        self.closed = told.closed
+        self._told = told
         self.pops = Pops(context, gate, groups, live, steps, deadlines, told, refusal)
         waiting = self.pops.waiting
 
@@ -69,6 +69,11 @@ class Popping:
         )
         self.assignments = Assignments(context, gate, steps, clients, TopicQueues(context, asks))
         self.arrived = waiting.arrived
+
+    def closed(self, connection: PopConnection) -> None:
+        """A connection ended: nobody hears what it was told last, or waits over it."""
+        self._told.closed(connection)
+        self.pops.waiting.closed(connection)
 
     def services(self) -> list[Service]:
         code, clock_ms, waiting = RequestCode, self._context.clock_ms, self.pops.waiting

@@ -25,6 +25,7 @@ from raftmq.broker.consuming.filters import (
     unsupported,
 )
 from raftmq.broker.consuming.groupcreation import GroupCreation
+from raftmq.broker.consuming.waits import WAIT_MS_MAX, kept_bytes
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, busy
 from raftmq.broker.popping.gate import Gate
@@ -60,7 +61,6 @@ from raftmq.store.record import decode_record, encode_record
 log = logging.getLogger("raftmq.broker.pops")
 
 INVISIBLE_MS_MAX = 43_200_000  # 12 h, as Apache's proxy allows
-POLL_MS_MAX = 60_000
 NAME_LENGTH_MAX = 255  # of a client, or of a receive attempt
 ANSWER_BYTES_MAX = 64 << 20  # of messages whose pops are in flight
 _LENGTH = struct.Struct(">I")
@@ -123,7 +123,7 @@ class Pops:
         self._answer_bytes = 0
         self.popped_count = 0  # messages
         self.waiting: WaitingPops[Asked] = WaitingPops(
-            lambda: context.config.held_pulls_max, self._again, self._over
+            lambda: context.config.held_pulls_max, context.budgets.kept, self._again, self._over
         )
 
     def handle(self, connection: PopConnection, request: RemotingCommand) -> None:
@@ -134,7 +134,7 @@ class Pops:
         if again:
             self._write(connection, request, pop, again, pop_ms, 0)
             return
-        poll_ms = min(header.poll_ms, POLL_MS_MAX) if self._config.long_polling_enable else 0
+        poll_ms = min(header.poll_ms, WAIT_MS_MAX) if self._config.long_polling_enable else 0
         deadline_ms = self._context.clock_ms() + poll_ms
         self._run(Asked(connection, request, pop, deadline_ms))
 
@@ -144,7 +144,7 @@ class Pops:
         asked = QueuePollHeader.parse(request.ext)
         header = _as_pop(asked)
         pop = Pop(header, self._check(header))
-        deadline_ms = self._context.clock_ms() + min(asked.poll_ms, POLL_MS_MAX)
+        deadline_ms = self._context.clock_ms() + min(asked.poll_ms, WAIT_MS_MAX)
         self._run(Asked(connection, request, pop, deadline_ms))
 
     def peek(self, connection: PopConnection, request: RemotingCommand) -> None:
@@ -304,6 +304,8 @@ class Pops:
             asked.pop.wanted,
             asked.deadline_ms,
             asked,
+            asked.connection,
+            kept_bytes(asked.request, asked.pop.wanted),
         )
         return self.waiting.wait(waiter)
 

@@ -1,16 +1,18 @@
 """Pops that found nothing wait here for a message of their topic, or of its retries. Pure.
 
 An arrival wakes as many pops of a group as there are new messages, those that have waited longest
-first; each runs again and waits on, if another one was faster. The rest stays.
+first; each runs again and waits on, if another one was faster. The rest stays. A pop whose
+connection ends is forgotten.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from raftmq.broker.consuming.filters import Filter
+from raftmq.broker.consuming.waits import AT_ONCE_MAX, Waits
+from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.names import pop_retry_topic
 from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
 
@@ -18,12 +20,23 @@ T = TypeVar("T")
 
 
 class Waiter(Generic[T]):
-    """One waiting pop; `pop` is the owner's object. `queue_id` < 0: any of the topic's."""
+    """One waiting pop; `pop` is the owner's object, `owner` its connection. `queue_id` < 0: any of
+    the topic's."""
 
-    __slots__ = ("deadline_ms", "done", "group", "pop", "queue_id", "topic", "wanted")
+    __slots__ = (
+        "deadline_ms", "done", "group", "owner", "pop", "queue_id", "size_bytes", "topic", "wanted",
+    )  # fmt: skip
 
     def __init__(
-        self, topic: str, group: str, queue_id: int, wanted: Filter, deadline_ms: int, pop: T
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        wanted: Filter,
+        deadline_ms: int,
+        pop: T,
+        owner: object = None,
+        size_bytes: int = 0,
     ) -> None:
         self.topic = topic
         self.group = group
@@ -31,37 +44,38 @@ class Waiter(Generic[T]):
         self.wanted = wanted
         self.deadline_ms = deadline_ms
         self.pop = pop
+        self.owner = owner
+        self.size_bytes = size_bytes
         self.done = False
 
 
 class WaitingPops(Generic[T]):
-    """Waiting pops by topic, in the order in which they came, and by deadline."""
+    """Waiting pops by topic, in the order in which they came."""
 
     def __init__(
         self,
         count_max: Callable[[], int],
+        kept: Allowance,
         again: Callable[[Waiter[T]], None],
         over: Callable[[Waiter[T]], None],
     ) -> None:
         """`again(waiter)`: a message may be there; `over(waiter)`: its time is over. Each ends the
         wait."""
-        self._count_max = count_max
         self._again = again
         self._over = over
         self._by_topic: dict[str, dict[Waiter[T], None]] = {}
-        self._deadlines: list[tuple[int, int, Waiter[T]]] = []
-        self._sequence = 0
-        self.count = 0
+        self._waits: Waits[Waiter[T]] = Waits(count_max, kept)
+
+    @property
+    def count(self) -> int:
+        return self._waits.count
 
     def wait(self, waiter: Waiter[T]) -> bool:
-        """Keep a pop; False when there are too many."""
-        if self.count >= self._count_max():
+        """Keep a pop; False when there is no room."""
+        if not self._waits.add(waiter):
             return False
         for topic in self._topics_of(waiter):
             self._by_topic.setdefault(topic, {})[waiter] = None
-        self._sequence += 1
-        heapq.heappush(self._deadlines, (waiter.deadline_ms, self._sequence, waiter))
-        self.count += 1
         return True
 
     def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
@@ -94,28 +108,24 @@ class WaitingPops(Generic[T]):
             self._wake(waiter)
 
     def expire(self, now_ms: int) -> None:
-        """Tell every pop whose time is over."""
-        deadlines = self._deadlines
-        while deadlines and (deadlines[0][0] <= now_ms or deadlines[0][2].done):
-            waiter = heapq.heappop(deadlines)[2]
-            if not waiter.done:
-                self._remove(waiter)
-                self._over(waiter)
-        if len(deadlines) > 2 * self.count + 64:  # mostly ended ones: rebuild
-            self._deadlines = [entry for entry in deadlines if not entry[2].done]
-            heapq.heapify(self._deadlines)
+        """Tell the pops whose time is over."""
+        self._end(self._waits.due(now_ms))
 
     def rest_ms(self, now_ms: int) -> float:
         """Return in how many milliseconds the first pop's time is over."""
-        return self._deadlines[0][0] - now_ms if self._deadlines else float("inf")
+        return self._waits.rest_ms(now_ms)
 
     def end_all(self) -> None:
         """End every wait: roles or rights changed, or the broker stops."""
-        for waiting in list(self._by_topic.values()):
-            for waiter in list(waiting):
-                if not waiter.done:
-                    self._remove(waiter)
-                    self._over(waiter)
+        waiters = self._waits.all()
+        self._end(waiters[:AT_ONCE_MAX])
+        for waiter in waiters[AT_ONCE_MAX:]:
+            self._waits.hurry(waiter)
+
+    def closed(self, owner: object) -> None:
+        """Forget the pops of a connection that ended."""
+        for waiter in self._waits.owned_by(owner):
+            self._remove(waiter)
 
     def count_of(self, topic: str, group: str, queue_id: int) -> int:
         """Return how many pops of a group wait for a queue (-1: for any of the topic)."""
@@ -127,9 +137,14 @@ class WaitingPops(Generic[T]):
             self._remove(waiter)
             self._again(waiter)
 
+    def _end(self, waiters: Sequence[Waiter[T]]) -> None:
+        for waiter in waiters:
+            if not waiter.done:
+                self._remove(waiter)
+                self._over(waiter)
+
     def _remove(self, waiter: Waiter[T]) -> None:
-        waiter.done = True
-        self.count -= 1
+        self._waits.end(waiter)
         for topic in self._topics_of(waiter):
             waiting = self._by_topic[topic]
             del waiting[waiter]

@@ -54,7 +54,7 @@ class Creations:
         full = waiters is None and len(self._waiting) >= CREATIONS_MAX
         if full or len(send.body) + WAITING_OVERHEAD_BYTES > room_bytes:
             raise busy("too much waits for topics to be created")
-        if len(self._state.topics.entries) >= self._config.topics_max:
+        if not self._state.has_room_for_topics(1, self._config.topics_max):
             raise busy(f"there are {self._config.topics_max} topics already; none was created")
         wanted = 1 if derived else integer_or(send.ext, "d", 4)
         config = auto_created(name, wanted, self._config.default_topic_queue_nums)

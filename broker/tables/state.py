@@ -147,6 +147,10 @@ class BrokerState:
             return offset, 0
         return max(queue.next, offset or 0), queue.unfinished
 
+    def has_room_for_topics(self, count: int, topics_max: int) -> bool:
+        """Return whether so many more topics may be there; each group may have one besides."""
+        return len(self.topics.entries) - len(self.groups.entries) + count <= topics_max
+
     def clear(self) -> None:
         """Empty all tables."""
         empty = BrokerState()

@@ -5,6 +5,7 @@ import orjson
 import pytest
 
 from raftmq.broker.clients import PROMPT_MEMBERS_MAX, ClientTable
+from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
@@ -18,6 +19,7 @@ CHANGED = int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 def table(quiet=(), expiry_ms=100, clients_max=10):
     return ClientTable(
         clients_max=clients_max,
+        kept=Allowance(1 << 20),
         expiry_ms=expiry_ms,
         notify_enabled=lambda group: group not in quiet,
         on_consumer_group=lambda _: None,

@@ -59,6 +59,7 @@ class Replica:
             leading=lambda: self.leading,
             terms=self.terms,
             present=self.is_here,
+            exists=lambda topic, queue_id: True,
             clock_ms=self.clock_ms,
             lifetime_ms=self.lifetime_ms,
         )

@@ -8,8 +8,9 @@ import pytest
 from raftmq.broker.config import change_live
 from raftmq.broker.consuming.filteredreads import WAKE_UNITS_MAX, FilteredReads, records_in
 from raftmq.broker.consuming.filters import Filter, RetryMatcher, subscription_from_json
-from raftmq.broker.consuming.hold import HoldTable
+from raftmq.broker.consuming.hold import Held, HoldTable
 from raftmq.broker.consuming.sql92 import compile_expression
+from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -334,10 +335,10 @@ def test_a_matcher_is_asked_once_for_the_properties_of_an_arrival():
         asked.append(units)
         return [{"n": "1"}, {"n": "2"}]
 
-    holds = HoldTable(10, released.append, properties_of)
+    holds = HoldTable(10, Allowance(0), released.append, properties_of)
     for number in (1, 2, 3):
         wanted = Filter(matcher=compile_expression(f"n = {number}"))
-        holds.hold("T", 0, wanted, 100, number)
+        holds.hold(Held(("T", 0), wanted, 100, number))
     holds.arrived("T", 0, units(0, 0))
     assert (released, len(asked), holds.count) == ([1, 2], 1, 1)
 
@@ -355,7 +356,7 @@ async def test_what_cannot_be_looked_at_wakes_whoever_waits(group):
     beyond = broker.store.commitlog.max_offset.to_bytes(8, "big") + unit[8:]
     assert reads.properties_of(beyond) is None
     released = []
-    holds = HoldTable(10, released.append, lambda units: None)
-    holds.hold("T", 0, Filter(matcher=compile_expression("n = 5")), 100, "woken")
+    holds = HoldTable(10, Allowance(0), released.append, lambda units: None)
+    holds.hold(Held(("T", 0), Filter(matcher=compile_expression("n = 5")), 100, "woken"))
     holds.arrived("T", 0, unit)
     assert released == ["woken"]

@@ -50,6 +50,7 @@ async def test_a_consumer_that_is_killed_with_the_leader_is_waited_for_as_one_ki
             conf.write(f"rebalanceLockMaxLiveMs={LIFETIME_MS}\n")
     async with processes:
         first = await processes.leader()
+        await processes.send(first, "T", b"a topic to lock a queue of")
         address = f"127.0.0.1:{processes.ports[first]}"
         body = orjson.dumps(BODY | {"clientId": "A"}).decode()
         consumer = started(address, body)

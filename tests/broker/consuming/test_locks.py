@@ -12,10 +12,12 @@ from raftmq.broker.consuming.locks import (
     _Request,
     local_propose,
 )
+from raftmq.broker.errors import Refused
 from raftmq.broker.tables.locktable import LockTable, OwnerChange, Renewals
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.state import lock_queues
 from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
 from tests.broker.cluster import Group
 from tests.broker.consuming.lockworld import TURNS, World
 from tests.waiting import until
@@ -179,6 +181,7 @@ async def granted(group, broker, client, *numbers, **options):
 async def test_lock_renew_unlock(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
+        await group.create_topic(broker, "T", 9)
         await until(lambda: broker.state.group.value)  # nothing more is applied by itself
         assert await granted(group, broker, "A", 0, 1) == [0, 1]
         assert await granted(group, broker, "B", 0, 1, 2) == [2]
@@ -209,6 +212,7 @@ async def test_a_new_leader_knows_the_owner(tmp_path):
     async with Group(tmp_path, 3, **STEADY) as group:
         first = await group.leader()
         broker = group.brokers[first]
+        await group.create_topic(broker, "T")
         assert await granted(group, broker, "A", 0, 1) == [0, 1]
         follower = next(b for name, b in group.brokers.items() if name != first)
         refused = await ask(group, follower, "B", 0)
@@ -236,6 +240,7 @@ async def test_a_holder_that_dies_with_the_leader_is_not_waited_for_anew(tmp_pat
     gone_ms = int(4_000 * GONE)
     async with Group(tmp_path, 3, **STEADY, rebalanceLockMaxLiveMs="4000") as group:
         first = await group.leader()
+        await group.create_topic(group.brokers[first], "T")
         assert await granted(group, group.brokers[first], "A", 0) == [0]
         key = ("T", "cg", 0)
         others = [broker for name, broker in group.brokers.items() if name != first]
@@ -260,6 +265,7 @@ async def test_a_leader_that_lost_its_majority_grants_nothing(tmp_path):
     async with Group(tmp_path, 3, **STEADY) as group:
         name = await group.leader()
         broker = group.brokers[name]
+        await group.create_topic(broker, "T")
         assert await granted(group, broker, "A", 0) == [0]
         for other in [n for n in group.names if n != name]:
             await group.kill(other)
@@ -275,6 +281,7 @@ async def test_a_leader_that_lost_its_majority_grants_nothing(tmp_path):
 async def test_locks_that_ended_leave_the_table(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
+        await group.create_topic(broker, "T")
         service, real = broker.locks, broker.context.clock_ms
         assert await granted(group, broker, "A", 0, 1) == [0, 1]
         service.clock_ms = lambda: real() + 59_000
@@ -287,6 +294,7 @@ async def test_locks_that_ended_leave_the_table(tmp_path):
 
 async def test_restart_of_the_only_replica_keeps_locks(tmp_path):
     async with Group(tmp_path) as group:
+        await group.create_topic(await group.leading(), "T")
         assert await granted(group, await group.leading(), "A", 0) == [0]
         for end in (group.stop, group.kill):  # by the snapshot, and by the log
             await end("n0")
@@ -297,6 +305,7 @@ async def test_restart_of_the_only_replica_keeps_locks(tmp_path):
 async def test_requests_that_make_no_sense(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
+        await group.create_topic(broker, "T", QUEUES_PER_REQUEST_MAX)
         code = RequestCode.LOCK_BATCH_MQ
         good = {"clientId": "A", "consumerGroup": "cg", "mqSet": []}
         for change in (
@@ -316,6 +325,9 @@ async def test_requests_that_make_no_sense(tmp_path):
             assert answer.code == ResponseCode.SYSTEM_ERROR, change
         assert await granted(group, broker, "A") == []
         assert len(await granted(group, broker, "A", *range(QUEUES_PER_REQUEST_MAX))) == 5_000
+        assert await granted(group, broker, "A", 0, topic="Nobody's") == []
+        await group.create_topic(broker, "T2", 2)
+        assert await granted(group, broker, "A", 0, 1, 2, topic="T2") == [0, 1]
 
 
 def service_of(table, clock=lambda: 0, **replaced):
@@ -328,6 +340,7 @@ def service_of(table, clock=lambda: 0, **replaced):
         "leading": lambda: True,
         "terms": lambda: (1, None),
         "present": lambda group, client: True,
+        "exists": lambda topic, queue_id: True,
         "clock_ms": clock,
         "lifetime_ms": 60_000,
     }
@@ -349,6 +362,18 @@ async def test_a_full_table_grants_no_more(monkeypatch):
     again = _Request("g", "A", [("T", n) for n in range(4)])
     await service.settle(again)
     assert again.granted == [("T", 0), ("T", 1)]
+    body = orjson.dumps({"clientId": "A", "consumerGroup": "g", "mqSet": queues(2, 3)})
+    with pytest.raises(Refused, match="BUSY"):
+        await service.lock(None, RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, None, body))
+
+
+async def test_clients_that_are_no_members_cannot_take_the_last_locks(monkeypatch):
+    monkeypatch.setattr("raftmq.broker.consuming.locks.OWNED_MAX", 4)
+    service = service_of(LockTable(), present=lambda group, client: client == "member")
+    for client, granted in (("A", [0, 1]), ("B", []), ("member", [2, 3])):
+        request = _Request("g", client, [("T", n) for n in range(5)])
+        await service.settle(request)
+        assert request.granted == [("T", n) for n in granted], client
 
 
 async def test_what_waits_is_bounded_and_a_cancelled_requester_does_not_end_the_round(monkeypatch):
@@ -419,6 +444,8 @@ async def test_classic_mode_keeps_them_in_memory(tmp_path, role, identity):
     settings = {"enableDLegerCommitLog": "false", "brokerRole": role, "brokerId": identity}
     async with Group(tmp_path, **settings, haListenPort="0") as group:
         broker = group.brokers["n0"]
+        if role != "SLAVE":
+            await group.create_topic(broker, "T")
         answer = await ask(group, broker, "A", 0)
         if role == "SLAVE":
             assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE

@@ -6,6 +6,7 @@ import pytest
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.config import change_live
 from raftmq.remoting.admin_headers import ReplyPushHeader
+from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -188,6 +189,7 @@ async def test_after_a_hand_over_the_former_leader_is_asked(tmp_path):
 def table():
     return ClientTable(
         clients_max=10,
+        kept=Allowance(1 << 20),
         expiry_ms=100,
         notify_enabled=lambda _: True,
         on_consumer_group=lambda _: None,

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import struct
+from functools import partial
 
 import orjson
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.consuming.filters import Filter, parse_tags, subscription_from_json
-from raftmq.broker.consuming.hold import HoldTable
+from raftmq.broker.consuming.hold import Held, HoldTable
+from raftmq.broker.consuming.waits import AT_ONCE_MAX
 from raftmq.broker.errors import Refused, StateError
 from raftmq.broker.operating.rates import Rates
 from raftmq.broker.tables import snapshot
@@ -31,7 +33,9 @@ from raftmq.broker.tables.state import (
 )
 from raftmq.broker.tables.topics import TopicConfig, topic_name_problem, topic_problem
 from raftmq.broker.tables.writers import Watermark, open_writer, wrote
+from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
 from raftmq.remoting.acl import Account, Accounts
+from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.errors import BodyError
 from raftmq.store.disk import OsDisk
 from raftmq.store.properties import java_string_hash
@@ -246,10 +250,10 @@ def units(*codes):
 
 def test_holds_wake_by_queue_and_tag_and_time():
     released = []
-    holds = HoldTable(10, released.append)
-    holds.hold("T", 0, Filter(), 100, "all")
-    holds.hold("T", 0, Filter(frozenset({7})), 50, "seven")
-    holds.hold("T", 1, Filter(), 70, "other queue")
+    holds = HoldTable(10, Allowance(0), released.append)
+    holds.hold(Held(("T", 0), Filter(), 100, "all"))
+    holds.hold(Held(("T", 0), Filter(frozenset({7})), 50, "seven"))
+    holds.hold(Held(("T", 1), Filter(), 70, "other queue"))
     assert holds.rest_ms(20) == 30
     holds.arrived("T", 0, units(1, 2))
     assert released == ["all"]
@@ -263,22 +267,66 @@ def test_holds_wake_by_queue_and_tag_and_time():
     assert released[2:] == ["other queue"]
     holds.expire(100)
     assert holds.rest_ms(100) == float("inf")
-    holds.hold("T", 0, Filter(frozenset({7})), 200, "kept")
+    holds.hold(Held(("T", 0), Filter(frozenset({7})), 200, "kept"))
     holds.release_all()
     assert (released[3:], holds.count) == (["kept"], 0)
 
 
 def test_holds_are_bounded_and_forget_what_was_released():
-    released = []
-    holds = HoldTable(3, released.append)
-    assert [holds.hold("T", 0, Filter(), 10, n) for n in range(4)] == [True, True, True, False]
+    released, kept = [], Allowance(100)
+    holds = HoldTable(3, kept, released.append)
+    hold = partial(Held, ("T", 0), Filter(), 10)
+    assert [holds.hold(hold(n)) for n in range(4)] == [True, True, True, False]
     holds.arrived("T", 0, units(1))
-    assert holds.hold("T", 0, Filter(), 10, 4)
+    assert [holds.hold(hold("large", size_bytes=size)) for size in (60, 60, 40)] == [
+        True,
+        False,
+        True,
+    ]
+    holds.release_all()
     for number in range(1_000):
-        holds.hold("T", 1, Filter(), 1_000_000, number)
+        holds.hold(Held(("T", 1), Filter(), 1_000_000, number))
         holds.arrived("T", 1, units(1))
         holds.expire(5)
-    assert len(holds._deadlines) < 100
+    assert len(holds._waits._deadlines) < 100
+    assert kept.used_bytes == 0
+
+
+def test_a_pull_ends_with_its_connection():
+    released, kept = [], Allowance(100)
+    holds = HoldTable(10, kept, released.append)
+    for owner in ("a", "b"):
+        for queue_id in (0, 1):
+            holds.hold(Held(("T", queue_id), Filter(), 10, owner, owner, 25))
+    holds.closed("a")
+    holds.closed("nobody")
+    assert (holds.count, kept.used_bytes) == (2, 50)
+    holds.arrived("T", 0, units(1))
+    holds.expire(10)
+    assert (released, kept.used_bytes) == (["b", "b"], 0)
+
+
+@pytest.mark.parametrize("end", ["arrived", "expire", "release_all"])
+def test_thousands_of_pulls_are_released_in_turns(end):
+    """Whatever releases them: the loop has other things to do than to run so many pulls again."""
+    released = []
+    holds = HoldTable(10_000, Allowance(0), released.append)
+    for number in range(3 * AT_ONCE_MAX):
+        holds.hold(Held(("T", 0), Filter(), 1_000 - number % 7, number))
+    if end == "arrived":
+        holds.arrived("T", 0, units(1))
+    elif end == "expire":
+        holds.expire(1_000)
+    else:
+        holds.release_all()
+    assert len(released) == AT_ONCE_MAX
+    for turn in (2, 3):
+        assert holds.rest_ms(1_000) <= 0
+        holds.expire(1_000)
+        assert len(released) == turn * AT_ONCE_MAX
+    assert sorted(released) == list(range(3 * AT_ONCE_MAX))
+    holds.expire(1_000)
+    assert (holds.count, holds.rest_ms(0)) == (0, float("inf"))
 
 
 # ---- clients -----------------------------------------------------------------------------------
@@ -290,6 +338,7 @@ class Clients:
         self.silent = set()
         self.table = ClientTable(
             clients_max=clients_max,
+            kept=Allowance(1 << 20),
             expiry_ms=120_000,
             notify_enabled=lambda group: group not in self.silent,
             on_consumer_group=self.used.append,
@@ -365,6 +414,47 @@ def test_clients_are_bounded():
         clients.table.heartbeat(FakeConnection(), {}, 0, 0, 0)
 
 
+def test_what_clients_say_is_bounded_in_bytes_and_given_back():
+    clients = Clients(clients_max=100)
+    kept = clients.table._kept
+    kept.bytes_max = 200_000
+    tags = {"topic": "T", "subString": "||".join(f"tag{n}" for n in range(300)), "subVersion": 1}
+    connections = []
+    with pytest.raises(Refused, match="keptBytesMax"):
+        while True:
+            connections.append(FakeConnection())
+            clients.beat(connections[-1], "c", group=f"g{len(connections)}", subs=[tags])
+    assert 2 < len(connections) < 10
+    used = kept.used_bytes
+    for _ in range(10):  # the same again takes nothing
+        clients.beat(connections[0], "c", group="g1", subs=[tags])
+    assert kept.used_bytes == used
+    clients.table.subscriptions_told("g1", [tags | {"subString": "*", "subVersion": 2}])
+    assert kept.used_bytes < used
+    clients.table.unregister(connections[1], "c", None, "g2")
+    for connection in connections:
+        clients.table.closed(connection)
+    assert kept.used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"clientID": "c" * 256},
+        {"clientID": "c\n"},
+        {"producerDataSet": [{"groupName": "g" * 256}]},
+        {"consumerDataSet": [{"groupName": "good"}, {"groupName": "g\0"}]},
+        {"consumerDataSet": [{"groupName": "good", "subscriptionDataSet": [{"topic": "t" * 256}]}]},
+        {"consumerDataSet": [{"groupName": "good", "subscriptionDataSet": 7}]},
+    ],
+)
+def test_a_heartbeat_that_makes_no_sense_changes_nothing(body):
+    clients = Clients()
+    with pytest.raises(BodyError):
+        clients.table.heartbeat(FakeConnection(), {"clientID": "c"} | body, 0, 0, 0)
+    assert (clients.table.consumers, clients.table.producers, clients.used) == ({}, {}, [])
+
+
 def test_one_connection_is_not_all_clients(monkeypatch):
     monkeypatch.setattr("raftmq.broker.clients.MEMBERSHIPS_PER_CONNECTION_MAX", 3)
     clients = Clients(clients_max=10)
@@ -412,6 +502,33 @@ async def test_commits_share_a_frame_and_waiters_are_answered_when_it_is_applied
     await asyncio.sleep(0)
     frames[1][1].set_exception(RuntimeError("lost"))
     await query
+
+
+async def test_each_waiter_hears_of_the_frame_that_has_its_commit():
+    """Frames have an upper size; the first of two is refused, and only its waiters are."""
+    frames = []
+
+    def propose(payload):
+        assert len(payload) < COMMAND_SIZE_BYTES_MAX
+        frames.append(asyncio.get_running_loop().create_future())
+        if len(frames) == 1:
+            raise RuntimeError("no room")
+        return frames[-1]
+
+    service, longest = CommitService(propose, lambda: True), "x" * 255
+    first = asyncio.ensure_future(service.commit_and_wait(longest, longest, 0, 1 << 62))
+    await asyncio.sleep(0)
+    for queue_id in range(1, 3_000):
+        assert service.commit(longest, longest, (1 << 62) + queue_id, (1 << 62) - 1)
+    last = asyncio.ensure_future(service.commit_and_wait(longest, longest, 1, 1))
+    await asyncio.sleep(0)
+    service.flush()
+    assert len(frames) == 2
+    with pytest.raises(RuntimeError, match="no room"):
+        await first
+    assert not last.done()
+    frames[1].set_result(7)
+    await last
 
 
 async def test_commit_waiters_hear_of_lost_leadership_and_of_refusals():

@@ -1,0 +1,54 @@
+"""What consumers may make a broker keep in its tables, and what is refused beyond."""
+
+import orjson
+import pytest
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from tests.broker.cluster import Group
+from tests.waiting import until
+
+
+async def test_offsets_are_kept_of_queues_that_exist_or_did(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T", 4)
+        await group.send(broker, "T", queue=3)
+        for queue_id in (0, 3):
+            assert (await group.commit(broker, "T", queue_id, 0)).code == 0
+        for queue_id in (-1, 4, 1 << 40, (1 << 63) - 1):
+            refused = await group.commit(broker, "T", queue_id, 0)
+            assert (refused.code, "queue" in refused.remark) == (ResponseCode.SYSTEM_ERROR, True)
+        await group.create_topic(broker, "T", 1)  # messages of the others are read to their end
+        assert (await group.commit(broker, "T", 3, 1)).code == 0
+        assert (await group.commit(broker, "T", 2, 0)).code == ResponseCode.SYSTEM_ERROR
+
+
+def heartbeat(*groups):
+    consumers = [{"groupName": name, "subscriptionDataSet": []} for name in groups]
+    return orjson.dumps({"clientID": "c", "consumerDataSet": consumers, "producerDataSet": []})
+
+
+async def test_groups_are_bounded_and_take_no_room_of_topics(tmp_path):
+    async with Group(tmp_path, groupsMax="3", topicsMax="2") as group:
+        broker = await group.leading()
+        code, groups = RequestCode.HEART_BEAT, broker.state.groups.entries
+        for name in ("g1", "g2", "g3"):
+            assert (await group.ask(broker, code, None, heartbeat(name))).code == 0
+        await until(lambda: len(groups) == 3)
+        busy = await group.ask(broker, code, None, heartbeat("g4"))
+        assert (busy.code, busy.remark[:6]) == (ResponseCode.SYSTEM_BUSY, "[BUSY]")
+        assert "g4" not in broker.clients.consumers
+        assert (await group.ask(broker, code, None, heartbeat("g1", "g2"))).code == 0
+        for name in ("T", "U"):
+            assert (await group.create_topic(broker, name)).code == 0
+        assert (await group.create_topic(broker, "V")).code == ResponseCode.SYSTEM_BUSY
+
+
+@pytest.mark.parametrize("topic", ["Nobody's", "T"])
+async def test_a_pull_that_is_refused_makes_no_group(tmp_path, topic):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T", 1)
+        answer = await group.pull(broker, topic, 0, queue=1)
+        assert answer.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR)
+        assert "cg" not in broker.state.groups.entries

@@ -94,7 +94,7 @@ class Queries:
         header = ConsumerOffsetHeader.parse(request.ext)
         offset = integer(request.ext, "commitOffset")
         if offset < 0:
-            raise Refused(ResponseCode.SYSTEM_ERROR, "commitOffset must not be < 0")
+            raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
         topic, group = header.topic, header.consumer_group
         if not request.is_oneway and not self.context.roles.takes_commits:
             raise not_leader()  # first: a replica that is behind may not know the topic yet

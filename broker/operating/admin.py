@@ -7,8 +7,10 @@ survives a failover exactly. Reads are served from what this replica has applied
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -19,6 +21,8 @@ from raftmq.broker.errors import Refused, StateError
 from raftmq.broker.operating.catalog import Catalog
 from raftmq.broker.operating.hastatus import raft_ha_status
 from raftmq.broker.tables.groups import SubscriptionGroup, group_from_json
+from raftmq.broker.tables.snapshot import twin_of
+from raftmq.broker.tables.state import Table
 from raftmq.broker.tables.topics import DEFAULT_TOPIC, TopicConfig, topic_from_json
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
@@ -41,6 +45,7 @@ class Admin:
     clients: ClientTable
     template: TopicConfig | None  # template of auto-created topics, shown to tools
     runtime_info: Callable[[], dict[str, str]]
+    one_whole: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
@@ -108,14 +113,16 @@ class Admin:
         await self.catalog.remove_topic(text(request.ext, "topic"))
         return RemotingCommand.response_to(request)
 
-    def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """21: answer all topics, the broker's own and the template included."""
-        value = self.context.state.topics.to_json()
-        for internal in self.context.state.topics.internal.values():
-            value["topicConfigTable"][internal.name] = internal.to_json()
+        more = [*self.context.state.topics.internal.values()]
         if self.template is not None:
-            value["topicConfigTable"][self.template.name] = self.template.to_json()
-        return RemotingCommand.response_to(request, body=orjson.dumps(value))
+            more.append(self.template)
+        return await self._answer_whole(
+            request,
+            self.context.state.topics,
+            {"topicConfigTable": {topic.name: topic.to_json() for topic in more}},
+        )
 
     def topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """351: answer one topic's configuration."""
@@ -154,10 +161,9 @@ class Admin:
         await self.catalog.remove_group(name, offsets=offsets)
         return RemotingCommand.response_to(request)
 
-    def all_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def all_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """201: answer all subscription groups."""
-        body = orjson.dumps(self.context.state.groups.to_json())
-        return RemotingCommand.response_to(request, body=body)
+        return await self._answer_whole(request, self.context.state.groups)
 
     def group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """352: answer one subscription group."""
@@ -168,10 +174,9 @@ class Admin:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, words)
         return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
 
-    def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """43: answer the consumer offsets of all groups."""
-        body = orjson.dumps(self.context.state.offsets.to_json())
-        return RemotingCommand.response_to(request, body=body)
+        return await self._answer_whole(request, self.context.state.offsets)
 
     def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """45: answer how far each delay level is delivered."""
@@ -187,6 +192,25 @@ class Admin:
         else:
             info = raft_ha_status(context)
         return RemotingCommand.response_to(request, body=dumps(info))
+
+    async def _answer_whole(
+        self,
+        request: RemotingCommand,
+        table: Table,
+        more: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> RemotingCommand:
+        """Answer a whole table, with `more` entries under its keys. The JSON of millions of entries
+        takes seconds: a thread makes it, for one request at a time."""
+
+        def made(twin: Table) -> bytes:
+            value = twin.to_json()
+            for key, entries in more.items():
+                value[key].update(entries)
+            return orjson.dumps(value)
+
+        async with self.one_whole:
+            body = await asyncio.to_thread(made, twin_of(table))
+        return RemotingCommand.response_to(request, body=body)
 
     # ---- clients and the broker itself -----------------------------------------------------
 

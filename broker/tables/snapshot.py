@@ -104,12 +104,14 @@ def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
 def capture(state: BrokerState) -> Snapshot:
     """Copy the tables. Their values are immutable except the per-queue offsets, which are copied,
     too."""
-    copies: list[tuple[str, Table]] = []
-    for name, table in _files(state):
-        twin = copy.copy(table)
-        twin.own()
-        copies.append((name, twin))
-    return Snapshot(tuple(copies))
+    return Snapshot(tuple((name, twin_of(table)) for name, table in _files(state)))
+
+
+def twin_of(table: Table) -> Table:
+    """Return a copy that does not change with the table; a thread may read it."""
+    twin = copy.copy(table)
+    twin.own()
+    return twin
 
 
 # Of each large table, its version and the JSON of its entries, as they were written last.

@@ -31,6 +31,13 @@ class KvConfig:
         self._size_bytes_max = size_bytes_max
         self._size_bytes = 0
 
+    def copy(self) -> KvConfig:
+        """Return a table of its own with the same values."""
+        twin = KvConfig(self._size_bytes_max)
+        twin._table = {namespace: dict(keys) for namespace, keys in self._table.items()}
+        twin._size_bytes = self._size_bytes
+        return twin
+
     def put(self, namespace: str, key: str, value: str) -> None:
         """Store a value. Raises KvConfigFull."""
         old = self._table.get(namespace, {}).get(key)

@@ -7,6 +7,7 @@ the key-value configuration: they answer once it is on disk.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -29,6 +30,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Connection, Handler
 from raftmq.remoting.fields import boolean_or, from_boolean, text, text_or
+from raftmq.remoting.names import NAME_LENGTH_MAX
 from raftmq.remoting.registration import (
     BrokerHeader,
     DataVersion,
@@ -77,6 +79,7 @@ class NameServerProcessor:
         self.kv = kv
         self._now_ms = now_ms
         self._save_kv = save_kv
+        self._kv_changes = asyncio.Lock()
         self._settings = settings
         self.proofs = proofs
         self.unpacking = unpacking
@@ -253,7 +256,8 @@ class NameServerProcessor:
         if boolean_or(request.ext, "watchRoutes", False):
             self._watchers.asked(connection, topic, self.table.queues(topic) or ())
         if body is None:
-            remark = f"No topic route info in name server for the topic: {topic}\n{FAQ}"
+            named = topic[:NAME_LENGTH_MAX]
+            remark = f"No topic route info in name server for the topic: {named}\n{FAQ}"
             return _answer(request, ResponseCode.TOPIC_NOT_EXIST, remark)
         return _answer(request, body=body)
 
@@ -345,24 +349,27 @@ class NameServerProcessor:
 
     async def put_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """100: set a key; answered when the file is written."""
-        namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
-        self.kv.put(namespace, key, text(request.ext, "value"))
-        self._order_changed(namespace, key)
-        await self._save_kv(self.kv.encode())
-        return _answer(request)
+        value = text(request.ext, "value")
+        return await self._change_kv(request, lambda kv, *where: kv.put(*where, value))
 
     async def delete_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """102: delete a key; answered when the file is written."""
-        namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
-        self.kv.delete(namespace, key)
-        self._order_changed(namespace, key)
-        await self._save_kv(self.kv.encode())
-        return _answer(request)
+        return await self._change_kv(request, KvConfig.delete)
 
-    def _order_changed(self, namespace: str, topic: str) -> None:
-        """Tell the watchers: a topic's order configuration is a part of its route."""
-        if namespace == ORDER_TOPIC_CONFIG:
-            self.table.topic_changed(topic)
+    async def _change_kv(
+        self, request: RemotingCommand, change: Callable[[KvConfig, str, str], None]
+    ) -> RemotingCommand:
+        """Change a copy, write it, and only then let it be in force: what could not be written is
+        told as an error and must not be seen."""
+        namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
+        async with self._kv_changes:
+            changed = self.kv.copy()
+            change(changed, namespace, key)
+            await self._save_kv(changed.encode())
+            self.kv = changed
+        if namespace == ORDER_TOPIC_CONFIG:  # it is a part of the topic's route
+            self.table.topic_changed(key)
+        return _answer(request)
 
     def get_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """101: answer a key's value; QUERY_NOT_FOUND without one."""

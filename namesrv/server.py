@@ -47,7 +47,6 @@ class NameServer:
         self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))
         self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
-        self._kv_lock = asyncio.Lock()  # one writer of the file at a time, in order
         self.access = Access(config)
         self.tls = ProcessTls(config)
         self._server: RemotingServer | None = None
@@ -158,10 +157,8 @@ class NameServer:
         return KvConfig.decode(self._kv_path.read_bytes())
 
     async def _save_kv(self, data: bytes) -> None:
-        path = self._kv_path
-        if path is not None:
-            async with self._kv_lock:
-                await in_thread_to_its_end(_replace_file, path, data)
+        if self._kv_path is not None:
+            await in_thread_to_its_end(_replace_file, self._kv_path, data)
 
 
 def _replace_file(path: Path, data: bytes) -> None:

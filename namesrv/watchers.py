@@ -7,8 +7,8 @@ The message names what changed but not the new route, for which the client asks.
 gathered for a moment (`take`), so a group that changes twice is told once. Apache's clients do not
 opt in and are not sent this.
 
-Bounds: TOPICS_MAX topics a connection, CHANGES_MAX gathered; beyond, a connection is told that
-anything may have changed (neither names nor topics).
+Bounds: TOPICS_MAX topics a connection, ALL_TOPICS_MAX of all of them, CHANGES_MAX gathered; beyond,
+a connection is told that anything may have changed (neither names nor topics).
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from raftmq.remoting.names import NAME_LENGTH_MAX
+
 TOPICS_MAX = 10_000
+ALL_TOPICS_MAX = 1_000_000  # about 250 bytes each
 CHANGES_MAX = 1_000
 
 C = TypeVar("C", bound=Hashable)
@@ -47,6 +50,7 @@ class RouteWatchers(Generic[C]):
         self._by_topic: dict[str, set[C]] = {}
         self._by_group: dict[str, set[C]] = {}
         self._pending: dict[C, Changes] = {}
+        self._topic_count = 0  # of all watchers
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -54,9 +58,11 @@ class RouteWatchers(Generic[C]):
     def asked(self, connection: C, topic: str, groups: Iterable[str]) -> None:
         """Note that a connection was told a topic's route, on `groups` (none: unknown)."""
         watcher = self._watchers.setdefault(connection, _Watcher())
-        if topic not in watcher.topics and len(watcher.topics) >= TOPICS_MAX:
+        is_new = topic not in watcher.topics and len(topic) <= NAME_LENGTH_MAX  # no topic has more
+        if is_new and (len(watcher.topics) >= TOPICS_MAX or self._topic_count >= ALL_TOPICS_MAX):
             watcher.more = True
-        else:
+        elif is_new:
+            self._topic_count += 1
             watcher.topics.add(topic)
             self._by_topic.setdefault(topic, set()).add(connection)
         for group in groups:
@@ -69,6 +75,7 @@ class RouteWatchers(Generic[C]):
         watcher = self._watchers.pop(connection, None)
         if watcher is None:
             return
+        self._topic_count -= len(watcher.topics)
         for names, table in ((watcher.topics, self._by_topic), (watcher.groups, self._by_group)):
             for name in names:
                 table[name].discard(connection)

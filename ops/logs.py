@@ -10,7 +10,8 @@ One template of one logger may write LINES_MAX lines in WINDOW_S seconds; furthe
 and reported as `log_suppressed` when the window is over and something is logged again.
 
 Records marked `from_peer` are about input from a peer, which may cause any number of them. They
-share a separate rate limit, over all templates, and are truncated.
+share a separate rate limit, over all templates, and are truncated sooner. In no record can an
+argument begin a new line.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ WINDOW_S = 10.0
 TEMPLATES_MAX = 1_000  # distinguished at one time; ours are some 150
 PEER_BURST_S = 10  # of quiet allow a burst of as many seconds' lines
 PEER_TEXT_MAX = 500  # characters of an argument, and of an exception, that a peer may have chosen
+TEXT_MAX = 2_000  # of every other argument: a peer's names are in lines about what it did rightly
 LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: logPeerLinesPerS."
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -142,9 +144,10 @@ class EventHandler(logging.StreamHandler[TextIO]):
                 return
             if lines := self.peers.untold():
                 self._tell_suppressed(record.name, "lines_about_peers", lines)
-            _shorten(record)
+            _shorten(record, PEER_TEXT_MAX)
             super().emit(record)
             return
+        _shorten(record, TEXT_MAX)
         self._close_windows(now_s)
         key = (record.name, str(record.msg))
         end_s, lines = self._windows.get(key, (now_s + WINDOW_S, 0))
@@ -168,17 +171,30 @@ class EventHandler(logging.StreamHandler[TextIO]):
         super().emit(logging.LogRecord(name, logging.WARNING, __file__, 0, text, values, None))
 
 
-def _shorten(record: logging.LogRecord) -> None:
-    """Truncate texts that a peer may have chosen: string arguments and the exception's lines.
-    Control characters in arguments are replaced, so that they cannot forge a log line."""
+class _Shown(str):
+    """An argument's text, shortened and on one line, so that it cannot forge another; `%r` shows
+    that of its `repr`."""
+
+    shown: str
+
+    @classmethod
+    def of(cls, value: object, length_max: int) -> _Shown:
+        made = cls(_CONTROL.sub("?", str(value)[:length_max]))
+        made.shown = repr(value)[:length_max]
+        return made
+
+    def __repr__(self) -> str:
+        return self.shown
+
+
+def _shorten(record: logging.LogRecord, length_max: int) -> None:
+    """Truncate and clean string arguments and errors; for a peer the exception's lines, too."""
     if isinstance(record.args, tuple):
         record.args = tuple(
-            _CONTROL.sub("?", str(value)[:PEER_TEXT_MAX])
-            if isinstance(value, str | BaseException)
-            else value
+            _Shown.of(value, length_max) if isinstance(value, str | BaseException) else value
             for value in record.args
         )
-    if record.exc_info and not record.exc_text:
+    if length_max == PEER_TEXT_MAX and record.exc_info and not record.exc_text:
         text = logging.Formatter().formatException(record.exc_info)
         record.exc_text = "\n".join(line[:PEER_TEXT_MAX] for line in text.splitlines()[:60])
 

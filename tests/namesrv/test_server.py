@@ -287,6 +287,29 @@ async def test_key_values_survive_a_restart(tmp_path: Path) -> None:
         await caller.remoting.close()
 
 
+async def test_what_could_not_be_written_is_not_in_force(tmp_path: Path) -> None:
+    key = {"namespace": "n", "key": "k"}
+    config = NameServerConfig("127.0.0.1", 0, str(tmp_path))
+    in_the_way = (tmp_path / KV_FILE_NAME).with_suffix(".tmp")
+    async with NameServer(config) as one:
+        caller = Caller(f"127.0.0.1:{one.port}")
+        assert (await caller.ask(RequestCode.PUT_KV_CONFIG, key | {"value": "before"})).code == 0
+        in_the_way.mkdir()
+        refused = await caller.ask(RequestCode.PUT_KV_CONFIG, key | {"value": "after"})
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        assert (await caller.ask(RequestCode.DELETE_KV_CONFIG, key)).code != 0
+        assert (await caller.ask(RequestCode.GET_KV_CONFIG, key)).ext == {"value": "before"}
+        in_the_way.rmdir()
+        puts = [
+            caller.ask(RequestCode.PUT_KV_CONFIG, key | {"key": f"k{n}", "value": "v"})
+            for n in range(9)
+        ]
+        assert [answer.code for answer in await asyncio.gather(*puts)] == [0] * 9
+        told = loads_object((await caller.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, key)).body)
+        assert len(told["table"]) == 10
+        await caller.remoting.close()
+
+
 async def test_a_damaged_store_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / KV_FILE_NAME).write_text("{")
     with pytest.raises(BodyError):

@@ -60,6 +60,23 @@ def test_beyond_the_bounds_anything_may_have_changed(monkeypatch):
     assert told(watchers)["one"][2]
 
 
+def test_no_connection_keeps_more_than_names_can_need(monkeypatch):
+    """Neither by the length of what it calls a topic nor together with others."""
+    monkeypatch.setattr(room, "ALL_TOPICS_MAX", 4)
+    watchers = RouteWatchers()
+    watchers.asked("one", "x" * 256, ())
+    for topic in ("A", "B", "B", "A"):
+        watchers.asked("one", topic, ["a"])
+    for topic in ("A", "B", "C"):
+        watchers.asked("two", topic, ["a"])
+    assert sorted(watchers._by_topic) == ["A", "B"]
+    watchers.group_changed("a")
+    assert [changes[2] for changes in told(watchers).values()] == [False, True]  # "C" is not kept
+    watchers.closed("one")
+    watchers.asked("two", "C", ["a"])
+    assert watchers.topic_changed("C")
+
+
 class Watcher(Caller):
     """A client that asks to be told."""
 

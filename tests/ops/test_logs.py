@@ -160,6 +160,20 @@ def test_peers_have_a_rate_of_lines_over_all_kinds(
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_argument_of_any_line_is_long_or_begins_another(
+    root: logging.Logger, log_format: str
+) -> None:
+    stream = io.StringIO()
+    logs.set_up(log_format, "INFO", {}, stream)
+    LOG.info("topic_deleted topic=%s groups=%d", "a\nCRITICAL FORGED" + "x" * 480_000, 3)
+    LOG.info("told error=%r text=%r", ValueError("a\nFORGED"), "it's")
+    first, second = stream.getvalue().splitlines()
+    assert len(first) < 3 * logs.TEXT_MAX
+    assert "groups=3" in first
+    assert "ValueError(" in second and "FORGED" in second and "it's" in second
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
 def test_what_peers_say_is_cut_and_breaks_no_line(root: logging.Logger, log_format: str) -> None:
     stream = io.StringIO()
     logs.set_up(log_format, "INFO", {}, stream)

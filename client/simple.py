@@ -48,6 +48,7 @@ from raftmq.remoting.popheaders import (
     PopHeader,
     PopResponseHeader,
     by_queue,
+    handle_told,
     kind_of,
 )
 from raftmq.store.record import RecordError
@@ -305,7 +306,7 @@ def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]
     messages = decode_messages(answer.body, broker)
     for message in messages:
         properties = message.properties
-        if POP_CK not in properties:
+        if handle_told(properties, head, message.queue_id, message.queue_offset) is None:
             (start,) = starts[kind_of(message.topic), message.queue_id]
             properties[POP_CK] = Handle(
                 start,

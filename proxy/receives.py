@@ -44,7 +44,6 @@ from raftmq.remoting.headers import SendBackHeader
 from raftmq.remoting.popheaders import (
     COUNT_MAX,
     INIT_MAX,
-    POP_CK,
     AckHeader,
     ChangeHeader,
     ChangeResponseHeader,
@@ -52,6 +51,7 @@ from raftmq.remoting.popheaders import (
     PopHeader,
     PopResponseHeader,
     by_queue,
+    handle_told,
 )
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record
@@ -215,8 +215,8 @@ class Receives:
             raise refused_by(response)
         try:
             return popped(response, broker_name)
-        except (RemotingError, RecordError) as error:
-            log.error("pop_answer_broken broker=%s error=%s", broker_name, error)
+        except (RemotingError, RecordError, LookupError) as error:
+            log.error("pop_answer_broken broker=%s error=%r", broker_name, error)
             raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
 
     async def _tell(
@@ -402,7 +402,8 @@ class Receives:
 
 
 def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
-    """Read the messages of a broker's answer to a pop. Raises HeaderError, RecordError."""
+    """Read the messages of a broker's answer to a pop. Raises HeaderError, RecordError, KeyError,
+    IndexError."""
     head = PopResponseHeader.parse(response.ext)
     starts = by_queue(head.starts)
     times = _times(head.order_counts)
@@ -412,10 +413,9 @@ def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
     while at < len(body):
         record = decode_record(body, at)
         at += int.from_bytes(body[at : at + 4], "big")
-        marked = decode_properties(record.properties).get(POP_CK)
-        if marked is not None:  # from the topic of retries
-            handle = Handle.decode(marked)
-        else:
+        properties = decode_properties(record.properties)
+        handle = handle_told(properties, head, record.queue_id, record.queue_offset)
+        if handle is None:
             start = starts["0", record.queue_id][0]
             handle = Handle(
                 start,

@@ -180,6 +180,10 @@ class Service:
             last = pb.ReceiveMessageResponse()
             last.delivery_timestamp.GetCurrentTime()
             await context.write(last)
+        except Exception:
+            log.exception("call_failed call=%s", name)
+            code = pb.Code.INTERNAL_ERROR
+            await context.write(pb.ReceiveMessageResponse(status=status_of(code)))
         self._counts.answered(name, code, loop.time() - began_s)
 
     async def _telemetry(self, requests: AsyncIterator[Any], context: Context) -> None:

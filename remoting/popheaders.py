@@ -113,6 +113,20 @@ class PopResponseHeader(NamedTuple):
         return write_fields(self)
 
 
+def handle_told(
+    properties: Mapping[str, str], head: PopResponseHeader, queue_id: int, offset: int
+) -> Handle | None:
+    """Return the handle that the broker put into a message from a topic of retries; None if it put
+    in none. A property of that name with another handle came with a message that was popped, and
+    then sent on with all of its properties."""
+    try:
+        handle = Handle.decode(properties.get(POP_CK, ""))
+    except HeaderError:
+        return None
+    same = (handle.pop_ms, handle.queue_id, handle.offset) == (head.pop_ms, queue_id, offset)
+    return handle if same else None
+
+
 class AckHeader(NamedTuple):
     """200051 ACK_MESSAGE. `topic` is where the message is stored: perhaps a retry topic."""
 

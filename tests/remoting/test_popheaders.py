@@ -9,8 +9,10 @@ from raftmq.remoting.popheaders import (
     HANDLE_SIZE_MAX,
     BatchAck,
     Handle,
+    PopResponseHeader,
     batch_acks,
     by_queue,
+    handle_told,
     offset_info,
     start_info,
 )
@@ -41,6 +43,22 @@ def test_a_handle_is_read_as_it_was_written() -> None:
     handle = Handle(5, 1_795_462_332_045, 60_000, 0, True, "broker-a", 3, 7)
     assert Handle.decode(handle.encode()) == handle
     assert Handle.decode("5 1 60000 999 0 broker-a 3").offset == -1
+
+
+def test_only_the_answers_own_handle_is_taken_from_a_message() -> None:
+    """Whoever sends a popped message on with all properties sends its old handle along."""
+    head = PopResponseHeader(1_795_462_332_045, 60_000, 0, 0)
+    handle = Handle(5, head.pop_ms, 60_000, 0, True, "broker-a", 3, 7)
+    assert handle_told({"POP_CK": handle.encode()}, head, 3, 7) == handle
+    for other in (
+        handle._replace(pop_ms=head.pop_ms - 1).encode(),
+        handle._replace(queue_id=2).encode(),
+        handle._replace(offset=8).encode(),
+        "no handle",
+        "",
+    ):
+        assert handle_told({"POP_CK": other}, head, 3, 7) is None
+    assert handle_told({}, head, 3, 7) is None
 
 
 @pytest.mark.parametrize(

@@ -444,6 +444,7 @@ async def popping(cluster: Cluster) -> None:
         for consumer in (first, second):
             await consumer.subscribe(topic, "TagA")
         messages = await received(first, 15, invisible_ms=60_000)
+        handle = messages[14].properties["POP_CK"]
         assert await first.ack(messages[:10]) == []
         assert await first.ack(messages[10:11]) == []
         assert await first.change_invisible(messages[11], 3_000)
@@ -463,6 +464,15 @@ async def popping(cluster: Cluster) -> None:
                 assert await second.ack([message]) == []
                 done[message.body] = message.reconsume_times
         assert all(done[body] >= 1 for body in lost), done
+        # Sent on with all of its properties, it is acknowledged by what it has now.
+        async with Producer(fresh("P"), cluster.namesrv) as producer:
+            sent_on = Message(topic, b"sent on", tags="TagA", properties={"POP_CK": handle})
+            await producer.send(sent_on, SEND_MS)
+        while b"sent on" not in done:
+            for message in await second.receive(await_ms=1_000):
+                assert message.properties["POP_CK"] != handle
+                assert await second.ack([message]) == []
+                done[message.body] = message.reconsume_times
 
 
 async def received(consumer: SimpleConsumer, count: int, invisible_ms: int) -> list[MessageExt]:

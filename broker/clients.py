@@ -28,6 +28,7 @@ from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import BodyError, RemotingError
+from raftmq.remoting.names import NAME_LENGTH_MAX
 from raftmq.store.properties import decode_properties
 
 log = logging.getLogger("raftmq.broker.clients")
@@ -37,7 +38,6 @@ REQUESTERS_MAX = 10_000
 SUBSCRIPTIONS_PER_GROUP_MAX = 10_000
 PROMPT_MEMBERS_MAX = 32  # of a group that is told of each change
 TELL_PAUSE_MS = 50  # between two times that a larger group is told
-NAME_LENGTH_MAX = 255  # of a client, or of a group
 MEMBERSHIPS_PER_CONNECTION_MAX = 2 * GROUPS_PER_HEARTBEAT_MAX  # a process has one client id
 
 
@@ -85,6 +85,10 @@ class ConsumerData:
     consume_from_where: str
     subscriptions: dict[str, Subscription]
 
+    @property
+    def kept_bytes(self) -> int:
+        return _kept_bytes(self.subscriptions)
+
 
 class ConsumerGroup:
     """A consumer group with at least one member."""
@@ -127,7 +131,7 @@ class ConsumerGroup:
 
     @property
     def kept_bytes(self) -> int:
-        return sum(subscription.kept_bytes for subscription in self.subscriptions.values())
+        return _kept_bytes(self.subscriptions)
 
     @property
     def is_broadcasting(self) -> bool:
@@ -225,8 +229,7 @@ class ClientTable:
     def _take_in(self, group: ConsumerGroup, told: ConsumerData, member: Member) -> bool:
         """Add or refresh a consumer; return True when its group changed. Raises Refused."""
         before = group.kept_bytes
-        size = sum(subscription.kept_bytes for subscription in told.subscriptions.values())
-        more = max(0, size - before)
+        more = max(0, told.kept_bytes - before)
         if not self._kept.take(more):
             raise busy("keptBytesMax: clients have told as much as is kept")
         try:
@@ -436,6 +439,10 @@ class ClientTable:
                 return
             self._just_told.add(group_name)
         _tell(group.members.values(), group_name)
+
+
+def _kept_bytes(subscriptions: Mapping[str, Subscription]) -> int:
+    return sum(subscription.kept_bytes for subscription in subscriptions.values())
 
 
 def _wish(subscription: Subscription) -> tuple[str, str]:

@@ -84,7 +84,7 @@ class Catalog:
         before = self._state.topics.get(topic.name)
         topics_max = self._config.topics_max
         if before is None and not self._state.has_room_for_topics(count, topics_max):
-            raise busy(f"there are {self._config.topics_max} topics")
+            raise busy(f"there are {topics_max} topics")
         try:
             after = changed(None if before is None else dict(before.attributes), changes)
         except AttributesRefused as error:

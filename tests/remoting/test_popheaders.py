@@ -46,7 +46,7 @@ def test_a_handle_is_read_as_it_was_written() -> None:
 
 
 def test_only_the_answers_own_handle_is_taken_from_a_message() -> None:
-    """Whoever sends a popped message on with all properties sends its old handle along."""
+    """The property POP_CK may be an old one: a popped message was sent on with all properties."""
     head = PopResponseHeader(1_795_462_332_045, 60_000, 0, 0)
     handle = Handle(5, head.pop_ms, 60_000, 0, True, "broker-a", 3, 7)
     assert handle_told({"POP_CK": handle.encode()}, head, 3, 7) == handle

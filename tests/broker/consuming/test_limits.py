@@ -1,4 +1,4 @@
-"""What consumers may make a broker keep in its tables, and what is refused beyond."""
+"""Bounds of tables that consumers fill: offsets of existing queues, groups up to groupsMax."""
 
 import orjson
 import pytest

@@ -67,7 +67,7 @@ class Access:
         LOG.warning(
             "acl_refused peer=%s access_key=%s code=%d: %s",
             connection.peer_address,
-            (request.ext or {}).get(ACCESS_KEY, "")[:256],
+            (request.ext or {}).get(ACCESS_KEY, ""),
             request.code,
             error,
             extra=FROM_PEER,

@@ -10,8 +10,8 @@ One template of one logger may write LINES_MAX lines in WINDOW_S seconds; furthe
 and reported as `log_suppressed` when the window is over and something is logged again.
 
 Records marked `from_peer` are about input from a peer, which may cause any number of them. They
-share a separate rate limit, over all templates, and are truncated sooner. In no record can an
-argument begin a new line.
+share a separate rate limit, over all templates. What peers chose may stand in any record, so all
+are escaped and cut alike (`logtext`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from typing import TextIO
 
 import orjson
 
+from raftmq.ops.logtext import field_of, message_of, trace_of
+
 LINES_MAX = 100  # more of one kind within a window would say nothing new
 WINDOW_S = 10.0
 TEMPLATES_MAX = 1_000  # distinguished at one time; ours are some 150
+TEMPLATE_CHARS_MAX = 500  # by which they are distinguished; other people's may be whole texts
 PEER_BURST_S = 10  # of quiet allow a burst of as many seconds' lines
-PEER_TEXT_MAX = 500  # characters of an argument, and of an exception, that a peer may have chosen
-TEXT_MAX = 2_000  # of every other argument: a peer's names are in lines about what it did rightly
 LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: logPeerLinesPerS."
-TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 _PIECE = re.compile(
     r"(?:\b([A-Za-z_]\w*)=)?%[-#0 +]*\d*(?:\.\d+)?([sdifrxg%])|\b([A-Za-z_]\w*)=([^\s%,;]+)"
 )
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _EVENT = re.compile(r"[a-z][a-z0-9_]*")
 _OWN = frozenset({"time", "level", "logger", "event", "message", "exception"})
 
@@ -58,8 +57,7 @@ def set_up(
     """Make the root logger write events. The owner of `context` may change it later; a callable in
     it is called for each line, so it must be cheap and must not raise."""
     handler = EventHandler(stream or sys.stderr, peer_lines_per_s=peer_lines_per_s)
-    text = logging.Formatter(TEXT_FORMAT)
-    handler.setFormatter(JsonFormatter(context) if log_format == "json" else text)
+    handler.setFormatter(JsonFormatter(context) if log_format == "json" else TextFormatter())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -144,12 +142,10 @@ class EventHandler(logging.StreamHandler[TextIO]):
                 return
             if lines := self.peers.untold():
                 self._tell_suppressed(record.name, "lines_about_peers", lines)
-            _shorten(record, PEER_TEXT_MAX)
             super().emit(record)
             return
-        _shorten(record, TEXT_MAX)
         self._close_windows(now_s)
-        key = (record.name, str(record.msg))
+        key = (record.name, str(record.msg)[:TEMPLATE_CHARS_MAX])
         end_s, lines = self._windows.get(key, (now_s + WINDOW_S, 0))
         if lines or len(self._windows) < TEMPLATES_MAX:
             self._windows[key] = (end_s, lines + 1)
@@ -171,32 +167,14 @@ class EventHandler(logging.StreamHandler[TextIO]):
         super().emit(logging.LogRecord(name, logging.WARNING, __file__, 0, text, values, None))
 
 
-class _Shown(str):
-    """An argument's text, shortened and on one line, so that it cannot forge another; `%r` shows
-    that of its `repr`."""
+class TextFormatter(logging.Formatter):
+    """Formats each record as one line of text, and the lines of its traceback if it has one."""
 
-    shown: str
-
-    @classmethod
-    def of(cls, value: object, length_max: int) -> _Shown:
-        made = cls(_CONTROL.sub("?", str(value)[:length_max]))
-        made.shown = repr(value)[:length_max]
-        return made
-
-    def __repr__(self) -> str:
-        return self.shown
-
-
-def _shorten(record: logging.LogRecord, length_max: int) -> None:
-    """Truncate and clean string arguments and errors; for a peer the exception's lines, too."""
-    if isinstance(record.args, tuple):
-        record.args = tuple(
-            _Shown.of(value, length_max) if isinstance(value, str | BaseException) else value
-            for value in record.args
-        )
-    if length_max == PEER_TEXT_MAX and record.exc_info and not record.exc_text:
-        text = logging.Formatter().formatException(record.exc_info)
-        record.exc_text = "\n".join(line[:PEER_TEXT_MAX] for line in text.splitlines()[:60])
+    def format(self, record: logging.LogRecord) -> str:
+        head = f"{self.formatTime(record)} {record.levelname} {record.name}"
+        error = _error_of(record)
+        trace = "" if error is None else f"\n{trace_of(error)}"
+        return f"{head} {message_of(record.msg, record.args)}{trace}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -207,7 +185,7 @@ class JsonFormatter(logging.Formatter):
         self._context = context
 
     def format(self, record: logging.LogRecord) -> str:
-        event, pieces = _taken_apart(str(record.msg))
+        event, pieces = _taken_apart(str(record.msg)[:TEMPLATE_CHARS_MAX])
         told = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, object] = {
             "time": told.replace("+00:00", "Z"),
@@ -218,10 +196,14 @@ class JsonFormatter(logging.Formatter):
         for key, value in self._context.items():
             line[key] = value() if callable(value) else value
         line |= _fields(pieces, record.args)
-        line["message"] = record.getMessage()
-        if record.exc_info:
-            line["exception"] = record.exc_text or self.formatException(record.exc_info)
+        line["message"] = message_of(record.msg, record.args)
+        if (error := _error_of(record)) is not None:
+            line["exception"] = trace_of(error)
         return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _error_of(record: logging.LogRecord) -> BaseException | None:
+    return record.exc_info[1] if record.exc_info else None
 
 
 @functools.lru_cache(TEMPLATES_MAX)
@@ -251,5 +233,5 @@ def _fields(pieces: tuple[tuple[str, str | None], ...], args: object) -> dict[st
         else:
             break
         if key and key not in _OWN:
-            found[key] = value if isinstance(value, bool | int | float | None) else str(value)
+            found[key] = field_of(value)
     return found

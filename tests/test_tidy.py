@@ -44,6 +44,7 @@ MAY_IMPORT = {
 
 # Ring one: bytes, messages and ticks in, what to do out.
 CORE = [
+    "ops/logtext.py",
     "ops/options.py",
     "ops/page.py",
     "ops/svg.py",

@@ -160,29 +160,42 @@ def test_peers_have_a_rate_of_lines_over_all_kinds(
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_no_argument_of_any_line_is_long_or_begins_another(
-    root: logging.Logger, log_format: str
+@pytest.mark.parametrize("extra", [None, {"from_peer": True}])
+def test_whatever_is_said_is_cut_and_breaks_no_line(
+    root: logging.Logger, log_format: str, extra: dict[str, object] | None
 ) -> None:
     stream = io.StringIO()
     logs.set_up(log_format, "INFO", {}, stream)
-    LOG.info("topic_deleted topic=%s groups=%d", "a\nCRITICAL FORGED" + "x" * 480_000, 3)
-    LOG.info("told error=%r text=%r", ValueError("a\nFORGED"), "it's")
-    first, second = stream.getvalue().splitlines()
-    assert len(first) < 3 * logs.TEXT_MAX
-    assert "groups=3" in first
-    assert "ValueError(" in second and "FORGED" in second and "it's" in second
-
-
-@pytest.mark.parametrize("log_format", ["text", "json"])
-def test_what_peers_say_is_cut_and_breaks_no_line(root: logging.Logger, log_format: str) -> None:
-    stream = io.StringIO()
-    logs.set_up(log_format, "INFO", {}, stream)
-    LOG.warning("refused name=%s", "a\r\nFORGED\u2028" + "x" * 100_000, extra={"from_peer": True})
+    LOG.warning("refused name=%s", "a\r\nFORGED\u2028" + "x" * 100_000, extra=extra)
     try:
-        raise ValueError("y" * 100_000)
+        raise ValueError("y\nFORGED\n" + "y" * 100_000)
     except ValueError as error:
-        LOG.error("unforeseen error=%s", error, exc_info=error, extra={"from_peer": True})
+        LOG.error("unforeseen error=%r", error, exc_info=error, extra=extra)
     written = stream.getvalue()
     assert not any(line.startswith("FORGED") for line in written.splitlines())
+    assert "a\\r\\nFORGED\\u2028xxx" in written.replace("\\\\", "\\")
+    assert "...(100010 characters)" in written
     assert len(written) < 8_000
-    assert "ValueError: yyy" in written
+    assert "ValueError: y\\nFORGED" in written.replace("\\\\", "\\")
+
+
+def test_a_traceback_is_read_as_ever(root: logging.Logger) -> None:
+    stream = io.StringIO()
+    logs.set_up("text", "INFO", {}, stream)
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise OSError("second") from error
+    except OSError:
+        LOG.exception("chore_failed name=%s", "snapshot")
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith("ERROR tests.ops.logs chore_failed name=snapshot")
+    assert [line for line in lines[1:] if not line.startswith(" ")] == [
+        "Traceback (most recent call last):",
+        "KeyError: 'first'",
+        "The above exception was the direct cause of the following exception:",
+        "Traceback (most recent call last):",
+        "OSError: second",
+    ]
+    assert '    raise OSError("second") from error' in lines

@@ -1,0 +1,81 @@
+"""Makes the text of log records harmless, whoever chose it: escaped, and not too long. Pure.
+
+A record is one line, whatever its arguments say. Control characters, line separators and characters
+that hide or reorder text are written as escapes, so a name cannot forge a line of the log. The text
+of an exception is one line of its traceback, for the same reason; the other lines of a traceback
+are the interpreter's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from traceback import TracebackException
+
+ARGUMENT_CHARS_MAX = 1_000  # also of one line of a traceback
+MESSAGE_CHARS_MAX = 8_000
+TRACE_HEAD_LINES, TRACE_TAIL_LINES = 60, 20  # what is between them is left out
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def one_line(text: str, chars_max: int = ARGUMENT_CHARS_MAX) -> str:
+    """Return a text as a part of one line; one that is cut says how long it was."""
+    shown = _UNSAFE.sub(_escaped, text[:chars_max])
+    if len(text) <= chars_max >= len(shown):
+        return shown
+    return f"{shown[:chars_max]}...({len(text)} characters)"
+
+
+def message_of(template: object, args: object) -> str:
+    """Return a record's message, with its arguments, as one line."""
+    text = str(template)
+    if isinstance(args, tuple) and args:
+        text %= tuple(_shown(value) for value in args)
+    elif isinstance(args, Mapping) and args:
+        text %= {key: _shown(value) for key, value in args.items()}
+    return one_line(text, MESSAGE_CHARS_MAX)
+
+
+def field_of(value: object) -> object:
+    """Return an argument as the value of a JSON field."""
+    if isinstance(value, bool | float | None):
+        return value
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+        return value
+    return one_line(str(value))
+
+
+def trace_of(error: BaseException) -> str:
+    """Return an error's traceback, with those of its causes."""
+    lines: list[str] = []
+    for piece in TracebackException.from_exception(error).format():
+        # A frame has several lines, which are indented; anything else is one.
+        lines += piece.splitlines() if piece.startswith(" ") else [piece.strip("\n")]
+    left_out = len(lines) - TRACE_HEAD_LINES - TRACE_TAIL_LINES
+    if left_out > 0:
+        lines[TRACE_HEAD_LINES:-TRACE_TAIL_LINES] = [f"  ... {left_out} lines"]
+    return "\n".join(one_line(line) for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """An argument that is one line, by `%s` as by `%r`."""
+
+    value: object
+
+    def __str__(self) -> str:
+        return one_line(str(self.value))
+
+    def __repr__(self) -> str:
+        return one_line(repr(self.value))
+
+
+def _shown(value: object) -> object:
+    return value if isinstance(value, int | float) else _Shown(value)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()

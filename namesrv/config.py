@@ -63,10 +63,16 @@ class NameServerConfig(TlsOptions):
     slow_request_bytes_max: int = option("limits", "slowRequestBytesMax", 64 << 20,
         "Requests that are worked on in the background, over all connections; above, they are"
         " refused (`[BUSY]`).", unit=BYTES, low=1 << 20)
+    kept_bytes_max: int = option("limits", "keptBytesMax", 256 << 20,
+        "Names of topics whose changes clients want to be told, over all connections; above, a"
+        " client learns of further topics only when it asks, as it does every 30 s.",
+        unit=BYTES, low=1 << 20)
     brokers_max: int = option("limits", "brokersMax", 10_000,
         "Broker addresses; a registration beyond is refused.", low=1)
     topics_max: int = option("limits", "topicsMax", 1_000_000,
         "Topic names, over all groups; a registration beyond is refused whole.", low=1)
+    topic_places_max: int = option("limits", "topicPlacesMax", 5_000_000,
+        "The same, each topic counted once for every group that has it.", low=1)
 
     decompressed_bytes_max: int = option("limits", "decompressedBytesMax", UNPACKED_BYTES_MAX,
         "Bytes that compressed registrations may be unpacked to at a time; a registration beyond"
@@ -125,7 +131,7 @@ class NameServerConfig(TlsOptions):
 
     @property
     def limits(self) -> RouteLimits:
-        return RouteLimits(self.brokers_max, self.topics_max)
+        return RouteLimits(self.brokers_max, self.topics_max, self.topic_places_max)
 
     @property
     def budgets(self) -> BudgetLimits:
@@ -134,6 +140,7 @@ class NameServerConfig(TlsOptions):
             self.frame_deadline_ms / 1000,
             self.unsent_bytes_max,
             self.slow_request_bytes_max,
+            self.kept_bytes_max,
         )
 
 

@@ -17,38 +17,45 @@ from raftmq.remoting.fastjson import loads_object
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 SIZE_BYTES_MAX = 4 * 1024 * 1024  # of all namespaces, keys and values
+VALUES_MAX = 100_000  # each takes memory besides its bytes
+VALUE_BYTES_MAX = 64 * 1024  # the order configuration of some thousand broker groups
 
 
 class KvConfigFull(RemotingError):
-    """With this value the table would exceed SIZE_BYTES_MAX."""
+    """With this value the table would exceed one of its limits."""
 
 
 class KvConfig:
     """The table of values. It is not durable: the process writes `encode()` to a file."""
 
-    def __init__(self, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
+    def __init__(self, size_bytes_max: int = SIZE_BYTES_MAX, values_max: int = VALUES_MAX) -> None:
         self._table: dict[str, dict[str, str]] = {}
         self._size_bytes_max = size_bytes_max
         self._size_bytes = 0
+        self._values_max = values_max
+        self._values = 0
 
     def copy(self) -> KvConfig:
         """Return a table of its own with the same values."""
-        twin = KvConfig(self._size_bytes_max)
+        twin = KvConfig(self._size_bytes_max, self._values_max)
         twin._table = {namespace: dict(keys) for namespace, keys in self._table.items()}
-        twin._size_bytes = self._size_bytes
+        twin._size_bytes, twin._values = self._size_bytes, self._values
         return twin
 
     def put(self, namespace: str, key: str, value: str) -> None:
         """Store a value. Raises KvConfigFull."""
         old = self._table.get(namespace, {}).get(key)
-        grown = self._size_bytes + _size(namespace, key, value)
+        size_bytes = self._size_bytes + _size(namespace, key, value)
+        values = self._values + 1
         if old is not None:
-            grown -= _size(namespace, key, old)
-        if grown > self._size_bytes_max:
-            text = f"[TABLE_FULL] key-value configuration is limited to {self._size_bytes_max}"
-            raise KvConfigFull(f"{text} bytes", code=ResponseCode.SYSTEM_BUSY)
+            size_bytes -= _size(namespace, key, old)
+            values -= 1
+        if size_bytes > self._size_bytes_max:
+            raise _full(f"{self._size_bytes_max} bytes")
+        if values > self._values_max:
+            raise _full(f"{self._values_max} values")
         self._table.setdefault(namespace, {})[key] = value
-        self._size_bytes = grown
+        self._size_bytes, self._values = size_bytes, values
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
@@ -58,6 +65,7 @@ class KvConfig:
         value = keys.pop(key, None)
         if value is not None:
             self._size_bytes -= _size(namespace, key, value)
+            self._values -= 1
         if not keys:
             self._table.pop(namespace, None)
 
@@ -83,4 +91,9 @@ class KvConfig:
 
 
 def _size(namespace: str, key: str, value: str) -> int:
-    return len(namespace) + len(key) + len(value)
+    return len(namespace) + len(key) + len(value.encode())
+
+
+def _full(limit: str) -> KvConfigFull:
+    text = f"[TABLE_FULL] key-value configuration is limited to {limit}"
+    return KvConfigFull(text, code=ResponseCode.SYSTEM_BUSY)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 
 from raftmq.namesrv import views
-from raftmq.namesrv.kv import ORDER_TOPIC_CONFIG, KvConfig
+from raftmq.namesrv.kv import ORDER_TOPIC_CONFIG, VALUE_BYTES_MAX, KvConfig
 from raftmq.namesrv.proofs import Proofs
 from raftmq.namesrv.routes import (
     EXPIRY_MS,
@@ -29,8 +29,9 @@ from raftmq.ops.options import ConfigError
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Connection, Handler
+from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.fields import boolean_or, from_boolean, text, text_or
-from raftmq.remoting.names import NAME_LENGTH_MAX
+from raftmq.remoting.names import name_problem
 from raftmq.remoting.registration import (
     BrokerHeader,
     DataVersion,
@@ -251,13 +252,12 @@ class NameServerProcessor:
 
     def route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """105: answer a topic's route; with `watchRoutes` the client is told when it changes."""
-        topic = text(request.ext, "topic")
+        topic = _name(request, "topic")
         body = views.route_body(self.table, topic, self.kv.get(ORDER_TOPIC_CONFIG, topic))
         if boolean_or(request.ext, "watchRoutes", False):
             self._watchers.asked(connection, topic, self.table.queues(topic) or ())
         if body is None:
-            named = topic[:NAME_LENGTH_MAX]
-            remark = f"No topic route info in name server for the topic: {named}\n{FAQ}"
+            remark = f"No topic route info in name server for the topic: {topic}\n{FAQ}"
             return _answer(request, ResponseCode.TOPIC_NOT_EXIST, remark)
         return _answer(request, body=body)
 
@@ -267,7 +267,7 @@ class NameServerProcessor:
 
     def member_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """901: answer the members of one broker group."""
-        cluster, name = text(request.ext, "clusterName"), text(request.ext, "brokerName")
+        cluster, name = _name(request, "clusterName"), _name(request, "brokerName")
         return _answer(request, body=views.member_body(self.table, cluster, name))
 
     def topic_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -279,7 +279,7 @@ class NameServerProcessor:
 
     def topics_by_cluster(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """224: answer the names of a cluster's topics."""
-        cluster = text(request.ext, "cluster")
+        cluster = _name(request, "cluster")
         return _answer(request, body=views.cluster_topics_body(self.table, cluster))
 
     def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -300,14 +300,14 @@ class NameServerProcessor:
 
     def register_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """217: set queues of a topic on registered groups, until these register otherwise."""
-        topic = text(request.ext, "topic")
+        topic = _name(request, "topic")
         signed = self._may_change(connection, request)
         wanted = [
             (broker_name, TopicConfig(topic, *queues))
             for broker_name, queues in decode_queue_datas(request.body).items()
         ]
-        for _, config in wanted:
-            if problem := topic_problem(config):
+        for broker_name, config in wanted:
+            if problem := name_problem("brokerName", broker_name) or topic_problem(config):
                 return _answer(request, ResponseCode.INVALID_PARAMETER, problem)
         for broker_name, config in wanted:
             self.table.put_queues(broker_name, config, signed)
@@ -317,9 +317,10 @@ class NameServerProcessor:
     def delete_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """216: delete a topic. Held groups register their topics themselves, so a tool that deleted
         the topic at the brokers first, as all do, need not know the key."""
-        topic = text(request.ext, "topic")
+        topic = _name(request, "topic")
+        cluster = _name(request, "clusterName") if text_or(request.ext, "clusterName") else ""
         signed = self._may_change(connection, request)
-        count = self.table.delete_topic(topic, text_or(request.ext, "clusterName"), signed)
+        count = self.table.delete_topic(topic, cluster, signed)
         LOG.info("topic_deleted topic=%s groups=%d", topic, count)
         return _answer(request)
 
@@ -340,7 +341,7 @@ class NameServerProcessor:
         self, connection: Connection, request: RemotingCommand, writable: bool, count_name: str
     ) -> RemotingCommand:
         """Set the write permission of a broker's topics; answer their number."""
-        name = text(request.ext, "brokerName")
+        name = _name(request, "brokerName")
         count = self.table.set_writable(name, writable, self._may_change(connection, request))
         LOG.info("write_perm_set broker=%s writable=%s topics=%d", name, writable, count)
         return _answer(request, ext={count_name: str(count)})
@@ -350,6 +351,8 @@ class NameServerProcessor:
     async def put_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """100: set a key; answered when the file is written."""
         value = text(request.ext, "value")
+        if len(value.encode()) > VALUE_BYTES_MAX:
+            raise HeaderError(f"the value has more than {VALUE_BYTES_MAX} bytes")
         return await self._change_kv(request, lambda kv, *where: kv.put(*where, value))
 
     async def delete_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -361,7 +364,7 @@ class NameServerProcessor:
     ) -> RemotingCommand:
         """Change a copy, write it, and only then let it be in force: what could not be written is
         told as an error and must not be seen."""
-        namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
+        namespace, key = _name(request, "namespace"), _name(request, "key")
         async with self._kv_changes:
             changed = self.kv.copy()
             change(changed, namespace, key)
@@ -373,7 +376,7 @@ class NameServerProcessor:
 
     def get_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """101: answer a key's value; QUERY_NOT_FOUND without one."""
-        namespace, key = text(request.ext, "namespace"), text(request.ext, "key")
+        namespace, key = _name(request, "namespace"), _name(request, "key")
         value = self.kv.get(namespace, key)
         if value is None:
             remark = f"No config item, Namespace: {namespace} Key: {key}"
@@ -382,7 +385,7 @@ class NameServerProcessor:
 
     def kv_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """219: answer all keys of a namespace."""
-        namespace = text(request.ext, "namespace")
+        namespace = _name(request, "namespace")
         keys = self.kv.namespace(namespace)
         if keys is None:
             remark = f"No config item, Namespace: {namespace}"
@@ -399,7 +402,7 @@ class NameServerProcessor:
             self._settings.change(request.body.decode())
         except (ConfigError, UnicodeDecodeError) as error:
             return _answer(request, ResponseCode.SYSTEM_ERROR, str(error))
-        LOG.info("config_changed %s", request.body.decode().strip().replace("\n", " "))
+        LOG.info("config_changed %s", request.body.decode().strip())
         return _answer(request)
 
 
@@ -417,6 +420,14 @@ def log_gone(brokers: list[LiveBroker], reason: str) -> None:
             "broker_gone address=%s broker=%s id=%d reason=%s",
             broker.address, broker.broker_name, broker.broker_id, reason,
         )  # fmt: skip
+
+
+def _name(request: RemotingCommand, field: str) -> str:
+    """Return a field that is a name of whatever kind. Raises HeaderError."""
+    name = text(request.ext, field)
+    if problem := name_problem(field, name):
+        raise HeaderError(problem)
+    return name
 
 
 def _timeout(asked_ms: int | None) -> int | None:

@@ -50,6 +50,7 @@ from raftmq.remoting.registration import DataVersion, TopicConfig
 LEADER_ID = 0
 EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s
 CLAIM_MS = 30_000  # how long a claim to lead outlives its claimant: one registration period
+BROKERS_PER_GROUP_MAX = 128  # listed ones; each event and route of a group names them all
 BROKERS_PER_CHANNEL_MAX = 64  # one process is one broker; a container of Apache's has some
 PERM_WRITE = 2
 NO_VERSION = DataVersion()
@@ -72,6 +73,7 @@ class RouteLimits:
 
     brokers_max: int = 10_000  # addresses
     topics_max: int = 1_000_000  # names, over all groups
+    places_max: int = 5_000_000  # the same, each counted for every group that has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +292,11 @@ class RouteTable:
         if group is None:
             return
         self._check_change(group, signed)
-        if config.topic not in self._queues and len(self._queues) >= self._limits.topics_max:
-            text = f"[TABLE_FULL] the limit of {self._limits.topics_max} topics would be passed"
-            raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
+        limits = self._limits
+        if config.topic not in self._queues and len(self._queues) >= limits.topics_max:
+            raise _full(limits.topics_max, "topics")
+        if config.topic not in group.topics and self.place_count >= limits.places_max:
+            raise _full(limits.places_max, "topics of groups")
         self._put_topics(group, [config])
 
     def set_writable(self, broker_name: str, writable: bool, signed: bool = False) -> int:
@@ -349,6 +353,11 @@ class RouteTable:
     @property
     def topic_count(self) -> int:
         return len(self._queues)
+
+    @property
+    def place_count(self) -> int:
+        """Return how many topics there are if each is counted for every group that has it."""
+        return sum(len(group.topics) for group in self._groups.values())
 
     @property
     def broker_count(self) -> int:
@@ -425,16 +434,26 @@ class RouteTable:
         if claim.address not in over_channel and len(over_channel) >= BROKERS_PER_CHANNEL_MAX:
             text = f"[TABLE_FULL] {BROKERS_PER_CHANNEL_MAX} brokers came over this connection"
             raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
+        group = self._groups.get(claim.broker_name)
+        listed = group.addresses if group is not None else {}
+        known = claim.broker_id in listed or claim.address in listed.values()
+        if not known and len(listed) >= BROKERS_PER_GROUP_MAX:
+            text = f"[TABLE_FULL] {claim.broker_name} has {BROKERS_PER_GROUP_MAX} brokers"
+            raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
         if claim.topics is None:
             return None
         topics = list(claim.topics)
-        room = limits.topics_max - len(self._queues)
-        if claim.signed and len(topics) > room:
-            held = sum(len(group.topics) for group in self._groups.values() if group.signed)
-            room = limits.topics_max - held
-        if len(topics) > room and sum(t.topic not in self._queues for t in topics) > room:
-            text = f"[TABLE_FULL] the limit of {limits.topics_max} topics would be passed"
-            raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
+        own = group.topics if group is not None else set()
+        for names, used, count_max, what in (
+            (self._queues, len(self._queues), limits.topics_max, "topics"),
+            (own, self.place_count, limits.places_max, "topics of groups"),
+        ):
+            room = count_max - used
+            if claim.signed and len(topics) > room:
+                held = sum(len(group.topics) for group in self._groups.values() if group.signed)
+                room = count_max - held
+            if len(topics) > room and sum(t.topic not in names for t in topics) > room:
+                raise _full(count_max, what)
         return topics
 
     def _place(self, claim: Registration, now_ms: int) -> bool:
@@ -562,6 +581,11 @@ class RouteTable:
             del self._queues[topic]
             self.topics_version += 1
         self.topic_changed(topic)
+
+
+def _full(count_max: int, what: str) -> RegistrationRefused:
+    text = f"[TABLE_FULL] the limit of {count_max} {what} would be passed"
+    return RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
 
 
 def _unsigned(why: str) -> RegistrationRefused:

@@ -43,7 +43,8 @@ class NameServer:
         self.table = RouteTable(config.limits, signed_only=config.registrations_must_be_signed)
         self.unpacking = Unpacking(config.decompressed_bytes_max)
         self.metrics = NameServerMetrics(self.table, self.unpacking)
-        self._watchers: RouteWatchers[Connection] = RouteWatchers()
+        self.budgets = Budgets(config.budgets)
+        self._watchers: RouteWatchers[Connection] = RouteWatchers(self.budgets.kept)
         self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))
         self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
@@ -92,7 +93,7 @@ class NameServer:
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),
             on_connection_closed=processor.channel_closed,
             tls=self.tls.server,
-            budgets=Budgets(self._config.budgets),
+            budgets=self.budgets,
             on_held=Trimmer().look,
         )
         await self._server.start(self._config.bind, self._config.port)

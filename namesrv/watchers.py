@@ -7,8 +7,9 @@ The message names what changed but not the new route, for which the client asks.
 gathered for a moment (`take`), so a group that changes twice is told once. Apache's clients do not
 opt in and are not sent this.
 
-Bounds: TOPICS_MAX topics a connection, ALL_TOPICS_MAX of all of them, CHANGES_MAX gathered; beyond,
-a connection is told that anything may have changed (neither names nor topics).
+Bounds: CONNECTION_BYTES_MAX for the names of one connection, an allowance for those of all, given
+back when connections end, and CHANGES_MAX changes gathered. Beyond, a connection is told that
+anything may have changed (neither names nor topics); what it was not told it asks for by itself.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from raftmq.remoting.names import NAME_LENGTH_MAX
+from raftmq.remoting.budgets import Allowance
 
-TOPICS_MAX = 10_000
-ALL_TOPICS_MAX = 1_000_000  # about 250 bytes each
+CONNECTION_BYTES_MAX = 3 << 20  # some 10,000 topics
+NAME_BYTES = 200  # of one name in the sets and tables here, besides its characters
 CHANGES_MAX = 1_000
 
 C = TypeVar("C", bound=Hashable)
@@ -39,18 +40,19 @@ class Changes:
 class _Watcher:
     topics: set[str] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)  # that its topics live on, when it asked
-    more: bool = False  # it asked for more topics than are kept
+    kept_bytes: int = 0
+    more: bool = False  # it asked for more than is kept
 
 
 class RouteWatchers(Generic[C]):
     """The watching connections, of any hashable type, and the changes pending for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Allowance) -> None:
+        self._kept = kept
         self._watchers: dict[C, _Watcher] = {}
         self._by_topic: dict[str, set[C]] = {}
         self._by_group: dict[str, set[C]] = {}
         self._pending: dict[C, Changes] = {}
-        self._topic_count = 0  # of all watchers
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -58,16 +60,23 @@ class RouteWatchers(Generic[C]):
     def asked(self, connection: C, topic: str, groups: Iterable[str]) -> None:
         """Note that a connection was told a topic's route, on `groups` (none: unknown)."""
         watcher = self._watchers.setdefault(connection, _Watcher())
-        is_new = topic not in watcher.topics and len(topic) <= NAME_LENGTH_MAX  # no topic has more
-        if is_new and (len(watcher.topics) >= TOPICS_MAX or self._topic_count >= ALL_TOPICS_MAX):
-            watcher.more = True
-        elif is_new:
-            self._topic_count += 1
-            watcher.topics.add(topic)
-            self._by_topic.setdefault(topic, set()).add(connection)
+        self._keep(connection, watcher, topic, watcher.topics, self._by_topic)
         for group in groups:
-            watcher.groups.add(group)
-            self._by_group.setdefault(group, set()).add(connection)
+            self._keep(connection, watcher, group, watcher.groups, self._by_group)
+
+    def _keep(
+        self, connection: C, watcher: _Watcher, name: str, names: set[str], table: dict[str, set[C]]
+    ) -> None:
+        """Keep a name for a connection if there is room."""
+        if name in names:
+            return
+        size = len(name) + NAME_BYTES
+        if watcher.kept_bytes + size > CONNECTION_BYTES_MAX or not self._kept.take(size):
+            watcher.more = True
+            return
+        watcher.kept_bytes += size
+        names.add(name)
+        table.setdefault(name, set()).add(connection)
 
     def closed(self, connection: C) -> None:
         """Forget a connection that ended."""
@@ -75,7 +84,7 @@ class RouteWatchers(Generic[C]):
         watcher = self._watchers.pop(connection, None)
         if watcher is None:
             return
-        self._topic_count -= len(watcher.topics)
+        self._kept.give_back(watcher.kept_bytes)
         for names, table in ((watcher.topics, self._by_topic), (watcher.groups, self._by_group)):
             for name in names:
                 table[name].discard(connection)

@@ -140,6 +140,7 @@ CORE = [
     "namesrv/http/directory.py",
     "namesrv/http/failovers.py",
     "namesrv/http/merging.py",
+    "namesrv/http/remembered.py",
     "namesrv/http/tracing.py",
     "web/openapi.py",
     "web/operation.py",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -17,12 +16,15 @@ from typing import Any
 from raftmq.namesrv.http import differences, failovers
 from raftmq.namesrv.http.directory import Directory, Known, find, leader_of
 from raftmq.namesrv.http.nodes import Nodes, NodeSilent
+from raftmq.namesrv.http.remembered import RememberedEvents
 from raftmq.namesrv.http.streams import Event, Streams
 from raftmq.namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
+from raftmq.remoting.budgets import Allowance
+from raftmq.remoting.names import NAME_LENGTH_MAX
 from raftmq.web.events import GAP, EventHub
 
 LOOK_PERIOD_S = 1.0  # a new broker is followed at the latest after this time
-EVENTS_KEPT = 400  # per group, for its failovers
+LOOK_BYTES_MAX = 64 * 1024 * 1024  # of the answers of all brokers to one look
 NODE_PATH = "/api/v1/node"
 
 Item = dict[str, Any]
@@ -40,7 +42,7 @@ class ClusterView:
         self.boot_ms = _wall_ms()
         self._directory = Directory(table)
         self._streams = Streams(nodes, self._take)
-        self._events: dict[str, deque[Event]] = {}
+        self._events = RememberedEvents()
         self._names: dict[str, str] = {}  # address → the name its replica last gave itself
         self._looking: asyncio.Task[Item] | None = None
         self._changed = asyncio.Event()
@@ -97,7 +99,8 @@ class ClusterView:
 
     async def _look(self) -> Item:
         known = self.known()
-        brokers = await asyncio.gather(*(self._broker(one) for one in known))
+        room = Allowance(LOOK_BYTES_MAX)
+        brokers = await asyncio.gather(*(self._broker(one, room) for one in known))
         by_group: dict[str, list[Item]] = {}
         for one, broker in zip(known, brokers, strict=True):
             by_group.setdefault(one.group, []).append(broker)
@@ -115,17 +118,22 @@ class ClusterView:
             "findings": [asdict(finding) for finding in found],
         }
 
-    async def _broker(self, known: Known) -> Item:
+    async def _broker(self, known: Known, room: Allowance) -> Item:
         node, error = None, None
         asked_s = time.monotonic()
         try:
-            node = await self.nodes.view(known.http_address, NODE_PATH)
+            answer = await self.nodes.ask(known.http_address, "GET", NODE_PATH)
+            if not answer.ok:
+                raise NodeSilent(answer.words(), sent=False)
+            if not room.take(len(answer.body)):
+                raise NodeSilent(f"all brokers answer more than {LOOK_BYTES_MAX} bytes", sent=False)
+            node = answer.json()
             if not isinstance(node, dict):
                 node, error = None, "its node view is no object"
         except NodeSilent as silent:
             error = silent.words
         if node is not None and node.get("name"):
-            self._names[known.address] = str(node["name"])
+            self._names[known.address] = str(node["name"])[:NAME_LENGTH_MAX]
         return {
             "address": known.address,
             "brokerId": known.broker_id,
@@ -165,7 +173,7 @@ class ClusterView:
     # --- events
 
     def failovers(self, group: str) -> list[failovers.Failover]:
-        return failovers.failovers(group, self._events.get(group, ()))
+        return failovers.failovers(group, self._events.of(group))
 
     def _take(self, http_address: str, event: Event) -> None:
         """Keep and publish a broker's event. Its group is the brokerName that it registered."""
@@ -176,7 +184,7 @@ class ClusterView:
         detail, term = event.get("detail"), event.get("term")
         plain: Event = {
             "kind": kind,
-            "node": str(event.get("node") or ""),
+            "node": str(event.get("node") or "")[:NAME_LENGTH_MAX],
             "group": "",
             "term": term if type(term) is int else 0,
             "at": at,
@@ -214,15 +222,13 @@ class ClusterView:
         if event["kind"] in failovers.KINDS and (
             group in self._events or self.table.group(group) is not None
         ):
-            self._events.setdefault(group, deque(maxlen=EVENTS_KEPT)).append(event)
+            self._events.add(group, event)
 
     async def _follow_forever(self) -> None:
         while True:
             known = self.known()
             self._streams.follow(one.http_address for one in known)
-            groups = {one.group for one in known}
-            for name in set(self._events).difference(groups):
-                del self._events[name]
+            self._events.keep_only({one.group for one in known})
             addresses = {one.address for one in known}
             for address in set(self._names).difference(addresses):
                 del self._names[address]

@@ -42,3 +42,28 @@ def test_the_bound_counts_what_is_there() -> None:
     assert config.get("n", "l") is None
     config.delete("n", "k")
     config.put("n", "l", "v" * 8)
+
+
+def test_the_bound_counts_values_and_bytes() -> None:
+    config = KvConfig(size_bytes_max=13, values_max=2)
+    config.put("n", "k", "é" * 4)
+    with pytest.raises(KvConfigFull, match="13 bytes"):
+        config.put("n", "k", "é" * 6)
+    config.put("n", "l", "")
+    config.put("n", "l", "")
+    with pytest.raises(KvConfigFull, match="2 values"):
+        config.put("m", "", "")
+    config.delete("n", "k")
+    config.put("m", "", "")
+
+
+def test_a_copy_has_the_same_bounds() -> None:
+    config = KvConfig(size_bytes_max=9, values_max=2)
+    config.put("n", "k", "v")
+    twin = config.copy()
+    twin.put("n", "l", "v")
+    with pytest.raises(KvConfigFull, match="2 values"):
+        twin.put("n", "m", "v")
+    with pytest.raises(KvConfigFull, match="9 bytes"):
+        twin.put("n", "l", "v" * 5)
+    assert config.namespace("n") == {"k": "v"}

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from raftmq.namesrv.routes import (
+    BROKERS_PER_GROUP_MAX,
     EXPIRY_MS,
     Registration,
     RegistrationRefused,
@@ -408,6 +409,17 @@ def test_the_number_of_brokers_is_bounded() -> None:
     assert addresses(table) == {0: N0, 1: N1}
 
 
+def test_the_brokers_of_one_group_are_bounded() -> None:
+    table = RouteTable()
+    for number in range(BROKERS_PER_GROUP_MAX):
+        table.register(claim(f"n{number}:1", number), 0)
+    with pytest.raises(RegistrationRefused, match=r"\[TABLE_FULL\] g has 128 brokers"):
+        table.register(claim("n500:1", 500), 0)
+    table.register(claim("n500:1", 5), 0)  # in the place of another
+    table.unregister("n7:1", "g", 0)
+    table.register(claim("n501:1", 501), 0)
+
+
 def test_the_number_of_topics_is_bounded_and_a_refusal_changes_nothing() -> None:
     table = RouteTable(RouteLimits(topics_max=3))
     table.register(claim(N0, 0, topics=[topic("A"), topic("B"), topic("C")]), 0)
@@ -419,6 +431,25 @@ def test_the_number_of_topics_is_bounded_and_a_refusal_changes_nothing() -> None
     table.register(claim(N0, 0, version=V2, topics=[topic("A"), topic("C")]), 1)
     table.register(claim(N0, 0, version=V3, topics=[topic("A"), topic("D")]), 1)
     assert names(table) == ["A", "D"]
+
+
+def test_a_topic_counts_once_for_each_group_that_has_it() -> None:
+    table = RouteTable(RouteLimits(topics_max=10, places_max=4))
+    two, three = [topic("A"), topic("B")], [topic("A"), topic("B"), topic("C")]
+    table.register(claim("n0:1", 0, broker_name="g", topics=two), 0)
+    table.register(claim("n1:1", 0, broker_name="h", topics=two), 0)
+    assert table.place_count == 4
+    with pytest.raises(RegistrationRefused, match="limit of 4 topics of groups"):
+        table.register(claim("n2:1", 0, broker_name="i", topics=[topic("A")]), 0)
+    assert table.group("i") is None
+    with pytest.raises(RegistrationRefused, match="TABLE_FULL"):
+        table.register(claim("n1:1", 0, broker_name="h", topics=three, version=V2), 0)
+    with pytest.raises(RegistrationRefused, match="TABLE_FULL"):
+        table.put_queues("g", topic("C"))
+    table.put_queues("g", topic("A", 9))
+    table.unregister("n1:1", "h", 0)
+    table.put_queues("g", topic("C"))
+    assert table.place_count == 3
 
 
 def test_http_addresses_and_watchers() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from raftmq.namesrv.kv import SIZE_BYTES_MAX, VALUE_BYTES_MAX
 from raftmq.namesrv.server import KV_FILE_NAME, NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -328,6 +329,61 @@ async def test_limits_reach_the_wire(server: NameServer) -> None:
         answer = await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
         assert answer.code == 0
         await caller.remoting.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["t" * 256, "t" * 400_000, "x\n2026-11-27 12:00:00,000 CRITICAL forged", "a b", "é"]
+)
+async def test_what_is_no_name_is_refused_wherever_one_is_asked_for(
+    server: NameServer, caller: Caller, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queues = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "brokerName": "b"}
+    body = orjson.dumps({"queueDatas": [queues]})
+    fields = {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: ("topic",),
+        RequestCode.GET_BROKER_MEMBER_GROUP: ("clusterName", "brokerName"),
+        RequestCode.GET_TOPICS_BY_CLUSTER: ("cluster",),
+        RequestCode.REGISTER_TOPIC_IN_NAMESRV: ("topic",),
+        RequestCode.DELETE_TOPIC_IN_NAMESRV: ("topic", "clusterName"),
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER: ("brokerName",),
+        RequestCode.ADD_WRITE_PERM_OF_BROKER: ("brokerName",),
+        RequestCode.PUT_KV_CONFIG: ("namespace", "key"),
+        RequestCode.GET_KV_CONFIG: ("namespace", "key"),
+        RequestCode.DELETE_KV_CONFIG: ("namespace", "key"),
+        RequestCode.GET_KVLIST_BY_NAMESPACE: ("namespace",),
+        RequestCode.UNREGISTER_BROKER: ("clusterName", "brokerName", "brokerAddr"),
+        RequestCode.BROKER_HEARTBEAT: ("clusterName", "brokerName", "brokerAddr"),
+        RequestCode.QUERY_DATA_VERSION: ("clusterName", "brokerName", "brokerAddr"),
+    }
+    for code, names in fields.items():
+        right = dict.fromkeys(names, "b") | {"value": "v", "watchRoutes": "true"}
+        if "brokerAddr" in names:
+            right["brokerAddr"] = "h:1"
+        told = b"" if code == RequestCode.QUERY_DATA_VERSION else body
+        assert "characters" not in ((await caller.ask(code, right, told)).remark or "")
+        for name in names:
+            answer = await caller.ask(code, right | {name: wrong}, told)
+            assert answer.code == ResponseCode.SYSTEM_ERROR, code
+            remark = answer.remark or ""
+            assert name in remark and len(remark) < 700 and "\n" not in remark, remark
+    queues["brokerName"] = wrong
+    body = orjson.dumps({"queueDatas": [queues]})
+    answer = await caller.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "T"}, body)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert not any(wrong in record.getMessage() for record in caplog.records)
+
+
+async def test_a_value_has_a_length_and_the_table_a_size(caller: Caller) -> None:
+    async def put(key: str, value: str) -> int:
+        ext = {"namespace": "n", "key": key, "value": value}
+        return (await caller.ask(RequestCode.PUT_KV_CONFIG, ext)).code
+
+    assert await put("k", "v" * VALUE_BYTES_MAX) == 0
+    assert await put("l", "v" * (VALUE_BYTES_MAX + 1)) == ResponseCode.SYSTEM_ERROR
+    assert await put("l", "é" * (VALUE_BYTES_MAX // 2 + 1)) == ResponseCode.SYSTEM_ERROR
+    count = SIZE_BYTES_MAX // VALUE_BYTES_MAX
+    codes = [await put(f"k{number}", "v" * (VALUE_BYTES_MAX - 4)) for number in range(count)]
+    assert codes == [0] * (count - 1) + [ResponseCode.SYSTEM_BUSY]
 
 
 async def test_a_hundred_thousand_topics(

@@ -7,7 +7,8 @@ from raftmq.client.instance import InstanceConfig
 from raftmq.client.producer import Producer
 from raftmq.namesrv import watchers as room
 from raftmq.namesrv.server import NameServer, NameServerConfig
-from raftmq.namesrv.watchers import RouteWatchers
+from raftmq.namesrv.watchers import NAME_BYTES, RouteWatchers
+from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.registration import TopicConfig
 from tests.namesrv.test_server import V1, V2, Caller
@@ -19,8 +20,11 @@ def told(watchers):
 
 
 def test_who_asked_is_told_once_of_what_it_asked_for():
-    watchers = RouteWatchers()
+    kept = Allowance(1_000_000)
+    watchers = RouteWatchers(kept)
     watchers.asked("one", "T", ["a"])
+    watchers.asked("one", "T", ["a"])
+    assert kept.used_bytes == 2 * (1 + NAME_BYTES)
     watchers.asked("two", "T", ["a", "b"])
     watchers.asked("two", "Unknown", [])
     assert watchers.group_changed("b")
@@ -38,12 +42,13 @@ def test_who_asked_is_told_once_of_what_it_asked_for():
     assert not watchers.topic_changed("T")
     assert len(watchers) == 0
     assert watchers._by_topic == watchers._by_group == {}
+    assert kept.used_bytes == 0
 
 
 def test_beyond_the_bounds_anything_may_have_changed(monkeypatch):
     monkeypatch.setattr(room, "CHANGES_MAX", 3)
-    monkeypatch.setattr(room, "TOPICS_MAX", 5)
-    watchers = RouteWatchers()
+    monkeypatch.setattr(room, "CONNECTION_BYTES_MAX", 5 * (2 + NAME_BYTES) + 1 + NAME_BYTES)
+    watchers = RouteWatchers(Allowance(1_000_000))
     for number in range(5):
         watchers.asked("one", f"T{number}", ["a"])
     for number in range(3):
@@ -52,29 +57,30 @@ def test_beyond_the_bounds_anything_may_have_changed(monkeypatch):
     for number in range(4):
         watchers.topic_changed(f"T{number}")
     assert told(watchers)["one"][2]
-    watchers.asked("one", "one too many", ["b"])
+    watchers.asked("one", "one too many", [])
     assert not watchers.topic_changed("one too many")
     watchers.topic_changed("T1")
     assert told(watchers) == {"one": (set(), {"T1"}, False)}
-    watchers.group_changed("b")
-    assert told(watchers)["one"][2]
-
-
-def test_no_connection_keeps_more_than_names_can_need(monkeypatch):
-    """Neither by the length of what it calls a topic nor together with others."""
-    monkeypatch.setattr(room, "ALL_TOPICS_MAX", 4)
-    watchers = RouteWatchers()
-    watchers.asked("one", "x" * 256, ())
-    for topic in ("A", "B", "B", "A"):
-        watchers.asked("one", topic, ["a"])
-    for topic in ("A", "B", "C"):
-        watchers.asked("two", topic, ["a"])
-    assert sorted(watchers._by_topic) == ["A", "B"]
     watchers.group_changed("a")
-    assert [changes[2] for changes in told(watchers).values()] == [False, True]  # "C" is not kept
-    watchers.closed("one")
-    watchers.asked("two", "C", ["a"])
-    assert watchers.topic_changed("C")
+    assert told(watchers)["one"][2]
+    watchers.asked("two", "one too many", ["b"])  # another connection has room of its own
+    assert watchers.topic_changed("one too many")
+
+
+def test_all_connections_together_are_bounded_and_give_back():
+    kept = Allowance(3 * (1 + NAME_BYTES))
+    watchers = RouteWatchers(kept)
+    for number in range(4):
+        watchers.asked(number, "T", [])
+    watchers.topic_changed("T")
+    assert sorted(told(watchers)) == [0, 1, 2]
+    watchers.closed(3)
+    watchers.closed(0)
+    watchers.asked(4, "U", [])
+    assert watchers.topic_changed("U")
+    for number in (1, 2, 4):
+        watchers.closed(number)
+    assert kept.used_bytes == 0
 
 
 class Watcher(Caller):
@@ -119,6 +125,20 @@ async def test_a_name_server_pushes_changes():
         finally:
             for one in (broker, watcher, silent):
                 await one.remoting.close()
+
+
+async def test_what_is_watched_is_given_back_when_the_connection_ends():
+    async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
+        watcher = Watcher(server.address)
+        try:
+            for number in range(10):
+                assert await watcher.watch(f"T{number}") == ResponseCode.TOPIC_NOT_EXIST
+            assert server.budgets.kept.used_bytes == 10 * (2 + NAME_BYTES)
+            assert await watcher.watch("t" * 256) == ResponseCode.SYSTEM_ERROR
+            assert server.budgets.kept.used_bytes == 10 * (2 + NAME_BYTES)
+        finally:
+            await watcher.remoting.close()
+        await until(lambda: server.budgets.kept.used_bytes == 0)
 
 
 async def test_our_client_learns_of_a_new_leader_without_asking():

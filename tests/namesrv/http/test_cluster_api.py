@@ -406,3 +406,18 @@ async def test_own_pages() -> None:
             assert "unsafe" not in policy
         assert (await call("PUT", "/topics/T", {}, If_Match="*"))[0] == 404  # no group at all
         await call.session.close()
+
+
+async def test_what_brokers_say_of_themselves_is_bounded(
+    cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = cluster.nodes["n0"], cluster.nodes["n1"]
+    first.view["name"] = "n" * 1_000
+    names = [b["name"] for b in (await call.get("/cluster"))["groups"][0]["brokers"]]
+    assert "n" * 255 in names
+    monkeypatch.setattr("raftmq.namesrv.http.cluster.LOOK_BYTES_MAX", 20_000)
+    second.view["more"] = "x" * 20_000
+    brokers = (await call.get("/cluster"))["groups"][0]["brokers"]
+    errors = {broker["address"]: broker["error"] for broker in brokers}
+    assert errors[first.address] is None
+    assert errors[second.address] == "all brokers answer more than 20000 bytes"

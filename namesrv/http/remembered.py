@@ -1,0 +1,64 @@
+"""Remembers each group's last events, from which its failovers are derived. Pure.
+
+Bounds: EVENTS_MAX events of a group and `bytes_max` of JSON of all. Beyond it the group that takes
+most loses its oldest, so a stranger whose brokers say much pushes out nobody else's events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+EVENTS_MAX = 400  # of one group
+BYTES_MAX = 16 * 1024 * 1024
+
+Event = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Kept:
+    events: deque[tuple[Event, int]] = field(default_factory=deque)  # with its size
+    size_bytes: int = 0
+
+
+class RememberedEvents:
+    """The events by group."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self.size_bytes = 0
+        self._bytes_max = bytes_max
+        self._groups: dict[str, _Kept] = {}
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._groups
+
+    def of(self, group: str) -> Iterator[Event]:
+        """Yield a group's events, oldest first."""
+        kept = self._groups.get(group)
+        return iter(()) if kept is None else (event for event, _ in kept.events)
+
+    def add(self, group: str, event: Event) -> None:
+        """Remember an event."""
+        size = len(orjson.dumps(event))
+        kept = self._groups.setdefault(group, _Kept())
+        kept.events.append((event, size))
+        kept.size_bytes += size
+        self.size_bytes += size
+        if len(kept.events) > EVENTS_MAX:
+            self._drop_oldest(kept)
+        while self.size_bytes > self._bytes_max:
+            self._drop_oldest(max(self._groups.values(), key=lambda one: one.size_bytes))
+
+    def keep_only(self, groups: Set[str]) -> None:
+        """Forget the events of all other groups."""
+        for name in self._groups.keys() - groups:
+            self.size_bytes -= self._groups.pop(name).size_bytes
+
+    def _drop_oldest(self, kept: _Kept) -> None:
+        _, size = kept.events.popleft()
+        kept.size_bytes -= size
+        self.size_bytes -= size

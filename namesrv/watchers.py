@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from raftmq.remoting.budgets import Allowance
+from raftmq.remoting.budgets import Allowance, Share
 
 CONNECTION_BYTES_MAX = 3 << 20  # some 10,000 topics
 NAME_BYTES = 200  # of one name in the sets and tables here, besides its characters
@@ -38,9 +38,9 @@ class Changes:
 
 @dataclass(slots=True)
 class _Watcher:
+    kept: Share
     topics: set[str] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)  # that its topics live on, when it asked
-    kept_bytes: int = 0
     more: bool = False  # it asked for more than is kept
 
 
@@ -59,7 +59,10 @@ class RouteWatchers(Generic[C]):
 
     def asked(self, connection: C, topic: str, groups: Iterable[str]) -> None:
         """Note that a connection was told a topic's route, on `groups` (none: unknown)."""
-        watcher = self._watchers.setdefault(connection, _Watcher())
+        watcher = self._watchers.get(connection)
+        if watcher is None:
+            watcher = _Watcher(Share(self._kept, CONNECTION_BYTES_MAX))
+            self._watchers[connection] = watcher
         self._keep(connection, watcher, topic, watcher.topics, self._by_topic)
         for group in groups:
             self._keep(connection, watcher, group, watcher.groups, self._by_group)
@@ -70,11 +73,9 @@ class RouteWatchers(Generic[C]):
         """Keep a name for a connection if there is room."""
         if name in names:
             return
-        size = len(name) + NAME_BYTES
-        if watcher.kept_bytes + size > CONNECTION_BYTES_MAX or not self._kept.take(size):
+        if not watcher.kept.take(len(name) + NAME_BYTES):
             watcher.more = True
             return
-        watcher.kept_bytes += size
         names.add(name)
         table.setdefault(name, set()).add(connection)
 
@@ -84,7 +85,7 @@ class RouteWatchers(Generic[C]):
         watcher = self._watchers.pop(connection, None)
         if watcher is None:
             return
-        self._kept.give_back(watcher.kept_bytes)
+        watcher.kept.end()
         for names, table in ((watcher.topics, self._by_topic), (watcher.groups, self._by_group)):
             for name in names:
                 table[name].discard(connection)

@@ -12,7 +12,7 @@ So a bound for each connection does not bound the process. These budgets do:
 A `Holding` over its bound closes connections until it is not: first the one whose frame began
 first, or the one that holds most. With the former, small holders are spared while there is a large
 one. All others are served meanwhile. An `Allowance` that is used up refuses more: the request is
-answered BUSY.
+answered BUSY. A `Share` is one peer's part of it.
 """
 
 from __future__ import annotations
@@ -132,6 +132,32 @@ class Allowance:
         """Give back `size` bytes that were taken."""
         self.used_bytes -= size
         assert self.used_bytes >= 0, self.used_bytes
+
+
+class Share:
+    """What one peer has of an allowance: at most `bytes_max`, given back as a whole at its end."""
+
+    def __init__(self, allowance: Allowance, bytes_max: int) -> None:
+        self.used_bytes = 0
+        self._allowance = allowance
+        self._bytes_max = bytes_max
+
+    def take(self, size: int) -> bool:
+        """Take `size` bytes; return False if there is no room, with nothing taken."""
+        if self.used_bytes + size > self._bytes_max or not self._allowance.take(size):
+            return False
+        self.used_bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """Give back `size` bytes that were taken."""
+        self._allowance.give_back(size)
+        self.used_bytes -= size
+        assert self.used_bytes >= 0, self.used_bytes
+
+    def end(self) -> None:
+        """Give back all that is taken."""
+        self.give_back(self.used_bytes)
 
 
 class Budgets:

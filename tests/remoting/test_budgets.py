@@ -13,6 +13,7 @@ from raftmq.remoting.budgets import (
     BudgetLimits,
     Budgets,
     Holding,
+    Share,
 )
 from raftmq.remoting.codec import FrameReader, encode_command
 from raftmq.remoting.command import RemotingCommand
@@ -206,3 +207,15 @@ def test_a_frame_that_comes_byte_by_byte_takes_no_more_than_its_bytes():
         assert reader.buffered_bytes == at + 1
     assert len(reader.split(data[-1:])) == 1
     assert reader.buffered_bytes == 0
+
+
+def test_a_share_is_a_part_of_the_allowance_and_given_back_whole() -> None:
+    allowance = Allowance(100)
+    one, other = Share(allowance, 60), Share(allowance, 60)
+    assert one.take(60) and not one.take(1)
+    assert not other.take(41) and other.take(40)
+    one.give_back(10)
+    assert (one.used_bytes, allowance.used_bytes) == (50, 90)
+    one.end()
+    one.end()
+    assert (one.used_bytes, allowance.used_bytes) == (0, 40)

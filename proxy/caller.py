@@ -16,13 +16,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from raftmq.proxy.lengths import id_of
 from raftmq.proxy.protocol.messaging_pb2 import Code
 from raftmq.proxy.refusals import Refusal
 from raftmq.remoting.acl import Account
 from raftmq.remoting.codes import LanguageCode
 
 ALGORITHM = "MQv2-HMAC-SHA1"
-CLIENT_ID_CHARS_MAX = 255
 _FIELD = re.compile(r"(\w+)=([^,\s]+)")
 _LANGUAGES = {
     "JAVA": LanguageCode.JAVA,
@@ -66,9 +66,12 @@ def client_id_of(metadata: Mapping[str, str]) -> str:
     client_id = metadata.get("x-mq-client-id", "")
     if not client_id:
         raise Refusal(Code.CLIENT_ID_REQUIRED, "the metadata have no x-mq-client-id")
-    if len(client_id) > CLIENT_ID_CHARS_MAX or not client_id.isprintable():
-        raise Refusal(Code.BAD_REQUEST, "x-mq-client-id is too long, or not printable")
-    return client_id
+    return id_of(client_id, "x-mq-client-id")
+
+
+def namespace_of(metadata: Mapping[str, str]) -> str:
+    """Return the client's namespace, "" for none. Raises Refusal."""
+    return id_of(metadata.get("x-mq-namespace", ""), "x-mq-namespace")
 
 
 def language_of(metadata: Mapping[str, str]) -> LanguageCode:

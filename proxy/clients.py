@@ -3,18 +3,24 @@
 Nothing here is needed to serve a client's calls: a proxy that never heard of it serves them as
 well. What a client is registered as at the brokers is renewed by its heartbeats, through whichever
 proxy they come; the line is for what brokers ask a producer. Bounds: `clients_max` clients,
-TOPICS_MAX topics of each, LINE_MAX commands that wait on a line.
+TOPICS_MAX topics of each, CLIENT_BYTES_MAX for what it said, LINE_MAX commands that wait on a line
+and `line_bytes_max`; and an allowance for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from sys import getsizeof
 
 from raftmq.proxy.protocol.messaging_pb2 import ClientType, Code, TelemetryCommand
 from raftmq.proxy.refusals import Refusal
+from raftmq.remoting.budgets import Allowance, Share
 
 TOPICS_MAX = 900  # a heartbeat to a broker takes 1,000 groups
+CLIENT_BYTES_MAX = 1 << 20
+CLIENT_BYTES = 4_096  # of a client that said nothing but its names
+ENTRY_BYTES = 200  # of a topic or a subscription, besides its text
 LINE_MAX = 64
 SILENCE_S = 60.0  # after which a client is forgotten; it sends a heartbeat every 10 s
 
@@ -24,21 +30,33 @@ Write = Callable[[TelemetryCommand], Awaitable[None]]
 class Line:
     """The commands that wait to be written to one open Telemetry stream."""
 
-    def __init__(self) -> None:
-        self._waiting: asyncio.Queue[TelemetryCommand] = asyncio.Queue(LINE_MAX)
+    def __init__(self, kept: Share) -> None:
+        self._kept = kept
+        self._waiting: asyncio.Queue[tuple[TelemetryCommand, int]] = asyncio.Queue(LINE_MAX)
 
     def put(self, command: TelemetryCommand) -> bool:
         """Have a command written soon; return False if too many wait already."""
-        try:
-            self._waiting.put_nowait(command)
-        except asyncio.QueueFull:
+        size = command.ByteSize()
+        if self._waiting.full() or not self._kept.take(size):
             return False
+        self._waiting.put_nowait((command, size))
         return True
 
     async def run(self, write: Write) -> None:
         """Write what comes, one after the other, until cancelled."""
         while True:
-            await write(await self._waiting.get())
+            await self._write_next(write)
+
+    async def _write_next(self, write: Write) -> None:
+        command, size = await self._waiting.get()
+        await write(command)
+        self._kept.give_back(size)
+
+    def end(self) -> None:
+        """Drop the commands that nobody will write. Nothing may be put after it."""
+        while not self._waiting.empty():
+            self._waiting.get_nowait()
+        self._kept.end()
 
 
 class Client:
@@ -46,8 +64,10 @@ class Client:
     at the end, each with its filter if it is told."""
 
     __slots__ = (
+        "_subscribed_bytes",
         "client_id",
         "group",
+        "kept",
         "kind",
         "line",
         "namespace",
@@ -58,14 +78,16 @@ class Client:
         "version",
     )
 
-    def __init__(self, client_id: str, owner: str, now_s: float) -> None:
+    def __init__(self, client_id: str, owner: str, now_s: float, kept: Share) -> None:
         self.client_id = client_id
         self.owner = owner  # the account that it came with; no other one speaks for it
+        self.kept = kept
         self.kind = ClientType.CLIENT_TYPE_UNSPECIFIED
         self.group = ""
         self.namespace = ""
         self.topics: dict[str, None] = {}
-        self.subscriptions: dict[str, tuple[str, str]] = {}  # topic → kind, expression
+        self.subscriptions: Mapping[str, tuple[str, str]] = {}  # topic → kind, expression
+        self._subscribed_bytes = 0
         self.version = 0  # of the subscriptions: when they were told, in ms
         self.line: Line | None = None
         self.seen_s = now_s
@@ -75,19 +97,50 @@ class Client:
         return self.kind == ClientType.PRODUCER
 
     def uses(self, topic: str) -> None:
-        """Take note that the client uses a topic."""
-        self.topics.pop(topic, None)
+        """Take note that the client uses a topic. Raises Refusal if there is no room for it."""
+        if topic in self.topics:
+            del self.topics[topic]
+            self.topics[topic] = None
+            return
         if len(self.topics) >= TOPICS_MAX:
-            del self.topics[next(iter(self.topics))]
+            oldest = next(iter(self.topics))
+            del self.topics[oldest]
+            self.kept.give_back(_size(oldest))
+        self._take(_size(topic))
         self.topics[topic] = None
+
+    def subscribes(self, subscriptions: Mapping[str, tuple[str, str]], version: int) -> None:
+        """Take over the client's subscriptions. Raises Refusal if there is no room for them."""
+        size = sum(_size(topic) + _size(text) for topic, (_, text) in subscriptions.items())
+        if size > self._subscribed_bytes:
+            self._take(size - self._subscribed_bytes)
+        else:
+            self.kept.give_back(self._subscribed_bytes - size)
+        self._subscribed_bytes = size
+        self.subscriptions = subscriptions
+        self.version = version
+
+    def _take(self, size: int) -> None:
+        if not self.kept.take(size):
+            words = "there is no room for what this client, or all clients, say of themselves"
+            raise Refusal(Code.TOO_MANY_REQUESTS, words)
 
 
 class Clients:
     """The table; one per proxy."""
 
-    def __init__(self, clients_max: int, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clients_max: int,
+        now_s: Callable[[], float],
+        kept: Allowance,
+        *,
+        line_bytes_max: int,
+    ) -> None:
         self._clients_max = clients_max
         self._now_s = now_s
+        self._kept = kept
+        self._line_bytes_max = line_bytes_max
         self._known: dict[str, Client] = {}
         self._turn = 0
 
@@ -109,7 +162,10 @@ class Clients:
             if len(self._known) >= self._clients_max:
                 words = f"{self._clients_max} clients are known already"
                 raise Refusal(Code.TOO_MANY_REQUESTS, words)
-            client = self._known[client_id] = Client(client_id, owner, now_s)
+            kept = Share(self._kept, CLIENT_BYTES_MAX)
+            if not kept.take(CLIENT_BYTES):
+                raise Refusal(Code.TOO_MANY_REQUESTS, "clients say too much of themselves already")
+            client = self._known[client_id] = Client(client_id, owner, now_s, kept)
         if client.owner != owner:
             raise Refusal(Code.FORBIDDEN, f"{client_id} is the client of another account")
         client.seen_s = now_s
@@ -123,7 +179,13 @@ class Clients:
             pass  # its call does not depend on being known
 
     def forget(self, client_id: str) -> None:
-        self._known.pop(client_id, None)
+        client = self._known.pop(client_id, None)
+        if client is not None:
+            client.kept.end()
+
+    def new_line(self) -> Line:
+        """Return a line for a stream that opens."""
+        return Line(Share(self._kept, self._line_bytes_max))
 
     def expire(self) -> None:
         """Forget clients that have been silent for long and have no open line."""
@@ -131,6 +193,10 @@ class Clients:
         for client in self:
             if client.line is None and client.seen_s < oldest_s:
                 self.forget(client.client_id)
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._kept.used_bytes
 
     @property
     def line_count(self) -> int:
@@ -147,3 +213,8 @@ class Clients:
             return None
         self._turn += 1
         return found[self._turn % len(found)]
+
+
+def _size(text: str) -> int:
+    """Return what a topic or an expression takes."""
+    return getsizeof(text) + ENTRY_BYTES

@@ -60,6 +60,10 @@ class ProxyConfig(TlsOptions):
         "The same for one connection: a further call waits.", low=1)
     clients_max: int = option("limits", "clientsMax", 10_000,
         "Clients known at a time; one beyond is answered TOO_MANY_REQUESTS.", low=1)
+    kept_bytes_max: int = option("limits", "keptBytesMax", 256 << 20,
+        "What clients say of themselves, and commands that wait until they are read, over all"
+        " clients; above, settings are answered TOO_MANY_REQUESTS. One client has 1 MiB.",
+        unit=BYTES, low=1 << 20)
     answer_bytes_max: int = option("limits", "answerBytesMax", 256 << 20,
         "Bytes of messages that were received and are on their way to clients; above, receives are"
         " answered TOO_MANY_REQUESTS.", unit=BYTES, low=1 << 20)

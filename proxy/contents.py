@@ -15,6 +15,7 @@ from raftmq.client.compression import COMPRESSION_MASK, CompressionType, decompr
 from raftmq.client.errors import UnsupportedCompression
 from raftmq.client.message import properties_text
 from raftmq.client.sendframe import TRANSACTION_PREPARED
+from raftmq.proxy.lengths import id_of
 from raftmq.proxy.places import Receipt, ms_of, resource_of, topic_of
 from raftmq.proxy.protocol.messaging_pb2 import (
     Code,
@@ -81,8 +82,9 @@ def outbound(message: Message, peer_host: str, size_max: int, now_ms: int) -> Ou
     if len(message.body) > size_max:
         words = f"a body of {len(message.body)} bytes; the most are {size_max}"
         raise Refusal(Code.MESSAGE_BODY_TOO_LARGE, words)
-    if not system.message_id or not _is_plain(system.message_id):
+    if not system.message_id:
         raise Refusal(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
+    id_of(system.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
     transactional = system.message_type == MessageType.TRANSACTION
     properties = _user_properties(message)
     properties |= _system_properties(system, peer_host)

@@ -36,6 +36,7 @@ class Figures:
 
     clients: int
     lines: int
+    kept_bytes: int
     sends: int
     send_bytes: int
     answer_bytes: int
@@ -89,6 +90,11 @@ class ProxyMetrics:
             )
         families.gauge("rocketmq_proxy_clients", "Clients heard of lately.", now.clients)
         families.gauge("rocketmq_proxy_telemetry_streams", "Open Telemetry streams.", now.lines)
+        families.gauge(
+            "rocketmq_proxy_kept_bytes",
+            "What clients said of themselves, and commands that wait for them.",
+            now.kept_bytes,
+        )
         families.gauge("rocketmq_proxy_sends", "Messages being sent to brokers.", now.sends)
         families.gauge("rocketmq_proxy_send_bytes", "Their bytes.", now.send_bytes)
         families.gauge(

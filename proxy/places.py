@@ -21,7 +21,7 @@ from raftmq.proxy.refusals import Refusal
 from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.fields import parse_integer
 from raftmq.remoting.names import pop_retry_topic, topic_name_problem
-from raftmq.remoting.popheaders import Handle
+from raftmq.remoting.popheaders import HANDLE_SIZE_MAX, Handle
 
 TRANSACTION_ID_SIZE_MAX = 1_024  # characters
 
@@ -77,6 +77,9 @@ class Receipt(NamedTuple):
     @classmethod
     def decode(cls, text: str) -> Receipt:
         """Parse a handle. Raises Refusal."""
+        if len(text) > HANDLE_SIZE_MAX:
+            words = f"the receipt handle has more than {HANDLE_SIZE_MAX} characters"
+            raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
         try:
             handle = Handle.decode(text)
             parts = text.split(" ")

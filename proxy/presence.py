@@ -21,11 +21,11 @@ from raftmq.proxy.brokers import Brokers, GroupSettings
 from raftmq.proxy.caller import Caller
 from raftmq.proxy.clients import Client, Clients
 from raftmq.proxy.config import ProxyConfig
+from raftmq.proxy.lengths import check_settings, expression_of
 from raftmq.proxy.places import group_of, topic_of
 from raftmq.proxy.protocol.messaging_pb2 import (
     ClientType,
     Code,
-    FilterType,
     HeartbeatRequest,
     HeartbeatResponse,
     NotifyClientTerminationRequest,
@@ -69,26 +69,28 @@ class Presence:
 
     async def settings(self, caller: Caller, told: Settings) -> TelemetryCommand:
         """Take in a client's settings; return the answer, with what holds here. Raises Refusal."""
+        check_settings(told)
+        topics = [topic_of(topic) for topic in told.publishing.topics]
+        subscriptions = {
+            topic_of(entry.topic): expression_of(entry.expression)
+            for entry in told.subscription.subscriptions
+        }
+        is_producer = told.HasField("publishing")
+        group = "" if is_producer else group_of(told.subscription.group)
         client = self._clients.seen(caller.client_id, caller.owner)
         client.namespace = caller.namespace
+        for topic in topics or subscriptions:
+            client.uses(topic)
         answer = Settings()
         answer.CopyFrom(told)
         answer.metric.on = False
-        if told.HasField("publishing"):
+        if is_producer:
             client.kind = ClientType.PRODUCER
-            for topic in told.publishing.topics:
-                client.uses(topic_of(topic))
             self._tell_producer(answer)
         else:
             client.kind = told.client_type if told.client_type in CONSUMERS else CONSUMERS[0]
-            client.group = group_of(told.subscription.group)
-            client.subscriptions = {}
-            client.version = int(time.time() * 1000)
-            for entry in told.subscription.subscriptions:
-                topic = topic_of(entry.topic)
-                kind = "SQL92" if entry.expression.type == FilterType.SQL else "TAG"
-                client.subscriptions[topic] = (kind, entry.expression.expression or "*")
-                client.uses(topic)
+            client.group = group
+            client.subscribes(subscriptions, int(time.time() * 1000))
             self._tell_consumer(answer, await self._group_settings(caller, client))
         await self._greet(caller, client)
         return TelemetryCommand(status=status_of(Code.OK), settings=answer)

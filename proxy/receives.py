@@ -19,6 +19,7 @@ from raftmq.proxy.caller import Caller
 from raftmq.proxy.clients import Clients
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.contents import inbound
+from raftmq.proxy.lengths import expression_of, id_of
 from raftmq.proxy.places import Receipt, group_of, ms_of, topic_of
 from raftmq.proxy.protocol.messaging_pb2 import (
     AckMessageEntry,
@@ -42,6 +43,7 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendBackHeader
 from raftmq.remoting.popheaders import (
+    ACKS_MAX,
     COUNT_MAX,
     INIT_MAX,
     AckHeader,
@@ -132,8 +134,7 @@ class Receives:
     ) -> PopHeader:
         if not 0 < request.batch_size:
             raise Refusal(Code.BAD_REQUEST, "batch_size is not positive")
-        wanted = request.filter_expression
-        kind = "SQL92" if wanted.type == FilterType.SQL else "TAG"
+        kind, expression = expression_of(request.filter_expression)
         invisible_ms = RENEWED_MS
         if not request.auto_renew:
             invisible_ms = ms_of(request.invisible_duration)
@@ -151,9 +152,9 @@ class Receives:
             self._poll_ms(caller, request),
             init_mode=INIT_MAX,
             expression_type=kind,
-            expression=wanted.expression or EVERYTHING,
+            expression=expression,
             order=orderly,
-            attempt_id=request.attempt_id,
+            attempt_id=id_of(request.attempt_id, "attempt_id"),
             renewed_by=caller.client_id if request.auto_renew else "",
         )
 
@@ -273,8 +274,8 @@ class Receives:
     async def ack(self, caller: Caller, request: AckMessageRequest) -> AckMessageResponse:
         """Acknowledge messages. Raises Refusal."""
         topic, group = topic_of(request.topic), group_of(request.group)
-        if not request.entries:
-            raise Refusal(Code.BAD_REQUEST, "nothing is acknowledged")
+        if not 0 < len(request.entries) <= ACKS_MAX:
+            raise Refusal(Code.BAD_REQUEST, f"a call acknowledges 1 to {ACKS_MAX} messages")
 
         async def one(entry: AckMessageEntry) -> AckMessageResultEntry:
             try:
@@ -312,7 +313,8 @@ class Receives:
         """Make a message a dead letter of its group. Raises Refusal."""
         topic, group = topic_of(request.topic), group_of(request.group)
         receipt = Receipt.decode(request.receipt_handle)
-        await self._to_dead_letters(caller, topic, group, receipt, request.message_id)
+        message_id = id_of(request.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
+        await self._to_dead_letters(caller, topic, group, receipt, message_id)
         return ForwardMessageToDeadLetterQueueResponse(status=status_of(Code.OK))
 
     async def _ack(self, caller: Caller, topic: str, group: str, receipt: Receipt) -> None:

@@ -12,6 +12,7 @@ from raftmq.client.route import LEADER_ID, PERM_READ, PERM_WRITE, QueueData
 from raftmq.proxy.brokers import Brokers
 from raftmq.proxy.caller import Caller
 from raftmq.proxy.clients import Clients
+from raftmq.proxy.lengths import check_endpoints
 from raftmq.proxy.places import group_of, resource_of, topic_of
 from raftmq.proxy.protocol.messaging_pb2 import (
     Assignment,
@@ -51,7 +52,7 @@ class Routes:
     async def route(self, caller: Caller, request: QueryRouteRequest) -> QueryRouteResponse:
         """Return a topic's queues. Raises Refusal."""
         topic = topic_of(request.topic)
-        _check_endpoints(request.endpoints)
+        check_endpoints(request.endpoints)
         route = await self._brokers.route(caller, topic)
         kinds = _KINDS.get(await self._brokers.message_type(caller, topic), ())
         self._clients.used(caller.client_id, caller.owner, topic)
@@ -68,7 +69,7 @@ class Routes:
     ) -> QueryAssignmentResponse:
         """Return what a push consumer receives from. Raises Refusal."""
         topic, group = topic_of(request.topic), group_of(request.group)
-        _check_endpoints(request.endpoints)
+        check_endpoints(request.endpoints)
         route = await self._brokers.route(caller, topic)
         settings = await self._brokers.group_settings(caller, topic, group)
         self._clients.used(caller.client_id, caller.owner, topic)
@@ -84,11 +85,6 @@ class Routes:
         if not found:
             raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be read")
         return QueryAssignmentResponse(status=status_of(Code.OK), assignments=found)
-
-
-def _check_endpoints(endpoints: Endpoints) -> None:
-    if not endpoints.addresses:
-        raise Refusal(Code.ILLEGAL_ACCESS_POINT, "the endpoints have no address")
 
 
 def _queues(

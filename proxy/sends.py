@@ -50,6 +50,7 @@ from raftmq.remoting.recallhandle import RecallHandle
 
 PRODUCER_GROUP = "mqproxy"  # in the headers of sends; a transaction's group is its topic
 MESSAGES_MAX = 1_024  # of one call
+PUBLICATIONS_MAX = 10_000  # topics whose queues are taken in turn
 
 
 class Sends:
@@ -118,6 +119,8 @@ class Sends:
             queues = route.write_queues(topic)
             if not queues:
                 raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be written")
+            if known is None and len(self._publications) >= PUBLICATIONS_MAX:
+                del self._publications[next(iter(self._publications))]
             known = self._publications[topic] = Publication(queues, route)
         return known
 

@@ -24,6 +24,7 @@ from raftmq.proxy.sends import Sends
 from raftmq.proxy.service import Service
 from raftmq.proxy.tasks import Tasks
 from raftmq.proxy.transactions import Transactions
+from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.tls import ClientTls
@@ -34,6 +35,7 @@ LOOK_S = 5.0  # between two looks at silent clients and at the file of accounts
 TOLD_S = 0.2  # clients are told to connect elsewhere so long before their streams end
 # Between two looks at all routes; our name servers tell of changes at once.
 ROUTE_MS = 10_000
+LINE_MESSAGES = 2  # of the largest size, have room among the commands that wait for a client
 METADATA_BYTES_MAX = 16 * 1024
 PING_MS, PING_TIMEOUT_MS = 60_000, 20_000  # of connections that say nothing
 PING_MS_MIN = 5_000  # clients may ping that often
@@ -70,7 +72,12 @@ class ProxyServer:
         await asyncio.to_thread(self._access.prepare)
         await asyncio.to_thread(self._tls.load)
         loop = asyncio.get_running_loop()
-        clients = self._clients = Clients(config.clients_max, loop.time)
+        clients = self._clients = Clients(
+            config.clients_max,
+            loop.time,
+            Allowance(config.kept_bytes_max),
+            line_bytes_max=LINE_MESSAGES * config.message_size_max,
+        )
         brokers, tasks = self._brokers, self._tasks
         transactions = self._transactions = Transactions(brokers, clients)
         await self._instance.start(
@@ -115,6 +122,7 @@ class ProxyServer:
         return Figures(
             clients=len(self._clients),
             lines=self._clients.line_count,
+            kept_bytes=self._clients.kept_bytes,
             sends=self._sends.engine.in_flight,
             send_bytes=self._sends.engine.in_flight_bytes,
             answer_bytes=self._receives.held_bytes,

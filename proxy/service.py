@@ -16,7 +16,14 @@ from typing import Any
 import grpc
 
 from raftmq.proxy.access import Access
-from raftmq.proxy.caller import Caller, client_id_of, host_of, language_of, metadata_of
+from raftmq.proxy.caller import (
+    Caller,
+    client_id_of,
+    host_of,
+    language_of,
+    metadata_of,
+    namespace_of,
+)
 from raftmq.proxy.clients import Clients, Line
 from raftmq.proxy.counts import Counts
 from raftmq.proxy.presence import Presence
@@ -140,7 +147,7 @@ class Service:
         limit_s = self._call_limit_s if left_s is None else min(left_s, CALL_S_MAX)
         return Caller(
             client_id_of(metadata),
-            metadata.get("x-mq-namespace", ""),
+            namespace_of(metadata),
             language_of(metadata),
             host,
             asyncio.get_running_loop().time() + limit_s,
@@ -186,19 +193,18 @@ class Service:
             await context.write(pb.ReceiveMessageResponse(status=status_of(code)))
         self._counts.answered(name, code, loop.time() - began_s)
 
-    async def _telemetry(self, requests: AsyncIterator[Any], context: Context) -> None:
+    async def _telemetry(self, _: AsyncIterator[Any], context: Context) -> None:
         """Serve one stream until its client ends it, or the proxy stops."""
-        line = Line()
+        line = self._clients.new_line()
         writer = asyncio.create_task(line.run(context.write), name="telemetry writer")
-        reader = asyncio.create_task(self._read(requests, context, line), name="telemetry reader")
+        reader = asyncio.create_task(self._heard(context, line), name="telemetry reader")
         stop = asyncio.create_task(self._stopping.wait(), name="telemetry stop")
         tasks = (writer, reader, stop)
         end: Refusal | None = None
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done() and not reader.cancelled():
-                error = reader.exception()
-                end = error if isinstance(error, Refusal) else None
+            if reader.done() and not reader.cancelled() and reader.exception() is None:
+                end = reader.result()
             elif stop.done():
                 end = Refusal(pb.Code.PROXY_TIMEOUT, "the proxy stops")
         finally:
@@ -208,12 +214,24 @@ class Service:
             for client in self._clients:
                 if client.line is line:
                     client.line = None
+            line.end()
         self._counts.answered("Telemetry", pb.Code.OK if end is None else end.code, 0.0)
         if end is not None:
             kind = _ENDS.get(end.code, grpc.StatusCode.INVALID_ARGUMENT)
-            await context.abort(kind, end.message)
+            await context.abort(kind, end.status.message)
 
-    async def _read(self, requests: AsyncIterator[Any], context: Context, line: Line) -> None:
+    async def _heard(self, context: Context, line: Line) -> Refusal | None:
+        """Take in what a client says until its stream ends; return why it is to be ended.
+
+        gRPC keeps the stream's frames for a while, so nothing in them may hold what was said: no
+        traceback, and no iterator over the messages, which holds the last one."""
+        try:
+            await self._read(context, line)
+        except Refusal as refusal:
+            return refusal.with_traceback(None)
+        return None
+
+    async def _read(self, context: Context, line: Line) -> None:
         """Take in what a client says over its stream. Raises Refusal.
 
         Who is not known is refused only once it has said something: of a stream that ends before
@@ -223,23 +241,32 @@ class Service:
         except Refusal:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STRANGER_S):
-                    async for _ in requests:
-                        break
+                    await context.read()
             raise
-        async for command in requests:
-            if command.WhichOneof("command") != "settings":
-                continue  # results of what nobody asks here
-            if command.settings.WhichOneof("pub_sub") is None:
-                raise Refusal(pb.Code.BAD_REQUEST, "the settings say neither publishing nor"
-                              " subscription")  # fmt: skip
-            deadline_s = asyncio.get_running_loop().time() + SETTINGS_S
-            caller = replace(caller, deadline_s=deadline_s)
-            answer = await self._presence.settings(caller, command.settings)
-            client = self._clients.find(caller.client_id)
-            if client is not None:
-                client.line = line
-            if not line.put(answer):
-                raise Refusal(pb.Code.TOO_MANY_REQUESTS, "the client does not read its stream")
+        while await self._take_in(caller, context, line):
+            pass
+
+    async def _take_in(self, caller: Caller, context: Context, line: Line) -> bool:
+        """Read one command and do what it says; return False at the stream's end. Raises Refusal.
+
+        A function of its own, so that nothing of a command is held while the next is awaited."""
+        command = await context.read()
+        if command is grpc.aio.EOF:
+            return False
+        if command.WhichOneof("command") != "settings":
+            return True  # results of what nobody asks here
+        if command.settings.WhichOneof("pub_sub") is None:
+            words = "the settings say neither publishing nor subscription"
+            raise Refusal(pb.Code.BAD_REQUEST, words)
+        caller = replace(caller, deadline_s=asyncio.get_running_loop().time() + SETTINGS_S)
+        answer = await self._presence.settings(caller, command.settings)
+        client = self._clients.find(caller.client_id)
+        if client is not None:
+            client.line = line
+        if not line.put(answer):
+            words = "the client does not read its stream, or all clients are told too much"
+            raise Refusal(pb.Code.TOO_MANY_REQUESTS, words)
+        return True
 
     async def _health(self, _: bytes, __: Context) -> bytes:
         return NOT_SERVING if self._stopping.is_set() else SERVING

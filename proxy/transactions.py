@@ -13,6 +13,7 @@ from raftmq.proxy.brokers import Brokers
 from raftmq.proxy.caller import Caller
 from raftmq.proxy.clients import Clients
 from raftmq.proxy.contents import inbound
+from raftmq.proxy.lengths import id_of
 from raftmq.proxy.places import TransactionId, topic_of
 from raftmq.proxy.protocol.messaging_pb2 import (
     Code,
@@ -54,13 +55,14 @@ class Transactions:
         """Commit or roll back. Raises Refusal."""
         topic = topic_of(request.topic)
         place = TransactionId.decode(request.transaction_id)
+        message_id = id_of(request.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
         await self._brokers.check_broker(caller, topic, place.broker_name)
         header = EndTransactionHeader(
             topic,
             place.half_offset,
             place.position,
             _DECISIONS.get(request.resolution, 0),
-            request.message_id or place.unique_key,
+            message_id or place.unique_key,
             place.unique_key,
             request.source == TransactionSource.SOURCE_SERVER_CHECK,
             topic,

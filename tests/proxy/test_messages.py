@@ -172,6 +172,10 @@ async def test_a_message_becomes_a_dead_letter_when_its_consumer_says_so(world, 
     "system, code",
     [
         ({"message_id": " \t"}, pb.Code.ILLEGAL_MESSAGE_ID),
+        ({"message_id": "m" * 256}, pb.Code.ILLEGAL_MESSAGE_ID),
+        ({"keys": ["k" * 30_000, "k" * 3_000]}, pb.Code.MESSAGE_PROPERTIES_TOO_LARGE),
+        ({"tag": "t" * 33_000}, pb.Code.MESSAGE_PROPERTIES_TOO_LARGE),
+        ({"trace_context": "t" * 33_000}, pb.Code.MESSAGE_PROPERTIES_TOO_LARGE),
         ({"tag": "a|b"}, pb.Code.ILLEGAL_MESSAGE_TAG),
         ({"keys": [" "]}, pb.Code.ILLEGAL_MESSAGE_KEY),
         ({"properties": {"UNIQ_KEY": "x"}}, pb.Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
@@ -199,6 +203,55 @@ async def test_several_messages_of_one_call_have_an_entry_each(world, caller):
     ]
     mixed = await caller.call("SendMessage", messages=[message("T"), message("U")])
     assert mixed.status.code == pb.Code.ILLEGAL_TOPIC
+
+
+async def test_what_is_too_long_is_refused_wherever_it_is_said(world, caller):
+    await world.topic("T")
+    topic, group, code = {"name": "T"}, {"name": "cg"}, pb.Code
+    handle = "0 1795577939254 30000 0 0 b 0 508"
+    many = pb.Endpoints(addresses=[pb.Address(host="h" * 400, port=1)] * 20)
+    long = "x" * (1 << 20)
+    entries = [{"receipt_handle": handle}]
+    called = {"topic": topic, "group": group}
+    for name, fields, expected in (
+        ("QueryRoute", {"topic": topic, "endpoints": many}, code.ILLEGAL_ACCESS_POINT),
+        ("QueryAssignment", {**called, "endpoints": many}, code.ILLEGAL_ACCESS_POINT),
+        ("Heartbeat", {"group": {"name": long}, "client_type": 2}, code.ILLEGAL_CONSUMER_GROUP),
+        ("RecallMessage", {"topic": topic, "recall_handle": long}, code.BAD_REQUEST),
+        ("EndTransaction", {"topic": topic, "transaction_id": long}, code.INVALID_TRANSACTION_ID),
+        (
+            "EndTransaction",
+            {"topic": topic, "transaction_id": "YiAxIDIgMw", "message_id": "m" * 256},
+            code.ILLEGAL_MESSAGE_ID,
+        ),
+        (
+            "AckMessage",
+            {**called, "entries": [{"receipt_handle": long}]},
+            code.INVALID_RECEIPT_HANDLE,
+        ),
+        ("AckMessage", {**called, "entries": entries * 1_001}, code.BAD_REQUEST),
+        (
+            "ChangeInvisibleDuration",
+            {**called, "receipt_handle": long, "invisible_duration": {"seconds": 1}},
+            code.INVALID_RECEIPT_HANDLE,
+        ),
+        (
+            "ForwardMessageToDeadLetterQueue",
+            {**called, "receipt_handle": handle, "message_id": "m" * 256},
+            code.ILLEGAL_MESSAGE_ID,
+        ),
+    ):
+        answer = await caller.call(name, **fields)
+        assert answer.status.code == expected, (name, answer)
+        assert len(answer.status.message) < 1_001
+    expression = pb.FilterExpression(type=pb.FilterType.TAG, expression="a" * 16_385)
+    answer = await caller.receive("T", filter_expression=expression)
+    assert answer.code == code.ILLEGAL_FILTER_EXPRESSION
+    assert (await caller.receive("T", attempt_id="a" * 256)).code == code.BAD_REQUEST
+    answer = await caller.receive("T", attempt_id="a" * 255)
+    assert answer.code == code.MESSAGE_NOT_FOUND
+    async with Caller(world.proxies[0], metadata=(("x-mq-namespace", "n" * 256),)) as other:
+        assert (await other.call("Heartbeat")).status.code == code.BAD_REQUEST
 
 
 async def test_times_out_of_bounds_are_refused(world, caller):

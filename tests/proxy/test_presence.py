@@ -1,13 +1,24 @@
 """Telemetry, heartbeats, routes and assignments; what a proxy says when it stops."""
 
 import asyncio
+import contextlib
+import gc
 
 import grpc
 import pytest
 
-from raftmq.proxy.clients import LINE_MAX, TOPICS_MAX, Clients, Line
+from raftmq.proxy.clients import (
+    CLIENT_BYTES,
+    CLIENT_BYTES_MAX,
+    LINE_MAX,
+    SILENCE_S,
+    TOPICS_MAX,
+    Clients,
+)
+from raftmq.proxy.lengths import EXPRESSION_CHARS_MAX, SETTINGS_BYTES_MAX, SUBSCRIPTIONS_MAX
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.refusals import Refusal
+from raftmq.remoting.budgets import Allowance
 from tests.proxy.world import Caller, World, consumer, producer
 from tests.waiting import until
 
@@ -55,6 +66,74 @@ async def test_settings_that_say_nothing_end_the_stream(world, caller):
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await caller.telemetry(pb.Settings(client_type=pb.ClientType.PRODUCER))
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (consumer("cg", "T", expression="a" * (EXPRESSION_CHARS_MAX + 1)), "16385 characters"),
+        (consumer("cg", *(f"T{n}" for n in range(SUBSCRIPTIONS_MAX + 1))), "901 subscriptions"),
+        (consumer("g" * 256, "T"), "256 characters long"),
+        (producer("T", "t" * 480_000), "bytes"),
+        (pb.Settings(user_agent=pb.UA(hostname="h" * SETTINGS_BYTES_MAX)), "bytes"),
+    ],
+)
+async def test_settings_that_say_too_much_end_the_stream(world, caller, settings, words):
+    if settings.WhichOneof("pub_sub") is None:
+        settings.MergeFrom(producer("T"))
+    (proxy,) = world.proxies
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await caller.telemetry(settings)
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert words in error.value.details()
+    assert proxy.figures().kept_bytes == 0
+
+
+async def test_the_longest_settings_are_taken_and_told_to_brokers(world, caller):
+    expression = "a" * EXPRESSION_CHARS_MAX
+    await caller.telemetry(consumer("cg", "T", expression=expression))
+    broker = await world.group.leading()
+    assert broker.clients.subscription("cg", "T").expression == expression
+    many = consumer("cg", *(f"T{number}" for number in range(SUBSCRIPTIONS_MAX)))
+    (proxy,) = world.proxies
+    route = proxy._brokers.route
+
+    async def known(caller, topic):
+        return await route(caller, "T")
+
+    proxy._brokers.route = known
+    _, answer = await caller.telemetry(many)
+    assert len(answer.settings.subscription.subscriptions) == SUBSCRIPTIONS_MAX
+
+
+async def test_nothing_of_what_a_client_said_is_held_besides(world, caller):
+    def held():
+        gc.collect()
+        return sum(isinstance(one, pb.TelemetryCommand) for one in gc.get_objects())
+
+    before = held()
+    for topics in (("T",), ("T", "t" * 300)):
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await caller.telemetry(producer(*topics))
+    await until(lambda: held() == before)
+
+
+async def test_what_is_kept_of_all_clients_has_a_bound_and_is_given_back(world, caller):
+    proxy = await world.add_proxy(kept_bytes_max=72_000)
+    async with Caller(proxy, client_id="a") as first, Caller(proxy, client_id="b") as second:
+        await first.telemetry(consumer("cg", "T", expression="a" * 16_000))
+        before = proxy.figures().kept_bytes
+        assert 16_000 < before < 25_000
+        await first.telemetry(consumer("cg", "T", expression="b" * 16_000))  # in its place
+        assert proxy.figures().kept_bytes == before
+        many = consumer("cg", "T", "U", expression="a" * 16_000)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await second.telemetry(many)
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await first.ok("NotifyClientTermination", group=GROUP)
+        await second.telemetry(many)
+        await second.ok("NotifyClientTermination", group=GROUP)
+    assert proxy.figures().kept_bytes == 0
 
 
 async def test_a_heartbeat_says_enough_for_a_proxy_that_never_heard_of_the_client(world, caller):
@@ -124,10 +203,15 @@ async def test_a_proxy_that_stops_sends_its_clients_elsewhere(world, caller):
 # ---- the table
 
 
+def table(clients_max=10, bytes_max=10 << 20, now_s=lambda: 0.0, line_bytes_max=1_000):
+    kept = Allowance(bytes_max)
+    return kept, Clients(clients_max, now_s, kept, line_bytes_max=line_bytes_max)
+
+
 def test_clients_are_bounded_and_forgotten_after_a_silence():
     now = [0.0]
-    clients = Clients(2, lambda: now[0])
-    clients.seen("a", "").line = Line()
+    kept, clients = table(2, now_s=lambda: now[0])
+    clients.seen("a", "").line = clients.new_line()
     clients.used("b", "", "T")
     clients.used("c", "", "T")  # one too many is not known
     assert len(clients) == 2
@@ -141,20 +225,74 @@ def test_clients_are_bounded_and_forgotten_after_a_silence():
     for number in range(TOPICS_MAX + 5):
         clients.used("a", "", f"T{number}")
     assert len(clients.seen("a", "").topics) == TOPICS_MAX
+    clients.seen("a", "").line = None
+    now[0] += SILENCE_S + 1
+    clients.expire()
+    assert len(clients) == 0 and kept.used_bytes == 0
+
+
+def test_a_client_says_so_much_and_all_together_so_much():
+    kept, clients = table(bytes_max=CLIENT_BYTES_MAX + 2 * CLIENT_BYTES)
+    client = clients.seen("a", "")
+    with pytest.raises(Refusal) as refused:
+        client.subscribes({"T": ("SQL92", "x" * CLIENT_BYTES_MAX)}, 1)
+    assert refused.value.code == pb.Code.TOO_MANY_REQUESTS
+    assert client.subscriptions == {} and kept.used_bytes == CLIENT_BYTES
+    much = {"T": ("SQL92", "x" * (CLIENT_BYTES_MAX - 2 * CLIENT_BYTES))}
+    client.subscribes(much, 1)
+    client.subscribes(much, 2)
+    other = clients.seen("b", "")
+    with pytest.raises(Refusal):
+        other.subscribes(much, 1)
+    client.subscribes({}, 3)
+    other.subscribes(much, 1)
+    for number in range(1_000):
+        clients.used("b", "", f"T{number}")
+    assert kept.used_bytes <= CLIENT_BYTES_MAX + CLIENT_BYTES
+    clients.forget("a")
+    clients.forget("b")
+    assert kept.used_bytes == 0
+    _, none = table(bytes_max=CLIENT_BYTES - 1)
+    with pytest.raises(Refusal):
+        none.seen("a", "")
 
 
 def test_producers_of_a_topic_are_asked_in_turn():
-    clients = Clients(10, lambda: 0.0)
+    _, clients = table()
     for name in ("a", "b", "c"):
         client = clients.seen(name, "")
         client.kind = pb.ClientType.PRODUCER
-        client.line = Line() if name != "c" else None
+        client.line = clients.new_line() if name != "c" else None
         client.uses("T")
     asked = {clients.producer_of("T").client_id for _ in range(4)}
     assert asked == {"a", "b"} and clients.producer_of("U") is None
 
 
 async def test_a_line_that_is_not_read_is_full_at_last():
-    line = Line()
+    _, clients = table()
+    line = clients.new_line()
     assert all(line.put(pb.TelemetryCommand()) for _ in range(LINE_MAX))
     assert not line.put(pb.TelemetryCommand())
+
+
+async def test_a_line_has_room_for_so_many_bytes_and_gives_them_back():
+    command = pb.TelemetryCommand(settings=producer("t" * 100))
+    size = command.ByteSize()
+    kept, clients = table(line_bytes_max=3 * size)
+    line, other = clients.new_line(), clients.new_line()
+    assert [line.put(command) for _ in range(4)] == [True] * 3 + [False]
+    assert other.put(command)
+    written = []
+
+    async def write(one):
+        written.append(one)
+
+    writing = asyncio.create_task(line.run(write))
+    await until(lambda: len(written) == 3)
+    assert kept.used_bytes == size
+    assert line.put(command)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    line.end()
+    other.end()
+    assert kept.used_bytes == 0

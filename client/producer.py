@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from raftmq.client.batch import SPLIT_SIZE_BYTES, split_batch
@@ -31,6 +32,7 @@ from raftmq.client.errors import (
 from raftmq.client.instance import ClientInstance, InstanceConfig, local_address, successful
 from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import Message, MessageExt, MessageQueue, SendResult, process_unique_keys
+from raftmq.client.parked import Parked
 from raftmq.client.pending import Pending, SendCallback
 from raftmq.client.requestreply import WaitingRequests, reply_message
 from raftmq.client.retry import ROUTE_SEARCH
@@ -105,7 +107,7 @@ class Producer:
         self._keys = process_unique_keys(local_address())
         self._engine: SendEngine | None = None
         self._publications: dict[str, Publication] = {}
-        self._unrouted: dict[str, list[Pending]] = {}
+        self._searched: set[str] = set()  # topics whose route a task asks for, for parked sends
         self._looked_at = 0.0
         self._requests = WaitingRequests(self._instance.client_id)
         self._announced: set[str] = set()  # broker groups that got our heartbeat
@@ -123,11 +125,8 @@ class Producer:
         """End undecided sends as they stand, unregister at the brokers, and close."""
         if self._engine is None:
             return
-        for parked in self._unrouted.values():
-            for pending in parked:
-                self._engine.finish(pending, None, pending.error())
-        self._unrouted.clear()
         self._engine.stop()
+        self._searched.clear()
         await self._instance.leave(self.group, None)
         self._engine = None
 
@@ -480,8 +479,11 @@ class Producer:
             self._looked_at = now
             self._instance.directory.refresh_soon(topic)
 
-    async def _publication_by(self, topic: str, deadline: float) -> Publication:
-        """Return the publication, asking for it until `deadline`. Raises SendFailed."""
+    async def _publication_by(
+        self, topic: str, deadline: float, note: Callable[[str], None] | None = None
+    ) -> Publication:
+        """Return the publication, asking for it until `deadline`. Raises SendFailed. `note` is told
+        after each attempt why there is none."""
         known = self._publication_if_known(topic)
         if known is not None and not known.provisional:
             return known
@@ -494,6 +496,8 @@ class Producer:
                             return await self._publication(topic)
                         except (NoRoute, NameServerUnreachable, RemotingError) as error:
                             reason = error.message if isinstance(error, ClientError) else str(error)
+                            if note is not None:
+                                note(reason)
                             raise
         except (TimeoutError, RemotingError):
             pass  # the reason is raised below
@@ -501,24 +505,30 @@ class Producer:
 
     def _park(self, topic: str, pending: Pending) -> None:
         """Keep a send until the route is known; one task asks for all sends of the topic."""
-        parked = self._unrouted.setdefault(topic, [])
-        parked.append(pending)
-        if len(parked) == 1:
-            self._instance.spawn(self._route_parked(topic), f"route for {topic}")
+        parked = self._running().parked
+        parked.add(topic, pending)
+        if topic not in self._searched:
+            self._searched.add(topic)
+            self._instance.spawn(self._route_parked(topic, parked), f"route for {topic}")
 
-    async def _route_parked(self, topic: str) -> None:
-        engine = self._running()
-        publication: Publication | None = None
-        failure: SendFailed | None = None
-        latest = max(pending.deadline for pending in self._unrouted[topic])
+    async def _route_parked(self, topic: str, parked: Parked) -> None:
+        """Ask for the route until it is known, or until no send of the topic is parked any more."""
         try:
-            publication = await self._publication_by(topic, latest)
-        except SendFailed as error:
-            failure = error
-        for pending in self._unrouted.pop(topic, []):
-            if publication is None:
-                engine.finish(pending, None, failure)
-                continue
+            while (latest := parked.latest(topic)) is not None:
+                try:
+                    note = partial(parked.note, topic)
+                    publication = await self._publication_by(topic, latest, note)
+                except SendFailed as failure:
+                    for pending in parked.take(topic, latest):
+                        self._running().finish(pending, None, failure)
+                else:
+                    self._submit_parked(parked.take(topic), publication)
+        finally:
+            self._searched.discard(topic)
+
+    def _submit_parked(self, sends: Sequence[Pending], publication: Publication) -> None:
+        engine = self._running()
+        for pending in sends:
             if not pending.fixed:
                 pending.queue = self._choose(publication)
             if not engine.expire(pending, engine.now()):

@@ -1,10 +1,10 @@
 """The producer's engine: undecided sends, the lanes to the broker groups, retries, time-outs.
 
 An attempt costs no task, future or timer. A sweep every `sweep_interval_ms` looks only at old
-attempts: it ends sends whose deadline has passed, repeats those unanswered for
-`attempt_timeout_ms`, and asks for the route when a leader has been silent for `silence_ms` (a
-frozen leader keeps its connections open, so there is no other sign). Where another leads by then,
-half of that is waited for a last answer. A leader that is merely slow
+attempts and at sends without a route (client.parked): it ends sends whose deadline has passed,
+repeats those unanswered for `attempt_timeout_ms`, and asks for the route when a leader has been
+silent for `silence_ms` (a frozen leader keeps its connections open, so there is no other sign).
+Where another leads by then, half of that is waited for a last answer. A leader that is merely slow
 gives a sign of life when asked (client.pulse); its sends are not repeated then, because they would
 be stored twice. And no send is written twice to a connection that is still open: it has arrived
 there, or will.
@@ -33,6 +33,7 @@ from raftmq.client.fault import SLOW_ASIDE_MS, FaultAvoidance
 from raftmq.client.instance import ClientInstance
 from raftmq.client.lane import Lane
 from raftmq.client.message import MessageQueue, SendResult, SendStatus
+from raftmq.client.parked import Parked
 from raftmq.client.pending import STORED, Pending, Verdict, judge
 from raftmq.client.pulse import Pulses
 from raftmq.client.route import ReplicaGroup
@@ -83,6 +84,7 @@ class SendEngine:
     ) -> None:
         self.config = config
         self.fault = FaultAvoidance()
+        self.parked = Parked()
         self.in_flight = 0
         self.in_flight_bytes = 0
         self.stopped = False
@@ -148,6 +150,8 @@ class SendEngine:
     def stop(self) -> None:
         """End every undecided send now."""
         self.stopped = True
+        for pending in self.parked.take_all():
+            self.finish(pending, None, pending.error())
         for lane in self._lanes.values():
             waiting, lane.waiting = list(lane.waiting), type(lane.waiting)()
             for pending in waiting:
@@ -477,6 +481,8 @@ class SendEngine:
                 self._sweep_once(self.now())
 
     def _sweep_once(self, now: float) -> None:
+        for pending in self.parked.overdue(now):
+            self.finish(pending, None, pending.error())
         for lane in self._lanes.values():
             lane.drop_expired(now)
         current = {lane.channel for lane in self._lanes.values()}

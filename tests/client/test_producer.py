@@ -404,6 +404,42 @@ async def test_topic_that_appears_while_waiting_is_used() -> None:
         assert (await send).queue.topic == "new"
 
 
+@pytest.mark.parametrize("first", ["short", "long"])
+async def test_a_send_without_a_route_keeps_its_own_time_out(first: str) -> None:
+    times_ms = {"short": 100, "long": 20_000}
+    ended: list[str] = []
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+
+        def send(name: str) -> None:
+            def told(result: SendResult | None, error: Exception | None) -> None:
+                ended.append(f"{name}: {error or 'stored'}")
+
+            producer.send_nowait(Message("new", b"x"), told, times_ms[name])
+
+        for name in sorted(times_ms, key=lambda name: name != first):
+            send(name)
+            await asyncio.sleep(0.05)
+        await until(lambda: ended)
+        (failure,) = ended
+        assert failure.startswith("short: topic 'new': no route")
+        assert producer.in_flight == 1
+        cluster.name_server.topics["new"] = {"g0": (2, 6)}
+        await until(lambda: ended[1:] == ["long: stored"])
+
+
+async def test_a_send_is_routed_though_those_before_it_ran_out_of_time() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        outcomes: list[object] = []
+        for _ in range(3):
+            producer.send_nowait(Message("new", b"x"), lambda r, e: outcomes.append(r or e), 50)
+            await until(lambda: producer.in_flight == 0)
+        producer.send_nowait(Message("new", b"x"), lambda r, e: outcomes.append(r or e), 20_000)
+        cluster.name_server.topics["new"] = {"g0": (2, 6)}
+        await until(lambda: producer.in_flight == 0)
+        kinds = [type(outcome) for outcome in outcomes]
+        assert kinds == [SendFailed, SendFailed, SendFailed, SendResult]
+
+
 async def test_topic_is_created_by_the_first_send_where_brokers_do_that() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         cluster.name_server.topics["TBW102"] = {"g0": (8, 7)}

@@ -1,0 +1,51 @@
+"""Sends without a route, by their deadlines."""
+
+from __future__ import annotations
+
+from raftmq.client.errors import CODE_NO_ROUTE
+from raftmq.client.message import MessageQueue
+from raftmq.client.parked import Parked
+from raftmq.client.pending import Pending
+from raftmq.client.sendframe import SEND_MESSAGE_V2, OutgoingSend
+
+
+def a_send(deadline: float, topic: str = "T") -> Pending:
+    item = OutgoingSend(SEND_MESSAGE_V2, b"x", "key", b"", 0, 0, 1)
+    return Pending(item, MessageQueue(topic, "", -1), False, deadline, lambda result, error: None)
+
+
+def test_what_is_overdue_is_taken_out_with_the_reason() -> None:
+    parked = Parked()
+    early, late, other = a_send(1.0), a_send(3.0), a_send(2.0, "U")
+    for pending in (late, early, other):
+        parked.add(pending.queue.topic, pending)
+    assert parked.latest("T") == 3.0
+    parked.note("T", "no route")
+    assert parked.overdue(0.9) == []
+    assert parked.overdue(2.0) == [early, other]
+    assert early.error().code == other.error().code == CODE_NO_ROUTE
+    assert early.reason == "topic 'T': no route"
+    assert other.reason == "topic 'U': no name server answered in time"
+    assert parked.latest("U") is None
+    assert parked.take("T") == [late]
+    assert parked.take("T") == parked.take_all() == []
+
+
+def test_a_topics_sends_are_taken_up_to_a_deadline_in_their_order() -> None:
+    parked = Parked()
+    sends = [a_send(deadline) for deadline in (2.0, 5.0, 1.0)]
+    for pending in sends:
+        parked.add("T", pending)
+    assert parked.take("T", 2.0) == [sends[0], sends[2]]
+    assert parked.take_all() == [sends[1]]
+
+
+def test_the_reason_goes_with_the_last_send() -> None:
+    parked = Parked()
+    parked.note("T", "nobody waits")
+    parked.add("T", a_send(1.0))
+    parked.note("T", "no route")
+    parked.take("T")
+    parked.add("T", again := a_send(1.0))
+    assert parked.overdue(1.0) == [again]
+    assert again.reason == "topic 'T': no name server answered in time"

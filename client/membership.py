@@ -166,9 +166,12 @@ class Membership:
         return True
 
     async def give_up(self, queues: Sequence[MessageQueue]) -> None:
-        """Stop the queues' workers, commit what is finished, release the locks, drop the queues."""
-        workers = [self.workers.pop(queue) for queue in queues]
-        idle = await asyncio.gather(*(worker.stop(self._stop_grace_ms) for worker in workers))
+        """Stop the queues' workers, commit what is finished, release the locks, drop the queues.
+        Queues that were lost meanwhile, with their locks, are passed over."""
+        workers = {queue: self.workers.pop(queue) for queue in queues if queue in self.workers}
+        queues = list(workers)
+        stopping = (worker.stop(self._stop_grace_ms) for worker in workers.values())
+        idle = await asyncio.gather(*stopping)
         await self._member.given_up(queues)
         if self.locks is not None:
             rest = dict(zip(queues, idle, strict=True))

@@ -106,23 +106,30 @@ class Rebalancer:
 
     async def _once(self) -> bool:
         """Go through all topics once; return False if something has to be tried again soon."""
-        settled = True
-        held = self._owner.held()
-        for topic in {queue.topic for queue in held} - set(self.subscriptions):
-            await self._owner.give_up([queue for queue in held if queue.topic == topic])
-        for topic, subscription in list(self.subscriptions.items()):
-            try:
-                settled = await self._topic(topic, subscription) and settled
-            except NoRoute as error:
-                if not topic.startswith(RETRY_PREFIX):  # it is created with the first failure
-                    logger.info("rebalance_without_route topic=%s error=%s", topic, error)
-                    settled = False
-            except (ClientError, RemotingError) as error:
-                logger.warning("rebalance_failed topic=%s error=%s", topic, error)
-                settled = False
-        return settled
+        held = {queue.topic for queue in self._owner.held()}
+        topics = [*(held - self.subscriptions.keys()), *self.subscriptions]
+        return all([await self._settled(topic) for topic in topics])
 
-    async def _topic(self, topic: str, subscription: Subscription) -> bool:
+    async def _settled(self, topic: str) -> bool:
+        """Go through one topic; return False if it has to be tried again soon. An error does not
+        keep the other topics, or the next time, from their turn."""
+        try:
+            return await self._topic(topic)
+        except NoRoute as error:
+            if topic.startswith(RETRY_PREFIX):  # it is created with the first failure
+                return True
+            logger.info("rebalance_without_route topic=%s error=%s", topic, error)
+        except (ClientError, RemotingError) as error:
+            logger.warning("rebalance_failed group=%s topic=%s error=%s", self._group, topic, error)
+        except Exception:  # ring boundary: for example, the strategy is the user's
+            logger.exception("rebalance_failed group=%s topic=%s", self._group, topic)
+        return False
+
+    async def _topic(self, topic: str) -> bool:
+        subscription = self.subscriptions.get(topic)
+        if subscription is None:
+            await self._owner.give_up([q for q in self._owner.held() if q.topic == topic])
+            return True
         route = await self._instance.directory.refresh(topic)
         queues = route.read_queues(topic)
         if not queues:

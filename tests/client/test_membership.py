@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from raftmq.client import ClientError, ConsumerConfig, MessageModel, MessageQueue, PullConfig
+from raftmq.client import (
+    ClientError,
+    ConsumerConfig,
+    LockConfig,
+    MessageModel,
+    MessageQueue,
+    PullConfig,
+)
 from raftmq.client.instance import ClientInstance
 from raftmq.client.membership import Membership
 from raftmq.client.offsetstore import OffsetStore
@@ -26,6 +34,8 @@ class Notes:
         self.offsets: dict[MessageQueue, int] = {}
         self.gone: list[MessageQueue] = []
         self.all: tuple[MessageQueue, ...] = ()
+        self.may_commit = asyncio.Event()
+        self.may_commit.set()
 
     def arrived(self, queue: MessageQueue) -> None: ...
 
@@ -42,15 +52,18 @@ class Notes:
 
     async def given_up(self, queues: Sequence[MessageQueue]) -> None:
         self.gone += queues
+        await self.may_commit.wait()
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
         self.all = tuple(queues)
 
 
-def member_of(cluster: FakeCluster, notes: Notes, config: ConsumerConfig) -> Membership:
+def member_of(
+    cluster: FakeCluster, notes: Notes, config: ConsumerConfig, lock: LockConfig | None = None
+) -> Membership:
     instance = ClientInstance(cluster.namesrv)
     offsets = OffsetStore("g", instance)
-    return Membership("g", "CONSUME_PASSIVELY", instance, notes, offsets, config, PULL)
+    return Membership("g", "CONSUME_PASSIVELY", instance, notes, offsets, config, PULL, lock)
 
 
 async def test_a_member_takes_its_queues_and_gives_them_up_when_it_leaves() -> None:
@@ -117,3 +130,57 @@ async def test_only_what_changed_is_given_up_and_taken() -> None:
         await until(lambda: held("U") == dict.fromkeys(of_u, "a"))
         assert notes.gone == [queue(0), *of_u] and len(held("T")) == 2
         await member.stop()
+
+
+async def test_a_lock_lost_while_other_queues_are_given_up_does_not_end_the_rebalancing() -> None:
+    notes = Notes()
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.name_server.topics["U"] = {"g0": (4, 6)}
+        lock = LockConfig(renew_interval_ms=20)
+        member = member_of(cluster, notes, ConsumerConfig(), lock)
+        member.subscribe("T", "*", "TAG")
+        member.subscribe("U", "*", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        await until(lambda: len(member.queues) == 8)
+        notes.may_commit.clear()
+        for topic in "TU":
+            member.unsubscribe(topic)
+        await until(lambda: notes.gone)
+        left = {"T", "U"} - {queue.topic for queue in notes.gone}
+        lost = queue(0, topic=left.pop())
+        cluster.brokers["g0"][0].locks["g", lost.topic, 0] = "another client"
+        await until(lambda: lost not in member.queues)
+        notes.may_commit.set()
+        await until(lambda: not member.queues)
+        assert len(notes.gone) == 7 and lost not in notes.gone
+        member.subscribe("T", "*", "TAG")
+        await until(lambda: len(member.queues) >= 3)
+        await member.stop()
+
+
+@pytest.mark.parametrize("answer", [ZeroDivisionError(), None], ids=["raises", "nothing"])
+async def test_a_strategy_that_fails_is_asked_again(
+    answer: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = Notes()
+    answers = [answer]
+
+    def allocate(
+        queues: Sequence[MessageQueue], clients: Sequence[str], client: str
+    ) -> tuple[MessageQueue, ...]:
+        if not answers:
+            return tuple(queues)
+        failure = answers.pop()
+        if failure is not None:
+            raise failure
+        return failure  # type: ignore[return-value]
+
+    async with FakeCluster({"g0": 1}) as cluster:
+        member = member_of(cluster, notes, ConsumerConfig(allocation=allocate))
+        member.subscribe("T", "*", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        await until(lambda: len(member.queues) == 4)
+        await member.stop()
+    assert "rebalance_failed group=g" in caplog.text

@@ -59,11 +59,16 @@ class Hosted(Generic[C_co]):
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     def stop(self) -> None:
-        """Stop the client, then the threads. Raises ClientClosed if they are not running."""
-        self.run(self.client.stop())
-        self._end_thread()
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Stop the client, then the threads, even if that raises. Raises ClientClosed if they are
+        not running."""
+        if self._loop is None:
+            raise ClientClosed
+        try:
+            self.run(self.client.stop())
+        finally:
+            self._end_thread()
+            if self._pool is not None:
+                self._pool.shutdown()
 
     def _end_thread(self) -> None:
         loop, thread = self._loop, self._thread

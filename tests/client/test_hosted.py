@@ -91,3 +91,26 @@ def test_a_start_that_fails_leaves_no_thread_and_may_be_tried_again() -> None:
     counter.counter.start = began  # type: ignore[method-assign]
     with counter:
         assert counter.add(1) == 3
+
+
+def test_a_stop_that_fails_leaves_no_thread_and_no_pool() -> None:
+    counter = BlockingCounter()
+
+    async def fails() -> None:
+        raise OSError("broker gone")
+
+    counter.counter.stop = fails  # type: ignore[method-assign]
+    counter.start()
+    with pytest.raises(OSError, match="broker gone"):
+        counter.stop()
+    assert "counter" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(RuntimeError, match="shutdown"):
+        counter.pool.submit(print)
+
+
+def test_a_stop_before_the_start_changes_nothing() -> None:
+    counter = BlockingCounter()
+    with pytest.raises(ClientClosed):
+        counter.stop()
+    with counter:
+        assert counter.pool.submit(lambda: 1).result() == 1

@@ -11,6 +11,7 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from raftmq.remoting.fastjson import MessageQueue as MessageQueue
+from raftmq.remoting.popheaders import POP_CK
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import Host, unpack_host
 
@@ -22,6 +23,7 @@ DELAY_TIME = "TIMER_DELAY_MS"
 DELIVER_TIME = "TIMER_DELIVER_MS"
 RESERVED_PROPERTIES = frozenset(
     {"UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "TRAN_MSG", "PGROUP", DELAY_TIME, DELIVER_TIME}
+    | {POP_CK}  # Apache's clients acknowledge by it, whoever put it in
 )
 
 
@@ -31,9 +33,10 @@ class Message:
 
     `properties` are the user's own; KEYS, TAGS, WAIT, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS and
     UNIQ_KEY have fields of their own and are refused there, as are TRAN_MSG and PGROUP, which a
-    TransactionProducer sets. At most one of `delay_level`, `delay_time` (from the broker's receipt)
-    and `deliver_time` (with a time zone) may be given; a time in the past means at once.
-    `born_timestamp_ms` is when the message came into being, since 1970; a batch cannot have any.
+    TransactionProducer sets, and POP_CK, the handle of a popped message. At most one of
+    `delay_level`, `delay_time` (from the broker's receipt) and `deliver_time` (with a time zone)
+    may be given; a time in the past means at once. `born_timestamp_ms` is when the message came
+    into being, since 1970; a batch cannot have any.
     """
 
     topic: str

@@ -490,6 +490,7 @@ BAD = [
     Message("T", b""),
     Message("T", b"x" * (4 * 1024 * 1024 + 1)),
     Message("T", b"x", properties={"TAGS": "no"}),
+    Message("T", b"x", properties={"POP_CK": "0 1 60000 0 0 g0 0 5"}),
     Message("T", b"x", properties={"a": "b\x01c"}),
     Message("T", b"x", properties={"a": "b" * 40_000}),
     Message("T", b"x", tags="a\x02b"),

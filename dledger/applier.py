@@ -2,7 +2,8 @@
 
 Frames come from the log's cache, or from the file when there is much to catch up with. A long
 tail is applied in batches bounded in bytes, one per turn of the loop, so that heartbeats and
-votes are answered in between. At a damaged frame the applier waits until it is mended.
+votes are answered in between. At a damaged frame the applier waits until it is mended; that may
+happen while its member stops. After `stop` nothing is applied.
 
 The broker implements `Application`.
 """
@@ -69,6 +70,7 @@ class Applier:
     _batch_bytes_max: int = APPLY_BYTES_MAX
     _commit_index: int = field(default=0, init=False)
     _later: asyncio.Handle | None = field(default=None, init=False)
+    _stopped: bool = field(default=False, init=False)
     _on_applied: Callable[[], None] | None = field(default=None, init=False)
     _on_failed: Callable[[Exception], None] | None = field(default=None, init=False)
 
@@ -84,6 +86,7 @@ class Applier:
 
     def stop(self) -> None:
         """Apply nothing more."""
+        self._stopped = True
         if self._later is not None:
             self._later.cancel()
             self._later = None
@@ -95,6 +98,8 @@ class Applier:
             self._apply_batch()
 
     def _apply_batch(self) -> None:
+        if self._stopped:
+            return
         try:
             frames = self._log.frames(
                 self.applied_index + 1, self._commit_index, self._batch_bytes_max

@@ -1,0 +1,96 @@
+"""Committed frames reach the application in order, in batches, and not after the stop."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from raftmq.dledger.applier import Applier
+from raftmq.dledger.errors import FrameDamaged
+from raftmq.store.frame import Frame
+from tests.dledger.group import make_log
+from tests.waiting import until
+
+FRAMES = make_log([1] * 6)
+
+
+class World:
+    """An applier that takes two frames a batch, from a log whose frame `damaged` cannot be read."""
+
+    def __init__(self) -> None:
+        self.applied: list[int] = []
+        self.failures: list[Exception] = []
+        self.damaged = 0
+        self.error: Exception | None = None
+        self.applier = Applier(
+            cast(Any, SimpleNamespace(frames=self.frames, has_mender=True)),
+            cast(Any, SimpleNamespace(apply=self.apply)),
+            cast(Any, SimpleNamespace(refuted_by=lambda frames: None, applied=lambda frames: None)),
+            applied_index=0,
+        )
+        self.applier.start(lambda: None, self.failures.append)
+
+    def frames(self, first: int, last: int, bytes_max: int) -> list[Frame]:
+        if self.error is not None:
+            raise self.error
+        if first == self.damaged:
+            raise FrameDamaged(first, 0, "says the test")
+        last = min(last, first + 1, self.damaged - 1 if self.damaged > first else last)
+        return FRAMES[first - 1 : last]
+
+    def apply(self, frames: list[Frame]) -> None:
+        self.applied += [frame.index for frame in frames]
+
+
+async def test_a_long_tail_is_applied_in_batches_one_per_turn_of_the_loop() -> None:
+    world = World()
+    world.applier.advance(5)
+    assert world.applied == [1, 2]
+    await until(lambda: world.applied == [1, 2, 3, 4, 5])
+
+
+async def test_at_a_damaged_frame_it_waits_until_that_is_mended() -> None:
+    world = World()
+    world.damaged = 3
+    world.applier.advance(6)
+    await asyncio.sleep(0.01)
+    assert world.applied == [1, 2]
+    world.damaged = 0
+    world.applier.resume()
+    await until(lambda: world.applied == [1, 2, 3, 4, 5, 6])
+
+
+async def test_nothing_is_applied_after_the_stop() -> None:
+    world = World()
+    world.damaged = 3
+    world.applier.advance(6)
+    await asyncio.sleep(0.01)
+    world.applier.stop()
+    world.damaged = 0
+    world.applier.resume()  # a peer's answer came while the links were being closed
+    world.applier.advance(6)
+    await asyncio.sleep(0.01)
+    assert world.applied == [1, 2]
+
+
+async def test_a_batch_during_which_it_is_stopped_is_the_last() -> None:
+    world = World()
+
+    def apply(frames: list[Frame]) -> None:
+        World.apply(world, frames)
+        world.applier.stop()
+
+    world.apply = apply  # type: ignore[method-assign]
+    world.applier._application.apply = world.apply  # type: ignore[method-assign,assignment]
+    world.applier.advance(6)
+    await asyncio.sleep(0.01)
+    assert world.applied == [1, 2]
+
+
+async def test_an_error_of_a_later_batch_is_told() -> None:
+    world = World()
+    world.applier.advance(4)
+    world.error = error = OSError(5, "cannot read")
+    await until(lambda: world.failures)
+    assert world.failures == [error] and world.applied == [1, 2]

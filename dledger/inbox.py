@@ -33,16 +33,18 @@ class Inbox:
         opened: Callable[[NodeId], None],
         refuse: Callable[[NodeId, str], None],
         fail: Callable[[str, BaseException], None],
+        disk_failed: Callable[[str, BaseException], None],
     ) -> None:
         """`takers` handle their messages from now on; `opened(peer)` is called when a link begins,
         `refuse(peer, reason)` for a message that breaks Raft's rules, `fail` if handling one breaks
-        an invariant."""
+        an invariant, `disk_failed` if it needs the disk and that fails."""
         self._node_id = node_id
         self._life = life
         self._early = self._takers = dict(takers)
         self._opened = opened
         self._refuse = refuse
         self._fail = fail
+        self._disk_failed = disk_failed
         self._pump: Pump | None = None
 
     def open(self, pump: Pump, takers: Takers) -> None:
@@ -69,6 +71,9 @@ class Inbox:
                     self._early.get(type(message), _ignore)(message)
         except MessageRefused as refused:
             self._refuse(refused.sender, refused.reason)
+        except OSError as error:
+            self._disk_failed("the disk failed at a message", error)
+            return
         except Exception as error:  # ring boundary: a broken promise stops the node
             self._fail("a message broke an invariant", error)
             return

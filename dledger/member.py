@@ -153,6 +153,7 @@ class RaftMember:
             opened=self._opened,
             refuse=self._refuse,
             fail=self._fail,
+            disk_failed=disk_failed,
         )
         self.links = PeerLinks(
             config.node_id,
@@ -199,9 +200,8 @@ class RaftMember:
         """Start the parts that need the core, and let the peers reach it."""
         pump, take = parts.pump, parts.installer.on_message
         core, applier = pump.core, pump.applier
-        apply_failed = partial(pump.fail, "committed frames could not be applied")
         sync_failed = partial(pump.fail, "fdatasync of the log failed", disk=True)
-        applier.start(pump.applied, apply_failed)
+        applier.start(pump.applied, pump.apply_failed)
         self.inbox.open(pump, {InstallOffer: take, InstallRequest: take, InstallChunk: take})
         self.life.running = True
         self._roster.follow(core, self.links, self.healer)

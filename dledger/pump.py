@@ -84,6 +84,9 @@ class Pump:
             return
         try:
             act(*args, **kwargs)
+        except OSError as error:
+            self.fail("reading or writing failed", error, disk=True)
+            return
         except Exception as error:  # ring boundary: a broken promise stops the node
             self.fail("an invariant is broken", error)
             return
@@ -130,6 +133,11 @@ class Pump:
         self.reads.applied(applied)
         self.roles.applied(applied)
         self.run()
+
+    def apply_failed(self, error: Exception) -> None:
+        """End the member: the applier could not read committed frames, or the application could not
+        apply them."""
+        self.fail("committed frames could not be applied", error, disk=isinstance(error, OSError))
 
     def durable(self, index: int) -> None:
         """Note that an fdatasync has made the log durable up to `index`."""

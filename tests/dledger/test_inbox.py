@@ -38,6 +38,7 @@ class World:
             opened=lambda peer: note(("introduce to", peer)),
             refuse=lambda peer, reason: note(("refuse", peer)),
             fail=lambda reason, error: note(("fail", reason)),
+            disk_failed=lambda reason, error: note(("disk failed", reason)),
         )
 
     def open(self, step: object) -> None:
@@ -96,6 +97,15 @@ def test_a_broken_invariant_ends_the_member() -> None:
     world = World()
     world.open(lambda message, now_ms: 1 // 0)
     assert world.receive(Vote()) == [("fail", "a message broke an invariant")]
+
+
+def test_an_error_of_the_disk_is_called_that() -> None:
+    def step(message: object, now_ms: float) -> None:
+        raise OSError(5, "cannot read")
+
+    world = World()
+    world.open(step)
+    assert world.receive(Vote()) == [("disk failed", "the disk failed at a message")]
 
 
 def test_the_clock_is_looked_at_with_a_message_when_it_is_time_to() -> None:

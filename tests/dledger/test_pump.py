@@ -8,6 +8,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from raftmq.dledger.errors import NotLeader
 from raftmq.dledger.messages import AppendOrder, HardState, Ready, Role, RoleEvent, TimeoutNow
 from raftmq.dledger.pump import Life, Pump
@@ -175,6 +177,19 @@ def test_a_failed_write_ends_the_member_and_what_was_ordered_with_it_is_not_sent
     assert not world.pump.life.running
     assert not [what for what in world.trace if what[0] in ("send", "save")]
     assert world.trace[-1] == ("fatal", world.pump.life.failure)
+
+
+@pytest.mark.parametrize("error", [OSError(5, "cannot read"), AssertionError("broken")])
+def test_an_error_of_the_disk_is_the_disks_whatever_met_it(error: Exception) -> None:
+    def fails() -> None:
+        raise error
+
+    for meet in (lambda pump: pump.drive(fails), lambda pump: pump.apply_failed(error)):
+        world = World()
+        meet(world.pump)
+        failure = world.pump.life.failure
+        assert failure is not None
+        assert (("disk failed", failure) in world.trace) is isinstance(error, OSError)
 
 
 def test_a_broken_invariant_is_told_to_the_client_who_met_it_and_ends_the_member() -> None:

@@ -11,6 +11,8 @@ recovering (recovery.py says what follows from that) when it cannot know that it
    process loses nothing, and under SYNC_FLUSH nor does a power cut.
 4. `give_up` was called: frames that were once durable are gone.
 5. It was recovering when it stopped.
+6. The note that 3 is decided by is damaged, or of another version: the process before this one may
+   have had another flush policy. If there is no note, this process's own policy is taken for it.
 
 It may also learn later, from a peer, that its store is older than what it promised (oldstore.py).
 
@@ -100,12 +102,12 @@ class Promises:
         try:
             noted = self._boot.load()
         except SlotsDamaged as error:
-            noted = None
-            reason = f"whether the machine went down is not known: {error}"
-        else:
-            reason = "whether the machine went down is not noted"
-        if noted is None or len(noted) < 2 or noted[0] != _VERSION:
-            return reason if self._unsynced and not log_is_empty else None
+            return f"whether the machine went down is not known: {error}"
+        if noted is None:
+            asynchronous = self._unsynced and not log_is_empty
+            return "whether the machine went down is not noted" if asynchronous else None
+        if len(noted) < 2 or noted[0] != _VERSION:
+            return f"whether the machine went down is not known: the note is {noted[:2].hex()}"
         self._noted = noted
         flags, boot_id = noted[1], noted[2:]
         if not flags & _UNSYNCED or flags & _CLEAN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -9,6 +10,7 @@ import pytest
 
 from raftmq.dledger.messages import HardState
 from raftmq.dledger.promises import Promises
+from raftmq.dledger.slots import SlotFile
 from raftmq.store.disk import OsDisk
 from tests.simulator.disk import SimDisk
 
@@ -113,20 +115,47 @@ def test_a_stop_that_was_not_clean_is_a_kill() -> None:
     assert start(disk, ASYNC).recovering is not None
 
 
-@pytest.mark.parametrize("damage", ["missing", "rotten"])
-def test_without_the_note_only_a_log_of_sync_flush_is_trusted(damage: str) -> None:
+def test_without_the_note_only_a_log_of_sync_flush_is_trusted() -> None:
     for unsynced in (ASYNC, SYNC):
         disk = recovered_disk(unsynced)
-        if damage == "missing":
-            disk.remove("raft/boot")
-        else:
-            for at in (20, 4096 + 20):
-                disk.open("raft/boot").pwrite(at, b"??")
+        disk.remove("raft/boot")
         promises = start(disk, unsynced)
         assert (promises.recovering is not None) is unsynced
         disk.kill_process()
         again = start(disk, unsynced)
         assert again.recovering in (None, "it was recovering when it stopped")
+
+
+def rot(disk: SimDisk) -> None:
+    file = disk.open("raft/boot")
+    for at in (20, 4096 + 20):
+        file.pwrite(at, b"??")
+    file.sync()
+
+
+def replace_note(disk: SimDisk) -> None:
+    """As of a version that this one does not know."""
+    note = SlotFile(disk, "raft/boot")
+    note.load()
+    note.save(b"\x07\x00boot")
+
+
+@pytest.mark.parametrize("log_is_empty", [False, True])
+@pytest.mark.parametrize("before", [ASYNC, SYNC])
+@pytest.mark.parametrize("now", [ASYNC, SYNC])
+@pytest.mark.parametrize("damage", [rot, replace_note])
+def test_a_damaged_note_may_have_told_of_anything(
+    damage: Callable[[SimDisk], None], before: bool, now: bool, log_is_empty: bool
+) -> None:
+    """How the process before acknowledged is not known, nor what the log held."""
+    disk = recovered_disk(before)
+    damage(disk)
+    disk.lose_power()
+    promises = Promises(disk, "raft", now)
+    assert promises.open(log_is_empty) == HardState(3, "b", recovered=False)
+    assert "is not known" in str(promises.recovering)
+    disk.kill_process()
+    assert start(disk, now).recovering == "it was recovering when it stopped"
 
 
 def test_frames_given_up_make_it_recover() -> None:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from raftmq.chaos.checks.experiment import PLANNED
@@ -215,17 +215,8 @@ async def _cluster(
         return cluster
     cluster = config.system.cluster(config.directory / "cluster")
     stack.push_async_callback(cluster.close)
-    shape = config.shape
     needs = scenario.needs()
-    shape = Shape(
-        shape.mode,
-        shape.groups,
-        shape.replicas,
-        shape.name_servers,
-        shape.namesrv,
-        links=shape.links or "links" in needs,
-        faultable=shape.faultable or "faultable" in needs,
-    )
+    shape = with_needs(config.shape, needs)
     if "loop-device" in needs and power.unavailable() is None:
         for node in (node for node in nodes_of(shape) if node.kind == "broker"):
             disk = LoopDisk(cluster.store_of(node))
@@ -236,3 +227,12 @@ async def _cluster(
     await cluster.up(shape, config.settings)
     stack.push_async_callback(cluster.down)
     return cluster
+
+
+def with_needs(shape: Shape, needs: Collection[str]) -> Shape:
+    """Return the shape with what a scenario's faults need, and otherwise as it was asked for."""
+    return replace(
+        shape,
+        links=shape.links or "links" in needs,
+        faultable=shape.faultable or "faultable" in needs,
+    )

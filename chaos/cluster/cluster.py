@@ -386,7 +386,7 @@ class Cluster:
         """Return the names of the gRPC proxies that take no connections."""
         proxies = self.state().grpc_proxies
         answers = [await self._probe.listens(node) for node in proxies]
-        return [n.name for n, answers in zip(proxies, answers, strict=True) if not answers]
+        return [n.name for n, listens in zip(proxies, answers, strict=True) if not listens]
 
     async def _group_not_serving(
         self, found: ClusterState, group: str, views: Sequence[ReplicaView | None]

@@ -99,22 +99,12 @@ class SharedPart:
     batches: Iterator[pa.RecordBatch]
 
 
-def shared_log_batches(
-    copies: Sequence[Copy], base: int, start: int, end: int
-) -> Iterator[pa.RecordBatch]:
-    """Do as `log_batches` for a segment of which several stores have a copy with these bytes. Items
-    that are equal in several are decoded once: `store` then names all of them, with
-    STORES_SEPARATOR."""
-    for part in shared_parts(copies, base, start, end):
-        yield from part.batches
-
-
 def shared_parts(
     copies: Sequence[Copy], base: int, start: int, end: int, stores: int = 0
 ) -> Iterator[SharedPart]:
-    """Yield what the copies of bytes [start, end) have alike, decoded once; each copy is in one
-    part. What all `stores` (their number) have alike needs no `rest_hash`, which is to compare
-    copies by."""
+    """Yield what the copies of bytes [start, end) have alike, decoded once, as `log_batches` does;
+    each copy is in one part, and `store` names all of a part's, with STORES_SEPARATOR. What all
+    `stores` (their number) have alike needs no `rest_hash`, which is to compare copies by."""
     left = [copy for copy in copies if start < len(copy.data)]
     count = len(left)
     while left:

@@ -57,10 +57,10 @@ from raftmq.store.frame import (
     parse_frame,
     parse_header,
 )
+from raftmq.store.record import BLANK_SIZE_BYTES
 
 RESPONSE_BYTES_MAX = 1 << 20
 FRAMES_WANTED_MAX = 4096  # known damage while running; more is found again when it is read
-_BLANK_SIZE_BYTES = 8  # kept free behind a segment's last frame
 
 
 class Outcome(IntEnum):
@@ -268,7 +268,7 @@ def checked_frames(
             ends = segment_end(frame.position)
         elif frame.position != position:
             raise BadPatch(f"{frame!r} does not stand at {position} or {ends}")
-        if frame.end + _BLANK_SIZE_BYTES > ends:
+        if frame.end + BLANK_SIZE_BYTES > ends:
             raise BadPatch(f"{frame!r} goes beyond its segment")
         frames.append(frame)
         at += frame.size_bytes

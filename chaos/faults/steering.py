@@ -97,11 +97,6 @@ class Steering:
         with self._locked() as (found, _):
             found.pop(key, None)
 
-    def matched(self, key: str) -> list[int]:
-        """Return how many calls each rule under `key` has matched, with those let pass."""
-        with self._locked() as (found, control):
-            return [_COUNT.unpack(control[_count_at(s)])[0] for _, s in found.get(key, [])]
-
     def rules(self) -> dict[str, list[Rule]]:
         """Return the rules in force, by key."""
         with self._locked() as (found, _):

@@ -243,7 +243,6 @@ class Temper:
 
 
 LOSE_ALL = Temper(1.0, 0.0, 0.0)
-KEEP_ALL = Temper(0.0, 1.0, 1.0)
 TEMPERS = (LOSE_ALL, Temper(0.8, 0.1), Temper(0.4, 0.4), Temper(0.1, 0.8), Temper(0.1, 0.2))
 
 

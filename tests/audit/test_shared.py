@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from raftmq.audit.files import STORES_SEPARATOR, BlockCopy, Segment, different_blocks
-from raftmq.audit.parse import LOG_SCHEMA, Copy, log_batches, shared_log_batches
+from raftmq.audit.parse import LOG_SCHEMA, Copy, log_batches, shared_parts
 from tests.audit.stores import Log, Message
 
 Rows = set[tuple[object, ...]]
@@ -58,7 +58,8 @@ def shared(copies: list[tuple[str, bytearray]], start: int, end: int) -> list[pa
         for store, data in copies
         if start < len(data)
     ]
-    return list(shared_log_batches(views, BASE, start, end))
+    parts = shared_parts(views, BASE, start, end)
+    return [batch for part in parts for batch in part.batches]
 
 
 def test_equal_copies_are_decoded_once() -> None:

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from raftmq.chaos.faults.undo import (
-    KEEP_ALL,
     LOSE_ALL,
     PAGE_BYTES,
     SECTOR_BYTES,
@@ -161,7 +160,7 @@ def test_only_changed_bytes_are_undone() -> None:
 
 def test_every_share_of_survivors_is_drawn() -> None:
     assert surviving(5, LOSE_ALL, random.Random(1)) == 0
-    assert surviving(5, KEEP_ALL, random.Random(1)) == 5
+    assert surviving(5, Temper(0.0, 1.0, 1.0), random.Random(1)) == 5
     rng = random.Random(1)
     assert {surviving(3, Temper(0.5, 0.5), rng) for _ in range(200)} == {0, 1, 2, 3}
     assert {draw_temper(rng) for _ in range(200)} == set(TEMPERS)

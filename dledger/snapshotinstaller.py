@@ -1,4 +1,4 @@
-"""Installer: the shell of install.py. On a leader it offers a snapshot install to stranded
+"""Installer: the shell of snapshotinstall.py. On a leader it offers a snapshot install to stranded
 followers; on a stranded follower it takes one.
 
 A leader copies the application's state on the loop (`capture`), encodes it in a thread, and keeps

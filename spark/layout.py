@@ -1,7 +1,7 @@
 """The CommitLog, ConsumeQueue and checkpoint layouts as numpy dtypes. Pure.
 
 An audit that used the store's own decoder would share its errors. So this module defines the
-layouts a second time, as dtypes for whole arrays of records at once; tests/audit/test_layout.py
+layouts a second time, as dtypes for whole arrays of records at once; tests/spark/test_layout.py
 asserts that they agree with the store's own codecs.
 
 A record (big-endian; the two hosts are 8 bytes, or 20 for IPv6 as sysflag says):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.tidy import known
+from tests.tidy.mentions import missing
 from tests.tidy.parts import inheritors, late_attributes, planted, stubs
 from tests.tidy.sources import (
     FRONT_DOOR,
@@ -193,6 +194,7 @@ CORE = [
     "proxy/routes.py",
     "proxy/selection.py",
 ]
+OTHERS = ("tests", "bench", "demo", "docs", "tools")  # have code, and are no part of the product
 IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
 
 # The one seam of the CommitLog's layout that client and chaos share with the audit.
@@ -248,8 +250,7 @@ def test_a_room_is_imported_by_one_name_only() -> None:
     """Rooms stand at the top level of the repository, and are parts of `raftmq`: by both names a
     module would be there twice."""
     bare = re.compile(rf"^\s*(?:from|import) ({'|'.join(ROOMS)})\b", re.M)
-    others = ("raftmq", "tests", "bench", "demo", "docs", "tools")
-    paths = [p for room in (*ROOMS, *others) for p in (ROOT / room).rglob("*.py")]
+    paths = [p for room in (*ROOMS, "raftmq", *OTHERS) for p in (ROOT / room).rglob("*.py")]
     found = {str(path): bare.findall(path.read_text()) for path in paths}
     assert not {path: rooms for path, rooms in found.items() if rooms}
 
@@ -275,6 +276,12 @@ def test_the_core_is_pure(name: str) -> None:
 @pytest.mark.parametrize("path", product(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(parsed(path))
+
+
+def test_files_that_comments_name_are_there() -> None:
+    others = [path for room in OTHERS for path in (ROOT / room).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)): missing(path) for path in (*product(), *others)}
+    assert not {path: names for path, names in found.items() if names}
 
 
 def in_circles() -> list[str]:

@@ -1,7 +1,7 @@
 """A cluster of processes on this machine: name servers, the brokers of one or more groups, gRPC
 proxies, and the proxy that carries the brokers' traffic if links are asked for.
 
-Everything known about it is in DIR/cluster.json (chaos/clusterfile.py), which every call reads
+Everything known about it is in DIR/cluster.json (clusterfile.py), which every call reads
 again, so several commands may work on one cluster one after the other, and a cluster outlives the
 command that started it. `up` returns once a send would be acknowledged: in every group one broker
 leads and is ready, and the name server names its address; no test message is sent. If it fails, the

@@ -4,7 +4,7 @@ Anything can register as a broker and name an HTTP address, even an impostor, an
 token can use it at every broker. So it is shown on two conditions:
 
 1. It is proven that the address belongs to a broker of the cluster: the broker signed its
-   registration (registrationproof.py) or, if this name server has no key for that, has a
+   registration (remoting/registrationproof.py) or, if this name server has no key for that, has a
    certificate of the cluster's own CA. CAs that the system trusts give certificates to everybody,
    so a certificate of theirs proves nothing here.
 2. Nobody can listen in: the connection is HTTPS with a verified certificate, or stays on this

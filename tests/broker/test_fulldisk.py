@@ -181,7 +181,7 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
             )
         )
         assert await group.leader() == second
-        await fill(group, {first: ROOMY})  # and it leads again when preference.py says so
+        await fill(group, {first: ROOMY})  # and it leads again when dledger/preference.py says so
         await until(lambda: "short of room" not in engine.status()["preferred_reason"])
 
 

@@ -53,7 +53,7 @@ from tests.simulator.cluster.surroundings import simulated
 DONE = ("ok", "fail", "unknown")  # records of an operation's outcome
 RESTART_S_MAX = 1.0
 EQUAL_WITHIN_S = 60.0
-CALM_S = 16.0  # twice as long as back-off needs to forget what was slow (electionbackoff.py)
+CALM_S = 16.0  # twice as long as back-off takes to forget (dledger/electionbackoff.py)
 FAILOVER_WITHIN_S = 3.0  # four of the longest configured time-outs: the votes may be split
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05

@@ -28,6 +28,7 @@ class ClassicLog:
         """Append records with queue offsets, store time `now_ms` and `position` (from the log's
         `place`) in them, and their `units`. Store times never go back, since queues are searched by
         them. Raises OSError."""
+        self._derived.make_room()
         self._commitlog.write(position, data)
         self._derived.append(units, position + len(data), now_ms)
 
@@ -42,6 +43,7 @@ class ClassicLog:
             if end not in (first, 0):  # 0: the log may begin in the middle of the master's
                 text = f"queue offset {first} of {topic}/{queue_id} follows {end - 1}"
                 raise Diverged(position, text)
+        self._derived.make_room()
         self._commitlog.copy(data)
         self._derived.append(units, position + len(data), newest_ms)
         return units

@@ -6,12 +6,13 @@
 Unit n stands at byte n * 20 of the sequence; files hold `units_per_file` (300,000) and are sparse.
 A queue that begins at n > 0 is pre-filled with units (0, 0x7FFFFFFF, 0) from its file's start to n.
 
-A queue is derived from the CommitLog and never promises durability of its own. New units stay in
-a tail in memory until a flush has written them, in the pool, or until one tail or all tails
-together reach their bound; reads see file and tail alike. After a restart units that point below
-the checkpoint's confirmPhyOffset are trusted; every unit at or above it is dropped and comes again
-from the log (`open(confirmed)`). Below it offsets only grow, so the end of a queue is found by
-bisection.
+A queue is derived from the CommitLog and never promises durability of its own. New units stay in a
+tail in memory until a flush has written them, in the pool, or until one tail or all tails together
+reach their bound; reads see file and tail alike. If they cannot be written for a shortage that
+passes (store.shortage), they stay longer, and `make_room` writes them later. After a restart units
+that point below the checkpoint's confirmPhyOffset are trusted; every unit at or above it is dropped
+and comes again from the log (`open(confirmed)`). Below it offsets only grow, so the end of a queue
+is found by bisection.
 
 An append below max_offset is skipped (dispatch again after a restart); one that would leave a
 hole is an AssertionError, because being wrong is worse than being down.
@@ -33,6 +34,7 @@ from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
 from raftmq.store.filecache import OPEN_FILES_MAX
 from raftmq.store.queuefiles import FlushFiles, QueueFiles, within_files
 from raftmq.store.queuemanifest import QueueExtent, read_manifest, write_manifest
+from raftmq.store.shortage import passes
 
 UNITS_PER_FILE = 300_000
 FILLER_SIZE = 0x7FFFFFFF
@@ -401,7 +403,8 @@ class ConsumeQueueStore:
         self._tails_bytes_max = tails_bytes_max
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._with_tail: dict[tuple[str, int], ConsumeQueue] = {}
-        self.tails_bytes = 0  # in memory, of all queues; never above tails_bytes_max
+        self._overfull: dict[tuple[str, int], ConsumeQueue] = {}  # tails at tail_units_max
+        self.tails_bytes = 0  # in memory, of all queues; above tails_bytes_max in a shortage only
         self._flushing = False
 
     def open(self, confirmed: int, *, clean: bool = False) -> None:
@@ -431,7 +434,8 @@ class ConsumeQueueStore:
         self.damaged |= dict.fromkeys(noted, "its directory is gone")
 
     def append(self, topic: str, queue_id: int, first_queue_offset: int, units: bytes) -> None:
-        """Append units, as ConsumeQueue.append does. Raises OSError if a bound made it write."""
+        """Append units, as ConsumeQueue.append does. Raises OSError if a bound made it write. After
+        a shortage the units are kept above the bound: `make_room` is to be called before more."""
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -441,12 +445,24 @@ class ConsumeQueueStore:
         queue.append(first_queue_offset, units)
         after = queue.tail_bytes
         self.tails_bytes += after - before
-        if after >= self._tail_bytes_max:
-            self._write_tail(key, queue)
-        elif after:
+        if after:
             self._with_tail[key] = queue
-            while self.tails_bytes >= self._tails_bytes_max:  # the oldest: not thousands at once
-                self._write_tail(*next(iter(self._with_tail.items())))
+        if after >= self._tail_bytes_max:
+            self._overfull[key] = queue
+        elif self.tails_bytes < self._tails_bytes_max:
+            return
+        try:
+            self.make_room()
+        except OSError as error:
+            if not passes(error):
+                raise
+
+    def make_room(self) -> None:
+        """Write the tails that are at their bound. Raises OSError; nothing is lost then."""
+        while self._overfull:
+            self._write_tail(*next(iter(self._overfull.items())))
+        while self.tails_bytes >= self._tails_bytes_max:  # the oldest: not thousands at once
+            self._write_tail(*next(iter(self._with_tail.items())))
 
     def begin_at(self, topic: str, queue_id: int, first: int) -> None:
         """Create a queue whose next queue offset is `first` > 0: its older messages are deleted.
@@ -553,6 +569,7 @@ class ConsumeQueueStore:
         if queue is not None:
             self.tails_bytes -= queue.tail_bytes
             self._with_tail.pop((topic, queue_id), None)
+            self._overfull.pop((topic, queue_id), None)
         self.damaged.pop((topic, queue_id), None)
         path = f"{self._files.directory}/{topic}/{queue_id}"
         for start in self._files.starts(path):
@@ -583,13 +600,14 @@ class ConsumeQueueStore:
     def close(self) -> None:
         """Close the files; tails not flushed are lost, as in a kill."""
         self._files.close()
-        self._queues, self._with_tail, self.tails_bytes = {}, {}, 0
+        self._queues, self._with_tail, self._overfull, self.tails_bytes = {}, {}, {}, 0
 
     def _write_tail(self, key: tuple[str, int], queue: ConsumeQueue) -> None:
         size = queue.tail_bytes
         queue.write_tail()
         self.tails_bytes -= size
         self._with_tail.pop(key, None)
+        self._overfull.pop(key, None)
 
 
 def _check_name(topic: str, queue_id: int) -> None:

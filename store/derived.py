@@ -88,6 +88,11 @@ class DerivedFiles:
         self.append(units, frame.end, frame.timestamp_ms)
         return units
 
+    def make_room(self) -> None:
+        """Write what the queues keep in memory above their bounds, after a shortage. To be called
+        before more is dispatched. Raises OSError, having changed nothing that is read."""
+        self.queues.make_room()
+
     def append(self, units: Sequence[Units], end: int, newest_ms: int) -> None:
         """Append the units of a part of the log that ends at `end`. Raises OSError."""
         append = self.queues.append

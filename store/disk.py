@@ -16,11 +16,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from raftmq.store.ownership import FILE_MODE, make_directory
+from raftmq.store.shortage import NO_DESCRIPTOR
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 _SYNCFS = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # Linux only
@@ -188,11 +190,16 @@ class OsFile:
 
 
 class OsDisk:
-    """A `Disk` below a root directory of the real file system."""
+    """A `Disk` below a root directory of the real file system.
+
+    It keeps one descriptor, of the root. A directory can so be synced when no descriptor is free:
+    by a sync of the whole file system, which costs more."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
         make_directory(self.root)
+        self._root_fd = _open_directory(self.root)
+        weakref.finalize(self, os.close, self._root_fd)
 
     def _path(self, path: str) -> str:
         return os.path.join(self.root, path)
@@ -219,7 +226,13 @@ class OsDisk:
         os.replace(self._path(source), self._path(target))
 
     def sync_directory(self, path: str) -> None:
-        fd = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fd = _open_directory(self._path(path))
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTOR or not self._is_on_root_device(path):
+                raise
+            _sync_file_system(self._root_fd, path)
+            return
         try:
             os.fsync(fd)
         finally:
@@ -228,14 +241,17 @@ class OsDisk:
     def sync_tree(self, path: str) -> bool:
         if _SYNCFS is None:
             return False
-        fd = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY)
+        fd = _open_directory(self._path(path))
         try:
-            if _SYNCFS(fd):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), path)
+            _sync_file_system(fd, path)
         finally:
             os.close(fd)
         return True
+
+    def _is_on_root_device(self, path: str) -> bool:
+        """Return whether a sync of the root's file system, if there is one, covers `path`."""
+        there = os.stat(self._path(path)).st_dev == os.fstat(self._root_fd).st_dev
+        return there and _SYNCFS is not None
 
     def boot_id(self) -> str:
         """Return Linux's boot id, drawn at every boot of the machine."""
@@ -249,3 +265,16 @@ class OsDisk:
         stat = os.statvfs(self.root)
         used = stat.f_blocks - stat.f_bfree
         return DiskUsage(used * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+
+
+def _open_directory(path: str) -> int:
+    """Return a descriptor of a directory, for syncs only."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _sync_file_system(fd: int, path: str) -> None:
+    """Make the whole file system of `fd` durable. Raises OSError, which names `path`."""
+    assert _SYNCFS is not None
+    if _SYNCFS(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from raftmq.store.disk import Disk, File
+from raftmq.store.shortage import NO_DESCRIPTOR
 
 OPEN_FILES_MAX = 512  # below the usual soft limit of 1024, which sockets share
 
@@ -25,10 +26,10 @@ class FileCache:
         if file is not None:
             self._files.move_to_end(path)
             return file
-        file = self._disk.open(path)
+        file = self._opened(path)
         self._files[path] = file
         if len(self._files) > self._count_max:
-            self._files.popitem(last=False)[1].close()
+            self._close_oldest()
         return file
 
     def forget(self, path: str) -> None:
@@ -36,6 +37,19 @@ class FileCache:
         file = self._files.pop(path, None)
         if file is not None:
             file.close()
+
+    def _opened(self, path: str) -> File:
+        """Return the file, opened in the place of the oldest one if no descriptor is free."""
+        try:
+            return self._disk.open(path)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTOR or not self._files:
+                raise
+        self._close_oldest()
+        return self._disk.open(path)
+
+    def _close_oldest(self) -> None:
+        self._files.popitem(last=False)[1].close()
 
     def close(self) -> None:
         for file in self._files.values():

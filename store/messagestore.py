@@ -80,6 +80,13 @@ class MessageStore:
         self.expiry = Expiry(disk, log, derived, checkpoint if raft else None, config.retention)
         self.last_stop_clean = True
 
+    @property
+    def files_held(self) -> int:
+        """How many files stay open as long as the store is, besides a few small ones: segments, the
+        next one included, and those of the index."""
+        index_files = 0 if self.index is None else len(self.index.files)
+        return len(self.commitlog.segments()) + 1 + index_files
+
     def open(self) -> None:
         """Open and, in classic mode, recover. Raises StoreError, OSError."""
         if self.config.directory:

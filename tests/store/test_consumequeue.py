@@ -1,4 +1,6 @@
+import errno
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -462,3 +464,41 @@ def test_more_queues_than_descriptors(disk: OsDisk) -> None:
         assert queue is not None
         assert queue.units(0, 5) == units(0, 2)
     assert len(os.listdir("/dev/fd")) - before == 3
+
+
+class ShortDisk(OsDisk):
+    """Opens no file while it is short of descriptors."""
+
+    short = False
+    error = errno.EMFILE
+
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> OsFile:
+        if self.short:
+            raise OSError(self.error, "says the test")
+        return super().open(path, allocate_bytes=allocate_bytes)
+
+
+@pytest.mark.parametrize("bounds", [{"tail_units_max": 4}, {"tails_bytes_max": 80}])
+def test_units_that_cannot_be_written_for_a_shortage_are_kept(
+    tmp_path: Path, bounds: dict[str, int]
+) -> None:
+    disk = ShortDisk(str(tmp_path))
+    store = new_store(disk, **bounds)
+    disk.short = True
+    store.append("T", 0, 0, units(0, 7))
+    store.append("T", 0, 7, units(7, 7))
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert queue.units(0, 14) == units(0, 14)
+    assert store.tails_bytes == 14 * 20
+    with pytest.raises(OSError, match="says the test"):
+        store.make_room()
+    disk.short = False
+    store.make_room()
+    assert store.tails_bytes == 0
+    assert queue.units(0, 14) == units(0, 14)
+    assert file_of(disk, 0) == units(0, 10)
+    disk.short, disk.error = True, errno.EIO
+    store.append("U", 0, 0, units(0, 1))
+    with pytest.raises(OSError, match="says the test"):
+        store.append("U", 0, 1, units(1, 6))

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import raftmq.store.disk
 from raftmq.store.disk import OsDisk
 
 
@@ -85,3 +86,39 @@ def test_short_writes_and_reads_are_finished(
     file.pwrite(1, b"0123456789")
     assert file.size_bytes == 11
     assert file.pread(0, 50) == b"\x000123456789"
+
+
+def test_a_directory_is_synced_without_a_free_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    disk = OsDisk(str(tmp_path))
+    disk.makedirs("a")
+
+    def no_descriptor(*_: object) -> int:
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    def syncfs(fd: int) -> int:
+        synced.append(fd)
+        return 0
+
+    monkeypatch.setattr(os, "open", no_descriptor)
+    monkeypatch.setattr(raftmq.store.disk, "_SYNCFS", syncfs)
+    disk.sync_directory("a")
+    assert len(synced) == 1
+    monkeypatch.setattr(raftmq.store.disk, "_SYNCFS", None)  # a system without it
+    with pytest.raises(OSError, match="no descriptor"):
+        disk.sync_directory("a")
+
+
+def test_a_directory_whose_sync_fails_is_not_synced_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = OsDisk(str(tmp_path))
+
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, "the disk")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="the disk"):
+        disk.sync_directory("")

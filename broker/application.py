@@ -18,11 +18,13 @@ from raftmq.broker.housekeeping import Activity
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.waiting import Pending
 from raftmq.broker.tables.state import BrokerState
+from raftmq.dledger.errors import ApplyLater
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import RoleEvent
 from raftmq.store.derived import DerivedFiles
 from raftmq.store.dispatch import Units
 from raftmq.store.frame import Frame, FrameKind
+from raftmq.store.shortage import passes
 
 log = logging.getLogger("raftmq.broker.application")
 
@@ -130,6 +132,7 @@ class BrokerApplication:
 
     def apply(self, frames: Sequence[Frame]) -> None:
         self._activity.note()
+        self._make_room()
         answers: list[Pending] = []
         touched: list[Units] = []
         topics: list[str] = []
@@ -162,6 +165,16 @@ class BrokerApplication:
                 self._on_units(topic, queue_id, units)
             except Exception as error:
                 self._contained.failed("units_told", error)
+
+    def _make_room(self) -> None:
+        """Write what the ConsumeQueues keep in memory after a shortage. Raises ApplyLater if they
+        still cannot; OSError."""
+        try:
+            self._store.make_room()
+        except OSError as error:
+            if not passes(error):
+                raise
+            raise ApplyLater(str(error)) from error
 
     def truncated(self, from_index: int) -> None:
         self._sends.truncated(from_index)

@@ -8,7 +8,6 @@ without an identity is noted as this node's once everything else was claimed. Bl
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 
@@ -20,6 +19,7 @@ from raftmq.remoting.boundport import BoundPort
 from raftmq.store.disk import OsDisk
 from raftmq.store.identity import StoreIdentity, check_identity, note_identity
 from raftmq.store.ownership import StoreLock, lock_store
+from raftmq.store.shortage import passes
 from raftmq.web.app import LOOPBACK
 
 log = logging.getLogger("raftmq.broker.claim")
@@ -123,7 +123,7 @@ class Claim:
         try:
             note_identity(self._disk, own)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not passes(error):
                 raise
             log.warning("store_identity_not_noted: %s", error)  # the next start does it
             return

@@ -3,7 +3,8 @@
 Frames come from the log's cache, or from the file when there is much to catch up with. A long
 tail is applied in batches bounded in bytes, one per turn of the loop, so that heartbeats and
 votes are answered in between. At a damaged frame the applier waits until it is mended; that may
-happen while its member stops. After `stop` nothing is applied.
+happen while its member stops. While the application cannot apply (ApplyLater) it asks again and
+again. After `stop` nothing is applied.
 
 The broker implements `Application`.
 """
@@ -11,22 +12,26 @@ The broker implements `Application`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from raftmq.dledger.errors import FrameDamaged
+from raftmq.dledger.errors import ApplyLater, FrameDamaged
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import RoleEvent
 from raftmq.dledger.proposals import Proposals
 from raftmq.store.frame import Frame
+from raftmq.store.shortage import RETRY_S
+
+log = logging.getLogger("raftmq.dledger.applier")
 
 APPLY_BYTES_MAX = 1 << 20  # one batch; a larger single frame goes alone
 
 
 class Application(Protocol):
     """The replicated state and the source of message frames. Called on the loop, never awaited;
-    an exception from any of these stops the node."""
+    an exception from any of these stops the node, except ApplyLater."""
 
     @property
     def applied_index(self) -> int:
@@ -44,7 +49,7 @@ class Application(Protocol):
 
     def apply(self, frames: Sequence[Frame]) -> None:
         """Apply committed frames of every kind, in order. A waiting send is stored if the frame of
-        its index carries the term it was proposed in."""
+        its index carries the term it was proposed in. Raises ApplyLater: nothing has changed."""
         ...
 
     def role_changed(self, event: RoleEvent) -> None:
@@ -114,7 +119,12 @@ class Applier:
         refuted = proposals.refuted_by(frames)
         if refuted is not None:
             self._application.truncated(refuted)
-        self._application.apply(frames)
+        try:
+            self._application.apply(frames)
+        except ApplyLater as error:
+            log.warning("apply_waits index=%d: %s", frames[0].index, error)
+            self._later = asyncio.get_running_loop().call_later(RETRY_S, self._continue)
+            return
         self.applied_index = frames[-1].index
         proposals.applied(frames)
         if self.applied_index < self._commit_index:

@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from raftmq.dledger.gate import Admissions
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
-from raftmq.dledger.writer import FULL
+from raftmq.store.shortage import passes
 
 log = logging.getLogger("raftmq.dledger.enforcement")
 
@@ -75,7 +75,7 @@ class Enforcement:
     def _saved(self, done: asyncio.Future[None]) -> None:
         self._saving = None
         error = done.exception()
-        if isinstance(error, OSError) and error.errno in FULL:
+        if passes(error):
             log.warning("enforcement_not_noted: %s", error)  # the next look tries again
         elif error is not None:
             self._on_failed("noting that proofs are enforced failed", error)

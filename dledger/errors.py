@@ -102,3 +102,7 @@ class FrameDamaged(StoreDamaged):
     def __init__(self, index: int, position: int, reason: str) -> None:
         super().__init__(position, f"frame {index}: {reason}")
         self.index = index
+
+
+class ApplyLater(Exception):
+    """The application cannot apply now, and has changed nothing: the same call is made again."""

@@ -2,7 +2,8 @@
 
 ok          it lets the node lead
 stalled     an fdatasync, of the log or of a vote, has been in flight for too long
-full        there is no room for the next frame: nothing is acknowledged until there is
+full        there is no room for the next frame, or no descriptor or memory to write it: nothing is
+            acknowledged until there is
 unreadable  a read failed while this node led, and would fail again (readtrial.py)
 failed      a write or an fdatasync failed: the member has ended
 slow        it works, but writes wait for it (slowwrites.py): another replica should lead

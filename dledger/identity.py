@@ -34,13 +34,12 @@ from dataclasses import dataclass
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
 from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
-from raftmq.dledger.writer import FULL
 from raftmq.store.disk import Disk
+from raftmq.store.shortage import RETRY_S, passes
 
 log = logging.getLogger("raftmq.dledger.identity")
 
 FILE = "group"  # in the member's directory
-FULL_RETRY_S = 1.0
 FOREIGN_MS = 30_000  # since it was refused last; diallers come back within half a second
 FOREIGN_MAX = 32  # remembered at a time
 
@@ -187,11 +186,11 @@ class GroupIdentity:
     def _saved_it(self, done: asyncio.Future[None], content: bytes) -> None:
         self._saving = None
         error = done.exception()
-        if isinstance(error, OSError) and error.errno in FULL:
-            # As with the log: a full disk is waited out. Until then the id is known from what is
+        if passes(error):
+            # As with the log: a shortage is waited out. Until then the id is known from what is
             # applied, and none is taken from a peer.
             log.warning("group_id_not_saved: %s", error)
-            asyncio.get_running_loop().call_later(FULL_RETRY_S, self._save)
+            asyncio.get_running_loop().call_later(RETRY_S, self._save)
             return
         if error is not None:
             self._on_failed("saving the group id failed", error)

@@ -1,6 +1,7 @@
 """The links that peers dial: `Incoming` decides who is let in, `Accepted` is one connection. Shell.
 
-Limits: connections that have not said hello are bounded in number and in time, a hello in size.
+Limits: connections that have not said hello are bounded in number and in time, a hello in size. So
+is the number of connections from replicas that this one does not know: anybody can claim to be one.
 Malformed data closes the connection it came over, and does nothing else.
 """
 
@@ -29,6 +30,7 @@ from raftmq.dledger.wire import (
 log = logging.getLogger("raftmq.dledger.peers")
 
 HANDSHAKING_MAX = 64  # accepted connections that have not said hello
+STRANGERS_MAX = 16  # connections of replicas that this one does not dial
 HELLO_SIZE_BYTES_MAX = 1024  # more than the longest hello: 8 + 3 * 255 + 4
 WAS_REMOVED = "was removed from group"  # in the refusal that a removed replica gets
 
@@ -89,7 +91,10 @@ class Incoming:
         if hello.sender in self._removed:
             return f"{hello.sender} {WAS_REMOVED} {group}"
         dialer = self._local.dialers.get(hello.sender)
-        return self._local.config.network.doubt(transport, dialer.address.host) if dialer else ""
+        if dialer is not None:
+            return self._local.config.network.doubt(transport, dialer.address.host)
+        strangers = self._by_peer.keys() - self._local.dialers.keys() - {hello.sender}
+        return "too many strangers are connected" if len(strangers) >= STRANGERS_MAX else ""
 
     def refused(self) -> None:
         """Count a connection that is closed because of what came over it, or did not."""

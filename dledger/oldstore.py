@@ -24,7 +24,7 @@ from raftmq.dledger.recollection import (
     encode_notes,
 )
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
-from raftmq.dledger.writer import FULL
+from raftmq.store.shortage import passes
 
 log = logging.getLogger("raftmq.dledger.oldstore")
 
@@ -143,7 +143,7 @@ class OldStores:
     def _saved(self, done: asyncio.Future[None]) -> None:
         self._saving = None
         error = done.exception()
-        if isinstance(error, OSError) and error.errno in FULL:
+        if passes(error):
             log.warning("notes_not_saved: %s", error)  # with the next ones
         elif error is not None:
             self._on_failed("saving the notes failed", error)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from errno import EMFILE, ENFILE, ENOMEM
 from functools import partial
 
 from raftmq.dledger.core import RaftCore
@@ -20,10 +19,9 @@ from raftmq.dledger.health import DiskHealth
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import Role
 from raftmq.store.errors import StoreError
+from raftmq.store.shortage import NO_RESOURCE
 
 log = logging.getLogger("raftmq.dledger.readtrial")
-
-SHORTAGES = frozenset({EMFILE, ENFILE, ENOMEM})
 
 
 class ReadTrial:
@@ -41,7 +39,7 @@ class ReadTrial:
     def failed(self, error: OSError, again: Callable[[], object]) -> None:
         """Make a leader step down because a read raised `error`; `again` repeats that read."""
         core = self._core
-        if self._alone or error.errno in SHORTAGES or core.role is not Role.LEADER:
+        if self._alone or error.errno in NO_RESOURCE or core.role is not Role.LEADER:
             return
         if self._health.unreadable(f"reading the log failed: {error}"):
             log.warning("disk_unreadable node=%s error=%s", core.node_id, error)

@@ -13,6 +13,7 @@ dialled back although it is no member yet, as far as this replica knows.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 
@@ -26,6 +27,9 @@ from raftmq.dledger.peers import PeerAddress, PeerLinks
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.wire import Introduction
 from raftmq.store.disk import Disk
+from raftmq.store.shortage import passes
+
+log = logging.getLogger("raftmq.dledger.roster")
 
 INTRODUCED_MAX = 32  # twice as many as a group has members
 
@@ -126,7 +130,9 @@ class Roster:
     def _saved_it(self, done: asyncio.Future[None]) -> None:
         self._saving = None
         error = done.exception()
-        if error is not None:
+        if passes(error):
+            log.warning("configuration_not_saved: %s", error)  # the next call tries again
+        elif error is not None:
             self._on_failed("saving the configuration failed", error)
 
     def may_go(self, core: RaftCore, index: int) -> int:

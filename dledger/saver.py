@@ -1,17 +1,26 @@
 """Saves term and vote in a thread of its own, so that a slow disk does not hold up the loop.
 
 One save at a time, and the member performs nothing further until it has returned: the order
-persist, send, acknowledge stays what it is. A failed save is final: no message may leave.
+persist, send, acknowledge stays what it is. A save that fails for a shortage (store.shortage) is
+repeated until it succeeds, and counts as one that hangs. Any other failure is final: no message may
+leave.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from raftmq.dledger.hardstate import HardStateFile
 from raftmq.dledger.messages import HardState
+from raftmq.store.shortage import RETRY_S, passes
+
+log = logging.getLogger("raftmq.dledger.saver")
+
+Then = Callable[[BaseException | None], None]
 
 
 class HardStateSaver:
@@ -23,20 +32,30 @@ class HardStateSaver:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-votes")
         self._saving: asyncio.Future[None] | None = None
         self._begun_ms: float | None = None
+        self._again: asyncio.TimerHandle | None = None  # when a shortage is to be over
+        self._stopped = False
 
-    def save(self, state: HardState, then: Callable[[BaseException | None], None]) -> None:
+    def save(self, state: HardState, then: Then) -> None:
         """Call `then(error or None)` on the loop when `state` is durable, or cannot be made so."""
         assert self._saving is None
-        loop = asyncio.get_running_loop()
-        saving = self._saving = loop.run_in_executor(self._pool, self._file.save, state)
         self.busy = True
+        self._begin(state, then)
 
-        def done(future: asyncio.Future[None]) -> None:
-            self._saving = self._begun_ms = None
-            self.busy = False
-            then(future.exception())
+    def _begin(self, state: HardState, then: Then) -> None:
+        loop = asyncio.get_running_loop()
+        self._saving = loop.run_in_executor(self._pool, self._file.save, state)
+        self._saving.add_done_callback(partial(self._done, state, then))
 
-        saving.add_done_callback(done)
+    def _done(self, state: HardState, then: Then, saved: asyncio.Future[None]) -> None:
+        error = saved.exception()
+        if passes(error) and not self._stopped:
+            log.warning("vote_not_saved: %s", error)
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(RETRY_S, self._begin, state, then)
+            return
+        self._saving = self._begun_ms = None
+        self.busy = False
+        then(error)
 
     def stalled_ms(self, now_ms: float) -> float:
         """Return for how many milliseconds the save in flight has been running; 0 if none is.
@@ -48,7 +67,10 @@ class HardStateSaver:
         return now_ms - self._begun_ms
 
     async def stop(self) -> None:
-        """Wait for the save in flight."""
+        """Wait for the save in flight; repeat none."""
+        self._stopped = True
+        if self._again is not None:
+            self._again.cancel()
         if self._saving is not None:
             await asyncio.wait([self._saving])
         self._pool.shutdown()

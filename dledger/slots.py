@@ -53,7 +53,7 @@ class SlotFile:
         self._path = path
         self._file: File | None = None
         self._sequence = 0
-        self._damaged = False
+        self._replaceable = False  # its content is lost, or its creation was not finished
 
     def load(self) -> bytes | None:
         """Return the content saved last; None if there is no file yet. Raises SlotsDamaged,
@@ -68,7 +68,7 @@ class SlotFile:
         ]
         whole = [parsed for parsed in slots if not isinstance(parsed, str)]
         if not whole:
-            self._damaged = True
+            self._replaceable = True
             self.close()
             reasons = [f"slot {slot} {parsed}" for slot, parsed in enumerate(slots)]
             raise SlotsDamaged(self._path, "; ".join(reasons))
@@ -83,10 +83,11 @@ class SlotFile:
         return newest
 
     def save(self, content: bytes) -> None:
-        """Save `content`; durable on return. Raises OSError: then nothing is promised."""
+        """Save `content`; durable on return. Raises OSError: then nothing is promised, and the call
+        may be repeated."""
         assert len(content) <= CONTENT_SIZE_BYTES_MAX, len(content)
         if self._file is None:
-            assert self._damaged or not self._disk.exists(self._path), (
+            assert self._replaceable or not self._disk.exists(self._path), (
                 f"{self._path} must be loaded before a save"
             )
             self._create(content)
@@ -117,10 +118,11 @@ class SlotFile:
             file.sync()
         finally:
             file.close()
+        self._replaceable = True
         self._disk.rename(temporary, self._path)
         self._sync_name()
         self._file = self._disk.open(self._path)
-        self._sequence, self._damaged = 1, False
+        self._sequence, self._replaceable = 1, False
 
     def _sync_name(self) -> None:
         directory = self._path.rpartition("/")[0]

@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from raftmq.dledger import snapshotmarker
@@ -44,6 +45,7 @@ from raftmq.dledger.snapshotinstall import (
     lacks,
 )
 from raftmq.store.disk import Disk
+from raftmq.store.shortage import RETRY_S, passes
 
 log = logging.getLogger("raftmq.dledger.installer")
 
@@ -105,11 +107,14 @@ class Installer:
         self._donor = Donor(config.node_id, config.install, first)
         self._receiver = Receiver(config.node_id, config.install)
         self._work: asyncio.Future[None] | None = None
+        self._again: asyncio.TimerHandle | None = None  # noting, when a shortage is to be over
         self._leader_end = 0  # of the leader's log, as offers say
         self._installing = False
 
     async def stop(self) -> None:
         """Wait for the work in flight in a thread."""
+        if self._again is not None:
+            self._again.cancel()
         if self._work is not None:
             await asyncio.wait([self._work])
 
@@ -264,22 +269,27 @@ class Installer:
         )
         self._installing = True
         self._silence(reason)
+        self._write_note(data, reason)
+
+    def _write_note(self, data: bytes, reason: str) -> None:
         loop = asyncio.get_running_loop()
-        noting = loop.run_in_executor(
+        self._work = loop.run_in_executor(
             self._pool, snapshotmarker.note, self._disk, self._config.directory, data
         )
-        self._work = noting
+        self._work.add_done_callback(partial(self._noted, data, reason))
 
-        def noted(future: asyncio.Future[None]) -> None:
-            self._work = None
-            error = future.exception()
-            if error is not None:
-                self._on_failed("noting a group snapshot failed", error)
-                return
+    def _noted(self, data: bytes, reason: str, done: asyncio.Future[None]) -> None:
+        self._work = None
+        error = done.exception()
+        if passes(error):
+            log.warning("installation_not_noted: %s", error)
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(RETRY_S, self._write_note, data, reason)
+        elif error is not None:
+            self._on_failed("noting a group snapshot failed", error)
+        else:
             assert self._source is not None
             self._source.installed(reason)
-
-        noting.add_done_callback(noted)
 
     # -- for the status -------------------------------------------------------------------------
 

@@ -1,22 +1,21 @@
-"""Writes frames into the log, and keeps those that a full disk had no room for.
+"""Writes frames into the log, and keeps those that cannot be written for now.
 
-On a full disk the allocation of a segment fails (what is allocated can be written): before any byte
-of the frame was written, and with the log unchanged. Such frames are held here, in memory, until
-there is room: they are not acknowledged, not sent, and not applied. The core takes no more frames
-meanwhile (`RaftCore.disk_fails`), so at most the frames of one message, or of one proposal, are
-held. Any other error of the disk is raised: the node ends.
+On a full disk the allocation of a segment fails (what is allocated can be written), and without a
+free descriptor its opening: before any byte of the frame was written, and with the log unchanged.
+After such a shortage (store.shortage) frames are held here, in memory, until they can be written:
+they are not acknowledged, not sent, and not applied. The core takes no more frames meanwhile
+(`RaftCore.disk_fails`), so at most the frames of one message, or of one proposal, are held. Any
+other error of the disk is raised: the node ends.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.slowwrites import SlowWrites
 from raftmq.store.frame import Frame
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
+from raftmq.store.shortage import passes
 
 
 class FrameWriter:
@@ -28,8 +27,8 @@ class FrameWriter:
         self._log = log
 
     def append(self, frames: Sequence[Frame]) -> OSError | None:
-        """Write `frames`. If there is no room, hold the rest and return the error. Raises OSError
-        for any other error."""
+        """Write `frames`. After a shortage hold the rest and return the error. Raises OSError for
+        any other error."""
         if self.held:
             self.held += frames
             return None
@@ -37,7 +36,7 @@ class FrameWriter:
         try:
             self._log.append(frames)
         except OSError as error:
-            if error.errno not in FULL:
+            if not passes(error):
                 raise
             self.held = [frame for frame in frames if frame.index > self._log.last_index]
             return error

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+import raftmq.dledger.applier
 from raftmq.dledger.applier import Applier
-from raftmq.dledger.errors import FrameDamaged
+from raftmq.dledger.errors import ApplyLater, FrameDamaged
 from raftmq.store.frame import Frame
 from tests.dledger.group import make_log
+from tests.dledger.members import Group, ListApplication
 from tests.waiting import until
 
 FRAMES = make_log([1] * 6)
@@ -94,3 +100,32 @@ async def test_an_error_of_a_later_batch_is_told() -> None:
     world.error = error = OSError(5, "cannot read")
     await until(lambda: world.failures)
     assert world.failures == [error] and world.applied == [1, 2]
+
+
+class Reluctant(ListApplication):
+    """Cannot apply so many times."""
+
+    refusals = 0
+
+    def apply(self, frames: Sequence[Frame]) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise ApplyLater("says the test")
+        super().apply(frames)
+
+
+async def test_what_cannot_be_applied_for_now_is_applied_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raftmq.dledger.applier, "RETRY_S", 0.001)
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        app = leader.app
+        monkeypatch.setattr(app, "__class__", Reluctant)
+        app.refusals = 5  # type: ignore[attr-defined]
+        for message in (b"a", b"b", b"c"):
+            app.send(message)
+        await group.until(lambda: app.fates == dict.fromkeys((b"a", b"b", b"c"), "stored"))
+        assert app.refusals == 0  # type: ignore[attr-defined]
+        assert b",".join(app.payloads) == b"a,b,c"
+        assert not leader.fatal

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import raftmq.dledger.saver
 from raftmq.dledger.hardstate import HardStateFile
 from raftmq.dledger.health import DiskHealth, DiskState
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import HardState
 from raftmq.dledger.saver import HardStateSaver
+from raftmq.dledger.slots import SlotFile
 from raftmq.dledger.slowwrites import SlowWrites
 from raftmq.dledger.writer import FrameWriter
 from raftmq.store.commitlog import CommitLog
@@ -20,6 +22,7 @@ from raftmq.store.disk import OsDisk, OsFile
 from raftmq.store.frame import Frame
 from tests.dledger.group import make_frame
 from tests.dledger.members import TroubledDisk
+from tests.waiting import until
 
 SEGMENT_SIZE_BYTES = 4096
 
@@ -57,11 +60,17 @@ def frames(first: int, last: int, term: int = 1) -> list[Frame]:
     return made
 
 
-def test_frames_that_find_no_room_are_held_and_written_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM]
+)
+def test_frames_that_cannot_be_written_for_now_are_held_and_written_later(
+    tmp_path: Path, error: int
+) -> None:
     disk, log, writer = written(tmp_path, 1)
+    disk.error = error
     full = writer.append(frames(1, 4))
     assert full is not None
-    assert full.errno == errno.ENOSPC
+    assert full.errno == error
     assert log.last_index == 2
     assert [frame.index for frame in writer.held] == [3, 4]
     assert writer.append(frames(5, 5)) is None  # behind them
@@ -152,3 +161,69 @@ async def test_votes_are_saved_off_the_loop_and_a_hang_is_seen(tmp_path: Path) -
     await finished.wait()
     assert isinstance(outcomes[1], OSError)
     await saver.stop()
+
+
+class ShortFile(HardStateFile):
+    """Fails with these errors first."""
+
+    def __init__(self, disk: OsDisk, errors: list[int]) -> None:
+        super().__init__(disk, "raft/hardstate")
+        self.errors = errors
+
+    def save(self, state: HardState) -> None:
+        if self.errors:
+            raise OSError(self.errors.pop(0), "says the test")
+        super().save(state)
+
+
+async def test_a_vote_that_finds_no_descriptor_is_saved_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raftmq.dledger.saver, "RETRY_S", 0.001)
+    file = ShortFile(OsDisk(str(tmp_path)), [errno.EMFILE, errno.ENOSPC])
+    file.load()
+    saver = HardStateSaver(file)
+    outcomes: asyncio.Queue[BaseException | None] = asyncio.Queue()
+    saver.save(HardState(1, "a"), outcomes.put_nowait)
+    assert await outcomes.get() is None  # told once, when it is durable
+    assert outcomes.empty()
+    assert not saver.busy
+    assert HardStateFile(OsDisk(str(tmp_path)), "raft/hardstate").load() == HardState(1, "a")
+    file.errors.append(errno.EIO)
+    saver.save(HardState(2, "a"), outcomes.put_nowait)
+    assert isinstance(await outcomes.get(), OSError)
+    await saver.stop()
+
+
+async def test_a_vote_that_waits_counts_as_one_that_hangs(tmp_path: Path) -> None:
+    file = ShortFile(OsDisk(str(tmp_path)), [errno.EMFILE] * 2)
+    saver = HardStateSaver(file)
+    saver.save(HardState(1, "a"), lambda error: pytest.fail("the node has stopped"))
+    assert saver.stalled_ms(10.0) == 0
+    await until(lambda: len(file.errors) == 1)
+    assert saver.busy
+    assert saver.stalled_ms(3_010.0) == 3_000
+    await saver.stop()  # nobody waits for descriptors then
+    assert len(file.errors) == 1
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_note_whose_creation_did_not_finish_is_created_again(
+    tmp_path: Path, fails_at: int
+) -> None:
+    class FailsOnce(OsDisk):
+        opened = 0
+
+        def open(self, path: str, *, allocate_bytes: int | None = None) -> OsFile:
+            self.opened += 1
+            if self.opened == fails_at:
+                raise OSError(errno.EMFILE, "says the test")
+            return super().open(path, allocate_bytes=allocate_bytes)
+
+    file = SlotFile(FailsOnce(str(tmp_path)), "raft/notes")
+    assert file.load() is None
+    with pytest.raises(OSError, match="says the test"):
+        file.save(b"one")
+    file.save(b"two")
+    file.close()
+    assert SlotFile(OsDisk(str(tmp_path)), "raft/notes").load() == b"two"

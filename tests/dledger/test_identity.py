@@ -288,7 +288,7 @@ async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Pat
 async def test_a_full_disk_is_waited_for_and_another_error_ends_the_replica(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raftmq.dledger.identity, "FULL_RETRY_S", 0.001)
+    monkeypatch.setattr(raftmq.dledger.identity, "RETRY_S", 0.001)
     failed: list[str] = []
 
     class Trouble(SlotFile):

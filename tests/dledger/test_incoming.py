@@ -11,7 +11,7 @@ import pytest
 from raftmq.dledger.connections import LinkConfig, PeerAddress
 from raftmq.dledger.dialer import Local
 from raftmq.dledger.identity import GroupIdentity
-from raftmq.dledger.incoming import HANDSHAKING_MAX, Accepted, Incoming
+from raftmq.dledger.incoming import HANDSHAKING_MAX, STRANGERS_MAX, Accepted, Incoming
 from raftmq.dledger.wire import Hello, MessageReader
 
 
@@ -84,3 +84,13 @@ async def test_nobody_is_let_in_and_nothing_is_reported_once_it_is_shut() -> Non
     assert not world.incoming.opened(Accepted(world.local, world.incoming))
     world.incoming.lost(known)
     assert world.closed == []
+
+
+async def test_strangers_are_bounded_in_number_and_keep_no_member_out() -> None:
+    world = World()
+    for number in range(STRANGERS_MAX):
+        world.accept(f"s{number}")
+    assert world.refusal(Hello("g", "one-more", "n0")) == "too many strangers are connected"
+    assert world.refusal(Hello("g", "s0", "n0")) == ""  # it dials again
+    world.local.dialers["n1"] = cast(Any, SimpleNamespace(address=world.local.address))
+    assert world.refusal(Hello("g", "n1", "n0")) == ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import raftmq.dledger.snapshotinstaller
 from raftmq.dledger import snapshotmarker
 from tests.dledger.members import Group, Node
 
@@ -119,3 +121,21 @@ async def test_a_note_that_cannot_be_written_leaves_the_old_log_and_ends_the_mem
     await follower.start()
     await group.until(lambda: bool(source_of(follower).reasons))
     assert snapshotmarker.pending(follower.disk, "raft")
+
+
+async def test_a_note_that_finds_no_descriptor_is_written_later(
+    group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(raftmq.dledger.snapshotinstaller, "RETRY_S", 0.001)
+    _, follower = await stranded(group)
+    follower.disk.trouble_below = "raft/installation"
+    follower.disk.write_error = errno.EMFILE
+    follower.disk.fail_writes = True
+    await follower.start()
+    await group.until(lambda: "installation_not_noted" in caplog.text)
+    assert not follower.fatal
+    assert source_of(follower).reasons == []
+    follower.disk.fail_writes = False
+    await group.until(lambda: bool(source_of(follower).reasons))
+    assert snapshotmarker.pending(follower.disk, "raft")
+    assert not follower.fatal

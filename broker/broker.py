@@ -29,6 +29,7 @@ from raftmq.broker.assembly import (
     node_operations,
 )
 from raftmq.broker.backup.service import Backups
+from raftmq.broker.clientroom import ClientRoom
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.construction import budget_limits, template_topic
@@ -87,7 +88,7 @@ from raftmq.ops.metrics import Timings
 from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.connection import Connection, ConnectionLimits, Handler
-from raftmq.remoting.server import RemotingServer
+from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.store.disk import OsDisk
 from raftmq.store.ownership import StoreLock
 
@@ -354,8 +355,10 @@ class Broker:
             on_connection_closed=lambda connection, _: self._connection_closed(connection),
             tls=opened.tls.server,
             budgets=context.budgets,
+            server_limits=ServerLimits(backlog=opened.shares.accepted_at_once),
             on_held=Trimmer().look,
         )
+        self._client_room = ClientRoom(opened.shares, store, self.server)
         self.metrics = BrokerMetrics(parts, self.server, append, opened.fsync)
         self.http = NodeApi(
             context,
@@ -365,9 +368,10 @@ class Broker:
             [operation for service in services for operation in service.operations],
             operators,
             context.leader_http,
+            opened.shares.http,
         )
         quick = [chore for service in self._services for chore in service.chores]
-        slow = [*self.keeper.chores(), *self.history.chores()]
+        slow = [*self.keeper.chores(), *self.history.chores(), self._client_room.chore()]
         self._housekeeper = Housekeeper(clock_ms, quick, slow, self._activity, self.fail)
 
     # ---- life -----------------------------------------------------------------------------
@@ -381,6 +385,7 @@ class Broker:
         await self.http.start(claim.socket_of("http"), health)  # first: a wait for peers is seen
         await self.engine.start()  # before anybody can ask about it
         self.life.recovered = True
+        self._client_room.start()
         await self.server.start(config.bind_address, claim.port, claim.socket_of("client"))
         await self._listen_on_vip_port()
         self.registrar.start()

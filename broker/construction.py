@@ -5,8 +5,12 @@ from __future__ import annotations
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.sending.sendrequest import SendRules
 from raftmq.broker.tables.topics import DEFAULT_TOPIC, TopicConfig
+from raftmq.dledger import gate, incoming
+from raftmq.ops.descriptors import Ports
 from raftmq.remoting.budgets import BudgetLimits
 from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX
+from raftmq.remoting.processtls import LINK_LIMITS
+from raftmq.remoting.tls import TlsMode
 from raftmq.store.config import StoreConfig, StoreMode, hot_span_bytes
 from raftmq.store.frame import HEADER_SIZE_BYTES
 from raftmq.store.indexfile import IndexLimits
@@ -58,6 +62,24 @@ def budget_limits(config: BrokerConfig) -> BudgetLimits:
         config.slow_request_bytes_max,
         config.kept_bytes_max,
     )
+
+
+def ports_of(config: BrokerConfig) -> Ports:
+    """Return the ports besides that for clients, for the shares of descriptors."""
+    http = int(config.http_enable) * (2 if config.http_health_port else 1)
+    tls = 0
+    if config.tls_server_mode != TlsMode.DISABLED:
+        tls += 2 if config.is_classic else 1  # that for clients, that for slaves
+        tls += 1  # the VIP port
+    if config.http_enable and config.http_tls_mode != TlsMode.DISABLED:
+        tls += 1
+    peers = gate.HANDSHAKING_MAX if config.peer_secret or config.peer_secret_file else 0
+    if config.is_classic:
+        peers += config.ha_connections_max
+    else:
+        peers += incoming.HANDSHAKING_MAX + incoming.STRANGERS_MAX
+        peers += LINK_LIMITS.arriving_max * (config.raft_tls_mode != TlsMode.DISABLED)
+    return Ports(http, tls, peers)
 
 
 def template_topic(config: BrokerConfig) -> TopicConfig | None:

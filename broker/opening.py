@@ -17,17 +17,19 @@ from dataclasses import dataclass, replace
 from raftmq.broker.accountbook import load_account_file
 from raftmq.broker.claim import Claim
 from raftmq.broker.config import BrokerConfig
-from raftmq.broker.construction import store_config, web_settings
+from raftmq.broker.construction import ports_of, store_config, web_settings
 from raftmq.broker.replication.peerproof import Gates, make_gates
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.configfiles import ConfigFiles
 from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY, prepare
 from raftmq.broker.tables.state import BrokerState
+from raftmq.ops.descriptors import Shares, descriptor_limit
 from raftmq.ops.metrics import Timings
 from raftmq.remoting.aclfile import AccountFile
 from raftmq.remoting.address import format_address
 from raftmq.remoting.keyfile import load_registration_keys
 from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.tlslistener import ArrivalLimits
 from raftmq.store.disk import OsDisk
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.ownership import StoreLock
@@ -56,6 +58,7 @@ class Opened:
     accounts: AccountFile
     gates: Gates
     tls: ProcessTls
+    shares: Shares  # of this process's file descriptors
     registration_keys: tuple[bytes, ...]
     web: WebSettings
     web_access: WebAccess | None  # None: httpEnable=false
@@ -93,8 +96,10 @@ async def open_store(
     pool = ThreadPoolExecutor(1, thread_name_prefix="broker-disk")
     claim = Claim(config, disk, lock, replicates=replication_socket is None)
     state, fsync = BrokerState(), Timings()
-    store = MessageStore(disk, store_config(config), on_synced=fsync.observe)
-    tls = ProcessTls(config, config)
+    shares = Shares(descriptor_limit(), ports_of(config))
+    files = replace(store_config(config), open_files_max=shares.files_cached)
+    store = MessageStore(disk, files, on_synced=fsync.observe)
+    tls = ProcessTls(config, config, ArrivalLimits(arriving_max=shares.arriving))
 
     def opened() -> Opened:
         web_access = None
@@ -136,6 +141,7 @@ async def open_store(
             accounts=accounts,
             gates=gates,
             tls=tls,
+            shares=shares,
             registration_keys=keys,
             web=web,
             web_access=web_access,

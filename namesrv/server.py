@@ -17,6 +17,7 @@ from raftmq.namesrv.proofs import Proofs
 from raftmq.namesrv.routes import RouteTable
 from raftmq.namesrv.settings import Settings
 from raftmq.namesrv.watchers import RouteWatchers
+from raftmq.ops.descriptors import Ports, Shares, descriptor_limit, warn_if_limited
 from raftmq.ops.memory import Trimmer
 from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.connection import Connection, ConnectionLimits
@@ -24,8 +25,10 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.keyfile import load_registration_keys
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.registration import TOPICS_MAX
-from raftmq.remoting.server import RemotingServer
+from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.remoting.threads import in_thread_to_its_end
+from raftmq.remoting.tls import TlsMode
+from raftmq.remoting.tlslistener import ArrivalLimits
 from raftmq.remoting.unpacking import Unpacking
 
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
@@ -49,7 +52,8 @@ class NameServer:
         self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
         self.access = Access(config)
-        self.tls = ProcessTls(config)
+        self._shares = Shares(descriptor_limit(), ports_of(config))
+        self.tls = ProcessTls(config, limits=ArrivalLimits(arriving_max=self._shares.arriving))
         self._server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
         self._push: asyncio.TimerHandle | None = None
@@ -92,6 +96,7 @@ class NameServer:
             self.metrics.counted(self.access.guarding(processor.handlers())),
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),
             on_connection_closed=processor.channel_closed,
+            server_limits=self._server_limits(),
             tls=self.tls.server,
             budgets=self.budgets,
             on_held=Trimmer().look,
@@ -103,7 +108,9 @@ class NameServer:
         if self._config.http_enable:
             host, port = self._config.bind, self.port
             render = self.metrics.render
-            self.http = ClusterApi(self._config, self.table, host, port, render, self.tls)
+            self.http = ClusterApi(
+                self._config, self.table, host, port, render, self.tls, self._shares.http
+            )
             await self.http.start()
 
     async def stop(self) -> None:
@@ -125,6 +132,13 @@ class NameServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    def _server_limits(self) -> ServerLimits:
+        """Return the bounds of the port for clients; log if descriptors lower them."""
+        wanted, shares = ServerLimits().connections_max, self._shares
+        allowed = min(wanted, shares.clients())
+        warn_if_limited(allowed, wanted, shares.limit)
+        return ServerLimits(connections_max=allowed, backlog=shares.accepted_at_once)
 
     def _push_soon(self, wanted: bool) -> None:
         if wanted and self._push is None:
@@ -175,6 +189,14 @@ def _replace_file(path: Path, data: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def ports_of(config: NameServerConfig) -> Ports:
+    """Return the ports besides that for clients, for the shares of descriptors."""
+    http = int(config.http_enable) * (2 if config.http_health_port else 1)
+    tls = int(config.tls_server_mode != TlsMode.DISABLED)
+    tls += int(config.http_enable and config.http_tls_mode != TlsMode.DISABLED)
+    return Ports(http, tls)
 
 
 def _now_ms() -> int:

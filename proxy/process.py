@@ -13,6 +13,7 @@ import click
 import uvloop
 
 from raftmq.ops.configcli import WRONG
+from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import set_up
 from raftmq.ops.permissions import warn_if_others_read
 from raftmq.proxy.config import ConfigError, ProxyConfig, load
@@ -49,6 +50,7 @@ def serve(
     config = loaded.config
     where = {"service": "proxy", "node": f"{config.bind}:{config.port}"}
     set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
+    raise_descriptor_limit()
     if "bind" not in loaded.places:
         LOG.warning(
             "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"

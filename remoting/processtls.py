@@ -38,8 +38,15 @@ class PeerTls:
 class ProcessTls:
     """Holds and renews the TLS contexts of one process."""
 
-    def __init__(self, keys: TlsOptions, peer_keys: PeerTlsOptions | None = None) -> None:
-        """`peer_keys`: only if the process is a replica of a Raft group."""
+    def __init__(
+        self,
+        keys: TlsOptions,
+        peer_keys: PeerTlsOptions | None = None,
+        limits: ArrivalLimits | None = None,
+    ) -> None:
+        """`peer_keys`: only if the process is a replica of a Raft group. `limits`: of the ports for
+        clients and HTTP."""
+        self._limits = limits or ArrivalLimits()
         self.server: TlsPolicy | None = None  # the ports of the remoting protocol
         self.client: Renewed | None = None  # own connections
         self.http: TlsPolicy | None = None
@@ -135,7 +142,7 @@ class ProcessTls:
         if mode == TlsMode.DISABLED:
             return None
         renewed = self._renewed(name, settings)
-        return TlsPolicy(TlsMode(mode), renewed, limits or ArrivalLimits())
+        return TlsPolicy(TlsMode(mode), renewed, limits or self._limits)
 
     def _renewed(self, name: str, settings: ServerTls | ClientTls) -> Renewed:
         renewed = Renewed(settings, name)

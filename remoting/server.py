@@ -38,7 +38,7 @@ class ServerLimits:
 
     connections_max: int = 20_000
     idle_timeout_s: float = 120.0  # as Apache's; without any read or write; 0: never
-    backlog: int = 1024
+    backlog: int = 1024  # also: so many may be accepted before the first can be closed
 
 
 class RemotingServer:
@@ -62,6 +62,7 @@ class RemotingServer:
         self._on_held = on_held
         self._stopping = False
         self.connections: set[Connection] = set()
+        self.connections_max = (server_limits or ServerLimits()).connections_max  # may be changed
         self.refused_count = 0  # connections closed beyond `connections_max`
         self.accepted_count = 0
         self._gone_bytes = [0, 0]  # received and sent by connections that have ended
@@ -174,7 +175,7 @@ class RemotingServer:
         if self._stopping:  # accepted just before the port was closed; stop did not see it
             connection.abort("server stops")
             return
-        if len(self.connections) >= self._server_limits.connections_max:
+        if len(self.connections) >= self.connections_max:
             self.refused_count += 1
             if self.refused_count & (self.refused_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood
                 LOG.warning(

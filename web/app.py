@@ -177,7 +177,13 @@ class WebServer:
             told = [one for one in operations if one.path in HEALTH_PATHS]
             beside = WebSettings(bind_address=LOOPBACK, port=settings.health_port)
             self._health = WebServer(
-                beside, Access.of(beside), told, title=title, version=version, translate=translate
+                beside,
+                Access.of(beside),
+                told,
+                title=title,
+                version=version,
+                translate=translate,
+                connections_max=connections_max,
             )
         self._about = (title, version)
         self._document = b""  # made when it is asked for: it is a twentieth of a broker's start

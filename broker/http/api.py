@@ -43,6 +43,7 @@ class NodeApi:
         operations: Sequence[Operation],
         operator_log: OperatorLog,
         leader_http: Callable[[], str],
+        connections_max: int,
     ) -> None:
         """`access` None: httpEnable=false. `operations` without a role are answered at any time,
         others once the broker's log is open."""
@@ -66,6 +67,7 @@ class NodeApi:
             version=__version__,
             translate=translator(leader_http),
             closing=context.events.hub.close,
+            connections_max=connections_max,
             listen=listening_with(context.tls.http),
         )
 

@@ -246,6 +246,9 @@ class BrokerMetrics:
              server.accepted_count),
             ("rocketmq_connections_refused_total", "Client connections closed for want of room.",
              server.refused_count),
+            ("rocketmq_connections_limit",
+             "Above, they are closed: 20,000, or less with few file descriptors.",
+             server.connections_max),
         ])  # fmt: skip
         tell_tls(families, "rocketmq", parts.context.tls)
         families.gauge("rocketmq_clients", "Memberships of clients.", parts.clients.count)

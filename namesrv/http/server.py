@@ -24,7 +24,7 @@ from raftmq.namesrv.routes import RouteTable
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.tlslistener import listening_with
 from raftmq.web import levels
-from raftmq.web.app import Page, WebServer
+from raftmq.web.app import CONNECTIONS_MAX, Page, WebServer
 from raftmq.web.auth import Access, WebSettings, load_token
 from raftmq.web.events import EventHub
 from raftmq.web.metrics import Render, metrics_route
@@ -57,6 +57,7 @@ class ClusterApi:
         port: int,
         render_metrics: Render,
         tls: ProcessTls | None = None,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """`host`, `port`: where the name server is reached. `tls` has been loaded. Reads the files
         of the tokens and the dashboard. Raises WebConfigError."""
@@ -90,6 +91,7 @@ class ClusterApi:
             pages=pages(),
             raw=[*Proxy(self.cluster).routes(), metrics_route(render_metrics)],
             closing=self.hub.close,
+            connections_max=connections_max,
             listen=listening_with(self._tls.http),
         )
 

@@ -1,0 +1,29 @@
+from types import SimpleNamespace
+
+import pytest
+
+from raftmq.broker.clientroom import ClientRoom
+from raftmq.ops.descriptors import Ports, Shares
+
+
+def room(limit, files=10):
+    store, server = SimpleNamespace(files_held=files), SimpleNamespace(connections_max=0)
+    return ClientRoom(Shares(limit, Ports()), store, server), store, server
+
+
+def test_the_bound_falls_as_the_log_grows(caplog):
+    clients, store, server = room(1_024)
+    clients.start()
+    first = server.connections_max
+    assert f"connections_limited max={first} wanted=20000 descriptors=1024" in caplog.text
+    store.files_held += 100
+    clients.look()
+    assert server.connections_max == first - 100
+
+
+@pytest.mark.parametrize("limit", [100_000, 1 << 20])
+def test_enough_descriptors_lower_nothing(limit, caplog):
+    clients, _, server = room(limit)
+    clients.start()
+    assert server.connections_max == 20_000
+    assert caplog.text == ""

@@ -27,6 +27,7 @@ from raftmq.client.retry import LEADER_SEARCH
 from raftmq.client.route import ReplicaGroup
 
 logger = logging.getLogger(__name__)
+PAUSE_S = 0.1  # after a search that raised
 
 
 class LaneOwner(Protocol):
@@ -129,7 +130,13 @@ class Lane:
     async def search(self) -> None:
         """Find the leader by sending waiting messages. Ends when it is found or nothing waits."""
         try:
-            await LEADER_SEARCH.until_true()(self._round)
+            while True:
+                try:
+                    await LEADER_SEARCH.until_true()(self._round)
+                    break
+                except Exception:  # of one send: the others go on, or end in time
+                    logger.exception("leader_search_failed group=%s", self.group.name)
+                    await asyncio.sleep(PAUSE_S)
         finally:
             self.searching = False
         self._flush()

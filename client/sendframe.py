@@ -109,6 +109,10 @@ def outgoing(
     """Encode one message. Raises InvalidMessage. `suffix`: the library's own properties, encoded
     (`properties_text`), to append to those of the message."""
     body = message.body
+    if type(body) is not bytes:
+        if not isinstance(body, bytearray | memoryview):
+            raise InvalidMessage(f"the body is bytes, not {type(body).__name__}")
+        body = bytes(body)
     if not body:
         raise InvalidMessage("body is empty")
     if len(body) > BODY_SIZE_BYTES_MAX:

@@ -1,5 +1,6 @@
 """A search for the leader whose last waiting send ends while a replica is being dialled."""
 
+from raftmq.client import lane as lanes
 from raftmq.client.errors import BrokerUnreachable
 from raftmq.client.lane import Lane
 from raftmq.client.message import MessageQueue
@@ -46,3 +47,32 @@ async def test_a_search_ends_when_nobody_waits_any_more():
     assert not lane.searching
     lane.submit(Pending(pending.item, pending.queue, False, 50.0, print))  # has its own search
     assert owner.searches == 2
+
+
+async def test_an_error_of_one_send_ends_no_others(monkeypatch):
+    """The search goes on for those that wait."""
+    monkeypatch.setattr(lanes, "PAUSE_S", 0)
+    group = ReplicaGroup("broker-a")
+    group.learn({0: "a:1"})
+    owner = Owner()
+    owner.lane = lane = Lane(group, owner, lambda: 0.0, 500)
+    item = object.__new__(OutgoingSend)
+    first, second = (
+        Pending(item, MessageQueue("T", "broker-a", 0), False, deadline, print)
+        for deadline in (50.0, 5.0)
+    )
+    dial = owner.open_channel
+
+    async def opened(address):
+        return None if len(owner.dialled) == 0 else await dial(address)
+
+    def write(pending, channel):
+        owner.dialled.append("written")
+        raise TypeError("not bytes")
+
+    owner.open_channel, owner.write = opened, write
+    lane.submit(first)
+    lane.submit(second)
+    await lane.search()
+    assert (owner.dialled, owner.ended) == (["written", "a:1"], [second])
+    assert not lane.searching

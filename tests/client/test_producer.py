@@ -488,6 +488,8 @@ async def test_large_body_travels_compressed() -> None:
 
 BAD = [
     Message("T", b""),
+    Message("T", "a text"),  # type: ignore[arg-type]
+    Message("T", 7),  # type: ignore[arg-type]
     Message("T", b"x" * (4 * 1024 * 1024 + 1)),
     Message("T", b"x", properties={"TAGS": "no"}),
     Message("T", b"x", properties={"POP_CK": "0 1 60000 0 0 g0 0 5"}),

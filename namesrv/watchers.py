@@ -50,8 +50,8 @@ class RouteWatchers(Generic[C]):
     def __init__(self, kept: Allowance) -> None:
         self._kept = kept
         self._watchers: dict[C, _Watcher] = {}
-        self._by_topic: dict[str, set[C]] = {}
-        self._by_group: dict[str, set[C]] = {}
+        self._by_topic: dict[str, dict[C, None]] = {}  # connections in the order they asked
+        self._by_group: dict[str, dict[C, None]] = {}
         self._pending: dict[C, Changes] = {}
 
     def __len__(self) -> int:
@@ -68,7 +68,12 @@ class RouteWatchers(Generic[C]):
             self._keep(connection, watcher, group, watcher.groups, self._by_group)
 
     def _keep(
-        self, connection: C, watcher: _Watcher, name: str, names: set[str], table: dict[str, set[C]]
+        self,
+        connection: C,
+        watcher: _Watcher,
+        name: str,
+        names: set[str],
+        table: dict[str, dict[C, None]],
     ) -> None:
         """Keep a name for a connection if there is room."""
         if name in names:
@@ -77,7 +82,7 @@ class RouteWatchers(Generic[C]):
             watcher.more = True
             return
         names.add(name)
-        table.setdefault(name, set()).add(connection)
+        table.setdefault(name, {})[connection] = None
 
     def closed(self, connection: C) -> None:
         """Forget a connection that ended."""
@@ -88,7 +93,7 @@ class RouteWatchers(Generic[C]):
         watcher.kept.end()
         for names, table in ((watcher.topics, self._by_topic), (watcher.groups, self._by_group)):
             for name in names:
-                table[name].discard(connection)
+                table[name].pop(connection, None)
                 if not table[name]:
                     del table[name]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from raftmq.audit.files import confirmed_position
+from raftmq.audit.files import confirmed_position, refuse_running
 from raftmq.audit.job import run
 from raftmq.audit.places import fetched
 from raftmq.audit.report import AuditReport, CheckResult, StoreReport
@@ -41,8 +41,8 @@ def run_audit(
     to `topic` alone; or against a table of what was `acknowledged` (audit.acknowledged); or,
     without either, what can be said of any store.
 
-    Give every replica, stopped or at least idle, as a directory or by URI (audit.places: those are
-    copied first). A majority is counted among the voters that the
+    Give every replica, stopped, as a directory or by URI (audit.places: those are copied first). A
+    majority is counted among the voters that the
     logs name (audit.voters); a voter whose store is missing is a finding, and holds nothing.
     `mode` ("raft", "classic") and `group` (brokerName, if the history covers several) are read from
     the cluster.json beside the stores if there is one; otherwise the logs tell the mode. Without
@@ -57,6 +57,10 @@ def run_audit(
         raise ValueError("an audit needs at least one store")
     if incremental and (results is None or history is not None):
         raise ValueError("an incremental audit needs the results before, and has no history")
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"a mode is one of {', '.join(MODES)}, not {mode}")
+    named = {name: str(path) for name, path in stores.items()}
+    refuse_running(named)
     if spark is None:
         with session() as own:
             return run_audit(
@@ -70,13 +74,10 @@ def run_audit(
                 results=results,
                 incremental=incremental,
             )
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"a mode is one of {', '.join(MODES)}, not {mode}")
     with (
         place_for_tables(staging, scratch) as place,
         tempfile.TemporaryDirectory(prefix="mqaudit-stores-", dir=scratch) as copies,
     ):
-        named = {name: str(path) for name, path in stores.items()}
         directories = fetched(named, Path(copies), progress)
         subject = subject_of(directories, mode, group)
         told, acks = (None if each is None else str(each) for each in (history, acknowledged))

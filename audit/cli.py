@@ -259,7 +259,7 @@ def _audited(
     try:
         from raftmq.audit.api import run_audit
         from raftmq.audit.copied import NotAudited
-        from raftmq.audit.files import StoreError
+        from raftmq.audit.files import StoreError, refuse_running
         from raftmq.audit.history import HistoryUnfit
         from raftmq.audit.java import JavaNotFound
         from raftmq.audit.live import audit_cluster
@@ -279,6 +279,7 @@ def _audited(
     topic = wanted.topic or ""
     try:
         with progress_shown() as progress:
+            refuse_running(wanted.stores)
             progress("starting Spark")
             with session(options.cores, options.master, options.settings) as spark:
                 if wanted.namesrv is None:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from raftmq.spark.layout import (
     UNIT_FILLER_SIZE,
 )
 from raftmq.spark.uris import below, name_of
+from raftmq.store.ownership import owner_of
 
 Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # of a segment's or ConsumeQueue file's name, its start offset
@@ -34,6 +35,21 @@ STORES_SEPARATOR = "\n"  # of the names of stores that have a row alike
 
 class StoreError(Exception):
     """A directory is not a store, or its files contradict their names."""
+
+
+def refuse_running(stores: Mapping[str, str]) -> None:
+    """Raise StoreError if a store's broker runs, as far as can be seen from this machine: what its
+    files say together then holds at no one time, and a group that is well would look broken."""
+    for name, directory in stores.items():
+        try:
+            owner = None if is_uri(directory) else owner_of(directory)
+        except OSError as error:
+            raise StoreError(f"{error.filename}: {error.strerror}") from error
+        if owner is not None:
+            raise StoreError(
+                f"the store {name} ({directory}) is in use by {owner}. Audit running brokers by"
+                " their name server (--namesrv), or stop them first"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from raftmq.remoting.tls import ClientTls, Renewed
 
 logger = logging.getLogger(__name__)
 
+REFUSAL_PAUSE_S = 60.0  # between two lines of the log that say the same of a broker
 LEAVE_S = 1.0  # how long heartbeats in flight may delay unregistering
 TLS_LOOK_S = 10.0  # between two checks whether the certificate files changed
 _instances = itertools.count()
@@ -71,6 +72,7 @@ class ClientInstance:
         self._heartbeat: Callable[[], Mapping[str, Any]] | None = None
         self._greeted: set[str] = set()
         self._beats: set[asyncio.Task[bool]] = set()  # heartbeats that are not answered yet
+        self._refusals: dict[str, tuple[str, float]] = {}  # of heartbeats, by address: what, when
         self._leaving = False
         self._greeting: asyncio.Task[None] | None = None
 
@@ -281,11 +283,25 @@ class ClientInstance:
         }
         command = RemotingCommand.request(RequestCode.HEART_BEAT, None, orjson.dumps(body))
         try:
-            await self.remoting.invoke(address, command, timeout_ms)
+            response = await self.remoting.invoke(address, command, timeout_ms)
         except RemotingError as error:
             logger.debug("heartbeat_failed address=%s error=%s", address, error)
             return False
+        if response.code == ResponseCode.SUCCESS:
+            self._refusals.pop(address, None)
+        else:
+            self._refused(address, response)
         return True
+
+    def _refused(self, address: str, response: RemotingCommand) -> None:
+        """Log that a broker does not take this client, once a minute: a consumer it refuses gets no
+        messages, and would say nothing else."""
+        refusal = f"code={response.code} remark={response.remark}"
+        now = asyncio.get_running_loop().time()
+        before, logged = self._refusals.get(address, ("", 0.0))
+        if refusal != before or now - logged >= REFUSAL_PAUSE_S:
+            self._refusals[address] = refusal, now
+            logger.warning("heartbeat_refused address=%s %s", address, refusal)
 
     async def _send_heartbeats(self) -> None:
         while True:

@@ -5,6 +5,7 @@ answered 0, 10, 11, 12                SendResult
 answered 14, 2, 17, 16, 204, 205,
   215, 1500                           certainly not stored there: repeat elsewhere or later
 answered 1                            unknown ([OUTCOME_UNKNOWN], quorum time-out): repeat
+answered 1 with the field notStored   certainly not stored, and repeating would not help
 answered anything else                certainly not stored, and repeating would not help
 connection broke, or silence          unknown: repeat
 deadline passed                       SendOutcomeUnknown if any attempt is unknown or not
@@ -13,7 +14,7 @@ deadline passed                       SendOutcomeUnknown if any attempt is unkno
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from raftmq.client.errors import CODE_TIMEOUT, ClientError, SendFailed, SendOutcomeUnknown
 from raftmq.client.message import MessageQueue, SendResult, SendStatus
 from raftmq.client.sendframe import OutgoingSend
-from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.codes import NOT_STORED, ResponseCode
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,6 +31,7 @@ SendCallback = Callable[[SendResult | None, ClientError | None], None]
 
 ACL_EXCEPTION = "org.apache.rocketmq.acl.common.AclException"
 STORED = {int(status): status for status in SendStatus}
+_NO_FIELDS: Mapping[str, str] = {}
 RETRIED_ELSEWHERE = frozenset(
     {
         ResponseCode.SYSTEM_BUSY,
@@ -52,7 +54,7 @@ class Verdict(Enum):
     REFUSED = "refused"  # not stored, final
 
 
-def judge(code: int, remark: str) -> Verdict:
+def judge(code: int, remark: str, ext: Mapping[str, str] = _NO_FIELDS) -> Verdict:
     """Judge an answered attempt by the table above."""
     if code in STORED:
         return Verdict.STORED
@@ -62,8 +64,10 @@ def judge(code: int, remark: str) -> Verdict:
     if code == ResponseCode.GO_AWAY:
         return Verdict.NOT_LEADER
     if code == ResponseCode.SYSTEM_ERROR:
-        # Access control refuses a request before anything is done with it.
-        return Verdict.REFUSED if remark.startswith(ACL_EXCEPTION) else Verdict.UNKNOWN
+        # Access control refuses a request before anything is done with it; so do our brokers, who
+        # say so. Apache's give this code also where a message may be stored.
+        refused = NOT_STORED in ext or remark.startswith(ACL_EXCEPTION)
+        return Verdict.REFUSED if refused else Verdict.UNKNOWN
     if code in RETRIED_ELSEWHERE:
         return Verdict.LATER
     return Verdict.REFUSED

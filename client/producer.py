@@ -50,6 +50,7 @@ from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import ONEWAY_FLAG, RemotingCommand
 from raftmq.remoting.connection import Handler
 from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.names import NO_SEND_TOPICS, topic_name_problem
 from raftmq.remoting.recallhandle import RecallHandle
 
 T = TypeVar("T")
@@ -214,7 +215,9 @@ class Producer:
         now = engine.now()
         fixed = queue is not None
         publication = None if fixed else self._publication_if_known(topic)
-        if publication is not None:
+        if publication is None:
+            _check_target(topic, queue)
+        else:
             # The usual case saves the call to `_choose`: one group, or no group in trouble.
             quiet = publication.single_group or engine.fault.quiet
             queue = publication.next() if quiet else self._choose(publication)
@@ -239,6 +242,7 @@ class Producer:
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
         publication = await self._publication_by(message.topic, deadline)
+        _check_target(message.topic, queue)
         target = queue or self._choose(publication)
         item = self._outgoing(message)
         group = self._instance.directory.group(target.broker_name)
@@ -357,6 +361,8 @@ class Producer:
         self, item: OutgoingSend, topic: str, queue: MessageQueue | None, deadline: float
     ) -> SendResult:
         fixed = queue is not None
+        if fixed:
+            _check_target(topic, queue)
         if queue is None or not self._group_known(queue):
             publication = await self._publication_by(topic, deadline)
             queue = queue or self._choose(publication)
@@ -482,11 +488,12 @@ class Producer:
     async def _publication_by(
         self, topic: str, deadline: float, note: Callable[[str], None] | None = None
     ) -> Publication:
-        """Return the publication, asking for it until `deadline`. Raises SendFailed. `note` is told
-        after each attempt why there is none."""
+        """Return the publication, asking until `deadline`. Raises SendFailed, InvalidMessage.
+        `note` is told after each attempt why there is none."""
         known = self._publication_if_known(topic)
         if known is not None and not known.provisional:
             return known
+        _check_target(topic, None)
         reason = "no name server answered in time"
         try:
             async with asyncio.timeout_at(deadline):
@@ -533,3 +540,15 @@ class Producer:
                 pending.queue = self._choose(publication)
             if not engine.expire(pending, engine.now()):
                 engine.submit(pending)
+
+
+def _check_target(topic: str, queue: MessageQueue | None) -> None:
+    """Refuse a send that no broker would store, or that one would store under another topic. Raises
+    InvalidMessage."""
+    if queue is not None and queue.topic != topic:
+        raise InvalidMessage(f"the message is of topic {topic!r}, its queue of {queue.topic!r}")
+    problem = topic_name_problem(topic)
+    if problem:
+        raise InvalidMessage(problem)
+    if topic in NO_SEND_TOPICS:
+        raise InvalidMessage(f"only brokers send to topic {topic!r}")

@@ -318,7 +318,7 @@ class SendEngine:
             return
         if pending.channel is not channel:
             return  # a late refusal of an attempt that was given up
-        verdict = judge(code, remark)
+        verdict = judge(code, remark, ext)
         unknown = verdict is Verdict.UNKNOWN
         pending.failed_attempt(code, f"{channel.address}: {remark or code}", unknown)
         lane = self.lane(pending.queue.broker_name)

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 MQ_VERSION = 409  # ordinal of V4_9_8; peers decide by it which requests we understand
 SUCCESS = 0  # ResponseCode.SUCCESS as a plain int, for hot paths
+NOT_STORED = "notStored"  # a field of refused sends: certainly not stored, nor if repeated
 
 
 class LanguageCode(IntEnum):

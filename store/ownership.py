@@ -146,6 +146,23 @@ def lock_store(root: str, what: str) -> StoreLock:
         return found
 
 
+def owner_of(root: str) -> Owner | None:
+    """Return who has the lock of a store now, changing nothing; None: nobody. Only Linux tells it of
+    other processes. Raises OSError."""
+    path = os.path.join(root, LOCK_FILE)
+    with _guard:
+        place = _place_at(path)
+        if place is None:
+            return None
+        if place in _held:  # which opening and closing the file would release
+            return _held[place].owner
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return None if _locking_pid(descriptor) is None else _owner_of(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def make_directory(path: str, mode: int = DIRECTORY_MODE) -> None:
     """Make a directory and its missing parents, each with mode `mode`. Raises OSError."""
     missing = []
@@ -189,7 +206,7 @@ def _write_note(descriptor: int, owner: Owner, path: str) -> None:
 
 def _owner_of(descriptor: int) -> Owner:
     """Return who has the lock that was refused: by its note, unless the kernel contradicts it."""
-    pid = _locking_pid(descriptor)
+    pid = _locking_pid(descriptor) or 0
     here = socket.gethostname()
     noted = _noted(os.pread(descriptor, NOTE_BYTES_MAX, len(APACHE_TEXT)))
     if noted is not None and (not pid or (noted.host, noted.pid) == (here, pid)):
@@ -197,13 +214,14 @@ def _owner_of(descriptor: int) -> Owner:
     return Owner(here if pid else "", pid, "")  # the note is of one that was killed
 
 
-def _locking_pid(descriptor: int) -> int:
-    """Return the lock holder's pid as the kernel knows it; 0 if it does not."""
+def _locking_pid(descriptor: int) -> int | None:
+    """Return the lock holder's pid, 0 if it is not known here; None: nobody has the lock, as far as
+    the kernel tells."""
     if not sys.platform.startswith("linux"):
-        return 0
+        return None
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
-    return int(pid) if kind != fcntl.F_UNLCK and pid > 0 else 0
+    return None if kind == fcntl.F_UNLCK else max(0, int(pid))
 
 
 def _noted(text: bytes) -> Owner | None:

@@ -17,6 +17,7 @@ from raftmq.broker.sending.inside import InsideSend
 from raftmq.broker.sending.outcome import STORED_CODES, Done
 from raftmq.broker.sending.waiting import OWN, Connection, Sender, Stored
 from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import NOT_STORED, ResponseCode
 from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 
 Writes = dict[Connection, list[bytes]]  # the answers that leave in one write, for each connection
@@ -119,6 +120,8 @@ class Answers:
             leader = self._leader_address()
             if leader:
                 ext["leaderAddr"] = leader
+        elif refusal.code == ResponseCode.SYSTEM_ERROR and isinstance(refusal, Refused):
+            ext[NOT_STORED] = "true"  # the same code says of others that they may be stored
         response = RemotingCommand(refusal.code, opaque, RESPONSE_FLAG, refusal.remark, ext)
         try:
             connection.write(encode_command(response, serialize_type))

@@ -12,10 +12,12 @@ from click.testing import CliRunner, Result
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from raftmq.audit import java, tables
+from raftmq.audit import api, java, tables
 from raftmq.audit.cli import main
+from raftmq.audit.files import StoreError
 from raftmq.audit.java import JavaNotFound, find_java_home, java_version
 from raftmq.audit.subject import stores_of_run
+from raftmq.store.ownership import lock_store
 from tests.audit.run import TOPIC, Run, message_id
 
 
@@ -57,6 +59,23 @@ def test_results_are_written_as_tables(spark: SparkSession, run: Run) -> None:
     taken = run.root / "file"
     taken.write_text("")
     assert mqaudit(run, "--results", str(taken / "below")).exit_code == 2
+
+
+def test_stores_of_running_brokers_are_refused_before_anything_is_started(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.store().write()
+    monkeypatch.setattr(api, "session", lambda: pytest.fail("Spark was started"))
+    lock = lock_store(run.stores["n1"], "mqbroker n1")
+    try:
+        result = mqaudit(run)
+        assert result.exit_code == 2
+        assert "the store n1" in result.output and "mqbroker n1" in result.output
+        assert "--namesrv" in result.output and "starting" not in result.output
+        with pytest.raises(StoreError, match="in use by mqbroker n1"):
+            api.run_audit(None, run.stores)
+    finally:
+        lock.release()
 
 
 def test_settings_are_sparks(run: Run) -> None:

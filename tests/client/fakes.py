@@ -2,7 +2,8 @@
 
 A `FakeBroker` answers sends by its `mode`, or by the next entry of `script` if there is one:
 "ok", "silent" (never answers; as a mode not even heartbeats), "slow" (answers those), "close"
-(breaks the connection, message stored), "refuse" (14 with the `hint`), or a pair (code, remark).
+(breaks the connection, message stored), "refuse" (14 with the `hint`), or (code, remark), followed
+by the answer's fields if there are any.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from raftmq.remoting.server import RemotingServer
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, decode_record, encode_record, offset_message_id
 
-Script = str | tuple[int, str]
+Script = str | tuple[int, str] | tuple[int, str, dict[str, str]]
 
 
 class SharedLog:
@@ -96,6 +97,7 @@ class FakeBroker:
         self.pull_refused = False
         self.suggests = 0  # the brokerId to pull from next, where a pull finds something
         self.pull_answers: deque[tuple[int, int, int, int]] = deque()  # code, next, min, max
+        self.heartbeat_refusal: tuple[int, str] | None = None
         self.heartbeat_s = 0.0  # what it takes to work on a heartbeat; other requests overtake it
         self.send_back_code = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
         self.scripts: dict[int, deque[Script]] = defaultdict(deque)  # of other requests, by code
@@ -181,8 +183,9 @@ class FakeBroker:
         if mode == "refuse":
             code = int(ResponseCode.SERVICE_NOT_AVAILABLE)
             return RemotingCommand.response_to(request, code, "[NOT_LEADER] not me", {})
-        code, remark = mode if isinstance(mode, tuple) else (0, None)
-        return RemotingCommand.response_to(request, code, remark, {})
+        if isinstance(mode, tuple):
+            return RemotingCommand.response_to(request, mode[0], mode[1], {})
+        return RemotingCommand.response_to(request, 0, None, {})
 
     async def _reply(
         self, connection: Connection, request: RemotingCommand
@@ -239,7 +242,8 @@ class FakeBroker:
                 request, ResponseCode.SERVICE_NOT_AVAILABLE, remark, ext
             )
         if isinstance(mode, tuple) and mode[0] not in (10, 11, 12):
-            return RemotingCommand.response_to(request, mode[0], mode[1], {})
+            ext = mode[2] if len(mode) == 3 else {}
+            return RemotingCommand.response_to(request, mode[0], mode[1], ext)
         header = SendHeader.parse(request.ext, request.code)
         offset, position = self.log.append(
             header.topic, header.queue_id, request.body, header.properties, header.sys_flag
@@ -289,6 +293,8 @@ class FakeBroker:
 
     def _heartbeat(self, _c: Connection, request: RemotingCommand) -> Answer:
         self.requests.append(request)
+        if self.heartbeat_refusal is not None:
+            return RemotingCommand.response_to(request, *self.heartbeat_refusal)
         body = loads_object(request.body)
         self.connections[body["clientID"]] = _c
         if self.mode == "silent":

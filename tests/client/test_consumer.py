@@ -18,6 +18,7 @@ from raftmq.client import (
     MessageQueue,
     PullConfig,
     PushConsumer,
+    instance,
 )
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -140,6 +141,30 @@ async def test_a_heartbeat_on_its_way_does_not_outlive_the_goodbye() -> None:
         assert not broker.members["g"]
         await asyncio.sleep(0.4)
         assert not broker.members["g"], "no ghost came after it left"
+
+
+async def test_a_consumer_that_brokers_refuse_says_so_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = "heartbeat_refused address="
+
+    def lines() -> list[str]:
+        return [r.message for r in caplog.records if r.message.startswith(refused)]
+
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        broker.heartbeat_refusal = (1, "AclException: wrong signature")
+        async with consumer_of(cluster, Seen()) as consumer:
+            await until(lambda: broker.count(RequestCode.HEART_BEAT) > 3)
+            await until(lambda: len(lines()) == 1)
+            assert lines()[0].endswith("code=1 remark=AclException: wrong signature")
+            broker.heartbeat_refusal = (16, "not allowed")
+            await until(lambda: len(lines()) == 2)
+            monkeypatch.setattr(instance, "REFUSAL_PAUSE_S", 0.0)
+            await until(lambda: len(lines()) > 2)
+            assert not consumer.queues
+            broker.heartbeat_refusal = None
+            await until(lambda: bool(consumer.queues))
 
 
 async def test_next_consumer_goes_on_where_the_last_one_stopped() -> None:

@@ -22,8 +22,8 @@ from raftmq.client import (
 )
 from raftmq.client.batch import batch_item_size
 from raftmq.client.errors import ClientClosed, InvalidMessage
-from raftmq.client.message import SendResult
-from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.client.message import MessageQueue, SendResult
+from raftmq.remoting.codes import NOT_STORED, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader
 from tests.client.fakes import FakeCluster, queue
@@ -88,6 +88,8 @@ OUTCOMES = [
     ((14, "[DISK_FULL] no room"), SendFailed, True, 3, 60),
     ("refuse", SendFailed, True, 3, 100),
     ((1, "[OUTCOME_UNKNOWN] quorum"), SendOutcomeUnknown, True, 3, 60),
+    ((1, "may be stored"), SendOutcomeUnknown, True, 3, 60),
+    ((1, "queueId 99 is illegal", {NOT_STORED: "true"}), SendFailed, False, 1, 1),
     ("silent", SendOutcomeUnknown, True, 1, 1),  # over one connection once
     ("close", SendOutcomeUnknown, True, 3, 100),
 ]
@@ -394,6 +396,34 @@ async def test_unknown_topic_is_certainly_not_stored() -> None:
         producer.send_nowait(Message("missing", b"x"), lambda r, e: outcomes.append(e), 150)
         await until(lambda: bool(outcomes))
         assert isinstance(outcomes[0], SendFailed)
+
+
+@pytest.mark.parametrize(
+    ("message", "target", "problem"),
+    [
+        (Message("no spaces", b"x"), None, "characters"),
+        (Message("", b"x"), None, "empty"),
+        (Message("t" * 128, b"x"), None, "128 characters"),
+        (Message("SCHEDULE_TOPIC_XXXX", b"x"), None, "only brokers"),
+        (Message("T", b"x"), MessageQueue("Other", "g0", 0), "its queue of 'Other'"),
+        (Message("a:b", b"x"), MessageQueue("a:b", "g0", 0), "characters"),
+    ],
+)
+async def test_what_no_broker_would_store_is_refused_at_once(
+    message: Message, target: MessageQueue | None, problem: str
+) -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        await producer.send(Message("T", b"x"))
+        with pytest.raises(InvalidMessage, match=problem):
+            await producer.send(message, queue=target)
+        with pytest.raises(InvalidMessage, match=problem):
+            await producer.send_batch([message], queue=target)
+        with pytest.raises(InvalidMessage, match=problem):
+            await producer.send_oneway(message, queue=target)
+        with pytest.raises(InvalidMessage, match=problem):
+            producer.send_nowait(message, lambda r, e: None, queue=target)
+        assert producer.in_flight == 0
+        assert cluster.brokers["g0"][0].count(RequestCode.SEND_MESSAGE_V2) == 1
 
 
 async def test_topic_that_appears_while_waiting_is_used() -> None:

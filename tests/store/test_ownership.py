@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.store.ownership import StoreInUse, lock_store
+from raftmq.store.ownership import StoreInUse, lock_store, owner_of
 
 PATIENCE_S = 60.0
 
@@ -113,6 +113,21 @@ def test_what_a_killed_owner_wrote_is_not_believed_of_the_next(tmp_path):
         with pytest.raises(StoreInUse) as refused:
             lock_store(str(tmp_path), "ours")
     assert (refused.value.owner.pid, refused.value.owner.what) == (apache.pid, "")
+
+
+def test_who_only_asks_is_told_the_owner_and_changes_nothing(tmp_path):
+    assert owner_of(str(tmp_path)) is None
+    assert owner_of(str(tmp_path / "missing")) is None
+    lock = lock_store(str(tmp_path), "the first")
+    assert owner_of(str(tmp_path)) == lock.owner
+    assert said(FOREIGN, tmp_path) == "refused"  # to ask has not let go of it
+    lock.release()
+    with process(OURS, tmp_path) as (other, _):
+        before = digest(tmp_path)
+        owner = owner_of(str(tmp_path))
+        assert (owner.pid, owner.what) == (other.pid, "another")
+        assert digest(tmp_path) == before
+    assert owner_of(str(tmp_path)) is None
 
 
 def test_two_in_one_process_exclude_each_other_by_whatever_name(tmp_path):

@@ -8,7 +8,7 @@ from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import SendRules
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import TopicConfig
-from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.codes import NOT_STORED, ResponseCode
 from raftmq.remoting.command import BINARY
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.record import decode_record, pack_host, walk_records
@@ -155,6 +155,8 @@ def test_refusals(changes, code, part):
     (answer,) = bench.connection.answers()
     assert answer.code == code
     assert part in answer.remark
+    said = answer.ext.get(NOT_STORED)  # by the code alone it might be stored
+    assert said == ("true" if code == ResponseCode.SYSTEM_ERROR else None)
     assert bench.log.cut(bench.sends) is None
     assert bench.sends.held_bytes == 0
 

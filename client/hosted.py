@@ -8,6 +8,7 @@ and nothing can drift.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
@@ -33,10 +34,12 @@ class Hosted(Generic[C_co]):
         self._pool = pool
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._pid = 0  # of the process that started it
 
     def start(self) -> None:
         """Start the thread, then the client. If that raises, the thread has ended again."""
         assert self._thread is None, "already started"
+        self._pid = os.getpid()
         ready = threading.Event()
         self._thread = threading.Thread(
             target=self._serve, args=(ready,), name=self._name, daemon=True
@@ -51,24 +54,32 @@ class Hosted(Generic[C_co]):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop and wait. Raises what `work` raises; ClientClosed if the thread is
-        not running."""
+        not running, or runs in the process that this one was forked from."""
         loop = self._loop
-        if loop is None:
+        if loop is None or self._pid != os.getpid():
             work.close()
-            raise ClientClosed
+            raise self._closed()
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     def stop(self) -> None:
         """Stop the client, then the threads, even if that raises. Raises ClientClosed if they are
         not running."""
-        if self._loop is None:
-            raise ClientClosed
+        if self._loop is None or self._pid != os.getpid():
+            raise self._closed()
         try:
             self.run(self.client.stop())
         finally:
             self._end_thread()
             if self._pool is not None:
                 self._pool.shutdown()
+
+    def _closed(self) -> ClientClosed:
+        if self._loop is None:
+            return ClientClosed()
+        return ClientClosed(
+            f"the client was started in process {self._pid}, not in this one, which was forked from"
+            " it: a client does not outlive a fork, start one here"
+        )
 
     def _end_thread(self) -> None:
         loop, thread = self._loop, self._thread

@@ -1,4 +1,8 @@
-"""Prints answers: as tables and fields, with rich, or as one JSON or YAML document."""
+"""Prints answers: as tables and fields, with rich, or as one JSON or YAML document.
+
+A terminal obeys control characters, and who chose a message's body or a client's name is not who
+looks at it: tables and fields show them as escapes, but for line feeds and tabs.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from raftmq.mqadmin.command import Done, Fields, Part, Table
+from raftmq.mqadmin.showing import escaped
 
 PIPE_COLUMNS = 240  # for a file or pipe, which has no width; nothing is cut there
 
@@ -59,7 +64,7 @@ def show(parts: Sequence[Part], console: Console) -> None:
         if number:
             console.print()
         if isinstance(part, Done):
-            console.print(Text(part.sentence), soft_wrap=True)
+            console.print(Text(_shown(part.sentence)), soft_wrap=True)
         else:
             _show_part(part, console)
 
@@ -73,11 +78,12 @@ def make_console() -> Console:
 
 def _show_part(part: Table | Fields, console: Console) -> None:
     if part.title:
-        console.print(Text(part.title, style="bold"))
+        console.print(Text(_shown(part.title), style="bold"))
     if isinstance(part, Fields):
         width = max(map(len, part.values), default=0)
         for key, value in part.values.items():
-            console.print(Text(f"{key:<{width}}  {_cell(value)}"), soft_wrap=True)
+            text = f"{_shown(key):<{width}}  {_shown(_cell(value))}"
+            console.print(Text(text), soft_wrap=True)
         return
     if part.rows or part.columns:
         console.print(rich_table(part))
@@ -94,8 +100,12 @@ def rich_table(part: Table) -> RichTable:
         right = numbers and any(row.get(column) is not None for row in part.rows)
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in part.rows:
-        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
+        table.add_row(*(Text(_shown(_cell(row.get(column)))) for column in columns))
     return table
+
+
+def _shown(text: str) -> str:
+    return escaped(text, "\n\t")
 
 
 def _cell(value: Any) -> str:

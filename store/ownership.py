@@ -147,7 +147,7 @@ def lock_store(root: str, what: str) -> StoreLock:
 
 
 def owner_of(root: str) -> Owner | None:
-    """Return who has the lock of a store now, changing nothing; None: nobody. Only Linux tells it of
+    """Return who has the lock of a store now, changing nothing; None: nobody. Only Linux tells of
     other processes. Raises OSError."""
     path = os.path.join(root, LOCK_FILE)
     with _guard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -106,6 +107,24 @@ def test_a_stop_that_fails_leaves_no_thread_and_no_pool() -> None:
     assert "counter" not in {thread.name for thread in threading.enumerate()}
     with pytest.raises(RuntimeError, match="shutdown"):
         counter.pool.submit(print)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_in_a_forked_process_every_call_is_refused_at_once() -> None:
+    """The loop's thread is not in it: whoever waited for that would wait for ever."""
+    with BlockingCounter() as counter:
+        child = os.fork()
+        if not child:
+            refused = 0
+            for call in (lambda: counter.add(1), lambda: counter.plain(1), counter.stop):
+                try:
+                    call()
+                except ClientClosed as error:
+                    refused += "forked" in str(error)
+            os._exit(refused)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 3
+        assert counter.add(1) == 3
 
 
 def test_a_stop_before_the_start_changes_nothing() -> None:

@@ -1,0 +1,33 @@
+"""What tables and fields print, whoever chose the text."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from raftmq.mqadmin.command import Done, Fields, Part, Table
+from raftmq.mqadmin.output import as_json, show
+
+EVIL = "a\x1b[2J\x07b\x9bc\u202ed\r\ne\tf"
+SHOWN = "a\\x1b[2J\\x07b\\x9bc\\u202ed\\r"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Table([{"tags": EVIL}]),
+        Table([{"tags": "x"}], title=EVIL),
+        Fields({"body": EVIL}),
+        Fields({"properties": {EVIL: [EVIL]}}),
+        Fields({EVIL: 1}),
+        Done(EVIL),
+    ],
+)
+def test_control_characters_are_shown_and_not_obeyed(part: Part) -> None:
+    out = io.StringIO()
+    show([part], Console(file=out, force_terminal=True, width=200, highlight=False))
+    printed = out.getvalue()
+    assert SHOWN in printed
+    assert not {"\x07", "\x9b", "\u202e", "\r"} & set(printed)
+    assert "\x1b[2J" not in printed
+    assert "\\x1b" not in as_json([part]).decode()  # a document keeps what it is given

@@ -20,6 +20,7 @@ import orjson
 
 from raftmq.client.directory import Directory, NameServers, parse_addresses
 from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
+from raftmq.client.logpace import LogPace
 from raftmq.client.retry import CONTROL, RetryPolicy
 from raftmq.client.route import ReplicaGroup
 from raftmq.remoting.acl.signature import Credentials
@@ -34,7 +35,6 @@ from raftmq.remoting.tls import ClientTls, Renewed
 
 logger = logging.getLogger(__name__)
 
-REFUSAL_PAUSE_S = 60.0  # between two lines of the log that say the same of a broker
 LEAVE_S = 1.0  # how long heartbeats in flight may delay unregistering
 TLS_LOOK_S = 10.0  # between two checks whether the certificate files changed
 _instances = itertools.count()
@@ -72,7 +72,7 @@ class ClientInstance:
         self._heartbeat: Callable[[], Mapping[str, Any]] | None = None
         self._greeted: set[str] = set()
         self._beats: set[asyncio.Task[bool]] = set()  # heartbeats that are not answered yet
-        self._refusals: dict[str, tuple[str, float]] = {}  # of heartbeats, by address: what, when
+        self.log_pace = LogPace()
         self._leaving = False
         self._greeting: asyncio.Task[None] | None = None
 
@@ -287,21 +287,11 @@ class ClientInstance:
         except RemotingError as error:
             logger.debug("heartbeat_failed address=%s error=%s", address, error)
             return False
-        if response.code == ResponseCode.SUCCESS:
-            self._refusals.pop(address, None)
-        else:
-            self._refused(address, response)
+        code, remark = response.code, response.remark
+        if code != ResponseCode.SUCCESS and self.log_pace.due((address, code, remark)) is not None:
+            # A consumer that is refused gets no messages, and would say nothing else.
+            logger.warning("heartbeat_refused address=%s code=%d remark=%s", address, code, remark)
         return True
-
-    def _refused(self, address: str, response: RemotingCommand) -> None:
-        """Log that a broker does not take this client, once a minute: a consumer it refuses gets no
-        messages, and would say nothing else."""
-        refusal = f"code={response.code} remark={response.remark}"
-        now = asyncio.get_running_loop().time()
-        before, logged = self._refusals.get(address, ("", 0.0))
-        if refusal != before or now - logged >= REFUSAL_PAUSE_S:
-            self._refusals[address] = refusal, now
-            logger.warning("heartbeat_refused address=%s %s", address, refusal)
 
     async def _send_heartbeats(self) -> None:
         while True:

@@ -11,23 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
+from raftmq.client.logpace import LogPace
 from raftmq.client.message import MessageExt
 
 logger = logging.getLogger(__name__)
 
-PAUSE_S = 60.0  # between two lines of a kind
-KINDS_MAX = 256  # kinds remembered; beyond, the one that was logged longest ago is forgotten
-
 Kind = tuple[str, str]
-
-
-@dataclass(slots=True)
-class _Seen:
-    logged_s: float
-    left_out: int = 0
 
 
 class ListenerLog:
@@ -35,8 +26,7 @@ class ListenerLog:
 
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._group = group
-        self._clock = clock
-        self._seen: dict[Kind, _Seen] = {}  # the one that was logged longest ago comes first
+        self._pace = LogPace(clock)
 
     def raised(self, error: Exception, messages: Sequence[MessageExt]) -> None:
         """Log an exception of the listener, with its traceback."""
@@ -67,16 +57,9 @@ class ListenerLog:
         messages: Sequence[MessageExt],
         error: Exception | None = None,
     ) -> None:
-        now_s = self._clock()
-        seen = self._seen.get(kind)
-        if seen is not None and now_s - seen.logged_s < PAUSE_S:
-            seen.left_out += 1
+        left_out = self._pace.due(kind)
+        if left_out is None:
             return
-        left_out = 0 if seen is None else seen.left_out
-        self._seen.pop(kind, None)
-        if len(self._seen) >= KINDS_MAX:
-            del self._seen[next(iter(self._seen))]
-        self._seen[kind] = _Seen(now_s)
         first = messages[0]
         logger.log(
             level,

@@ -24,6 +24,7 @@ from raftmq.remoting.fastjson import loads_object
 
 logger = logging.getLogger(__name__)
 
+UNROUTED_S = 10.0  # a topic may come into being when the first message is sent to it
 UNSETTLED_PAUSE_S = 0.5  # before a rebalance that did not succeed is tried again
 
 
@@ -66,6 +67,7 @@ class Rebalancer:
         self._interval_ms = interval_ms
         self._wanted = asyncio.Event()
         self._announced: set[str] = set()  # broker groups told of us since the last change
+        self._unrouted: dict[str, float] = {}  # topic → since when it has no route; loop time, s
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -118,19 +120,29 @@ class Rebalancer:
         except NoRoute as error:
             if topic.startswith(RETRY_PREFIX):  # it is created with the first failure
                 return True
-            logger.info("rebalance_without_route topic=%s error=%s", topic, error)
+            self._without_route(topic, error)
         except (ClientError, RemotingError) as error:
             logger.warning("rebalance_failed group=%s topic=%s error=%s", self._group, topic, error)
         except Exception:  # ring boundary: for example, the strategy is the user's
             logger.exception("rebalance_failed group=%s topic=%s", self._group, topic)
         return False
 
+    def _without_route(self, topic: str, error: NoRoute) -> None:
+        """Log it once a minute if it lasts: the topic may be misspelt, or not for this account."""
+        now = asyncio.get_running_loop().time()
+        lasts = now - self._unrouted.setdefault(topic, now) >= UNROUTED_S
+        if lasts and self._instance.log_pace.due((topic, error.message)) is not None:
+            words = " ".join(str(error).splitlines())
+            logger.warning("rebalance_without_route topic=%s error=%s", topic, words)
+
     async def _topic(self, topic: str) -> bool:
         subscription = self.subscriptions.get(topic)
         if subscription is None:
+            self._unrouted.pop(topic, None)
             await self._owner.give_up([q for q in self._owner.held() if q.topic == topic])
             return True
         route = await self._instance.directory.refresh(topic)
+        self._unrouted.pop(topic, None)
         queues = route.read_queues(topic)
         if not queues:
             raise NoRoute(topic, "it has no queue that may be read")

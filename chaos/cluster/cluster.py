@@ -33,6 +33,7 @@ from raftmq.chaos.cluster.clusterfile import (
     make_directory,
     save_state,
 )
+from raftmq.chaos.cluster.credentials import OWN_ACCOUNT
 from raftmq.chaos.cluster.ports import HeldPorts, choose_ports, is_free
 from raftmq.chaos.cluster.probe import (
     MASTER,
@@ -75,11 +76,13 @@ CommandOf = Callable[[Path, Node], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The present state of one process. `view` is None if a replica does not answer."""
+    """The present state of one process. `view` is None if a replica does not answer, or refuses to,
+    for the reason `refusal`."""
 
     node: Node
     state: str  # "running", "stopped" (SIGSTOP) or "dead"
     view: ReplicaView | None
+    refusal: str = ""
 
     @property
     def alive(self) -> bool:
@@ -193,7 +196,11 @@ class Cluster:
         asked = [node for node in found.brokers if alive[node.name] == "running"]
         views = await self._views(found, asked)
         view_of = {node.name: view for node, view in zip(asked, views, strict=True)}
-        return [NodeStatus(n, alive[n.name], view_of.get(n.name)) for n in found.nodes]
+        refusal_of = {node.name: self._probe.refusal(node) for node in asked}
+        return [
+            NodeStatus(n, alive[n.name], view_of.get(n.name), refusal_of.get(n.name, ""))
+            for n in found.nodes
+        ]
 
     async def leader(self, group: str | None = None) -> Node | None:
         """Return the broker that leads the highest term of `group` (None: the first group), as the
@@ -394,7 +401,7 @@ class Cluster:
         of_group = "" if len(found.groups) == 1 else f" of {group}"
         view = leader_of(views, group)
         if view is None:
-            return f"no leader{of_group} yet"
+            return f"no leader{of_group} yet{self._refused(found.members(group))}"
         if not view.leader_ready:
             return f"{view.node} leads term {view.term} but is not ready yet"
         address = found.client_address(found.node(view.node))
@@ -404,6 +411,13 @@ class Cluster:
             named = known or "no leader"
             return f"the name server {asked} names {named}{of_group}, not {address}"
         return None
+
+    def _refused(self, nodes: Sequence[Node]) -> str:
+        """Return what to add where views of these brokers are missing: who refuses, and why."""
+        for node in nodes:
+            if refusal := self._probe.refusal(node):
+                return f": {node.name} does not tell: {refusal}{OWN_ACCOUNT}"
+        return ""
 
     async def _views(self, found: ClusterState, nodes: Sequence[Node]) -> list[ReplicaView | None]:
         """Return the views of these brokers, asked from where clients are: inside the cluster's own

@@ -10,6 +10,8 @@ import os
 from raftmq.client.instance import InstanceConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 
+OWN_ACCOUNT = " (the account is an admin's, from RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY)"
+
 
 def own_credentials() -> Credentials | None:
     """Return the credentials; None without any. Raises ValueError if only half of them is set."""

@@ -52,7 +52,11 @@ class Probe(Protocol):
     """The questions that cluster commands ask of a cluster."""
 
     async def replica(self, node: Node) -> ReplicaView | None:
-        """Return the broker's view; None if it does not answer."""
+        """Return the broker's view; None if it does not answer, or refuses to."""
+        ...
+
+    def refusal(self, node: Node) -> str:
+        """Return why the broker refused the last question for its view; "" if it did not."""
         ...
 
     async def registered_leader(self, namesrv: str, group: str) -> str | None:
@@ -73,6 +77,7 @@ class RemotingProbe:
     def __init__(self, timeout_ms: float = PROBE_TIMEOUT_MS) -> None:
         self._timeout_ms = timeout_ms
         self._client = RemotingClient(connect_timeout_ms=timeout_ms, credentials=own_credentials())
+        self._refusals: dict[str, str] = {}  # address → why it refused the last question
 
     async def __aenter__(self) -> RemotingProbe:
         return self
@@ -92,6 +97,9 @@ class RemotingProbe:
         body = await self._ask(node.address, RequestCode.GET_BROKER_RUNTIME_INFO)
         table = body.get("table") if body else None
         return parse_replica(node, table) if isinstance(table, dict) else None
+
+    def refusal(self, node: Node) -> str:
+        return self._refusals.get(node.address, "")
 
     async def listens(self, node: Node) -> bool:
         return await listens(node, self._timeout_ms)
@@ -134,7 +142,9 @@ class RemotingProbe:
                 address, RemotingCommand.request(code), self._timeout_ms
             )
             if answer.code != ResponseCode.SUCCESS or not answer.body:
+                self._refusals[address] = answer.remark or f"code {answer.code}"
                 return None
+            self._refusals.pop(address, None)
             body = loads(answer.body)
         except RemotingError:
             return None  # no answer is a result here

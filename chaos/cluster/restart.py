@@ -6,7 +6,8 @@ import signal
 from collections.abc import Callable
 
 from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import Node
+from raftmq.chaos.cluster.clusterfile import ClusterError, Node
+from raftmq.chaos.cluster.credentials import OWN_ACCOUNT
 from raftmq.chaos.cluster.probe import leader_of
 from raftmq.chaos.cluster.timeouts import UP_TIMEOUT_S
 from raftmq.chaos.cluster.whole import wait_whole
@@ -26,7 +27,12 @@ async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
 
 
 async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None:
-    """Stop everything in order and start it again; return once a send would be acknowledged."""
+    """Stop everything in order and start it again; return once a send would be acknowledged. Raises
+    ClusterError: before anything is stopped, if brokers refuse to say how they are, so that nobody
+    could see when they serve again."""
+    refused = next((s for s in await cluster.status() if s.refusal), None)
+    if refused is not None:
+        raise ClusterError(f"{refused.node.name} does not tell: {refused.refusal}{OWN_ACCOUNT}")
     await cluster.down()
     await cluster.up(timeout_s=timeout_s)
 

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from raftmq.chaos.cluster.cluster import Cluster, slaves_missing
+from raftmq.chaos.cluster.cluster import Cluster, NodeStatus, slaves_missing
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.probe import ReplicaView
 
@@ -39,7 +39,7 @@ async def wait_whole(
             if mend is not None and view is not None and view.refuses and await mend(view):
                 deadline, goals = time.monotonic() + timeout_s, {}
         if time.monotonic() > deadline:
-            states = ", ".join(f"{s.node.name} {_words(s.view)}" for s in statuses)
+            states = ", ".join(f"{s.node.name} {_words(s)}" for s in statuses)
             states += "".join(f"; {name} is silent" for name in await cluster.silent_proxies())
             raise ClusterError(f"not whole after {timeout_s:g} s: goal {goals}, applied {states}")
         await asyncio.sleep(POLL_S)
@@ -55,9 +55,10 @@ def _committed(views: Sequence[ReplicaView | None]) -> dict[str, int]:
     return goals
 
 
-def _words(view: ReplicaView | None) -> str:
+def _words(status: NodeStatus) -> str:
+    view = status.view
     if view is None:
-        return "does not answer"
+        return f"does not tell: {status.refusal}" if status.refusal else "does not answer"
     if not view.follows:
         return f"{view.applied_index} and does not follow{': ' * bool(view.refuses)}{view.refuses}"
     return str(view.applied_index)

@@ -18,6 +18,7 @@ from rich.table import Table
 from raftmq.chaos.cluster import members
 from raftmq.chaos.cluster.cluster import Cluster, NodeStatus
 from raftmq.chaos.cluster.clusterfile import ClusterError, SettingsError
+from raftmq.chaos.cluster.credentials import OWN_ACCOUNT
 from raftmq.chaos.cluster.restart import restart_all, restart_rolling
 from raftmq.chaos.cluster.topology import MODES, Shape
 from raftmq.chaos.cluster.transfer import transfer
@@ -239,6 +240,7 @@ def show(found: list[NodeStatus]) -> None:
     for status in found:
         view = status.view
         role = status.role + (" (ready)" if view and view.leads and view.leader_ready else "")
+        role = role or ("refuses to tell" if status.refusal else "")
         figures = ["", "", "", ""]
         if view is not None:
             numbers = (view.term, view.commit_index, view.applied_index, view.last_index)
@@ -251,6 +253,9 @@ def show(found: list[NodeStatus]) -> None:
     if not console.is_terminal:
         console = Console(width=PIPE_COLUMNS)
     console.print(table)
+    refused = next((status for status in found if status.refusal), None)
+    if refused is not None:
+        click.echo(f"{refused.node.name} does not tell: {refused.refusal}{OWN_ACCOUNT}", err=True)
 
 
 def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
@@ -269,6 +274,7 @@ def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
                 "state": status.state,
                 "address": node.address,
                 "role": view.role if view else None,
+                "refusal": status.refusal or None,
                 "term": view.term if view else None,
                 "leader": view.leader if view else None,
                 "leaderReady": view.leader_ready if view else None,

@@ -61,6 +61,9 @@ class NatsProbe:
         state = load_state(self._directory)
         return state.client_address(state.node(name)) if name else None
 
+    def refusal(self, node: Node) -> str:
+        return ""  # these servers answer everybody
+
     async def health(self, node: Node) -> str:
         """Return what the server says of its own health, "no answer" without one."""
         found = await self.ask(node, "/healthz")

@@ -37,6 +37,7 @@ class StandInProbe:
         self.ready = True
         self.registered: str | None = None
         self.silent: set[str] = set()  # names that do not answer
+        self.refusals: dict[str, str] = {}  # of those that are silent, by name
         self.term = 1
 
     async def replica(self, node: Node) -> ReplicaView | None:
@@ -48,6 +49,9 @@ class StandInProbe:
         ready = leads and self.ready
         view = ReplicaView(node.name, node.group, role, self.term, leader, ready, 10, 10, 10, 10)
         return replace(view, slaves_in_sync=99)
+
+    def refusal(self, node: Node) -> str:
+        return self.refusals.get(node.name, "")
 
     async def listens(self, node: Node) -> bool:
         return node.name not in self.silent

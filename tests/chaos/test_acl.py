@@ -6,14 +6,26 @@ import signal
 import sys
 
 import orjson
+import pytest
 
 from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.credentials import own_credentials, signing
+from raftmq.chaos.cluster.restart import restart_all
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.cluster.whole import wait_whole
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.consumers import ConsumerGroup
-from raftmq.client import Admin, Message, Producer, SendFailed
+from raftmq.client import (
+    Admin,
+    ConsumeFrom,
+    ConsumerConfig,
+    Message,
+    Producer,
+    PushConsumer,
+    SendFailed,
+    rebalance,
+)
 from tests.waiting import until
 
 PATIENCE_S = 120.0  # a bound against hanging
@@ -33,7 +45,7 @@ async def health(module, address):
     return process.returncode, said.decode()
 
 
-async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch):
+async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch, caplog):
     (tmp_path / "plain_acl.yml").write_text(PLAIN_ACL)
     # Brokers and name servers alike: variables are theirs, too.
     for name, value in (
@@ -80,6 +92,20 @@ async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch):
         wrong = signing()
         monkeypatch.setenv("RAFTMQ_SECRET_KEY", KEYS["secretKey"])
         assert await _refused(state.namesrv, wrong)
+        monkeypatch.setattr(rebalance, "UNROUTED_S", 1.0)
+        await _a_refused_consumer_says_so(state.namesrv, wrong, caplog)
+        with monkeypatch.context() as unsigned:
+            unsigned.delenv("RAFTMQ_ACCESS_KEY")
+            unsigned.delenv("RAFTMQ_SECRET_KEY")
+            stranger = Cluster(tmp_path / "c")
+            try:
+                with pytest.raises(ClusterError, match=r"No accessKey is configured.*admin's"):
+                    await restart_all(stranger)  # and nothing was stopped
+                with pytest.raises(ClusterError, match=r"no leader yet: n. does not tell: .*No"):
+                    await stranger.wait_serving(0.1)
+            finally:
+                await stranger.close()
+        assert all(status.view is not None for status in await brokers_of(cluster))
     finally:
         await cluster.down()
         await cluster.close()
@@ -96,6 +122,23 @@ async def _all_consumed(namesrv, path):
         async with ConsumerGroup(namesrv, history, "T", "g", listener=lambda _: take) as group:
             await group.join("one")
             await until(lambda: seen >= {b"%d" % number for number in range(20)})
+
+
+async def _a_refused_consumer_says_so(namesrv, config, caplog):
+    first = ConsumerConfig(consume_from=ConsumeFrom.FIRST_OFFSET)
+    consumer = PushConsumer("g", namesrv, listen, config=first, instance_config=config)
+    consumer.subscribe("T")
+    async with consumer:
+        await until(lambda: "rebalance_without_route topic=T " in caplog.text)
+        assert not consumer.queues
+
+
+async def listen(messages):
+    raise AssertionError("it was given messages")
+
+
+async def brokers_of(cluster):
+    return [status for status in await cluster.status() if status.node.kind == "broker"]
 
 
 async def _refused(namesrv, config):

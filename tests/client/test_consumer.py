@@ -18,7 +18,7 @@ from raftmq.client import (
     MessageQueue,
     PullConfig,
     PushConsumer,
-    instance,
+    logpace,
 )
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -160,7 +160,7 @@ async def test_a_consumer_that_brokers_refuse_says_so_once_a_minute(
             assert lines()[0].endswith("code=1 remark=AclException: wrong signature")
             broker.heartbeat_refusal = (16, "not allowed")
             await until(lambda: len(lines()) == 2)
-            monkeypatch.setattr(instance, "REFUSAL_PAUSE_S", 0.0)
+            monkeypatch.setattr(logpace, "PAUSE_S", 0.0)
             await until(lambda: len(lines()) > 2)
             assert not consumer.queues
             broker.heartbeat_refusal = None

@@ -92,15 +92,24 @@ class Applier:
     def stop(self) -> None:
         """Apply nothing more."""
         self._stopped = True
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+        self._do_nothing_later()
+
+    def go_back(self, applied_index: int) -> None:
+        """Note that frames after `applied_index` were taken back; apply nothing before `advance`
+        says again what is committed."""
+        self._do_nothing_later()
+        self.applied_index = applied_index
 
     def advance(self, commit_index: int) -> None:
         """Apply frames up to `commit_index`, which are committed: a batch now, the rest later."""
         self._commit_index = commit_index
         if self._later is None and self.applied_index < commit_index:
             self._apply_batch()
+
+    def _do_nothing_later(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
     def _apply_batch(self) -> None:
         if self._stopped:

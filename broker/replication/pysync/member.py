@@ -313,8 +313,7 @@ class PySyncMember:
             self.sync._getLeader(),
         )
         self.frames_taken_back += applied - from_index + 1
-        self._applier.stop()
-        self._applier.applied_index = from_index - 1
+        self._applier.go_back(from_index - 1)
         position = self.log.index.end_position
         before = self._cut_due
         self._cut_due = position if before is None else min(before, position)

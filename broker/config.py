@@ -288,11 +288,12 @@ class BrokerConfig(PeerTlsOptions):
 
     # [transactions]
     transaction_time_out: int = option("transactions", "transactionTimeOut", 6_000,
-        "A half message that has not ended is first checked after so long.", unit=MS, low=1)
+        "A half message that has not ended is first checked after so long.", unit=MS, low=1,
+        live=True)
     transaction_check_interval: int = option("transactions", "transactionCheckInterval", 30_000,
-        "Between two checks of a half message.", unit=MS, low=1)
+        "Between two checks of a half message.", unit=MS, low=1, live=True)
     transaction_check_max: int = option("transactions", "transactionCheckMax", 15,
-        "Checks, after which a half message goes to TRANS_CHECK_MAX_TIME_TOPIC.", low=1)
+        "Checks, after which a half message goes to TRANS_CHECK_MAX_TIME_TOPIC.", low=1, live=True)
     reject_transaction_message: bool = option("transactions", "rejectTransactionMessage", False,
         "Take no transactional messages.")
     open_transactions_max: int = option("transactions", "openTransactionsMax", 200_000,

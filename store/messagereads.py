@@ -115,6 +115,15 @@ class MessageReads:
             return 0
         return queue.first_at(lambda at, _: self._store_time(at) >= timestamp_ms)
 
+    def last_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Return the last queue offset whose message was stored at `timestamp_ms` or earlier; 0 if
+        none was, as Apache's brokers say (ConsumeQueue.binarySearchInQueueByTime, UPPER)."""
+        queue = self._queues.queue(topic, queue_id)
+        if queue is None:
+            return 0
+        after = queue.first_at(lambda at, _: self._store_time(at) > timestamp_ms)
+        return after - 1 if after > queue.min_offset else 0
+
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
         """Return the store time in ms of a queue's oldest message; -1 if it has none."""
         queue = self._queues.queue(topic, queue_id)

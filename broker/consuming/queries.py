@@ -166,13 +166,17 @@ class Queries:
         return _offset_answer(request, 0 if queue is None else queue.min_offset)
 
     def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """29: answer the offset of the first message stored at `timestamp` or later."""
+        """29: answer the offset of the first message stored at `timestamp` or later; with
+        `boundaryType` UPPER, that of the last one stored then or earlier. Raises Refused."""
         header = self._queue_header(request)
         timestamp_ms = integer(request.ext, "timestamp")
-        offset = self.context.store.reads.offset_by_time(
-            header.topic, header.queue_id, timestamp_ms
-        )
-        return _offset_answer(request, offset)
+        reads = self.context.store.reads
+        by_boundary = {"LOWER": reads.offset_by_time, "UPPER": reads.last_offset_by_time}
+        search = by_boundary.get(header.boundary)
+        if search is None:
+            words = f"boundaryType is LOWER or UPPER, not {header.boundary}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, words)
+        return _offset_answer(request, search(header.topic, header.queue_id, timestamp_ms))
 
     def earliest_time(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """32: answer the store time of the queue's oldest message; -1 if it has none."""

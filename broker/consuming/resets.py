@@ -41,7 +41,6 @@ from raftmq.remoting.fields import text
 log = logging.getLogger("raftmq.broker.resets")
 
 TO_END = -1  # a timestamp
-BROADCASTING = "BROADCASTING"
 TAKING_MAX = 10_000  # pulls that may wait for the log at a time
 Key = tuple[str, str, int]  # topic, group, queue id
 
@@ -143,6 +142,7 @@ class Resets:
         """Reset (222) by time, TO_END, or one queue to an offset. Without force only backwards."""
         header = ResetOffsetHeader.parse(request.ext)
         targets = self.targets(header)
+        queue_ids = tuple(targets)
         if not header.force:
             for queue_id, offset in list(targets.items()):
                 committed = self._state.offsets.get(header.topic, header.group, queue_id)
@@ -150,14 +150,15 @@ class Resets:
                     del targets[queue_id]
         await self.reset(header.group, header.topic, targets)
         table = {}
-        for queue_id in self.targets(header):
+        for queue_id in queue_ids:
             now = self._state.offsets.get(header.topic, header.group, queue_id)
             key = MessageQueue(header.topic, self._broker_name, queue_id)
             table[key] = targets.get(queue_id, 0 if now is None else now)
         return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
 
     def targets(self, header: ResetOffsetHeader) -> dict[int, int]:
-        """Return queue id → new offset, within the queue's bounds. Raises Refused."""
+        """Return queue id → new offset. Raises Refused, also for an offset that its queue does not
+        have, as Apache's brokers do."""
         topic = self._state.topics.existing(header.topic)
         self._know(header.group)
         queue_ids = range(topic.read_queue_count)
@@ -177,6 +178,12 @@ class Resets:
             return 0
         if header.offset >= 0:
             wanted = header.offset
+            if not queue.min_offset <= wanted <= queue.max_offset:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"offset {wanted} is not in queue {queue_id} of topic [{header.topic}], which"
+                    f" has {queue.min_offset} to {queue.max_offset}",
+                )
         elif header.timestamp_ms == TO_END:
             wanted = queue.max_offset
         else:
@@ -196,7 +203,7 @@ class Resets:
         if not self._context.roles.leading:
             raise not_leader()
         online = self._clients.consumers.get(group)
-        if online is not None and online.message_model == BROADCASTING:
+        if online is not None and online.is_broadcasting:
             self._tell_broadcasters(group, topic, targets)
             return
         if not self._commits.has_room(topic, group, targets):

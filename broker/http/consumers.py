@@ -119,7 +119,8 @@ class ConsumerOperations:
         online = self._clients.consumers.get(name)
         subscribed = {} if online is None else dict(online.subscriptions)
         members = [] if online is None else list(online.members.values())
-        keys = self._queues(name, subscribed)
+        broadcasts = online is not None and online.is_broadcasting  # its offsets are its own
+        keys = self._queues(name, () if broadcasts else subscribed)
         if config is None and online is None and not keys:
             raise not_found(f"no consumer group {name} is known here")
         queues = [

@@ -175,10 +175,11 @@ class ProgressQueries:
         return {"consumeTps": tps, "offsetTable": table}
 
     def _topics_of(self, group: str) -> list[str]:
-        """Return the topics that the group committed offsets in, or subscribes to."""
+        """Return the topics that the group committed offsets in, or subscribes to. One that
+        broadcasts keeps its offsets to itself: how far it has come is not known here."""
         found = {topic for topic, name in self.context.state.offsets.offsets if name == group}
         online = self.clients.consumers.get(group)
-        if online is not None:
+        if online is not None and not online.is_broadcasting:
             found |= set(online.subscriptions)
         retry = RETRY_PREFIX + group
         if found and retry in self.context.state.topics.entries:

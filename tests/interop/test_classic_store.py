@@ -248,15 +248,24 @@ def same_lookups(loop: Loop, address: str, ours: MessageStore | None, all_: Queu
             ext = {"offset": str(record.physical_offset)}
             assert loop.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, ext).body == data
             stamps = [decode_record(row).store_timestamp_ms for row in rows]
-            asked = (record.store_timestamp_ms, record.store_timestamp_ms + 1)
-            exts = [QueueOffsetHeader(topic, queue_id, stamp).to_ext() for stamp in asked]
+            at_ms = record.store_timestamp_ms
+            asked = (stamps[0] - 1, at_ms, at_ms + 1, stamps[-1] + 1)
+            exts = [
+                QueueOffsetHeader(topic, queue_id, stamp, boundary).to_ext()
+                for stamp in asked
+                for boundary in ("LOWER", "UPPER")
+            ]
             by_time = loop.ask_all(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, exts)
-            for stamp, response in zip(asked, by_time, strict=True):
-                assert response.ext is not None
+            offsets = [int((answer.ext or {})["offset"]) for answer in by_time]
+            for stamp, found_first, found_last in zip(
+                asked, offsets[::2], offsets[1::2], strict=True
+            ):
                 first = sum(s < stamp for s in stamps)
-                assert int(response.ext["offset"]) == first, (topic, queue_id, at, stamp)
+                last = max(0, sum(s <= stamp for s in stamps) - 1)
+                assert (found_first, found_last) == (first, last), (topic, queue_id, at, stamp)
                 if ours is not None:
                     assert ours.reads.offset_by_time(topic, queue_id, stamp) == first
+                    assert ours.reads.last_offset_by_time(topic, queue_id, stamp) == last
 
 
 def java_sends(jvm: Jvm, loop: Loop, topic: str, count: int) -> list[bytes]:

@@ -79,6 +79,11 @@ def test_times(disk: OsDisk) -> None:
     for n in range(10):
         assert store.reads.offset_by_time("T", 0, 1000 * n) == 2 * n
         assert store.reads.offset_by_time("T", 0, 1000 * n + 1) == 2 * n + 2
+        assert store.reads.last_offset_by_time("T", 0, 1000 * n) == 2 * n + 1
+        assert store.reads.last_offset_by_time("T", 0, 1000 * n + 1) == 2 * n + 1
+    assert store.reads.last_offset_by_time("T", 0, -5) == 0
+    assert store.reads.last_offset_by_time("T", 0, 1 << 60) == 19
+    assert store.reads.last_offset_by_time("U", 0, 5) == 0
     assert store.reads.offset_by_time("T", 0, -5) == 0
     assert store.reads.offset_by_time("U", 0, 5) == 0
     assert store.reads.earliest_store_time("T", 1) == 0
@@ -99,3 +104,4 @@ def test_records_removed_before_the_queues_followed(disk: OsDisk) -> None:
     result = store.reads.get_messages("T", 0, edge - 1, 2, 9999)
     assert (result.status, result.message_count) == (GetStatus.FOUND, 1)
     assert store.reads.offset_by_time("T", 0, 0) == edge
+    assert store.reads.last_offset_by_time("T", 0, 1 << 60) == queue.max_offset - 1

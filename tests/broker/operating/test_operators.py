@@ -69,6 +69,24 @@ async def test_bodies(group):
     assert code == ResponseCode.SYSTEM_ERROR
 
 
+async def test_how_far_a_group_that_broadcasts_has_come_is_not_known_here(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T", 2)
+    await group.send(broker, "T", b"m")
+    subscription = {"topic": "T", "subString": "*", "subVersion": 1}
+    member = {"groupName": "all", "subscriptionDataSet": [subscription]}
+    for model, lag, queues in (("CLUSTERING", 1, 2), ("BROADCASTING", 0, 0)):
+        consumers = [{**member, "messageModel": model}]
+        body = orjson.dumps(
+            {"clientID": model, "producerDataSet": [], "consumerDataSet": consumers}
+        )
+        assert (await group.ask(broker, RequestCode.HEART_BEAT, None, body)).code == 0
+        code, found = await asked(group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="all")
+        assert (code, len(found["offsetTable"])) == (0, queues)
+        _, found = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
+        assert found["totalDiff"] == lag
+
+
 async def test_units_are_answered_up_to_a_limit(group, monkeypatch):
     monkeypatch.setattr(progress, "UNITS_MAX", 3)
     broker = await group.leading()

@@ -38,7 +38,7 @@ from raftmq.chaos.run.jepsen import Contestant, JepsenConfig, run_jepsen
 from raftmq.chaos.run.judge import RunResult, judge
 from raftmq.chaos.run.runner import RunConfig, run_scenario
 from raftmq.chaos.run.scenario import JEPSEN, SCENARIOS
-from raftmq.chaos.run.watch import MARKS, check_table, watch
+from raftmq.chaos.run.watch import MARKS, WAIT_FOR_FILE_S, check_table, watch
 from raftmq.chaos.workloads.catalogue import make_workloads, settings_for
 from raftmq.chaos.workloads.load import DESCRIPTIONS, LOG, MessagesConfig
 from raftmq.client import ClientError
@@ -142,6 +142,8 @@ def report(history: Path, output: Path) -> None:
 def watch_run(path: Path) -> None:
     """Do `mqchaos watch`."""
     history = path if path.suffix == ".jsonl" else path / "history.jsonl"
+    if not history.exists():
+        click.echo(f"waiting {WAIT_FOR_FILE_S:g} s for {history} to be begun", err=True)
     try:
         scene = watch(history, Console())
     except (HistoryError, OSError) as error:
@@ -311,8 +313,10 @@ def log_to(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         give_up(f"{directory}: {error.strerror}")
+    # Made with its first line: a run that is refused leaves its directory empty.
+    handler = logging.FileHandler(directory / "harness.log", delay=True)
     logging.basicConfig(
-        filename=directory / "harness.log",
+        handlers=(handler,),
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )

@@ -1,9 +1,9 @@
-"""Whether the experiment took place: sends were made, and faults struck. Pure.
+"""Whether the experiment took place: sends were made, faults struck, and it came to its end. Pure.
 
-A run that made too few of its sends, or none of its faults, tells nothing about the cluster,
-whatever the other checks say: it is INVALID, which is neither pass nor fail. Sends that the load
-never made, because its backlog was full, are expected while a fault keeps the cluster from
-answering; in calm they mean that the machine could not carry the load.
+A run that made too few of its sends, or none of its faults, or that was interrupted, tells nothing
+about the cluster, whatever the other checks say: it is INVALID, which is neither pass nor fail.
+Sends that the load never made, because its backlog was full, are expected while a fault keeps the
+cluster from answering; in calm they mean that the machine could not carry the load.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from raftmq.chaos.history.later import all_sends
 
 TOOK_PLACE = "the experiment took place"
 PLANNED = "planned"  # key of a history's meta line: how many faults were planned
+ENDS = "ends"  # another: true if the run writes `end` when it is over
 UNMADE_SHARE_MAX = 0.5  # of all sends
 UNMADE_CALM_SHARE_MAX = 0.1  # of those that were due while no fault was in effect
 CALM_SENDS_MIN = 100  # fewer say nothing of a share
@@ -24,7 +25,8 @@ GRACE_NS = 5_000_000_000  # after a fault is healed: elections, and the backlog 
 
 
 def took_place(history: History) -> Check:
-    """Judge a history. Those from before `planned` was written are not asked about faults."""
+    """Judge a history. Those from before `planned` was written are not asked about faults, those
+    from before `ends` not whether they were interrupted."""
     sends = all_sends(history)
     faults = [fault for fault in history.faults if fault.kind != "start"]
     planned = history.meta.get(PLANNED)
@@ -36,6 +38,7 @@ def took_place(history: History) -> Check:
         *_unmade(sends, faults),
         *(["no send was acknowledged"] if made and not _acknowledged(made) else []),
         *(["no fault struck"] if planned and not faults else []),
+        *(["the run was interrupted"] if history.meta.get(ENDS) and not history.ended else []),
     ]
     if wrong:
         return Check(TOOK_PLACE, Verdict.INVALID, len(wrong), detail, tuple(wrong))

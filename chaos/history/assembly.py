@@ -95,6 +95,7 @@ class Assembler:
 
     def __init__(self) -> None:
         self.meta: dict[str, Any] | None = None
+        self.ended = False
         self._open: dict[int, Any] = {}  # operations without an outcome, by op
         self._begun: dict[int, int] = {}  # faults being injected or healed: op → t_ns of invoke
         self._unhealed: dict[tuple[int, str], Fault] = {}  # by number; old ones by node
@@ -112,6 +113,7 @@ class Assembler:
             "replicas": self._replicas,
             **TAKERS,
             "note": _nothing,  # words for a person; no check uses them
+            "end": self._over,
         }
 
     def take(self, record: Record) -> Event | None:
@@ -243,6 +245,9 @@ class Assembler:
 
     def _reset(self, record: Record) -> Event:
         return Kind.RESET, self._offset(record, answered=True)
+
+    def _over(self, _: Record) -> None:
+        self.ended = True
 
     # ---- metadata
 
@@ -383,6 +388,7 @@ def assemble(records: Iterable[Record]) -> History:
     if assembler.meta is None:
         raise HistoryError("a history begins with a meta line")
     history.meta = assembler.meta
+    history.ended = assembler.ended
     history.unanswered = [c for c in assembler.unanswered() if isinstance(c, Commit)]
     return history
 

@@ -274,6 +274,7 @@ class History:
     replicas: list[Replicas] = field(default_factory=list)
     later: list[tuple[Kind, Any]] = field(default_factory=list)  # chaos.history.later
     torn: bool = False  # the file's last line was not finished: the writer was killed
+    ended: bool = False  # the run came to its end and said so
 
     @property
     def start_ns(self) -> int:

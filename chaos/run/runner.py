@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from raftmq.chaos.checks.experiment import PLANNED
+from raftmq.chaos.checks.experiment import ENDS, PLANNED
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from raftmq.chaos.cluster.compose import ComposeCluster
@@ -35,7 +35,13 @@ from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.run.judge import RunResult, judge
 from raftmq.chaos.run.nemesis import Inflicted, Nemesis
 from raftmq.chaos.run.observer import Observer, Watched
-from raftmq.chaos.run.scenario import Scenario, find_scenario, make_plan, split_available
+from raftmq.chaos.run.scenario import (
+    Scenario,
+    check_victims,
+    find_scenario,
+    make_plan,
+    split_available,
+)
 from raftmq.chaos.run.system import OURS, System
 from raftmq.chaos.workloads.base import Environment, Workload
 from raftmq.client import Producer
@@ -80,6 +86,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
     async with AsyncExitStack() as stack:
         cluster = await _cluster(config, scenario, stack, say)
         state = cluster.state()
+        check_victims(scenario, state.nodes)
         wants, skipped = split_available(scenario, state)
         for words in skipped:
             say(f"not done: {words}")
@@ -94,7 +101,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
             seed=config.seed,
             scenario=scenario.name,
             command=command,
-            **{PLANNED: len(plan)},
+            **{PLANNED: len(plan), ENDS: True},
             **config.system.meta(state),
         ) as history:
             for words in skipped:
@@ -107,6 +114,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
                     await cluster.down()
 
             await config.system.evidence(cluster, history, stop)
+            history.event("ok", "end", RUNNER, history.next_op())
     skipped = [*skipped, *inflicted.failed]
     return await asyncio.to_thread(
         judge, path, config.directory, say, skipped=skipped, stuck=inflicted.stuck
@@ -217,6 +225,7 @@ async def _cluster(
     stack.push_async_callback(cluster.close)
     needs = scenario.needs()
     shape = with_needs(config.shape, needs)
+    check_victims(scenario, nodes_of(shape))
     if "loop-device" in needs and power.unavailable() is None:
         for node in (node for node in nodes_of(shape) if node.kind == "broker"):
             disk = LoopDisk(cluster.store_of(node))

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState
+from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from raftmq.chaos.faults.base import Planned
 from raftmq.chaos.faults.catalogue import parse_wish, unavailable
 from raftmq.chaos.faults.plan import LASTS_MAX, Want, plan
+from raftmq.chaos.faults.select import SELECTORS
 
 # What Jepsen's five schedules are called that broke NATS 2.12.1 (December 2025).
 JEPSEN_POWER = "jepsen-power"
@@ -208,6 +209,16 @@ def find_scenario(text: str) -> Scenario:
     if not wishes:
         raise ClusterError("a scenario needs a name or a fault")
     return Scenario(text, "faults by name", wishes)
+
+
+def check_victims(scenario: Scenario, nodes: Sequence[Node]) -> None:
+    """Refuse a scenario that names a node which is not there. Raises ClusterError."""
+    names = [node.name for node in nodes]
+    for wish, parts in zip(scenario.wishes, scenario.wants(), strict=True):
+        for want in parts:
+            if want.whom and want.whom not in SELECTORS and want.whom not in names:
+                there = ", ".join(names)
+                raise ClusterError(f"{wish}: there is no node {want.whom}; there are {there}")
 
 
 def split_available(

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from raftmq.chaos.checks.experiment import CALM_SENDS_MIN, GRACE_NS, PLANNED, took_place
+from raftmq.chaos.checks.experiment import CALM_SENDS_MIN, ENDS, GRACE_NS, PLANNED, took_place
 from raftmq.chaos.checks.verdict import Check, Verdict, merge
 from raftmq.chaos.cli import main
 from raftmq.chaos.history.events import Fault, History, Outcome, Send
@@ -72,6 +72,31 @@ def test_nothing_acknowledged_is_no_experiment() -> None:
     for send in found.sends:
         send.outcome = Outcome.UNKNOWN
     assert took_place(found).examples == ("no send was acknowledged",)
+
+
+@pytest.mark.parametrize(("ends", "says_end"), [(True, True), (True, False), (False, False)])
+def test_an_interrupted_run_is_no_experiment(tmp_path: Path, ends: bool, says_end: bool) -> None:
+    builder = clean()
+    if ends:
+        builder.records[0] |= {ENDS: True}
+    if says_end:
+        builder.records.append({"type": "ok", "f": "end", "op": 1 << 40, "t_ns": 1, "p": "runner"})
+    found = took_place(builder.build())
+    assert found.verdict is (Verdict.INVALID if ends and not says_end else Verdict.PASS)
+    assert ("the run was interrupted" in found.examples) is (ends and not says_end)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "says"),
+    [("kil:leader", "no scenario 'kil:leader'"), ("kill:n7", "there is no node n7; there are")],
+)
+def test_a_scenario_with_a_slip_is_refused_before_anything_is_made(
+    tmp_path: Path, scenario: str, says: str
+) -> None:
+    directory = tmp_path / "run"
+    said = CliRunner().invoke(main, ["run", scenario, "--dir", str(directory)])
+    assert said.exit_code == 2 and says in said.output, said.output
+    assert not [*directory.iterdir()]  # it can be used for the run that was meant
 
 
 def test_a_broken_promise_is_told_before_all_and_doubt_after() -> None:

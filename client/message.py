@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
@@ -180,13 +180,20 @@ def properties_of(message: Message, unique_key: str) -> dict[str, str]:
         properties["TAGS"] = message.tags
     if message.keys:
         keys = message.keys
-        properties["KEYS"] = keys if isinstance(keys, str) else " ".join(keys)
+        properties["KEYS"] = keys if isinstance(keys, str) else _joined(keys)
     if message.delay_level > 0:
         properties["DELAY"] = str(message.delay_level)
     properties |= _time_properties(message)
     if message.properties:
         _merge_user_properties(properties, message.properties)
     return properties
+
+
+def _joined(keys: Iterable[str]) -> str:
+    try:
+        return " ".join(keys)
+    except TypeError as error:
+        raise ValueError(f"keys are a text or texts: {error}") from error
 
 
 def _time_properties(message: Message) -> dict[str, str]:
@@ -207,8 +214,10 @@ def _time_properties(message: Message) -> dict[str, str]:
 
 def properties_text(properties: Mapping[str, str]) -> str:
     """Encode as `name 0x01 value 0x02` repeated, the form in a send header. Raises ValueError for
-    an empty name or value, or one with a separator."""
+    an empty name or value, one with a separator, or one that is no text."""
     for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ValueError(f"property {name!r} is a text, not {type(value).__name__}")
         if not name or not value or "\x01" in name + value or "\x02" in name + value:
             raise ValueError(f"property {name!r} is empty or holds a separator byte")
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])

@@ -547,6 +547,8 @@ def _check_target(topic: str, queue: MessageQueue | None) -> None:
     InvalidMessage."""
     if queue is not None and queue.topic != topic:
         raise InvalidMessage(f"the message is of topic {topic!r}, its queue of {queue.topic!r}")
+    if not isinstance(topic, str):
+        raise InvalidMessage(f"the topic is a text, not {type(topic).__name__}")
     problem = topic_name_problem(topic)
     if problem:
         raise InvalidMessage(problem)

@@ -147,6 +147,8 @@ def outgoing_batch(
     first = messages[0]
     if any(m.topic != first.topic or m.is_later for m in messages):
         raise InvalidMessage("a batch has one topic and no delayed messages")
+    if not isinstance(first.topic, str):
+        raise InvalidMessage(f"the topic is a text, not {type(first.topic).__name__}")
     if first.topic.startswith(RETRY_PREFIX):
         raise InvalidMessage("a retry topic takes no batches")
     if any(m.born_timestamp_ms is not None for m in messages):
@@ -186,6 +188,8 @@ def encoded_properties(message: Message, unique_key: str) -> str:
     tags = message.tags
     if not tags:
         return f"UNIQ_KEY\x01{unique_key}\x02WAIT\x01true\x02"
+    if not isinstance(tags, str):
+        raise InvalidMessage(f"tags is one text, not {type(tags).__name__}")
     if "\x01" in tags or "\x02" in tags or len(tags) > 1000:
         raise InvalidMessage("tag holds a separator byte or is over 1000 characters")
     return f"UNIQ_KEY\x01{unique_key}\x02WAIT\x01true\x02TAGS\x01{tags}\x02"

@@ -407,6 +407,11 @@ async def test_unknown_topic_is_certainly_not_stored() -> None:
         (Message("SCHEDULE_TOPIC_XXXX", b"x"), None, "only brokers"),
         (Message("T", b"x"), MessageQueue("Other", "g0", 0), "its queue of 'Other'"),
         (Message("a:b", b"x"), MessageQueue("a:b", "g0", 0), "characters"),
+        (Message(5, b"x"), None, "the topic is a text"),  # type: ignore[arg-type]
+        (Message("T", b"x", tags=["a"]), None, "one text, not list"),  # type: ignore[arg-type]
+        (Message("T", b"x", tags=["a"], keys="k"), None, "'TAGS' is a text, not list"),  # type: ignore[arg-type]
+        (Message("T", b"x", keys=[1]), None, "keys are a text or texts"),  # type: ignore[list-item]
+        (Message("T", b"x", properties={"a": 1}), None, "'a' is a text, not int"),  # type: ignore[dict-item]
     ],
 )
 async def test_what_no_broker_would_store_is_refused_at_once(

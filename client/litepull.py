@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from raftmq.client.asked import Asked
-from raftmq.client.errors import ClientError
+from raftmq.client.errors import ClientClosed, ClientError
 from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.client.lifecycle import entered, left
 from raftmq.client.localoffsets import OffsetStorage, offsets_of
@@ -154,7 +154,10 @@ class LitePullConsumer:
             await self.membership.stop()
 
     async def poll(self, timeout_ms: int = 5_000, count_max: int = 0) -> list[MessageExt]:
-        """Return the next messages of one queue, queues taking turns; [] if none came in time."""
+        """Return the next messages of one queue, queues taking turns; [] if none came. Raises
+        ClientClosed."""
+        if not self._instance.running:
+            raise ClientClosed
         self._processed = dict(self._polled)
         if self.config.auto_commit and self._now() >= self._commit_due:
             await self._auto_commit()

@@ -493,6 +493,8 @@ class Leading:
 
     def hand_to(self, target: NodeId, now_ms: float) -> None:
         """Hand leadership to `target` once it has every frame. Raises UnknownTarget, Busy."""
+        if target == self._node_id:
+            raise UnknownTarget(f"{target} leads already")
         progress = self.progress.get(target)
         if progress is None or target not in self._membership.voters:
             raise UnknownTarget(f"{target} is no other voter of this group")

@@ -25,6 +25,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name (PEP 562). Raises AttributeError."""
     if name == "errors":
         return importlib.import_module("raftmq.errors")
+    if name == "__all__":  # for `from raftmq import *`
+        return importlib.import_module("raftmq.client").__all__
     if not name.startswith("_"):
         client = importlib.import_module("raftmq.client")
         if name in client.__all__:

@@ -220,3 +220,10 @@ def test_the_lowest_versions_that_are_allowed_serve_and_send(project, wheel, tmp
         assert "Orders" in run(bin_ / "mqadmin", "topicList", "-n", status["namesrv"])
     finally:
         run(bin_ / "mqcluster", "down", "--dir", cluster)
+
+
+def test_all_public_names_come_with_a_star() -> None:
+    found: dict[str, object] = {}
+    exec("from raftmq import *", found)
+    assert found["Producer"] is raftmq.Producer
+    assert set(found) - {"__builtins__"} == set(raftmq.client.__all__)

@@ -29,6 +29,7 @@ from raftmq.client import (
     PushConsumer,
     pullconsumer,
 )
+from raftmq.client.errors import ClientClosed
 from raftmq.client.localoffsets import LocalOffsetStore
 from raftmq.client.processqueue import CacheBudget, ProcessQueue
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -163,6 +164,17 @@ async def test_a_lite_consumer_pulls_from_the_follower_that_is_suggested() -> No
             await follower.stop()
             fill(cluster, 1, queues=1)
             assert [m.queue_offset for m in await poll_all(consumer, 1)] == [9]
+
+
+async def test_a_consumer_that_does_not_run_says_so() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        consumer = lite_of(cluster, LITE)
+        with pytest.raises(ClientClosed):
+            await consumer.poll(10)
+        async with consumer:
+            assert await consumer.poll(10) == []
+        with pytest.raises(ClientClosed):
+            await consumer.poll(10)
 
 
 async def test_expressions_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from raftmq.dledger.configuration import Configurations, founding
 from raftmq.dledger.core import RaftCore
-from raftmq.dledger.errors import Busy, MessageRefused, NotLeader
+from raftmq.dledger.errors import Busy, MessageRefused, NotLeader, UnknownTarget
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import (
     TERM_MAX,
@@ -483,6 +483,14 @@ def test_a_transfer_is_given_up_when_the_targets_connection_closes() -> None:
     (ready,) = group["a"].work()
     assert ready.role is not None
     assert ready.role.reason == "transfer to b given up: its connection closed"
+
+
+def test_who_leads_already_is_not_called_a_stranger() -> None:
+    group = led()
+    for target, words in (("a", "a leads already"), ("x", "x is no other voter of this group")):
+        with pytest.raises(UnknownTarget, match=words):
+            group["a"].core.transfer(target, group.now_ms)
+    assert group["a"].core.can_propose
 
 
 def test_deadlines_name_the_next_thing_to_do() -> None:

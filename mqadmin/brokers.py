@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from raftmq.client.admin import Admin
-from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.errors import BrokerRefused
 from raftmq.client.route import LEADER_ID
 from raftmq.mqadmin.command import (
     Arguments,
@@ -20,7 +20,7 @@ from raftmq.mqadmin.command import (
     Table,
     show_time,
 )
-from raftmq.mqadmin.targets import everywhere, leaders, named, replicas, writable
+from raftmq.mqadmin.targets import everywhere, leaders, named, replicas, runtime_infos, writable
 
 HOUR_MS = 3_600_000
 TRANSFER_WAIT_S = 10.0
@@ -37,8 +37,8 @@ MEMBER_OPS = {
 
 async def cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     rows = []
-    for replica in replicas(await admin.cluster.info(), arguments.text("clusterName")):
-        info = await _runtime(admin, replica.address)
+    asked = replicas(await admin.cluster.info(), arguments.text("clusterName"))
+    for replica, info in zip(asked, await runtime_infos(admin, asked), strict=True):
         row = {
             "cluster": replica.cluster,
             "broker": replica.broker_name,
@@ -82,14 +82,6 @@ def _totals(info: dict[str, str]) -> dict[str, Any]:
             ("Today", "TodayNow", "TodayMorning"),
         )
     }
-
-
-async def _runtime(admin: Admin, address: str) -> dict[str, str]:
-    """Return a broker's figures (28); a broker that does not answer gets a line, too."""
-    try:
-        return await admin.broker.runtime_info(address)
-    except ClientError as error:
-        return {"error": f"no answer: {error.message}"}
 
 
 def _first(averages: str) -> float:
@@ -177,10 +169,10 @@ async def _upkeep(
 
 async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     rows = []
-    for replica in replicas(await admin.cluster.info(), arguments.text("clusterName")):
-        if arguments.text("brokerName") not in ("", replica.broker_name):
-            continue
-        info = await _runtime(admin, replica.address)
+    everybody = replicas(await admin.cluster.info(), arguments.text("clusterName"))
+    name = arguments.text("brokerName")
+    asked = [replica for replica in everybody if name in ("", replica.broker_name)]
+    for replica, info in zip(asked, await runtime_infos(admin, asked), strict=True):
         row = {"broker": replica.broker_name, "address": replica.address}
         if "error" not in info and "raftRole" not in info:
             info = {"error": "no Raft replica"}
@@ -213,7 +205,7 @@ async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         for replica in replicas(await admin.cluster.info()):
             if replica.broker_name != name or replica.broker_id != LEADER_ID:
                 continue  # wait until name servers, and so clients, know it, too
-            info = await _runtime(admin, replica.address)
+            (info,) = await runtime_infos(admin, [replica], one_answers=False)
             ready = info.get("raftLeaderReady") == "true" and info.get("raftRole") == "leader"
             if ready and info.get("raftSelfId") == target:
                 values = {"broker": name, "leader": target, "address": replica.address}

@@ -65,10 +65,13 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 async def delete_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    name = arguments.text("groupName")
+    name, offsets = arguments.text("groupName"), bool(arguments.boolean("removeOffset"))
     addresses = await writable(admin, arguments)
+    there = [name in await admin.group.configs(address) for address in addresses]
+    if not offsets and not any(there):  # offsets may be left of a group that is gone
+        raise CommandError(f"there is no group {name} at {', '.join(addresses)}")
     for address in addresses:
-        await admin.group.delete(address, name, offsets=bool(arguments.boolean("removeOffset")))
+        await admin.group.delete(address, name, offsets=offsets)
         if arguments.text("clusterName"):
             for prefix in (RETRY_PREFIX, DLQ_PREFIX):
                 await admin.topic.delete(address, prefix + name)

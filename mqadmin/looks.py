@@ -16,10 +16,9 @@ from typing import Any
 from raftmq.client.admin import Admin
 from raftmq.client.errors import BrokerRefused, ClientError, NoRoute
 from raftmq.client.route import LEADER_ID
-from raftmq.mqadmin.targets import Replica, replicas
+from raftmq.mqadmin.targets import AT_ONCE_MAX, Replica, replicas, runtime_infos
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 
-AT_ONCE_MAX = 16  # requests in flight
 REPLY_SUFFIX = "_REPLY_TOPIC"  # a cluster's topic of replies to requests
 SYSTEM_GROUPS = ("CID_", "TOOLS_", "SELF_TEST", "FILTERSRV", "%")
 
@@ -55,19 +54,12 @@ class Look:
 
 
 async def look(admin: Admin, scope: Scope) -> Look:
-    """Look at the cluster. Raises ClientError if no name server answers; brokers that do not are
-    shown as such."""
+    """Look at the cluster. Raises ClientError if no name server answers, or no broker; brokers that
+    do not are shown as such."""
     found = Look(time.monotonic(), time.time_ns() // 1_000_000)
     info = await admin.cluster.info()
     everybody = replicas(info)
     turn = asyncio.Semaphore(AT_ONCE_MAX)
-
-    async def figures(replica: Replica) -> Mapping[str, str]:
-        async with turn:
-            try:
-                return await admin.broker.runtime_info(replica.address)
-            except ClientError as error:
-                return {"error": error.message}
 
     async def progress(replica: Replica) -> None:
         async with turn:
@@ -91,7 +83,7 @@ async def look(admin: Admin, scope: Scope) -> Look:
     topics = [t for t in await admin.cluster.topics() if _shown(t, own, scope)]
     leading = [replica for replica in everybody if replica.broker_id == LEADER_ID]
     said, *_ = await asyncio.gather(
-        asyncio.gather(*(figures(replica) for replica in everybody)),
+        runtime_infos(admin, everybody),
         asyncio.gather(*(progress(replica) for replica in leading)),
         asyncio.gather(*(offsets(topic) for topic in topics)),
     )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raftmq.client.admin import Admin, ClusterInfo
+from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.route import LEADER_ID
 from raftmq.mqadmin.command import Arguments, CommandError
+
+AT_ONCE_MAX = 16  # requests in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +77,26 @@ def _named(arguments: Arguments) -> tuple[str, str]:
     if not address and not cluster:
         raise CommandError("which brokers? Give -b HOST:PORT or -c CLUSTER", usage=True)
     return address, cluster
+
+
+async def runtime_infos(
+    admin: Admin, asked: Sequence[Replica], *, one_answers: bool = True
+) -> list[dict[str, str]]:
+    """Return each replica's figures (28), in their order; of one that does not answer, {"error":
+    why}. Raises ClientError if none answers, unless `one_answers` is False."""
+    turn = asyncio.Semaphore(AT_ONCE_MAX)
+    failures: list[ClientError] = []
+
+    async def figures(replica: Replica) -> dict[str, str]:
+        async with turn:
+            try:
+                return await admin.broker.runtime_info(replica.address)
+            except ClientError as error:
+                failures.append(error)
+                told = error.message if isinstance(error, BrokerRefused) else ""
+                return {"error": told or f"no answer: {error.message}"}
+
+    found = await asyncio.gather(*(figures(replica) for replica in asked))
+    if one_answers and asked and len(failures) == len(asked):
+        raise failures[0]
+    return list(found)

@@ -18,6 +18,7 @@ from raftmq.mqadmin.command import (
 )
 from raftmq.mqadmin.targets import leaders, writable
 from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
@@ -140,12 +141,26 @@ async def update_perm(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     topic, cluster = arguments.text("topic"), arguments.text("clusterName")
     addresses = [replica.address for replica in await leaders(admin, cluster)]
+    if not await _is_anywhere(admin, topic, addresses):
+        raise CommandError(f"cluster {cluster} has no topic {topic}")
     for address in addresses:
         await admin.topic.delete(address, topic)
     await admin.name_server.forget_topic(topic, cluster)
     await admin.name_server.delete_kv(ORDER_NAMESPACE, topic)
     values = {"topic": topic, "brokers": addresses}
     return [Done(f"topic {topic} deleted from cluster {cluster}", values)]
+
+
+async def _is_anywhere(admin: Admin, topic: str, addresses: Sequence[str]) -> bool:
+    """Return whether a broker, or a name server, may have a topic."""
+    for address in addresses:
+        try:
+            await admin.topic.config(address, topic)
+        except BrokerRefused as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                continue
+        return True  # also if the broker does not know the question: Apache's 4.x do not
+    return topic in await admin.cluster.topics()
 
 
 async def writers(admin: Admin, arguments: Arguments) -> Sequence[Part]:

@@ -108,6 +108,18 @@ def test_the_page_shows_what_is_printed(cluster: Cluster) -> None:
     assert skeleton(new) == skeleton(PAGE.read_text()), "python -m tests.mqadmin.page"
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (f"deleteTopic -c {WHERE} -t misspelt", f"cluster {WHERE} has no topic misspelt"),
+        (f"deleteSubGroup -c {WHERE} -g misspelt", "there is no group misspelt at"),
+    ],
+)
+def test_what_is_not_there_is_not_called_done(cluster: Cluster, line: str, says: str) -> None:
+    status, _, err = mqadmin(cluster.namesrv, *line.split())
+    assert (status, says in err) == (1, True), err
+
+
 def test_flags_are_apaches(admin: ApacheAdmin) -> None:
     for command in COMMANDS:
         if command.name in OF_4X:

@@ -1,0 +1,59 @@
+"""Whom a command asks, and what becomes of those that do not answer."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from raftmq.client.errors import BrokerRefused, BrokerUnreachable
+from raftmq.mqadmin.targets import AT_ONCE_MAX, Replica, runtime_infos
+
+DEAD = BrokerUnreachable("b:1: refused")
+CLOSED = BrokerRefused(1, "No accessKey is configured", "b:2")
+
+
+def asked(answers):
+    """An admin, and the replicas that it may ask: an error, or figures, of each."""
+
+    async def runtime_info(address):
+        answer = answers[int(address)]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    replicas = [Replica("c", "b", number, str(number)) for number in range(len(answers))]
+    return SimpleNamespace(broker=SimpleNamespace(runtime_info=runtime_info)), replicas
+
+
+async def test_those_that_do_not_answer_have_a_line_beside_those_that_do():
+    found = await runtime_infos(*asked([DEAD, {"x": "1"}, CLOSED]))
+    assert found == [
+        {"error": "no answer: b:1: refused"},
+        {"x": "1"},
+        {"error": "b:2 answered: No accessKey is configured"},
+    ]
+    assert await runtime_infos(*asked([])) == []
+
+
+async def test_where_nobody_answers_the_command_fails():
+    with pytest.raises(BrokerUnreachable):
+        await runtime_infos(*asked([DEAD, CLOSED]))
+    found = await runtime_infos(*asked([DEAD]), one_answers=False)
+    assert found == [{"error": "no answer: b:1: refused"}]
+
+
+async def test_not_all_are_asked_at_once():
+    running = most = 0
+
+    async def runtime_info(_):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return {}
+
+    admin = SimpleNamespace(broker=SimpleNamespace(runtime_info=runtime_info))
+    replicas = [Replica("c", "b", number, str(number)) for number in range(5 * AT_ONCE_MAX)]
+    assert len(await runtime_infos(admin, replicas)) == len(replicas)
+    assert most == AT_ONCE_MAX

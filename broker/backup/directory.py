@@ -1,13 +1,14 @@
 """A backup's directory: its files, and the order in which they are written. Blocking.
 
     DIR/manifest.json       what this is; written last, put in place by a rename
-    DIR/progress.json       while a backup is in progress
+    DIR/progress.json       while a backup is in progress; before the first, it is the first file
     DIR/commitlog/%020d     segments, as long as they were copied
     DIR/states/%020d.json   tables and queues' beginnings as of that frame (as in group snapshots)
     DIR/lock                held while a backup is taken
 
 A directory without manifest.json is no backup. Everything that a manifest names is durable before
-the manifest is.
+the manifest is. A directory with other things in it is refused before anything is written: a
+replica's store has a commitlog/ too, with files of the same names.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from raftmq.broker.backup.manifest import (
 from raftmq.store.ownership import FILE_MODE, make_directory
 
 READ_BYTES = 1 << 20
+OF_DISKS = frozenset({"lost+found"})  # what a file system has of its own
 
 
 class SegmentFile:
@@ -69,15 +71,38 @@ class BackupDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock. Raises BackupError if another process takes a backup here."""
-        make_directory(str(self._commitlog))
-        make_directory(str(self._states))
+        """Hold the lock. Raises BackupError if another process takes a backup here, or if this is a
+        directory of something else; BackupDamaged, OSError."""
+        self._check_own()
+        make_directory(str(self.path))
         with open(self.path / "lock", "w", opener=_private) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BackupError(f"{self.path}: another backup is being taken here") from None
+            if self.manifest() is None and not self.progress():
+                self._replace("progress.json", encode_progress([]))
+            make_directory(str(self._commitlog))
+            make_directory(str(self._states))
             yield
+
+    def _check_own(self) -> None:
+        if not self.path.exists() or self.manifest() is not None:
+            return
+        names = {path.name for path in self.path.iterdir()}
+        if "progress.json" in names:
+            self.progress()  # it says what it is
+            return
+        begun = {"progress.json.tmp"}
+        lock = self.path / "lock"
+        if lock.is_file() and not lock.stat().st_size:  # a store's says who holds it
+            begun.add("lock")
+        strange = sorted(names - begun - OF_DISKS)
+        if strange:
+            raise BackupError(
+                f"{self.path} has other things in it ({', '.join(strange[:5])}): name a directory"
+                " that is new, empty, or a backup's"
+            )
 
     # -- reading ------------------------------------------------------------------------------
 

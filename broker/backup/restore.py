@@ -167,6 +167,8 @@ def restore(
     members = founding(peers)
     if not 0 < len(members.ids) == len(peers) <= MEMBERS_MAX:
         raise BackupError(f"{len(peers)} members: a group has 1 to {MEMBERS_MAX}, each with its id")
+    if len(stores) > len(members.ids):
+        raise BackupError(f"{len(stores)} stores for {len(members.ids)} members: each has one")
     if len(encode_configuration(members)) > SIZE_BYTES_MAX:
         raise BackupError(f"ids and addresses of the members exceed {SIZE_BYTES_MAX} bytes")
     made: Restored | None = None

@@ -51,6 +51,13 @@ class Cluster:
         mqcluster(*arguments)
         (self.namesrv,) = [p["address"] for p in self.status() if p["kind"] == "namesrv"]
 
+    def down(self) -> None:
+        """End it. Fails if a server has ended by itself, with what that one logged."""
+        dead = [p["name"] for p in self.status() if not p["alive"]]
+        logs = [(Path(self.directory) / name / "log.txt").read_text()[-4000:] for name in dead]
+        mqcluster("down", "--dir", self.directory)
+        assert not dead, "\n".join((f"ended by itself: {dead}", *logs))
+
     def status(self) -> list[dict[str, Any]]:
         answer = json.loads(mqcluster("status", "--dir", self.directory, "--json"))
         processes = answer["nodes"]
@@ -72,7 +79,7 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("interop"))
     yield cluster
-    mqcluster("down", "--dir", cluster.directory)
+    cluster.down()
 
 
 class Listener:

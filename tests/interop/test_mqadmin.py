@@ -34,7 +34,7 @@ from tests.interop import apache
 from tests.interop.jvm import fetch
 from tests.interop.mqadmin import ApacheAdmin
 from tests.interop.ours import classic, running
-from tests.interop.test_java_client import Cluster, mqcluster, push_consumer
+from tests.interop.test_java_client import Cluster, push_consumer
 from tests.mqadmin.page import mqadmin, render, settle, skeleton, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "mqadmin.md"
@@ -68,7 +68,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     # Nor can they sign: they may change routes (205, 327) of brokers alone that do not.
     cluster = Cluster(tmp_path_factory.mktemp("mqadmin"), "registrationKeyFile=")
     yield cluster
-    mqcluster("down", "--dir", cluster.directory)
+    cluster.down()
 
 
 @pytest.fixture(scope="module")

@@ -264,7 +264,7 @@ async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path, mo
             address = group.brokers["n0"].address
             gate = held_from(monkeypatch, SEGMENT)
             slow = await start("backup", path, "--from", address, "--bytes-per-s", "8MiB")
-            await until(lambda: (path / "progress.json").exists())
+            await until(lambda: BackupDirectory(str(path)).progress())
             slow.kill()
             await slow.communicate()
             gate.set()

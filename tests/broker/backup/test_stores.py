@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -31,6 +32,7 @@ from raftmq.dledger.identity import file_of
 from raftmq.dledger.messages import HardState
 from raftmq.spark.layout import ItemKind
 from raftmq.store.disk import OsDisk
+from raftmq.store.ownership import lock_store
 from tests.broker.tables import test_snapshotinstall as replicas
 from tests.broker.tables.test_snapshotinstall import Replica, record, written
 from tests.simulator.disk import SimCrash, SimDisk
@@ -496,6 +498,27 @@ def test_nothing_is_overwritten(store, place, tmp_path):
     assert status == 2 and "is no backup" in output
 
 
+def test_a_directory_of_something_else_is_no_place_for_a_backup(store, place, tmp_path):
+    """A replica's own store least of all: its segments are called as a backup's are."""
+    source = StoppedSource(store.config)
+    before = contents(Path(store.root))
+    assert [*(Path(store.root) / "commitlog").iterdir()]
+    with pytest.raises(BackupError, match="has other things in it"):
+        asyncio.run(take(source, BackupDirectory(store.root)))
+    assert contents(Path(store.root)) == before
+    lock = lock_store(str(tmp_path / "new store"), "a broker that begins")
+    try:
+        with pytest.raises(BackupError, match=r"\(lock\)"):
+            asyncio.run(take(source, BackupDirectory(lock.root)))
+    finally:
+        lock.release()
+    disk = tmp_path / "disk"
+    (disk / "lost+found").mkdir(parents=True)
+    (disk / "lock").touch()  # a backup that was killed at once
+    asyncio.run(take(source, BackupDirectory(str(disk))))
+    assert run("verify", disk)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("peers", "text"),
     [
@@ -510,6 +533,14 @@ def test_members_that_cannot_be(store, place, tmp_path, peers, text):
     with pytest.raises(BackupError, match=text):
         restore(place, manifest, point_of(place, manifest), [str(tmp_path / "new")], peers)
     assert not (tmp_path / "new").exists()
+
+
+def test_there_are_not_more_stores_than_members(store, place, tmp_path):
+    manifest = backup(store, place).manifest
+    stores = [str(tmp_path / name) for name in ("one", "two")]
+    with pytest.raises(BackupError, match="2 stores for 1 members"):
+        restore(place, manifest, point_of(place, manifest), stores, [("n0", "h:1")])
+    assert not (tmp_path / "one").exists()
 
 
 @pytest.mark.parametrize("power", [False, True])

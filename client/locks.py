@@ -70,6 +70,10 @@ class QueueLocks:
         asked_at = self._asked_at.get(queue)
         return asked_at is not None and _now() - asked_at < self._config.age_max_ms / 1000
 
+    def held(self, queue: MessageQueue) -> bool:
+        """Return whether the lock was acquired, and not lost or given up since."""
+        return queue in self._held
+
     def age_ms(self, queue: MessageQueue) -> float | None:
         """Return the time since the last request that was granted; None if there is none."""
         asked_at = self._asked_at.get(queue)

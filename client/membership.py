@@ -154,6 +154,8 @@ class Membership:
         except (ClientError, OSError) as error:
             logger.warning("start_offset_failed queue=%s error=%s", queue, error)
             return False
+        if self.locks is not None and not self.locks.held(queue):
+            return False  # lost meanwhile: another member has it, and moves the offset
         self.offsets.table.begin(queue, start, told=committed is not None)
         worker = QueueWorker(
             queue, self.group, subscription, start, self.instance, self._member, self._pull,

@@ -159,6 +159,36 @@ async def test_a_lock_lost_while_other_queues_are_given_up_does_not_end_the_reba
         await member.stop()
 
 
+async def test_a_queue_whose_lock_is_lost_before_it_begins_is_not_begun() -> None:
+    """The offset that was read belongs to another one's past."""
+    notes = Notes()
+    async with FakeCluster({"g0": 1}) as cluster:
+        locks = cluster.brokers["g0"][0].locks
+        member = member_of(cluster, notes, ConsumerConfig(), LockConfig(renew_interval_ms=20))
+        read, may_read = member.offsets.committed, asyncio.Event()
+
+        async def committed(queue: MessageQueue) -> int | None:
+            found = await read(queue)
+            await may_read.wait()
+            return found
+
+        member.offsets.committed = committed  # type: ignore[method-assign]
+        member.subscribe("T", "*", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        mine = member.locks
+        assert mine is not None
+        await until(lambda: all(mine.held(queue(number)) for number in range(4)))
+        locks["g", "T", 0] = "another client"
+        await until(lambda: not mine.held(queue(0)))
+        may_read.set()
+        await until(lambda: len(member.queues) == 3)
+        assert queue(0) not in notes.offsets
+        del locks["g", "T", 0]
+        await until(lambda: queue(0) in member.queues)
+        await member.stop()
+
+
 @pytest.mark.parametrize("answer", [ZeroDivisionError(), None], ids=["raises", "nothing"])
 async def test_a_strategy_that_fails_is_asked_again(
     answer: Exception | None, caplog: pytest.LogCaptureFixture

@@ -201,7 +201,9 @@ def _properties(texts: tuple[str, ...]) -> Mapping[str, str]:
         if not equals or not name:
             raise CommandError(f"--property: {text!r} is not NAME=VALUE", usage=True)
         if name in RESERVED_PROPERTIES:
-            raise CommandError(f"--property: {name} has a flag of its own", usage=True)
+            raise CommandError(
+                f"--property: {name} has a flag, or is set by clients and brokers alone", usage=True
+            )
         found[name] = value
     return found
 

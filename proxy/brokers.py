@@ -9,7 +9,7 @@ and sends do not (`sends`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -82,26 +82,28 @@ class Brokers:
         known = self._instance.directory.route_if_known(topic)
         if known is not None:
             return known
-        try:
-            async with asyncio.timeout_at(caller.deadline_s - MARGIN_S):
-                return await self._instance.directory.route(topic)
-        except ClientError as error:
-            raise refusal_of(error) from error
-        except TimeoutError as error:
-            raise Refusal(Code.PROXY_TIMEOUT, f"no route to {topic} in time") from error
+        return await self._in_time(caller, topic, self._instance.directory.route)
 
     async def check_broker(self, caller: Caller, topic: str, broker_name: str) -> None:
         """Raise Refusal unless the topic's route has the broker group that a handle names."""
         route = await self.route(caller, topic)
         if any(broker.broker_name == broker_name for broker in route.brokers):
             return
-        try:
-            route = await self._instance.directory.refresh(topic)
-        except ClientError as error:
-            raise refusal_of(error) from error
+        route = await self._in_time(caller, topic, self._instance.directory.refresh)
         if not any(broker.broker_name == broker_name for broker in route.brokers):
             words = f"{topic} has no broker {broker_name[:100]}"
             raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
+
+    async def _in_time(
+        self, caller: Caller, topic: str, ask: Callable[[str], Awaitable[TopicRouteData]]
+    ) -> TopicRouteData:
+        try:
+            async with asyncio.timeout_at(caller.deadline_s - MARGIN_S):
+                return await ask(topic)
+        except ClientError as error:
+            raise refusal_of(error) from error
+        except TimeoutError as error:
+            raise Refusal(Code.PROXY_TIMEOUT, f"no route to {topic} in time") from error
 
     def addresses(self, topics: set[str]) -> tuple[str, ...]:
         """Return the replicas of all broker groups of these topics, as far as they are known."""

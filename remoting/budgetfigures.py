@@ -12,25 +12,35 @@ from raftmq.remoting.budgets import Budgets
 def tell(families: Families, prefix: str, budgets: Budgets) -> None:
     budgets.unsent.look_again()
     holdings = (("unfinished_frames", budgets.unfinished), ("unsent_answers", budgets.unsent))
-    work = ("slow_requests",)
+    allowances = (("slow_requests", budgets.work), ("kept", budgets.kept))
     families.gauges(
         f"{prefix}_budget_used_bytes",
         "What connections make this process hold, over all of them.",
         ("budget",),
-        [*(((name,), h.held_bytes) for name, h in holdings), (work, budgets.work.used_bytes)],
+        [
+            *(((name,), h.held_bytes) for name, h in holdings),
+            *(((name,), a.used_bytes) for name, a in allowances),
+        ],
     )
     families.gauges(
         f"{prefix}_budget_limit_bytes",
-        "The bounds of that: unfinishedFrameBytesMax, unsentBytesMax, slowRequestBytesMax.",
+        "The bounds of that: unfinishedFrameBytesMax, unsentBytesMax, slowRequestBytesMax,"
+        " keptBytesMax.",
         ("budget",),
-        [*(((name,), h.bytes_max) for name, h in holdings), (work, budgets.work.bytes_max)],
+        [
+            *(((name,), h.bytes_max) for name, h in holdings),
+            *(((name,), a.bytes_max) for name, a in allowances),
+        ],
     )
     families.counters(
         f"{prefix}_budget_refusals_total",
         "Connections closed (frames: at the bound, or not whole in frameDeadlineMs), and requests"
         " answered BUSY.",
         ("budget",),
-        [*(((name,), h.closed_count) for name, h in holdings), (work, budgets.work.refused_count)],
+        [
+            *(((name,), h.closed_count) for name, h in holdings),
+            *(((name,), a.refused_count) for name, a in allowances),
+        ],
     )
     families.counter(
         f"{prefix}_unforeseen_total",

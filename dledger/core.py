@@ -1,4 +1,4 @@
-"""RaftCore: one replica of a Raft group as a pure state machine: no I/O, clock or randomness.
+"""RaftCore: one replica of a Raft group as a state machine. Pure: no I/O, clock or randomness.
 
 How a shell drives it (`member.py`; tests/dledger/group.py is the specification by example):
 

@@ -1,4 +1,4 @@
-"""Errors of the core and its shell.
+"""Errors of the core and its shell. Pure.
 
 When one of these is raised nothing was appended, except with OutcomeUnknown.
 """

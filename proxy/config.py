@@ -1,4 +1,4 @@
-"""The proxy's configuration: declared once, read from TOML or Java properties.
+"""The proxy's configuration: declared once, read from TOML or Java properties. Pure.
 
 As in broker.config: one frozen object per process, built at the edge by `load` and handed down.
 """

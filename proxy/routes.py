@@ -1,4 +1,4 @@
-"""QueryRoute and QueryAssignment.
+"""QueryRoute and QueryAssignment. Pure.
 
 Every queue is at the endpoints by which the client reached a proxy, so all its calls come back to
 proxies. A push consumer is assigned every broker group with the queue -1, which stands for all of

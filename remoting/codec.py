@@ -1,4 +1,4 @@
-"""Frames and command headers, sans I/O: bytes in, tuples and commands out.
+"""Frames and command headers, sans I/O: bytes in, tuples and commands out. Pure.
 
 A frame, all integers big-endian:
 

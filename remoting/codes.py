@@ -1,4 +1,4 @@
-"""Numbers of the remoting protocol: request codes, response codes, languages, our version.
+"""Numbers of the remoting protocol: request codes, response codes, languages, our version. Pure.
 
 Names and values are Apache RocketMQ's (4.9 and 5.x), so that other tools and logs can be compared
 with ours; the few codes of our own come last. A code listed here is not necessarily served.

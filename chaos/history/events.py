@@ -1,4 +1,5 @@
 """The events of a history as typed data: sends, consumption, offsets, metadata, faults, replicas.
+Pure.
 
 Data only; `chaos.history.assembly` makes it of the records of a file (docs/history.md has the
 format). Times are nanoseconds of the machine's monotonic clock, as the harness wrote them.

@@ -1,4 +1,4 @@
-"""Access control for the remoting protocol. All of it is pure.
+"""Access control for the remoting protocol. Pure, all of it.
 
 The file format (`plainfile`) is not imported here, because clients need no YAML.
 """

@@ -1,4 +1,4 @@
-"""The waiting messages of the timer topic's queue, in the order in which they are due: pure.
+"""The waiting messages of the timer topic's queue, in the order in which they are due. Pure.
 
 The wheel is fed with the units of the queue in their order (`take`), asked for what is due (`pop`),
 and told the progress of the deliveries (`settle`). The `Progress` is part of the log: together with

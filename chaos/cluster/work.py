@@ -234,9 +234,9 @@ def show(found: list[NodeStatus]) -> None:
     """Print the table that a person reads."""
     table = Table(box=SIMPLE_HEAD)
     for heading in ("name", "pid", "state", "address", "role"):
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, overflow="fold")  # on a narrow terminal in lines, but whole
     for heading in ("term", "commit", "applied", "last"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", overflow="fold")
     for status in found:
         view = status.view
         role = status.role + (" (ready)" if view and view.leads and view.leader_ready else "")
@@ -273,6 +273,7 @@ def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
                 "alive": status.alive,
                 "state": status.state,
                 "address": node.address,
+                "http": node.http or None,
                 "role": view.role if view else None,
                 "refusal": status.refusal or None,
                 "term": view.term if view else None,

@@ -20,11 +20,12 @@ from typing import Any
 import click
 
 from raftmq.client.admin import Admin
-from raftmq.client.errors import BrokerUnreachable, ClientError, NameServerUnreachable
+from raftmq.client.errors import BrokerUnreachable, ClientError, NameServerUnreachable, NoRoute
 from raftmq.client.instance import InstanceConfig
 from raftmq.mqadmin import output
 from raftmq.mqadmin.command import Arguments, Command, CommandError, Manner, Part
 from raftmq.mqadmin.credentials import Given, find
+from raftmq.mqadmin.showing import escaped
 from raftmq.mqadmin.terminal import Terminal
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.address import parse_address, parse_address_list
@@ -152,7 +153,9 @@ def said_of(error: Exception) -> tuple[str, int] | None:
         if error.outcome_unknown:
             return f"it is unknown whether this was done: {error}", UNKNOWN
         nobody = isinstance(error, NameServerUnreachable | BrokerUnreachable)
-        return str(error), UNREACHABLE if nobody else REFUSED
+        hint = "; topicList shows the topics, updateTopic makes one"
+        words = f"{error}{hint if isinstance(error, NoRoute) else ''}"
+        return words, UNREACHABLE if nobody else REFUSED
     if isinstance(error, RemotingError):  # an answer that cannot be read
         return str(error), REFUSED
     if isinstance(error, BrokenPipeError):
@@ -175,5 +178,5 @@ async def _instance_config(target: Target) -> InstanceConfig:
 
 
 def _complain(message: str, status: int) -> int:
-    click.echo(f"mqadmin: {' '.join(message.split())}", err=True)
+    click.echo(f"mqadmin: {escaped(' '.join(message.split()))}", err=True)
     return status

@@ -86,7 +86,7 @@ def test_nobody_answers():
         (NoRoute("T", "unknown"), 1),
         (BrokerRefused(26, "no such group", "b:1"), 1),
         (BrokerRefused(1, "[OUTCOME_UNKNOWN] not committed in time", "b:1"), 4),
-        (CommandError("not there"), 1),
+        (CommandError("not\x1b[2J there"), 1),
         (CommandError("say which", usage=True), 2),
         (BrokerUnreachable("b:1: refused"), 3),
         (BrokerUnreachable("b:1: no answer", True), 4),
@@ -101,7 +101,8 @@ def test_exit_status(error, status, monkeypatch, capsys):
     target = work.Target(["127.0.0.1:1"], None, {})
     assert work.execute(command, {"json": False}, target) == status
     said = capsys.readouterr().err
-    assert said.startswith("mqadmin: ")
+    assert said.startswith("mqadmin: ") and "\x1b" not in said
+    assert ("updateTopic makes one" in said) == isinstance(error, NoRoute)
     assert ("unknown whether" in said) == (status == 4)
 
 

@@ -145,7 +145,7 @@ def test_a_refusal_stops_the_reading_unless_told_to_go_on(small: Small, tmp_path
         (("produce", "T", "/"), 2, "directory"),
         (("produce", "T", "-F", "file"), 2, "name files"),
         (("produce", "T", "@", "-d", "soon"), 2, "--delay: 'soon' is not a duration"),
-        (("produce", "T", "@", "-p", "KEYS=1"), 2, "KEYS has a flag of its own"),
+        (("produce", "T", "@", "-p", "KEYS=1"), 2, "KEYS has a flag, or is set by"),
         (("produce", "T", "@", "-q", "3"), 2, "is not BROKER:ID"),
         (("produce", "T", "@", "--window", "0"), 2, "--window is 1 to"),
         (("consume", "nothing"), 1, "no route to topic 'nothing'"),

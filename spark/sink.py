@@ -71,10 +71,11 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         staging = self._staging
-        if staging.is_done(self.options.batch):
+        last = staging.last_done()
+        if self.options.batch <= last:
             raise NotWritten(
-                f"writer {self.writer} has written its batch {self.options.batch} already: "
-                "give this one another number (option batch), or another writer"
+                f"writer {self.writer} has written its batch {last} already: "
+                "give this one a higher number (option batch), or another writer"
             )
         once = not self.options.writer
         _commit(staging, self.options, self.writer, self.options.batch, messages, once=once)

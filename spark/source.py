@@ -13,6 +13,8 @@ Options: docs/spark.md.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,12 +47,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from raftmq.client.errors import ClientError, NoRoute
+from raftmq.remoting.errors import RemotingError
 from raftmq.spark import positions
 from raftmq.spark.cluster import Cluster, DataLost
 from raftmq.spark.options import (
     OptionError,
     Place,
     ReadOptions,
+    WriteOptions,
     columns_of,
     read_options,
     write_options,
@@ -61,6 +66,10 @@ from raftmq.spark.pushdown import Narrowing
 from raftmq.spark.rows import MESSAGE_FIELDS, PROPERTIES, TIME, rows
 from raftmq.spark.sink import BatchWriter, StreamWriter
 
+log = logging.getLogger("raftmq.spark")
+
+TOPIC_WAIT_S = 5.0  # for name servers that know no topic yet
+TOPIC_PAUSE_S = 0.5
 _SPARK_TYPES: dict[Any, DataType] = {
     pa.string(): StringType(),
     pa.binary(): BinaryType(),
@@ -100,17 +109,36 @@ class RaftMqSource(DataSource):  # type: ignore[misc]  # as above
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         _check_write(schema, overwrite)
-        return BatchWriter(write_options(dict(self.options), streaming=False))
+        return BatchWriter(_checked(write_options(dict(self.options), streaming=False)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         _check_write(schema, overwrite)
-        return StreamWriter(write_options(dict(self.options), streaming=True))
+        return StreamWriter(_checked(write_options(dict(self.options), streaming=True)))
 
 
 def _check_write(schema: StructType, overwrite: bool) -> None:
     if overwrite:
         raise OptionError("a topic is only appended to: write with mode append")
     check_columns(schema.fieldNames())
+
+
+def _checked(options: WriteOptions) -> WriteOptions:
+    """Return the options if their topic is there, or nobody can be asked now: that may be otherwise
+    when the rows are sent. Raises OptionError; a misspelt topic would else be told when all tasks
+    have done their work."""
+    deadline = time.monotonic() + min(options.connection.timeout_ms / 1000, TOPIC_WAIT_S)
+    while True:
+        try:
+            with Cluster(options.connection) as cluster:
+                cluster.queues((options.topic,))
+            return options
+        except NoRoute as error:  # a name server that has just begun knows no topic yet
+            if time.monotonic() > deadline:
+                raise OptionError(f"{error}: create the topic first") from error
+            time.sleep(TOPIC_PAUSE_S)
+        except (ClientError, RemotingError) as error:
+            log.info("topic_not_checked topic=%s: %s", options.topic, error)
+            return options
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]  # as above

@@ -82,6 +82,11 @@ class Staging:
     def is_done(self, batch: int) -> bool:
         return f"{batch}.done" in self._names()
 
+    def last_done(self) -> int:
+        """Return the highest batch that is written; -1: none."""
+        found = (_DONE.fullmatch(name) for name in self._names())
+        return max((int(one[1]) for one in found if one is not None), default=-1)
+
     def done(self, batch: int) -> None:
         """Note that a batch is written."""
         self._write(f"{batch}.done", b"")

@@ -100,6 +100,10 @@ def test_a_named_job_is_written_once_and_a_repeated_one_is_told_so(
     with pytest.raises(PySparkException, match="has written its batch 1 already"):
         job(1, bodies(0, 50))
     job(2, bodies(50, 50))
+    with pytest.raises(
+        PySparkException, match="has written its batch 2 already: give this one a hi"
+    ):
+        job(1, bodies(50, 50))
     shutil.rmtree(tmp_path / "raftmq")
     with pytest.raises(PySparkException, match="knows nothing of its batch 2"):
         job(2, bodies(100, 50))
@@ -117,7 +121,7 @@ def test_a_named_job_is_written_once_and_a_repeated_one_is_told_so(
         ({}, "1 as flag", "column body is missing"),
         ({}, "cast(null as string) as body", "null or empty"),
         ({}, "body, 'a\\u0001b' as tags", "separator"),
-        ({"topic": "Nowhere"}, "body", "no route"),
+        ({"topic": "Nowhere"}, "body", "(?s)no route.*create the topic first"),
     ],
 )
 def test_what_cannot_be_written_is_refused(

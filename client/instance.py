@@ -287,7 +287,7 @@ class ClientInstance:
         except RemotingError as error:
             logger.debug("heartbeat_failed address=%s error=%s", address, error)
             return False
-        code, remark = response.code, response.remark
+        code, remark = response.code, " ".join((response.remark or "").split())
         if code != ResponseCode.SUCCESS and self.log_pace.due((address, code, remark)) is not None:
             # A consumer that is refused gets no messages, and would say nothing else.
             logger.warning("heartbeat_refused address=%s code=%d remark=%s", address, code, remark)

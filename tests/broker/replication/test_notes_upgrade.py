@@ -54,6 +54,8 @@ async def test_a_group_remembers_once_its_replicas_know_how(tmp_path):
             await asyncio.to_thread(shutil.rmtree, store)
             await asyncio.to_thread(shutil.copytree, image, store)
             await asyncio.to_thread(group.start, victim)
+            # Until it hears the others it believes what it has.
+            await group.until(lambda infos: "promises_lost" in group.log(victim))
             await group.until(caught_up)
             await load.more(BETWEEN)
         assert group.log(victim).count("promises_lost") == 1

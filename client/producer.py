@@ -242,7 +242,8 @@ class Producer:
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
         publication = await self._publication_by(message.topic, deadline)
-        _check_target(message.topic, queue)
+        if queue is not None:
+            _check_target(message.topic, queue)
         target = queue or self._choose(publication)
         item = self._outgoing(message)
         group = self._instance.directory.group(target.broker_name)

@@ -93,8 +93,8 @@ async def runtime_infos(
                 return await admin.broker.runtime_info(replica.address)
             except ClientError as error:
                 failures.append(error)
-                told = error.message if isinstance(error, BrokerRefused) else ""
-                return {"error": told or f"no answer: {error.message}"}
+                silent = "" if isinstance(error, BrokerRefused) else "no answer: "
+                return {"error": f"{silent}{error.message}"}
 
     found = await asyncio.gather(*(figures(replica) for replica in asked))
     if one_answers and asked and len(failures) == len(asked):

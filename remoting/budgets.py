@@ -135,7 +135,8 @@ class Allowance:
 
 
 class Share:
-    """What one peer has of an allowance: at most `bytes_max`, given back as a whole at its end."""
+    """The bytes that one peer has taken of a shared Allowance: at most `bytes_max`, all given back
+    by `end`."""
 
     def __init__(self, allowance: Allowance, bytes_max: int) -> None:
         self.used_bytes = 0

@@ -91,7 +91,6 @@ class BackupDirectory:
             return
         names = {path.name for path in self.path.iterdir()}
         if "progress.json" in names:
-            self.progress()  # it says what it is
             return
         begun = {"progress.json.tmp"}
         lock = self.path / "lock"

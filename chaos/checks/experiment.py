@@ -1,4 +1,4 @@
-"""Whether the experiment took place: sends were made, faults struck, and it came to its end. Pure.
+"""Judges whether a chaos run counts: load was sent, faults struck, it ran to its end. Pure.
 
 A run that made too few of its sends, or none of its faults, or that was interrupted, tells nothing
 about the cluster, whatever the other checks say: it is INVALID, which is neither pass nor fail.

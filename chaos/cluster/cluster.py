@@ -33,7 +33,7 @@ from raftmq.chaos.cluster.clusterfile import (
     make_directory,
     save_state,
 )
-from raftmq.chaos.cluster.credentials import OWN_ACCOUNT
+from raftmq.chaos.cluster.credentials import who_refuses
 from raftmq.chaos.cluster.ports import HeldPorts, choose_ports, is_free
 from raftmq.chaos.cluster.probe import (
     MASTER,
@@ -416,7 +416,7 @@ class Cluster:
         """Return what to add where views of these brokers are missing: who refuses, and why."""
         for node in nodes:
             if refusal := self._probe.refusal(node):
-                return f": {node.name} does not tell: {refusal}{OWN_ACCOUNT}"
+                return f": {who_refuses(node.name, refusal)}"
         return ""
 
     async def _views(self, found: ClusterState, nodes: Sequence[Node]) -> list[ReplicaView | None]:

@@ -10,7 +10,11 @@ import os
 from raftmq.client.instance import InstanceConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 
-OWN_ACCOUNT = " (the account is an admin's, from RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY)"
+
+def who_refuses(name: str, refusal: str) -> str:
+    """Return the sentence about a broker that refuses to say how it is."""
+    account = "the account is an admin's, from RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY"
+    return f"{name} does not tell: {refusal} ({account})"
 
 
 def own_credentials() -> Credentials | None:

@@ -137,6 +137,7 @@ class RemotingProbe:
         return int(answer.ext["offset"])
 
     async def _ask(self, address: str, code: int) -> dict[str, Any] | None:
+        self._refusals.pop(address, None)
         try:
             answer = await self._client.invoke(
                 address, RemotingCommand.request(code), self._timeout_ms
@@ -144,7 +145,6 @@ class RemotingProbe:
             if answer.code != ResponseCode.SUCCESS or not answer.body:
                 self._refusals[address] = answer.remark or f"code {answer.code}"
                 return None
-            self._refusals.pop(address, None)
             body = loads(answer.body)
         except RemotingError:
             return None  # no answer is a result here

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, Node
-from raftmq.chaos.cluster.credentials import OWN_ACCOUNT
+from raftmq.chaos.cluster.credentials import who_refuses
 from raftmq.chaos.cluster.probe import leader_of
 from raftmq.chaos.cluster.timeouts import UP_TIMEOUT_S
 from raftmq.chaos.cluster.whole import wait_whole
@@ -32,7 +32,7 @@ async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None
     could see when they serve again."""
     refused = next((s for s in await cluster.status() if s.refusal), None)
     if refused is not None:
-        raise ClusterError(f"{refused.node.name} does not tell: {refused.refusal}{OWN_ACCOUNT}")
+        raise ClusterError(who_refuses(refused.node.name, refused.refusal))
     await cluster.down()
     await cluster.up(timeout_s=timeout_s)
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from raftmq.chaos.cluster import members
 from raftmq.chaos.cluster.cluster import Cluster, NodeStatus
 from raftmq.chaos.cluster.clusterfile import ClusterError, SettingsError
-from raftmq.chaos.cluster.credentials import OWN_ACCOUNT
+from raftmq.chaos.cluster.credentials import who_refuses
 from raftmq.chaos.cluster.restart import restart_all, restart_rolling
 from raftmq.chaos.cluster.topology import MODES, Shape
 from raftmq.chaos.cluster.transfer import transfer
@@ -255,7 +255,7 @@ def show(found: list[NodeStatus]) -> None:
     console.print(table)
     refused = next((status for status in found if status.refusal), None)
     if refused is not None:
-        click.echo(f"{refused.node.name} does not tell: {refused.refusal}{OWN_ACCOUNT}", err=True)
+        click.echo(who_refuses(refused.node.name, refused.refusal), err=True)
 
 
 def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:

@@ -1,4 +1,4 @@
-"""What tables and fields print, whoever chose the text."""
+"""mqadmin's tables: control characters in names and messages are shown, not obeyed."""
 
 import io
 

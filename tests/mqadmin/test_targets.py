@@ -1,4 +1,4 @@
-"""Whom a command asks, and what becomes of those that do not answer."""
+"""mqadmin asks every broker for its figures: silent ones get a line, all silent is a failure."""
 
 import asyncio
 from types import SimpleNamespace

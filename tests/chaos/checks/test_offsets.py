@@ -93,9 +93,43 @@ def test_planted_fault_is_found(plant: Callable[[HistoryBuilder], None], words: 
     assert words in found.examples[0]
 
 
-def test_a_consumer_that_commits_less_than_before_is_found() -> None:
+def commits_less(plant: HistoryBuilder) -> None:
+    plant.committed(0, 1)
+
+
+def commits_less_after_another_one_was_replaced(plant: HistoryBuilder) -> None:
+    plant.committed(0, 0, process="consumer-1")
+    plant.committed(0, 2)
+    plant.committed(0, 1)
+
+
+def commits_less_than_another_one_may_have_set(plant: HistoryBuilder) -> None:
+    plant.committing(0, 2, "consumer-1")
+    plant.committed(0, 1)
+
+
+def commits_less_after_its_own_had_no_answer(plant: HistoryBuilder) -> None:
+    one = plant.committing(0, 1, "consumer-1")
+    plant.committing(0, 0)
+    plant.answered(one, 0, 1, "consumer-1")
+    plant.committed(0, 2)
+    plant.committed(0, 1)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        commits_less,
+        commits_less_after_another_one_was_replaced,
+        commits_less_than_another_one_may_have_set,
+        commits_less_after_its_own_had_no_answer,
+    ],
+)
+def test_a_consumer_that_commits_less_than_before_is_found(
+    plant: Callable[[HistoryBuilder], None],
+) -> None:
     builder = clean()
-    builder.committed(0, 1)
+    plant(builder)
     assert failed(builder) == {OFFSETS_BACK}
     assert check(builder, OFFSETS_BACK).examples == ("G T-0: consumer-0 committed 1 after 2",)
 
@@ -147,6 +181,26 @@ def two_commits_at_the_same_time_the_lower_one_answered_first(builder: HistoryBu
     builder.fetched(0, 4)
 
 
+def a_lower_commit_after_two_at_the_same_time(builder: HistoryBuilder) -> None:
+    one, other = builder.committing(0, 5), builder.committing(0, 3, "consumer-1")
+    builder.answered(other, 0, 3, "consumer-1")
+    builder.answered(one, 0, 5)
+    builder.committed(0, 4)  # it had lost the queue, and began at 3
+
+
+def a_lower_commit_after_one_that_was_never_answered(builder: HistoryBuilder) -> None:
+    builder.committing(0, 2, "consumer-1")
+    builder.committed(0, 5)
+    builder.committed(0, 4)
+
+
+def a_lower_commit_after_a_reset_at_the_same_time(builder: HistoryBuilder) -> None:
+    one = builder.committing(0, 5)
+    builder.committed(0, 0, "reset", "admin")
+    builder.answered(one, 0, 5)
+    builder.committed(0, 1)
+
+
 def joined_before_the_commit(builder: HistoryBuilder) -> None:
     builder.joined("consumer-1")
     builder.committed(1, 2)
@@ -180,6 +234,9 @@ def the_same_queue_of_another_broker(builder: HistoryBuilder) -> None:
         a_lower_commit_by_whoever_took_over,
         two_commits_at_the_same_time,
         two_commits_at_the_same_time_the_lower_one_answered_first,
+        a_lower_commit_after_two_at_the_same_time,
+        a_lower_commit_after_one_that_was_never_answered,
+        a_lower_commit_after_a_reset_at_the_same_time,
         joined_before_the_commit,
         joined_and_began_where_a_reset_said,
         joined_and_an_old_commit_came_through,

@@ -261,6 +261,10 @@ class Transactions:
         self._waiting += 1
         try:
             await self._end(connection, request, header)
+        except RemotingError as error:
+            if request.is_oneway:  # Apache's clients end so: nobody else hears of it
+                log.info("transaction_end_refused group=%s: %s", header.producer_group, error)
+            raise
         finally:
             self._waiting -= 1
         return RemotingCommand.response_to(request)

@@ -133,6 +133,20 @@ async def test_what_is_no_half_message_is_refused(tmp_path):
         assert (nobody.code, "PGROUP" in nobody.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
 
+async def test_a_refusal_that_nobody_waits_for_is_logged(tmp_path, caplog):
+    """Clients of Apache end one-way: they are asked again later, and never hear why."""
+    caplog.set_level("INFO", service.log.name)
+    async with Group(tmp_path, **UNASKED) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        sent = await half(group, broker, "A")
+        header = EndTransactionHeader("others", sent.offset, sent.position, COMMIT, "A", "A")
+        command = RemotingCommand.request(RequestCode.END_TRANSACTION, header.to_ext())
+        await group.client.invoke_oneway(broker.address, command)
+        await until(lambda: "transaction_end_refused group=others: " in caplog.text)
+        assert bodies(broker) == []
+
+
 async def test_open_transactions_are_bounded_and_may_be_forbidden(tmp_path):
     async with Group(tmp_path, openTransactionsMax=2, **UNASKED) as group:
         broker = await group.leading()

@@ -86,15 +86,20 @@ class RaftKeeper:
                 "queue_repair",
                 QUEUE_REPAIR_PERIOD_MS,
                 self.repair_queues,
-                lambda: 0 if self._store.repairs else IDLE_MS,
+                lambda: 0 if self._store.repairs or self._queues_lag else IDLE_MS,
             ),
         ]
+
+    @property
+    def _queues_lag(self) -> bool:
+        """Retention cut the log while the queues were flushed: they were not cut with it."""
+        return self._store.queues.corrected_to != self._store.commitlog.min_offset
 
     async def repair_queues(self) -> None:
         """Repair errors found in ConsumeQueues, a piece at a time. Raises OSError."""
         store, repairs, engine = self._store, self._store.repairs, self._context.log.framed
-        if store.queues.corrected_to != store.commitlog.min_offset:
-            store.derived.correct_min_offset()  # left over from retention during a flush
+        if self._queues_lag:
+            store.derived.correct_min_offset()
         step = repairs.begin(store.derived.dispatched_offset, engine.frame_is_damaged)
         if step is None:
             return

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from raftmq.broker.config import BrokerConfig
+from raftmq.broker.housekeeping import IDLE_MS
 from raftmq.broker.keeper import RaftKeeper
 from raftmq.broker.retention import Retention
 from raftmq.broker.tables.state import BrokerState
@@ -181,7 +182,10 @@ async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, cloc
     store.delete_before(store.commitlog.segments()[2].start)
     store.flushes.finish(flush, synced=False)
     assert store.queues.corrected_to < store.commitlog.min_offset
+    (repair,) = (chore for chore in keeper.chores() if chore.name == "queue_repair")
+    assert repair.rest_ms() == 0
     await keeper.repair_queues()
+    assert repair.rest_ms() == IDLE_MS
     assert store.queues.corrected_to == store.commitlog.min_offset
     (queue,) = store.queues.queues()
     assert queue.unit(queue.min_offset)[0] == store.commitlog.min_offset

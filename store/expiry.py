@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import pairwise
+from errno import EIO
 
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.derived import DerivedFiles
 from raftmq.store.disk import Disk, DiskUsage
-from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, parse_header
+from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
 from raftmq.store.record import (
     BLANK,
     HEAD_SIZE_BYTES,
@@ -65,15 +65,14 @@ class Expiry:
 
     def _ages(self, now_ms: int) -> list[SegmentAge]:
         """Return the ages of as many of the oldest segments as one pass may delete, and one more.
-        The next segment's first record bounds the age of this one's last."""
-        segments = self._commitlog.segments()[: self._policy.segments_at_once_max + 2]
+        The first record of the next segment that tells its time bounds the age of one's last."""
         ages: list[SegmentAge] = []
-        for segment, following in pairwise(segments):
-            stamp = self._first_time(following.start)
-            ages.append(SegmentAge(segment.start, segment.end, stamp if stamp >= 0 else now_ms))
-        if segments:
-            ages.append(SegmentAge(segments[-1].start, segments[-1].end, now_ms))
-        return ages
+        youngest_ms = now_ms
+        for segment in reversed(self._commitlog.segments()[: self._policy.segments_at_once_max + 2]):
+            ages.append(SegmentAge(segment.start, segment.end, youngest_ms))
+            stamp = self._first_time(segment.start)
+            youngest_ms = stamp if stamp >= 0 else youngest_ms
+        return ages[::-1]
 
     def log_start_time(self) -> int:
         """Return the time in ms of the oldest frame or record in the log; -1 if it has none."""
@@ -81,12 +80,22 @@ class Expiry:
         return next((stamp for stamp in times if stamp >= 0), -1)
 
     def _first_time(self, segment_start: int) -> int:
-        head = self._commitlog.read(segment_start, HEAD_WITH_HOSTS_BYTES)
+        """Return the time in ms of the segment's first frame or record; -1 if it has none, or if
+        that is damaged: it is mended elsewhere, and retention goes on."""
+        try:
+            head = self._commitlog.read(segment_start, HEAD_WITH_HOSTS_BYTES)
+        except OSError as error:
+            if error.errno != EIO:
+                raise
+            return -1
         if len(head) < HEADER_SIZE_BYTES:
             return -1
         magic = BLANK.unpack_from(head)[1]
         if magic == FRAME_MAGIC:
-            return parse_header(head)[5]
+            try:
+                return parse_header(head)[5]
+            except FrameError:
+                return -1
         if magic in (MAGIC_V1, MAGIC_V2) and len(head) >= HEAD_SIZE_BYTES:
             return store_timestamp_at(head, 0)
         return -1

@@ -1,5 +1,8 @@
+import errno
+
 import pytest
 
+from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import DiskUsage, OsDisk
 from raftmq.store.record import decode_record
 from raftmq.store.retention import HOUR_MS, RetentionPolicy
@@ -10,6 +13,36 @@ from tests.store.make import (
 from tests.store.stores import SEGMENT, fill, raft_store
 
 EMPTY = DiskUsage(0, 100)
+
+
+@pytest.mark.parametrize("damage", ["header", "unreadable"])
+def test_a_damaged_frame_does_not_stop_retention(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    policy = RetentionPolicy(reserved_hours=1, delete_when=frozenset({4}))
+    store = raft_store(disk, retention=policy)
+    fill(store, 40)
+    store.flush()
+    later, last = 100 * HOUR_MS, store.commitlog.segments()[-1]
+    assert store.expiry.expired_before(later, EMPTY, 4) == last.start
+    spoilt = store.commitlog.segments()[1]
+    if damage == "header":
+        file = disk.open(spoilt.path)
+        file.pwrite(20, bytes([file.pread(20, 1)[0] ^ 1]))
+        file.close()
+    else:
+        read = CommitLog.read
+
+        def fail(log: CommitLog, offset: int, size: int) -> bytes:
+            if offset == spoilt.start:
+                raise OSError(errno.EIO, "cannot read, says the test")
+            return read(log, offset, size)
+
+        monkeypatch.setattr(CommitLog, "read", fail)
+    assert store.expiry.expired_before(later, DiskUsage(90, 10), 3) == last.start
+    assert store.expiry.expired_before(later, EMPTY, 4) == last.start
+    young = HOUR_MS + 1_500  # only the first frames are older
+    assert store.expiry.expired_before(young, EMPTY, 4) == 0
 
 
 def test_retention(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,17 +70,27 @@ class SegmentFiles:
     def open(self, start: int, *, sparse: bool = False) -> Segment:
         """Open or create a segment. `sparse`: the missing part of the file takes no room before it
         is written (so a wrong note of the log's beginning does not fill the disk with zeros)."""
-        path, size = self.path(start), self.size_bytes
-        existed = self.disk.exists(path)
+        existed = self.exists(start)
         try:
-            file = self.disk.open(path, allocate_bytes=None if sparse else size)
-            if file.size_bytes < size:
-                file.truncate(size)
+            return self.allocate(start, sparse=sparse)
         except OSError:
-            if not existed and self.disk.exists(path):
-                self.disk.remove(path)  # a full disk: leave no half segment behind
+            if not existed:
+                self.remove(start)  # a full disk: leave no half segment behind
             raise
+
+    def allocate(self, start: int, *, sparse: bool = False) -> Segment:
+        """Do as `open`, but leave what there is of the file if that fails: somebody else may use
+        it."""
+        path, size = self.path(start), self.size_bytes
+        file = self.disk.open(path, allocate_bytes=None if sparse else size)
+        if file.size_bytes < size:
+            file.truncate(size)
         return Segment(start, start + size, path, file, start)
+
+    def remove(self, start: int) -> None:
+        """Remove a segment's file, if it is there."""
+        if self.exists(start):
+            self.disk.remove(self.path(start))
 
     def reopen(self, start: int, *, sparse: bool = False) -> Segment:
         """Open a segment that may hold anything, or restore it as zeros."""
@@ -131,7 +141,13 @@ class NextSegment:
         says that it has come into use. Raises OSError."""
         with self._lock:
             if self._segment is None or self._segment.start != start:
-                self._segment = self._files.open(start)
+                existed = self._files.exists(start)
+                try:
+                    self._segment = self._files.allocate(start)
+                except OSError:
+                    if not existed and not self._preparing:  # else `prepare` has it, or removes it
+                        self._files.remove(start)
+                    raise
             return self._segment
 
     def prepare(self) -> None:
@@ -141,21 +157,22 @@ class NextSegment:
                 return
             self._preparing = True
             start, generation = self._start, self._generation
-        segment = None
+        segment, kept = None, False
         try:
-            segment = self._files.open(start)
+            segment = self._files.allocate(start)
             if self._zero_ahead:
                 self._fill(segment, generation)
             with self._lock:
                 if self._generation == generation and self._segment is None:
-                    self._segment, segment = segment, None
+                    self._segment, kept = segment, True
         finally:
-            with self._lock:
+            with self._lock:  # the log may roll into the very file meanwhile
                 self._preparing = False
-                if segment is not None:  # too late, or the filling failed
-                    segment.file.close()
-                    if self._is_stray(start) and self._files.exists(start):
-                        self._files.disk.remove(segment.path)
+                if not kept:  # too late, or there was no room
+                    if segment is not None:
+                        segment.file.close()
+                    if self._is_stray(start):
+                        self._files.remove(start)
 
     def _is_stray(self, start: int) -> bool:
         """Return whether nobody uses the segment at `start` any more. The caller has the lock."""

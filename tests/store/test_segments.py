@@ -1,3 +1,4 @@
+import errno
 import threading
 from pathlib import Path
 
@@ -71,17 +72,24 @@ def test_what_was_prepared_is_used_once(files: SegmentFiles, zero_ahead: bool) -
 
 
 class SlowDisk(OsDisk):
-    """Stops in `open`, in another thread than the main one, until `go_on`."""
+    """Stops in `open`, in another thread than the main one, until `go_on`. `full`: the threads for
+    which a new file has no room."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.opened, self.go_on = threading.Event(), threading.Event()
+        self.full: set[threading.Thread] = set()
 
     def open(self, path: str, *, allocate_bytes: int | None = None):
-        file = super().open(path, allocate_bytes=allocate_bytes)
-        if threading.current_thread() is not threading.main_thread():
+        thread = threading.current_thread()
+        room = None if thread in self.full else allocate_bytes
+        file = super().open(path, allocate_bytes=room)
+        if thread is not threading.main_thread():
             self.opened.set()
             assert self.go_on.wait(10)
+        if thread in self.full:
+            file.close()
+            raise OSError(errno.ENOSPC, "no room, says the test")
         return file
 
 
@@ -113,3 +121,53 @@ def test_what_comes_too_late_is_removed_unless_it_is_in_use(
     thread.join(10)
     assert (disk.listdir("log") == [SECOND]) is stays
     assert following.is_prepared is (meanwhile == "got")
+
+
+def test_what_has_no_room_is_removed_unless_it_is_in_use(tmp_path: Path) -> None:
+    """The log rolls into the file that could not be prepared, because there is room by now."""
+    disk = SlowDisk(str(tmp_path))
+    disk.makedirs("log")
+    following = NextSegment(SegmentFiles(disk, "log", SIZE), zero_ahead=False)
+    following.expect(SIZE)
+    failed: list[OSError] = []
+
+    def prepare() -> None:
+        try:
+            following.prepare()
+        except OSError as error:
+            failed.append(error)
+
+    for meanwhile in ("nothing", "rolled"):
+        disk.opened.clear()
+        disk.go_on.clear()
+        thread = threading.Thread(target=prepare)
+        disk.full = {thread}
+        thread.start()
+        assert disk.opened.wait(10)
+        if meanwhile == "rolled":
+            following.expect(following.get(SIZE).end)
+        disk.go_on.set()
+        thread.join(10)
+        assert (disk.listdir("log") == [SECOND]) is (meanwhile == "rolled")
+    assert [error.errno for error in failed] == [errno.ENOSPC] * 2
+
+
+def test_a_roll_without_room_leaves_the_file_that_is_being_prepared(tmp_path: Path) -> None:
+    disk = SlowDisk(str(tmp_path))
+    disk.makedirs("log")
+    following = NextSegment(SegmentFiles(disk, "log", SIZE), zero_ahead=False)
+    following.expect(SIZE)
+    with pytest.raises(OSError, match="no room"):
+        disk.full = {threading.current_thread()}
+        following.get(SIZE)
+    assert disk.listdir("log") == []  # no half segment is left behind
+    thread = threading.Thread(target=following.prepare)
+    begun, go_on = disk.opened, disk.go_on
+    thread.start()
+    assert begun.wait(10)
+    with pytest.raises(OSError, match="no room"):
+        following.get(SIZE)
+    go_on.set()
+    thread.join(10)
+    assert following.is_prepared
+    assert disk.listdir("log") == [SECOND]

@@ -459,7 +459,10 @@ class RaftMember:
         settled = min(self.applied_index, core.commit_index, self.log.durable_index)
         settled = self._roster.may_go(core, settled)
         if settled >= index.first_index:
-            core.trim(self.log.trim(min(position, index.end_of(settled))))
+            try:
+                self.log.trim(min(position, index.end_of(settled)))
+            finally:  # what the log forgot, nobody is to be sent, whether or not its file is gone
+                core.trim(index.first_index)
         return self.log.commitlog.min_offset
 
     @property

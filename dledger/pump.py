@@ -258,6 +258,8 @@ class Pump:
                 m = message
                 if m.last_index > self.log.last_index:
                     continue  # no room for it here (writer.py); as if it had been lost
+                if m.first_index < self.log.index.first_index:
+                    continue  # retention passed it while term and vote were saved
                 try:
                     sent = self.log.frames(m.first_index, m.last_index)
                 except FrameDamaged as damage:

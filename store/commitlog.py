@@ -27,6 +27,7 @@ with zeros before (no extent to convert): `zero_ahead` gains that by writing eve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Protocol
 
@@ -438,9 +439,9 @@ class CommitLog:
         Returns how many were removed. Raises OSError."""
         count = 0
         while len(self._segments) > 1 and self._segments[0].end <= min(offset, self.max_offset):
-            segment = self._segments.pop(0)
+            self._remove(self._segments[0])  # if it fails, the next call tries again
+            del self._segments[0]
             self.min_offset = self._segments[0].start
-            self._remove(segment)
             count += 1
         if count:
             self._disk.sync_directory(self.directory)
@@ -483,7 +484,8 @@ class CommitLog:
 
     def _remove(self, segment: Segment) -> None:
         """Unlink a segment, and close its file once no thread of the pool uses it."""
-        self._disk.remove(segment.path)
+        with suppress(FileNotFoundError):  # somebody made room by hand
+            self._disk.remove(segment.path)
         self.syncs.retire(segment)
 
 

@@ -68,7 +68,8 @@ class Expiry:
         The first record of the next segment that tells its time bounds the age of one's last."""
         ages: list[SegmentAge] = []
         youngest_ms = now_ms
-        for segment in reversed(self._commitlog.segments()[: self._policy.segments_at_once_max + 2]):
+        count = self._policy.segments_at_once_max + 2
+        for segment in reversed(self._commitlog.segments()[:count]):
             ages.append(SegmentAge(segment.start, segment.end, youngest_ms))
             stamp = self._first_time(segment.start)
             youngest_ms = stamp if stamp >= 0 else youngest_ms

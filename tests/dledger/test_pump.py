@@ -42,7 +42,11 @@ class World:
             last_index=2,
             step_down=note("step down"),
         )
-        log = SimpleNamespace(last_index=2, frames=lambda first, last: FRAMES[first - 1 : last])
+        self.log = log = SimpleNamespace(
+            last_index=2,
+            index=SimpleNamespace(first_index=1),
+            frames=lambda first, last: FRAMES[first - 1 : last],
+        )
         self.saver = SimpleNamespace(busy=False, save=self.save)
         self.applier = SimpleNamespace(
             applied_index=1, advance=note("apply"), stop=note("stop applying")
@@ -144,6 +148,15 @@ def test_it_persists_then_sends_then_acknowledges_and_applies_last() -> None:
     world.saved()
     more = [("send", "n2", "control"), ("apply", 2)]
     assert world.trace == PERSISTED + SENT + ACKNOWLEDGED + more
+
+
+def test_what_retention_deleted_while_term_and_vote_were_saved_is_not_sent() -> None:
+    world = World()
+    world.wanted = [EVERYTHING]
+    world.pump.run()
+    world.log.index.first_index = 2
+    world.saved()
+    assert world.trace == [*PERSISTED, SENT[0], *ACKNOWLEDGED, ("apply", 2)]
 
 
 def test_nothing_is_sent_when_term_and_vote_could_not_be_saved() -> None:

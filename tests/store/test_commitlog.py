@@ -224,6 +224,27 @@ def test_delete_before_keeps_what_is_needed(disk: OsDisk) -> None:
     assert sync(log) == log.max_offset
 
 
+def test_what_could_not_be_deleted_is_deleted_later(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = new_log(disk, SIZE)
+    for _ in range(4):
+        put(log, b"a" * 1000)
+
+    def refuse(_: OsDisk, path: str) -> None:
+        raise OSError(errno.EPERM, "not permitted, says the test", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OsDisk, "remove", refuse)
+        with pytest.raises(OSError, match="not permitted"):
+            log.delete_before(2 * SIZE)
+    assert (log.min_offset, log.read(0, 3)) == (0, b"aaa")
+    disk.remove(f"commitlog/{SIZE:020d}")  # an operator made room by hand
+    assert log.delete_before(2 * SIZE) == 2
+    assert log.min_offset == 2 * SIZE
+    assert disk.listdir("commitlog") == [f"{2 * SIZE:020d}", f"{3 * SIZE:020d}"]
+
+
 # -- durability ---------------------------------------------------------------------------------
 
 

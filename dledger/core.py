@@ -273,9 +273,9 @@ class RaftCore:
     def propose(self, frame: Frame) -> None:
         """Append the leader's next frame (index `last_index + 1`, term `term`).
 
-        Raises NotLeader, or Busy at the limit of uncommitted bytes and while leadership is
-        being handed over; nothing has happened then. The first frame of a term is its no-op,
-        which no limit stops.
+        Raises NotLeader, or Busy at the limit of uncommitted bytes (the frame that reaches it may
+        exceed it) and while leadership is being handed over; nothing has happened then. The first
+        frame of a term is its no-op, which no limit stops.
         """
         self._lead().propose(frame, self._now_ms)
 
@@ -574,7 +574,7 @@ class RaftCore:
 
     @property
     def can_propose(self) -> bool:
-        """True if `propose` would take a frame of ordinary size now."""
+        """True if `propose` takes a frame now, whatever its size."""
         return self._leading is not None and self._leading.can_propose
 
     @property

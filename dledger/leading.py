@@ -129,7 +129,7 @@ class Leading:
 
     @property
     def can_propose(self) -> bool:
-        """True if `propose` would take a frame of ordinary size now."""
+        """True if `propose` takes a frame now, whatever its size."""
         return (
             self.transfer.target is None
             and not self.wants_noop
@@ -146,13 +146,8 @@ class Leading:
             self.transfer.check_none()
             if not self._membership.is_voter:
                 raise Busy("this leader is leaving the group")
-            # One frame may always be in flight, or a frame above the limit could never be sent.
-            waiting_bytes = log.uncommitted_bytes
-            if (
-                waiting_bytes + len(frame.data) > self._config.uncommitted_bytes_max
-                and log.index.last_index > log.commit_index
-            ):
-                raise Busy(f"{waiting_bytes} bytes are not committed yet")
+            if log.uncommitted_bytes >= self._config.uncommitted_bytes_max:
+                raise Busy(f"{log.uncommitted_bytes} bytes are not committed yet")
         assert frame.term == self._ballot.term, (frame, self._ballot.term)
         log.append(frame)
         self.wants_noop = False

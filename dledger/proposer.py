@@ -28,8 +28,8 @@ log = logging.getLogger("raftmq.dledger.proposer")
 class Proposer:
     """Proposes a member's frames; one per member, from its start on.
 
-    `cut_wanted`: the application may have something waiting. `_change` waits to be proposed.
-    `_held` is a sealed frame that the core refused as Busy: it goes first."""
+    A frame is sealed for its place in the log, so only when the core is sure to take it.
+    `cut_wanted`: the application may have something waiting. `_change` waits to be proposed."""
 
     _core: RaftCore
     _log: RaftLog
@@ -41,7 +41,6 @@ class Proposer:
     cut_wanted: bool = field(default=False, init=False)
     _command_last: bool = field(default=False, init=False)  # the last frame was a command
     _change: tuple[Change, asyncio.Future[int]] | None = field(default=None, init=False)
-    _held: Frame | None = field(default=None, init=False)
 
     def propose_noop(self) -> None:
         """Propose the no-op that opens a term, before anything else."""
@@ -58,14 +57,10 @@ class Proposer:
             return False
         if core.last_index - core.commit_index >= self._frames_in_flight_max:
             return False
-        frame, self._held = self._held or self._next_frame(), None
+        frame = self._next_frame()
         if frame is None:
             return False
-        try:
-            core.propose(frame)
-        except Busy:
-            self._held = frame  # too many bytes are uncommitted: it goes when fewer are
-            return False
+        core.propose(frame)
         return True
 
     @property
@@ -99,8 +94,8 @@ class Proposer:
     def propose_change(self) -> bool:
         """Propose the change that waits, or refuse it; return False if none can be handled now. It
         must be performed before the next frame, as with `propose_next`."""
-        if self._change is None or self._held is not None:
-            return False  # a held frame has its place already
+        if self._change is None:
+            return False
         (change, future), self._change = self._change, None
         core = self._core
         try:
@@ -127,9 +122,7 @@ class Proposer:
         self._proposals.close(reason)
 
     def _drop(self) -> None:
-        """Drop the frame held back, which was never proposed (its outcome is found like that of the
-        others), and fail the change that waits."""
-        self._held = None
+        """Fail the change that waits."""
         if self._change is not None:
             (_, future), self._change = self._change, None
             if not future.done():

@@ -30,7 +30,7 @@ class CoreConfig:
     inflight_bytes_max: int = 8 << 20  # per follower; exceeded by at most one request
     inflight_messages_max: int = 256  # per follower
     catch_up_bytes_per_s: int = 64 << 20  # to all that are far behind together; 0: no limit
-    uncommitted_bytes_max: int = 64 << 20  # accepted by the leader; beyond: Busy
+    uncommitted_bytes_max: int = 64 << 20  # once there are so many a leader takes no more: Busy
     reads_waiting_max: int = 16_384  # unconfirmed reads; beyond: Busy
     learner_lag_bytes_max: int = 1 << 20  # of the log; one that lacks more is not promoted
     departure_ms: float = 5_000  # how long a removed replica is told of its removal

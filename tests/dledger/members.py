@@ -22,6 +22,7 @@ from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.dledger.peers import PeerAddress
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.snapshotinstaller import SnapshotSource
+from raftmq.dledger.state import CoreConfig
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import OsFile
@@ -253,6 +254,7 @@ class Group:
         flush: FlushMode = FlushMode.ASYNC,
         segment_size_bytes: int = SEGMENT_SIZE_BYTES,
         seed: int = 1,
+        core: CoreConfig | None = None,
         **limits: int,
     ) -> None:
         self.root = root
@@ -264,6 +266,7 @@ class Group:
         peers = {n.node_id: PeerAddress(n.node_id, "127.0.0.1", n.port) for n in self.nodes}
         self.config = replace(
             MemberConfig("n0", "g", peers, flush),
+            core=core or CoreConfig(),
             **(PATIENT | limits),  # type: ignore[arg-type]
         )
 

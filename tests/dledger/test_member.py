@@ -12,7 +12,9 @@ import pytest
 from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, StateTooOld
 from raftmq.dledger.flusher import FlushMode
 from raftmq.dledger.messages import Role
+from raftmq.dledger.progress import PeerState
 from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
+from raftmq.dledger.state import CoreConfig
 from tests.dledger.members import Group, Node, TroubledDisk
 
 
@@ -641,6 +643,61 @@ async def test_retention_moves_the_beginning(tmp_path: Path) -> None:
             assert node.member.log.index.first_index == first_index
         leader = await group.leader()
         await send_and_wait(group, leader, b"after")
+
+
+async def test_a_file_that_cannot_be_deleted_does_not_mislead_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Group(tmp_path, flush=FlushMode.SYNC, log_cache_bytes_max=1 << 16) as group:
+        leader = await group.leader()
+        behind = group.others(leader)[0]
+        await behind.kill()
+        for n in range(12):
+            await send_and_wait(group, leader, b"%d" % n + b"x" * 100_000)
+        end = leader.commitlog.segments()[0].end
+        assert end < leader.commitlog.max_offset
+
+        def refuse(_: TroubledDisk, path: str) -> None:
+            raise OSError(errno.EPERM, "not permitted, says the test", path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TroubledDisk, "remove", refuse)
+            with pytest.raises(OSError, match="not permitted"):
+                leader.member.delete_before(end)
+        # What the log has forgotten is not sent: the follower is one that lacks its beginning.
+        await behind.start()
+        progress = leader.member.core.progress[behind.node_id]
+        await group.until(lambda: bool(leader.fatal) or progress.state is PeerState.STRANDED)
+        assert not leader.fatal
+        assert leader.member.delete_before(end) == end  # the next round tries again
+        await send_and_wait(group, leader, b"after")
+
+
+async def test_a_blank_replica_that_comes_while_much_is_uncommitted(tmp_path: Path) -> None:
+    """Its recovery takes a frame of the leader's, while others wait for room: each has a place."""
+    core = CoreConfig(uncommitted_bytes_max=100_000)
+    async with Group(tmp_path, flush=FlushMode.SYNC, frames_in_flight_max=64, core=core) as group:
+        leader = await group.leader()
+        await group.all_applied()
+        slow, blank = group.others(leader)
+        await blank.lose_disk()
+        slow.disk.let_sync.clear()
+        messages = [bytes([n]) * 40_000 for n in range(4)]
+        for message in messages:
+            leader.app.send(message)
+            await asyncio.sleep(0.05)
+        command = leader.member.propose_command(b"C" * 40_000)
+        last_index = leader.member.core.last_index
+        await group.until(lambda: not leader.member.core.can_propose)
+        await blank.start()
+        await group.until(lambda: leader.member.core.last_index > last_index)
+        slow.disk.let_sync.set()
+        await group.until(lambda: all(m in leader.app.fates for m in messages))
+        index = await command
+        await group.all_applied()
+        assert not leader.fatal
+        for node in group.nodes:
+            assert bytes(node.app.frames[index - 1].payload) == b"C" * 40_000
 
 
 async def test_a_leader_without_a_successor_leaves_all_the_same(tmp_path: Path) -> None:

@@ -15,12 +15,15 @@ and comes again from the log (`open(confirmed)`). Below it offsets only grow, so
 is found by bisection.
 
 An append below max_offset is skipped (dispatch again after a restart); one that would leave a
-hole is an AssertionError, because being wrong is worse than being down.
+hole is an AssertionError, because being wrong is worse than being down. A queue without a message
+in the log may go on later: the messages between are deleted.
 
 Damage. With a manifest (store.queuemanifest) `open` does not load queues whose files cannot be
 right: files or units it lists are missing, or units stand behind the end that was found. These
-queues are listed in `damaged`, and rebuilt from the log (store.queuerepair). Single wrong units are
-found when they are read, by the records they point at, and `rewrite` corrects them.
+queues are listed in `damaged`, and rebuilt from the log (store.queuerepair). Of a queue whose
+messages are all deleted from the log, only its files and the manifest know how many there were
+(`begin_where_noted`). Single wrong units are found when they are read, by the records they point
+at, and `rewrite` corrects them.
 """
 
 from __future__ import annotations
@@ -120,8 +123,8 @@ class ConsumeQueue:
                 if not units:
                     return
             else:
-                # Only an empty queue may begin above 0: its older messages were deleted.
-                assert self.max_offset == 0, (self.path, self.max_offset, first)
+                # Only of an empty queue older messages were deleted.
+                assert self.max_offset == self.min_offset, (self.path, self.max_offset, first)
                 assert not self.tail_bytes, self.path
                 self._begin_at(first)
         if self._tail.units:
@@ -329,9 +332,11 @@ class ConsumeQueue:
         self._begin_at(first)
 
     def _begin_at(self, first: int) -> None:
-        start = self._files.start_of(first)
-        if first > start:
-            self._write(start, memoryview(FILLER * (first - start)))
+        files = self._files
+        begin = self.max_offset if self.file_starts else files.start_of(first)
+        fillers = FILLER * (first - begin)
+        for offset, units in within_files(begin, fillers, files.units_per_file):
+            self._write(offset, units)
         self.min_offset = first
         self._end_at(first)
 
@@ -398,6 +403,7 @@ class ConsumeQueueStore:
         self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
         self.corrected_to = -1  # no unit of any queue points below this, except a damaged one
         self._manifest = manifest
+        self._noted: dict[tuple[str, int], QueueExtent] = {}  # what it said, until the log is known
         self._flushes = 0
         self._tail_bytes_max = tail_units_max * UNIT_SIZE_BYTES
         self._tails_bytes_max = tails_bytes_max
@@ -416,6 +422,7 @@ class ConsumeQueueStore:
         assert not self._queues
         self._disk.makedirs(self._files.directory)
         noted = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
+        self._noted = dict(noted)
         for topic in self._disk.listdir(self._files.directory):
             for name in self._disk.listdir(f"{self._files.directory}/{topic}"):
                 queue = ConsumeQueue(self._files, topic, int(name))
@@ -473,6 +480,16 @@ class ConsumeQueueStore:
         queue = ConsumeQueue(self._files, topic, queue_id)
         queue.begin_at(first)
         self._queues[key] = queue
+
+    def begin_where_noted(self, log_begin: int) -> None:
+        """Let queues that were lost, and have no message in the log from `log_begin` on, go on at
+        the offset where they ended by the manifest. Once damaged ones are rebuilt. Raises
+        OSError."""
+        for (topic, queue_id), noted in self._noted.items():
+            if noted.last_position < log_begin and not self.end_of(topic, queue_id) and noted.end:
+                self.discard(topic, queue_id)
+                self.begin_at(topic, queue_id, noted.end)
+        self._noted.clear()
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue; None if it never had a message."""

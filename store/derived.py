@@ -45,13 +45,15 @@ class DerivedFiles:
         self.dispatcher = Dispatcher(delay_levels_ms)
         self.dispatched_offset = 0
         self.newest_ms = 0  # store time of the newest record dispatched
+        self._kept_to = 0  # up to this CommitLog offset `open` kept the queues' units
 
     def open(self, confirmed: int, *, clean: bool) -> None:
-        """Open the files and keep what points below CommitLog offset `confirmed`; `clean`: the last
-        stop was. Raises OSError."""
+        """Open the files and keep what points below CommitLog offset `confirmed`, or below the
+        log's beginning: that cannot be made again. `clean`: the last stop was. Raises OSError."""
         fields = self._checkpoint.fields
         self.newest_ms = fields.logics_timestamp_ms
-        self.queues.open(confirmed, clean=clean)
+        self._kept_to = max(confirmed, self._commitlog.min_offset)
+        self.queues.open(self._kept_to, clean=clean)
         if self.index is not None:
             self.index.open(confirmed, clean=clean, full_until_ms=fields.index_timestamp_ms)
         if not self.queues.topics() and not self.queues.damaged:
@@ -67,8 +69,11 @@ class DerivedFiles:
             self.cut_back(end)
         self.queues.correct_min_offset(begin)
         self.dispatched_offset = max(self.dispatched_offset, begin)  # not known before
+        if self._kept_to > self.dispatched_offset:  # lost segments are back: the log begins earlier
+            self.queues.truncate_to_commitlog(self.dispatched_offset)
         if not mend_queues(self.queues, self._repairs, self.dispatcher, self.dispatched_offset):
             self.dispatched_offset = begin
+        self.queues.begin_where_noted(begin)
 
     def dispatch_frame(self, frame: Frame, units: Sequence[Units] | None = None) -> Sequence[Units]:
         """Make a committed frame's messages visible. Return the units by queue (topic, queue id,

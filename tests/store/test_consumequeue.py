@@ -98,6 +98,21 @@ def test_a_queue_that_begins_later_is_pre_filled(disk: OsDisk, first: int) -> No
     assert queue.units(first, 9) == units(first, 3)
 
 
+@pytest.mark.parametrize("later", [7, 10, 25])
+def test_a_queue_without_a_message_in_the_log_may_go_on_later(disk: OsDisk, later: int) -> None:
+    """What was noted of its end was not the last."""
+    store = new_store(disk)
+    store.begin_at("T", 0, 5)
+    store.append("T", 0, later, units(later, 3))
+    store.flush()
+    store.close()
+    queue = new_store(disk).queue("T", 0)
+    assert queue is not None
+    queue.correct_min(1000)
+    assert (queue.min_offset, queue.max_offset) == (later, later + 3)
+    assert queue.units(later, 3) == units(later, 3)
+
+
 @pytest.mark.parametrize("confirmed_units", [0, 1, 9, 10, 11, 20, 24, 25])
 def test_units_not_confirmed_are_dropped_at_open(disk: OsDisk, confirmed_units: int) -> None:
     store = new_store(disk)

@@ -1,3 +1,7 @@
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from raftmq.store.disk import OsDisk
@@ -5,10 +9,7 @@ from raftmq.store.dispatch import DispatchError
 from raftmq.store.frame import FrameKind, seal_frame
 from raftmq.store.record import decode_record, encode_record
 from raftmq.store.selection import GetStatus
-from tests.store.make import (
-    index_payload,
-    record,
-)
+from tests.store.make import FrameWriter, index_payload, record, recover, redispatch
 from tests.store.stores import bodies, fill, raft_store
 
 
@@ -76,3 +77,66 @@ def test_without_an_index_nothing_is_found_and_nothing_is_left_to_do(disk: OsDis
     assert store.derived.query("T", "key", 9, 0, 1 << 40).records == []
     store.close()
     assert not disk.exists("store/index")
+
+
+def nothing(root: Path) -> None:
+    """Leave the store as it is."""
+
+
+def rot_the_checkpoint(root: Path) -> None:
+    path = root / "store" / "checkpoint"
+    data = bytearray(path.read_bytes())
+    data[34] ^= 1
+    path.write_bytes(data)
+
+
+def remove_the_checkpoint(root: Path) -> None:
+    (root / "store" / "checkpoint").unlink()
+
+
+def remove_the_queue(root: Path) -> None:
+    shutil.rmtree(root / "store" / "consumequeue" / "T" / "1")
+
+
+def remove_all_queues(root: Path) -> None:
+    shutil.rmtree(root / "store" / "consumequeue")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [nothing, rot_the_checkpoint, remove_the_checkpoint, remove_the_queue, remove_all_queues],
+)
+def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_ended(
+    disk: OsDisk, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    """Else its next messages would be given offsets that it had before, which nobody reads."""
+    store = raft_store(disk)
+    writer = FrameWriter(store.commitlog)
+    for queue_id, count in ((1, 5), (0, 60)):
+        for n in range(count):
+            message = record(body=b"%d" % n, queue_id=queue_id)
+            store.derived.dispatch_frame(writer.messages([message]))
+    store.flush()
+    begin = store.commitlog.segments()[-2].start
+    store.delete_before(begin)
+    store.flush()
+    store.close()
+    harm(tmp_path)
+    store = raft_store(disk)
+    recover(store)
+    redispatch(store, store.commitlog.max_offset)
+    assert [store.queues.end_of("T", queue_id) for queue_id in (0, 1)] == [60, 5]
+    quiet, busy = store.queues.queue("T", 1), store.queues.queue("T", 0)
+    assert quiet is not None and busy is not None
+    assert (quiet.min_offset, quiet.max_offset) == (5, 5)
+    assert busy.unit(busy.min_offset)[0] >= begin
+    again = FrameWriter(store.commitlog, index=writer.index)
+    again.offsets = writer.offsets
+    store.derived.dispatch_frame(again.messages([record(body=b"next", queue_id=1)]))
+    store.flush()
+    store.close()
+    store = raft_store(disk)
+    recover(store)
+    found = store.reads.get_messages("T", 1, 5, 9, 999)
+    assert [decode_record(data).body for data in found.buffers] == [b"next"]
+    assert store.queues.end_of("T", 0) == 60

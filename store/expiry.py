@@ -65,13 +65,19 @@ class Expiry:
 
     def _ages(self, now_ms: int) -> list[SegmentAge]:
         """Return the ages of as many of the oldest segments as one pass may delete, and one more.
-        The first record of the next segment that tells its time bounds the age of one's last."""
+        The first record of the next segment that tells its time bounds the age of one's last: what
+        is damaged or cannot be read is mended elsewhere, and retention goes on."""
         ages: list[SegmentAge] = []
         youngest_ms = now_ms
         count = self._policy.segments_at_once_max + 2
         for segment in reversed(self._commitlog.segments()[:count]):
             ages.append(SegmentAge(segment.start, segment.end, youngest_ms))
-            stamp = self._first_time(segment.start)
+            try:
+                stamp = self._first_time(segment.start)
+            except OSError as error:
+                if error.errno != EIO:
+                    raise
+                stamp = -1
             youngest_ms = stamp if stamp >= 0 else youngest_ms
         return ages[::-1]
 
@@ -82,13 +88,8 @@ class Expiry:
 
     def _first_time(self, segment_start: int) -> int:
         """Return the time in ms of the segment's first frame or record; -1 if it has none, or if
-        that is damaged: it is mended elsewhere, and retention goes on."""
-        try:
-            head = self._commitlog.read(segment_start, HEAD_WITH_HOSTS_BYTES)
-        except OSError as error:
-            if error.errno != EIO:
-                raise
-            return -1
+        that is damaged. Raises OSError."""
+        head = self._commitlog.read(segment_start, HEAD_WITH_HOSTS_BYTES)
         if len(head) < HEADER_SIZE_BYTES:
             return -1
         magic = BLANK.unpack_from(head)[1]

@@ -35,7 +35,7 @@ class Keeper(Protocol):
         """Return periodic work; it may block the housekeeper's slow task."""
         ...
 
-    def retain(self, *, at_once: bool = False) -> None:
+    async def retain(self, *, at_once: bool = False) -> None:
         """Delete old segments, as a chore; `at_once`: whatever the hour. Raises OSError."""
         ...
 
@@ -131,7 +131,7 @@ class RaftKeeper:
         )
         self.fallback_index = before
 
-    def retain(self, *, at_once: bool = False) -> None:
+    async def retain(self, *, at_once: bool = False) -> None:
         """Delete old segments, as far as the snapshots and their .bak files cover them. Segments
         that a snapshot install or a backup still needs stay, unless the disk is too full for
         that."""
@@ -150,7 +150,7 @@ class RaftKeeper:
         if needed is not None and not self._retention.disk_is_full:
             position = min(position, needed)
         before = store.commitlog.min_offset
-        after = engine.delete_before(position)
+        after = await engine.delete_before(position)
         if after != before:
             store.derived.correct_min_offset()
             log.info("log_trimmed from=%d to=%d", before, after)
@@ -195,12 +195,12 @@ class ClassicKeeper:
     async def _flush(self) -> None:
         await flush_queues(self._store, self._pool)
 
-    def retain(self, *, at_once: bool = False) -> None:
+    async def retain(self, *, at_once: bool = False) -> None:
         """Delete old segments."""
         store = self._store
         before = store.commitlog.min_offset
         position = self._spare(self._retention.expired_before(at_once=at_once))
-        if position > before and self._context.log.engine.delete_before(position) > before:
+        if position > before and await self._context.log.engine.delete_before(position) > before:
             log.info("log_trimmed from=%d to=%d", before, store.commitlog.min_offset)
 
     async def settle(self) -> None:

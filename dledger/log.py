@@ -22,6 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from errno import EIO
+from typing import NamedTuple
 
 from raftmq.dledger.errors import FrameDamaged
 from raftmq.dledger.index import LogIndex
@@ -57,6 +58,14 @@ def read_trim_note(content: bytes) -> tuple[int, int, int]:
     """Return the (first_index, previous_term, start) that `trim_note` was given."""
     first_index, previous_term, start = _TRIM.unpack(content)
     return first_index, previous_term, start
+
+
+class Trim(NamedTuple):
+    """What retention removes: the frames before `first`, and all segments before `start`."""
+
+    first: int
+    start: int
+    note: bytes
 
 
 class LogSyncTicket:
@@ -431,21 +440,27 @@ class RaftLog:
 
     # -- retention ----------------------------------------------------------------------------
 
-    def trim(self, position: int) -> int:
-        """Remove whole segments that end at or below `position`; return the first index left.
-
-        Raises OSError."""
-        assert self._trim is not None, "this log has no place to note what was cut"
+    def plan_trim(self, position: int) -> Trim | None:
+        """Return how to remove the whole segments that end at or below `position`, which must be
+        committed; None if there are none. `note_trim` and then `trim` do it."""
         index = self.index
         keep_from = self.segment_start(min(position, self.commitlog.durable_offset))
         if keep_from <= self.commitlog.min_offset:
-            return index.first_index
+            return None
         first = min(index.first_from(keep_from), self.durable_index + 1)
-        # Noted first: killed in between, the segments are removed at the next start.
-        self._trim.save(trim_note(first, index.term_at(first - 1), keep_from))
-        self._forget_before(first)
-        self.commitlog.delete_before(keep_from)
-        return first
+        return Trim(first, keep_from, trim_note(first, index.term_at(first - 1), keep_from))
+
+    def note_trim(self, trim: Trim) -> None:
+        """Note durably what is to be removed: killed in between, it is at the next start. Blocking,
+        for a thread of the pool; one at a time. Raises OSError."""
+        assert self._trim is not None, "this log has no place to note what was cut"
+        self._trim.save(trim.note)
+
+    def trim(self, trim: Trim) -> None:
+        """Remove what `note_trim` noted. Raises OSError: the frames are forgotten then, and the
+        same may be planned again for their files."""
+        self._forget_before(trim.first)
+        self.commitlog.delete_before(trim.start)
 
     def _forget_before(self, first: int) -> None:
         self.index.trim(first)

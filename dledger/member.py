@@ -125,6 +125,7 @@ class RaftMember:
         self._on_fatal = on_fatal
         self._source = source
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
+        self._trimming = asyncio.Lock()
         self._promises = Promises(disk, directory, config.flush is FlushMode.ASYNC)
         trim = SlotFile(disk, f"{directory}/trim")
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
@@ -452,18 +453,30 @@ class RaftMember:
             return None
         return await self.parts.succession.hand_over(self.config.transfer_on_stop_ms)
 
-    def delete_before(self, position: int) -> int:
+    async def delete_before(self, position: int) -> int:
         """Delete whole segments below the CommitLog offset `position`, applied frames only
         (retention). Return the new first offset. Raises OSError."""
+        async with self._trimming:
+            if self.life.running:
+                await self._trim(position)
+        return self.log.commitlog.min_offset
+
+    async def _trim(self, position: int) -> None:
         core, index = self.core, self.log.index
         settled = min(self.applied_index, core.commit_index, self.log.durable_index)
         settled = self._roster.may_go(core, settled)
-        if settled >= index.first_index:
+        if settled < index.first_index:
+            return
+        trim = self.log.plan_trim(min(position, index.end_of(settled)))
+        if trim is None:
+            return
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._pool, self.log.note_trim, trim)
+        if self.life.running:  # else the next start removes it
             try:
-                self.log.trim(min(position, index.end_of(settled)))
-            finally:  # what the log forgot, nobody is to be sent, whether or not its file is gone
+                self.log.trim(trim)
+            finally:  # what the log forgot is sent to nobody, whether or not its file is gone
                 core.trim(index.first_index)
-        return self.log.commitlog.min_offset
 
     @property
     def refilled(self) -> list[NodeId]:

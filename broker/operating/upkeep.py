@@ -75,10 +75,10 @@ class Upkeep:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"queues not cleaned: {error}") from error
         return RemotingCommand.response_to(request)
 
-    def delete_log(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def delete_log(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Delete now what retention would delete at `deleteWhen` (329). Raises Refused."""
         try:
-            self._keeper.retain(at_once=True)
+            await self._keeper.retain(at_once=True)
         except OSError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"log not deleted: {error}") from error
         return RemotingCommand.response_to(request)

@@ -404,7 +404,7 @@ class ClassicEngine:
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
         """Do nothing: nobody else can be the master, so it goes on with what can be read."""
 
-    def delete_before(self, position: int) -> int:
+    async def delete_before(self, position: int) -> int:
         """Delete whole segments; return where the log begins then."""
         self._application.store.delete_before(position)
         return self._commitlog.min_offset

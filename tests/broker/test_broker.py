@@ -283,14 +283,14 @@ async def test_retention_deletes_only_what_a_durable_snapshot_covers(tmp_path):
         broker.store.expiry.expired_before = lambda now_ms, by_age: (
             broker.store.commitlog.max_offset
         )
-        broker.keeper.retain()
+        await broker.keeper.retain()
         assert broker.store.commitlog.min_offset == 0
         await broker.keeper.write_snapshot()
-        broker.keeper.retain()
+        await broker.keeper.retain()
         assert broker.store.commitlog.min_offset == 0, "the .bak files do not reach so far"
         await group.send(broker, "T")
         await broker.keeper.write_snapshot()
-        broker.keeper.retain()
+        await broker.keeper.retain()
         minimum = broker.store.commitlog.min_offset
         assert minimum > 0
         ext = {"topic": "T", "queueId": "0"}

@@ -117,7 +117,7 @@ class Engine:
     def frame_is_damaged(self, position):
         return False
 
-    def delete_before(self, position):
+    async def delete_before(self, position):
         self.store.commitlog.delete_before(position)
         return self.store.commitlog.min_offset
 
@@ -144,7 +144,7 @@ def keeper_of(store, disk, retention, engine, needed_from=None):
     ("refilled", "space", "kept"),
     [([], HALF_FULL, False), (["n1"], HALF_FULL, True), (["n1"], FULL, False)],
 )
-def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
+async def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
     store, disk, clocks, refilled, space, kept
 ):
     retention = Retention(store, clocks.wall, clocks.monotonic)
@@ -153,14 +153,14 @@ def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
     engine = Engine(store, refilled)
     keeper = keeper_of(store, disk, retention, engine)
     keeper.fallback_index = 1
-    keeper.retain()
+    await keeper.retain()
     assert (store.commitlog.min_offset == 0) is kept
 
 
 @pytest.mark.parametrize(
     ("needed", "space", "kept_from"), [(2, HALF_FULL, 2), (None, HALF_FULL, -1), (2, FULL, -1)]
 )
-def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
+async def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
     store, disk, clocks, needed, space, kept_from
 ):
     starts = [segment.start for segment in store.commitlog.segments()]
@@ -171,7 +171,7 @@ def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
     needed_from = None if needed is None else starts[needed]
     keeper = keeper_of(store, disk, retention, engine, needed_from)
     keeper.fallback_index = 1
-    keeper.retain()
+    await keeper.retain()
     assert store.commitlog.min_offset == starts[kept_from]
 
 

@@ -16,6 +16,7 @@ from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import OsDisk
 from raftmq.store.errors import StoreDamaged, SyncFailed
 from raftmq.store.frame import Frame, FrameKind, seal_frame
+from tests.dledger.trims import trimmed
 
 SEGMENT = 8192
 
@@ -304,7 +305,7 @@ def test_the_beginning_that_retention_left_is_mended_or_cut(tmp_path: Path, vict
     log = life.open()
     frames = append(log, 80) + append(log, 160, term=2)
     sync(log)
-    first = log.trim(2 * SEGMENT)
+    first = trimmed(log, 2 * SEGMENT)
     assert first > 81
     life.close()
     names = sorted(p.name for p in (tmp_path / "commitlog").iterdir())
@@ -360,8 +361,8 @@ def test_retention_keeps_the_term_before_the_beginning(tmp_path: Path) -> None:
     append(log, 60, term=1)
     append(log, 140, term=3)
     sync(log)
-    assert log.trim(SEGMENT - 1) == 1  # no whole segment lies below
-    first = log.trim(2 * SEGMENT + 100)
+    assert trimmed(log, SEGMENT - 1) == 1  # no whole segment lies below
+    first = trimmed(log, 2 * SEGMENT + 100)
     assert life.store.min_offset == 2 * SEGMENT
     assert log.index.position_of(first) == 2 * SEGMENT
     term = log.index.term_at(first - 1)
@@ -383,7 +384,7 @@ def test_killed_between_noting_and_removing_finishes_the_removal(
     append(log, 200)
     sync(log)
     monkeypatch.setattr(life.store, "delete_before", lambda _: 0)
-    first = log.trim(2 * SEGMENT)
+    first = trimmed(log, 2 * SEGMENT)
     assert life.store.min_offset == 0
     life.close()
     again = Opened(tmp_path)
@@ -399,7 +400,7 @@ def test_a_beginning_that_nobody_noted_is_damage(tmp_path: Path) -> None:
     log = life.open()
     append(log, 200)
     sync(log)
-    log.trim(2 * SEGMENT)
+    trimmed(log, 2 * SEGMENT)
     life.close()
     (tmp_path / "raft" / "trim").unlink()
     again = Opened(tmp_path)

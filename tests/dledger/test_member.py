@@ -624,7 +624,7 @@ async def test_retention_moves_the_beginning(tmp_path: Path) -> None:
                 return node.commitlog.durable_offset == node.commitlog.max_offset
 
             await group.until(synced)
-            start = node.member.delete_before(2 * (1 << 18) + 5)
+            start = await node.member.delete_before(2 * (1 << 18) + 5)
             assert start == 2 << 18
         first_index = leader.member.status()["first_index"]
         assert isinstance(first_index, int)
@@ -645,6 +645,29 @@ async def test_retention_moves_the_beginning(tmp_path: Path) -> None:
         await send_and_wait(group, leader, b"after")
 
 
+async def test_the_leader_serves_while_a_slow_disk_notes_what_retention_removes(
+    tmp_path: Path,
+) -> None:
+    async with Group(tmp_path, flush=FlushMode.SYNC) as group:
+        leader = await group.leader()
+        for n in range(24):
+            await send_and_wait(group, leader, b"%d" % n + b"x" * 100_000)
+        first, second = (segment.end for segment in leader.commitlog.segments()[:2])
+        leader.disk.trouble_below = "raft/trim"
+        leader.disk.let_sync.clear()
+        further = asyncio.create_task(leader.member.delete_before(second))
+        await asyncio.sleep(0)
+        nearer = asyncio.create_task(leader.member.delete_before(first))
+        await send_and_wait(group, leader, b"meanwhile")
+        assert leader.commitlog.min_offset == 0
+        leader.disk.let_sync.set()
+        assert set(await asyncio.gather(further, nearer)) == {second}
+        leader.snapshot_index = leader.app.applied_index
+        await leader.kill()
+        await leader.start()
+        assert leader.commitlog.min_offset == second
+
+
 async def test_a_file_that_cannot_be_deleted_does_not_mislead_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -663,13 +686,13 @@ async def test_a_file_that_cannot_be_deleted_does_not_mislead_the_leader(
         with monkeypatch.context() as patch:
             patch.setattr(TroubledDisk, "remove", refuse)
             with pytest.raises(OSError, match="not permitted"):
-                leader.member.delete_before(end)
+                await leader.member.delete_before(end)
         # What the log has forgotten is not sent: the follower is one that lacks its beginning.
         await behind.start()
         progress = leader.member.core.progress[behind.node_id]
         await group.until(lambda: bool(leader.fatal) or progress.state is PeerState.STRANDED)
         assert not leader.fatal
-        assert leader.member.delete_before(end) == end  # the next round tries again
+        assert await leader.member.delete_before(end) == end  # the next round tries again
         await send_and_wait(group, leader, b"after")
 
 

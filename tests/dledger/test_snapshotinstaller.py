@@ -61,7 +61,7 @@ async def stranded(group: Group) -> tuple[Node, Node]:
     await follower.lose_disk()
     # What was written last is durable after this, and only that may go.
     await group.until(lambda: leader.member.log.durable_index == leader.member.applied_index)
-    assert leader.member.delete_before(leader.commitlog.max_offset) > 0
+    assert await leader.member.delete_before(leader.commitlog.max_offset) > 0
     assert leader.member.log.index.first_index > 2
     return leader, follower
 

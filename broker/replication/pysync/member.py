@@ -237,7 +237,7 @@ class PySyncMember:
             raise Busy(f"{target} does not have the whole log yet")
         self.pump()
 
-    def delete_before(self, position: int) -> int:
+    async def delete_before(self, position: int) -> int:
         """Delete nothing, because SyncObj needs the beginning of its log; return the first
         offset."""
         return self._commitlog.min_offset

@@ -333,7 +333,7 @@ class Overtaking:
     async def read(self, position, size):
         self._reads += 1
         if self._reads == 3:
-            self._broker.engine.delete_before(self._position)
+            await self._broker.engine.delete_before(self._position)
             queues = self._broker.store.queues
             while queues.corrected_to != self._position:  # put off while they are flushed
                 self._broker.store.derived.correct_min_offset()

@@ -35,6 +35,7 @@ from raftmq.store.disk import OsDisk
 from raftmq.store.ownership import lock_store
 from tests.broker.tables import test_snapshotinstall as replicas
 from tests.broker.tables.test_snapshotinstall import Replica, record, written
+from tests.dledger.trims import trimmed
 from tests.simulator.disk import SimCrash, SimDisk
 
 SEGMENT = 256 << 10
@@ -423,7 +424,7 @@ def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, place, tmp_
     replica = store.open()
     written(replica, 3, [], [batch(topic="U", count=3) for _ in range(20)])
     replica.flush()
-    replica.log.trim(replica.store.commitlog.segments()[-2].start)
+    trimmed(replica.log, replica.store.commitlog.segments()[-2].start)
     replica.store.derived.correct_min_offset()
     queues, tables, last = replica.queues(), replica.tables(), replica.log.last_index
     store.close(replica)
@@ -475,7 +476,7 @@ def test_a_point_is_found_by_the_leaders_clock(store, place):
 
 def test_a_point_without_tables_cannot_be_restored_to(store, place):
     replica = store.open()
-    replica.log.trim(replica.store.commitlog.segments()[-1].start)
+    trimmed(replica.log, replica.store.commitlog.segments()[-1].start)
     replica.store.derived.correct_min_offset()
     store.close(replica)
     manifest = backup(store, place).manifest

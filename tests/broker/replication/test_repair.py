@@ -151,7 +151,7 @@ async def test_tables_that_cannot_be_made_anew_are_a_reason_not_to_start(tmp_pat
         for _ in range(2):
             await group.send(broker, "T", b"x")
             await broker.keeper.write_snapshot()
-        broker.keeper.retain()
+        await broker.keeper.retain()
         assert broker.store.commitlog.min_offset > 0
         await group.kill("n0")
         config = tmp_path / "n0" / "config"

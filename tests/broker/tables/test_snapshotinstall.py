@@ -20,6 +20,7 @@ from raftmq.dledger.snapshotinstall import GroupSnapshot
 from raftmq.store.config import StoreConfig
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.messagestore import MessageStore
+from tests.dledger.trims import trimmed
 from tests.simulator.cluster.repairbreaks import marker_goes_first, marker_goes_too_early
 from tests.simulator.disk import SimCrash, SimDisk
 from tests.store.make import FrameWriter, record
@@ -150,7 +151,7 @@ def donor():
     written(replica, 1, [put_topic(TopicConfig("T", 4, 4))], batches)
     written(replica, 2, [commit_offsets([("T", "g", 0, 7)])], [records(6) for _ in range(6)])
     replica.flush()
-    replica.log.trim(replica.store.commitlog.segments()[-3].start)
+    trimmed(replica.log, replica.store.commitlog.segments()[-3].start)
     replica.store.derived.correct_min_offset()
     written(replica, 2, [commit_offsets([("T", "g", 0, 9)])], [records(2, topic="C")])
     assert replica.log.index.first_index > 5
@@ -283,7 +284,7 @@ def test_tables_ahead_of_a_log_that_nobody_installed_are_not_believed(donor):
 def test_nothing_is_captured_while_the_queues_do_not_know_where_they_begin(donor):
     assert broker_side.capture(donor.state, donor.store) is not None
     ticket = donor.store.queues.begin_flush()
-    donor.log.trim(donor.store.commitlog.segments()[-1].start)
+    trimmed(donor.log, donor.store.commitlog.segments()[-1].start)
     donor.store.derived.correct_min_offset()  # left for later
     assert broker_side.capture(donor.state, donor.store) is None
     donor.store.queues.finish_flush(ticket, synced=False)

@@ -596,7 +596,7 @@ async def test_retention(tmp_path):
         broker.store.expiry.expired_before = lambda now_ms, by_age: (
             broker.store.commitlog.segments()[-1].start
         )
-        broker.keeper.retain()
+        await broker.keeper.retain()
         low = broker.store.commitlog.min_offset
         assert low == broker.store.commitlog.segments()[0].start > 0
         assert (await pair.pull(broker, "T", 0)).code == ResponseCode.PULL_OFFSET_MOVED

@@ -29,6 +29,7 @@ from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 from tests.broker.replication.pysync.conftest import MakeWorld, start
 from tests.broker.replication.pysync.worlds import StockWorld, sync_calls
+from tests.dledger.trims import trimmed
 from tests.simulator.disk import SimCrash, SimDisk
 from tests.store.make import recover_frames
 
@@ -245,7 +246,7 @@ def test_killed_while_dropping_the_beginning_ours_loses_nothing() -> None:
         keep_from = frames[20]
         disk.crash_after(operation)
         try:
-            log.trim(keep_from.position)
+            trimmed(log, keep_from.position)
             finished = True
         except SimCrash:
             pass

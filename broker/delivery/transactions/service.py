@@ -66,6 +66,8 @@ CHECKS_PER_TURN_MAX = 200
 PROGRESS_MS = 1_000  # between two commits of what has ended
 WAIT_S = 3.0  # for a new leader that is still reading
 WAITING_MAX = 10_000  # END_TRANSACTION requests in progress
+BUSY_MS_MAX = 3_000  # a one-way end is tried again so long, as Apache has one wait for a thread
+BUSY_PAUSE_S = 0.1
 SENDERS_MAX = 10_000  # producer groups whose last connection is remembered
 
 
@@ -260,14 +262,30 @@ class Transactions:
             raise busy(f"{WAITING_MAX} ends wait already")
         self._waiting += 1
         try:
-            await self._end(connection, request, header)
-        except RemotingError as error:
-            if request.is_oneway:  # Apache's clients end so: nobody else hears of it
-                log.info("transaction_end_refused group=%s: %s", header.producer_group, error)
-            raise
+            if request.is_oneway:  # Apache's clients end so: nobody hears of a refusal
+                await self._end_for_nobody(connection, request, header)
+            else:
+                await self._end(connection, request, header)
         finally:
             self._waiting -= 1
         return RemotingCommand.response_to(request)
+
+    async def _end_for_nobody(
+        self, connection: Connection, request: RemotingCommand, header: EndTransactionHeader
+    ) -> None:
+        """End a half on behalf of a producer that will not try again: else it is asked a time-out
+        later, and its message is late by so much. Raises what `_end` does."""
+        give_up_ms = self._context.clock_ms() + BUSY_MS_MAX
+        while True:
+            try:
+                await self._end(connection, request, header)
+                return
+            except RemotingError as error:
+                busy_now = error.code == ResponseCode.SYSTEM_BUSY
+                if not busy_now or self._context.clock_ms() >= give_up_ms:
+                    log.info("transaction_end_refused group=%s: %s", header.producer_group, error)
+                    raise
+            await asyncio.sleep(BUSY_PAUSE_S)
 
     async def _end(
         self, connection: Connection, request: RemotingCommand, header: EndTransactionHeader

@@ -12,6 +12,7 @@ from raftmq.broker.delivery.transactions.conversion import (
     HALF_TOPIC,
     OP_TOPIC,
 )
+from raftmq.broker.errors import busy
 from raftmq.broker.sending import inside
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -145,6 +146,38 @@ async def test_a_refusal_that_nobody_waits_for_is_logged(tmp_path, caplog):
         await group.client.invoke_oneway(broker.address, command)
         await until(lambda: "transaction_end_refused group=others: " in caplog.text)
         assert bodies(broker) == []
+
+
+@pytest.mark.parametrize("patience_ms", [60_000, 0])
+async def test_an_end_that_nobody_would_repeat_waits_for_room(
+    tmp_path, monkeypatch, caplog, patience_ms
+):
+    caplog.set_level("INFO", service.log.name)
+    monkeypatch.setattr(service, "BUSY_MS_MAX", patience_ms)
+    async with Group(tmp_path, **UNASKED) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        sent = await half(group, broker, "A")
+        store_end, tries = broker.transactions._store_end, []
+
+        def full_for_a_while(*args):
+            tries.append(args)
+            if len(tries) <= 3:
+                raise busy("no room, says the test")
+            store_end(*args)
+
+        monkeypatch.setattr(broker.transactions, "_store_end", full_for_a_while)
+        answer = await end(group, broker, sent, COMMIT)
+        assert (answer.code, len(tries)) == (ResponseCode.SYSTEM_BUSY, 1)
+        header = EndTransactionHeader("pg", sent.offset, sent.position, COMMIT, "A", "A")
+        command = RemotingCommand.request(RequestCode.END_TRANSACTION, header.to_ext())
+        await group.client.invoke_oneway(broker.address, command)
+        if patience_ms:
+            await until(lambda: bodies(broker) == ["A"])
+            assert len(tries) == 4
+        else:
+            await until(lambda: "transaction_end_refused group=pg: [BUSY] no room" in caplog.text)
+            assert len(tries) == 2
 
 
 async def test_open_transactions_are_bounded_and_may_be_forbidden(tmp_path):

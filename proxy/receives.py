@@ -54,6 +54,7 @@ from raftmq.remoting.popheaders import (
     PopResponseHeader,
     by_queue,
     handle_told,
+    kind_of,
 )
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record
@@ -418,13 +419,13 @@ def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
         properties = decode_properties(record.properties)
         handle = handle_told(properties, head, record.queue_id, record.queue_offset)
         if handle is None:
-            start = starts["0", record.queue_id][0]
+            kind = kind_of(record.topic)
             handle = Handle(
-                start,
+                starts[kind, record.queue_id][0],
                 head.pop_ms,
                 head.invisible_ms,
                 head.revive_queue,
-                False,
+                kind == "1",
                 broker_name,
                 record.queue_id,
                 record.queue_offset,

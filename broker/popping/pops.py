@@ -55,7 +55,7 @@ from raftmq.remoting.popheaders import (
     start_info,
 )
 from raftmq.store.errors import StoreError
-from raftmq.store.properties import decode_properties, encode_properties
+from raftmq.store.properties import PROPERTIES_SIZE_BYTES_MAX, decode_properties, joined
 from raftmq.store.record import decode_record, encode_record
 
 log = logging.getLogger("raftmq.broker.pops")
@@ -383,7 +383,8 @@ class Pops:
 
     def _as_asked(self, data: bytes, taken: Taken, header: PopHeader, pop_ms: int) -> bytes:
         """Return retries as messages of the topic that was popped, with their handles, as Apache's
-        broker does: its clients could not tell them from others."""
+        broker does: its clients could not tell them from others. One whose properties have no room
+        for the handle stays a message of the retry topic, by which clients make it themselves."""
         records: list[bytes] = []
         at = 0
         while at < len(data):
@@ -401,8 +402,11 @@ class Pops:
             )
             properties = decode_properties(record.properties)
             properties[POP_CK] = handle.encode()
-            told = replace(record, topic=header.topic, properties=encode_properties(properties))
-            records.append(encode_record(told))
+            told = joined(properties)
+            if len(told) <= PROPERTIES_SIZE_BYTES_MAX:
+                records.append(encode_record(replace(record, topic=header.topic, properties=told)))
+            else:
+                records.append(data[at : at + size])
             at += size
         return b"".join(records)
 

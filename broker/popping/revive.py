@@ -34,7 +34,7 @@ from raftmq.broker.sending.retry import (
     dead_letter_topic,
 )
 from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import Outgoing, as_stored
+from raftmq.broker.sending.sendrequest import INT32_MAX, Outgoing, as_stored, fitting
 from raftmq.broker.service import Service, at_each_leadership
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.pops import Batch, BatchKey, Place, Step, pop_command
@@ -43,7 +43,7 @@ from raftmq.broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
 from raftmq.remoting.names import pop_retry_topic, popped_topic
 from raftmq.remoting.popheaders import FIRST_POP_TIME
 from raftmq.store.errors import StoreError
-from raftmq.store.properties import DELAY, decode_properties, encode_properties
+from raftmq.store.properties import DELAY, decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record, offset_message_id
 
 log = logging.getLogger("raftmq.broker.revivals")
@@ -366,7 +366,8 @@ def again(
     record: MessageRecord, topic: str, group: str, pop_ms: int, config: SubscriptionGroup
 ) -> tuple[Outgoing, TopicConfig]:
     """Return the message to store for one that was not acknowledged, and the topic for it: the
-    group's retries of `topic`, or its dead letters."""
+    group's retries of `topic`, or its dead letters. If its properties have no room for where it
+    comes from, nothing is added."""
     properties = decode_properties(record.properties)
     properties.setdefault(RETRY_TOPIC, popped_topic(record.topic, group))
     properties.setdefault(FIRST_POP_TIME, str(pop_ms))
@@ -387,7 +388,7 @@ def again(
         as_stored(record),
         topic=target.name,
         queue_id=0,
-        properties=encode_properties(properties),
-        reconsume=record.reconsume_times + 1,
+        properties=fitting(properties, record.properties),
+        reconsume=min(record.reconsume_times + 1, INT32_MAX),
     )
     return message, target

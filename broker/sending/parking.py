@@ -31,15 +31,21 @@ from raftmq.broker.delivery.transactions.conversion import (
     half_properties,
 )
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.sendrequest import MESSAGE_ILLEGAL, TRANSACTION_BITS, Outgoing
+from raftmq.broker.sending.sendrequest import (
+    MESSAGE_ILLEGAL,
+    TRANSACTION_BITS,
+    Outgoing,
+    check_properties_size,
+)
 from raftmq.broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
 from raftmq.remoting.names import OPERATOR_LOG_TOPIC
-from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_OUT_MS, TIMER_TOPIC, timer_code
 from raftmq.store.properties import DELAY, TAGS, decode_properties, joined, tags_code
 
 if TYPE_CHECKING:
     from raftmq.broker.config import BrokerConfig
 
+TIMER_OUT_BYTES = len(f"{TIMER_OUT_MS}\x01\x02") + 19  # of a time that is a signed int64
 _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
 
 
@@ -91,8 +97,11 @@ def park(message: Outgoing, parking: Parking) -> Outgoing:
     queue are chosen and exist. Raises Refused."""
     properties = decode_properties(message.properties)
     if properties.get(TRAN_MSG, "").lower() == "true":
-        parking.timing.deliver_ms(properties)  # refused now, not when it is committed
-        return half_message(message, properties)
+        deliver_ms = parking.timing.deliver_ms(properties)  # refused now, not when it is committed
+        half = half_message(message, properties)
+        if deliver_ms is not None:
+            check_properties_size(len(half.properties) + TIMER_OUT_BYTES)
+        return half
     if message.sys_flag & TRANSACTION_BITS:
         raise Refused(
             MESSAGE_ILLEGAL,

@@ -30,7 +30,7 @@ from raftmq.broker.errors import Refused
 from raftmq.broker.tables.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
 from raftmq.remoting.fields import parse_integer
 from raftmq.remoting.topicattributes import MIXED, type_of, type_problem
-from raftmq.store.properties import TAGS, decode_properties, java_string_hash, tags_code
+from raftmq.store.properties import TAGS, decode_properties, java_string_hash, joined, tags_code
 from raftmq.store.record import MessageRecord, pack_host
 
 Record = tuple[
@@ -138,6 +138,13 @@ def as_stored(record: MessageRecord) -> Outgoing:
         record.reconsume_times,
         record.prepared_transaction_offset,
     )
+
+
+def fitting(properties: Mapping[str, str], stored: bytes) -> bytes:
+    """Return the stored form of properties that were made of `stored`; `stored` itself if that is
+    too long for a record, so that what could be stored once can be stored again."""
+    made = joined(properties)
+    return made if len(made) <= PROPERTIES_SIZE_MAX else stored
 
 
 def packed_address(address: str) -> bytes:
@@ -526,14 +533,19 @@ def _record(
     )
 
 
-def _name_part(topic: SendTopic, properties_size: int) -> bytes:
-    """Return a record's part before its properties, cached by their size. Raises Refused."""
-    if properties_size > PROPERTIES_SIZE_MAX:
+def check_properties_size(size_bytes: int) -> None:
+    """Refuse properties that are longer than a record can say."""
+    if size_bytes > PROPERTIES_SIZE_MAX:
         raise Refused(
             MESSAGE_ILLEGAL,
-            f"the properties are {properties_size} bytes long as stored, "
+            f"the properties are {size_bytes} bytes long as stored, "
             f"allowed are {PROPERTIES_SIZE_MAX}",
         )
+
+
+def _name_part(topic: SendTopic, properties_size: int) -> bytes:
+    """Return a record's part before its properties, cached by their size. Raises Refused."""
+    check_properties_size(properties_size)
     if len(topic.name_parts) >= NAME_PARTS_MAX:
         topic.name_parts.clear()
     made = topic.name_parts[properties_size] = topic.name_part + _INT16(properties_size)

@@ -28,9 +28,9 @@ from raftmq.broker.delivery.transactions.conversion import PRODUCER_GROUP, REAL_
 from raftmq.broker.errors import Refused, busy
 from raftmq.broker.sending.sendrequest import (
     MESSAGE_ILLEGAL,
-    PROPERTIES_SIZE_MAX,
     SYSTEM_ERROR,
     Outgoing,
+    fitting,
 )
 from raftmq.broker.tables.topics import RETRY_PREFIX
 from raftmq.remoting.recallhandle import RecallHandle
@@ -118,14 +118,12 @@ def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outg
 
 
 def rolled(message: Outgoing) -> Outgoing:
-    """Return a waiting message as it is stored once more at the end of the queue."""
+    """Return a waiting message as it is stored once more at the end of the queue. If there is no
+    room for how often that was, it is not counted."""
     properties = decode_properties(message.properties)
     times = properties.get(TIMER_ROLL_TIMES, "0")
     properties[TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
-    counted = joined(properties)
-    if len(counted) > PROPERTIES_SIZE_MAX:  # then its count is not kept
-        return message
-    return replace(message, properties=counted)
+    return replace(message, properties=fitting(properties, message.properties))
 
 
 class Key(NamedTuple):

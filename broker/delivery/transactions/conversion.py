@@ -10,7 +10,12 @@ from dataclasses import replace
 
 from raftmq.broker.delivery.transactions.book import Half
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.sendrequest import Outgoing, as_stored
+from raftmq.broker.sending.sendrequest import (
+    PROPERTIES_SIZE_MAX,
+    Outgoing,
+    as_stored,
+    fitting,
+)
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.properties import (
     TAGS,
@@ -94,7 +99,7 @@ def committed(half: MessageRecord) -> Outgoing:
         as_stored(half),
         topic=topic,
         queue_id=queue_id,
-        properties=encode_properties(properties),
+        properties=fitting(properties, half.properties),
         sys_flag=half.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT,
         prepared_offset=half.physical_offset,
     )
@@ -119,13 +124,17 @@ def ended_halves(op: MessageRecord) -> list[int]:
     return [int(part) for part in parts if part.isdecimal()]
 
 
-def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing:
-    """Return the half as it is stored again at the end of its queue."""
+def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing | None:
+    """Return the half as it is stored again at the end of its queue; None if its properties have no
+    room for what is noted then."""
     properties = decode_properties(half.properties)
     properties[CHECK_TIMES] = str(checks)
     properties[ROOT] = str(root)
     properties.setdefault(FIRST_STORED, str(half.store_timestamp_ms))
-    return replace(as_stored(half), properties=encode_properties(properties))
+    stored = joined(properties)
+    if len(stored) > PROPERTIES_SIZE_MAX:
+        return None
+    return replace(as_stored(half), properties=stored)
 
 
 def given_up(half: MessageRecord) -> Outgoing:
@@ -147,7 +156,7 @@ def check_body(half: MessageRecord) -> bytes:
         properties.pop(name, None)
     if WAIT in properties:
         properties[WAIT] = "false"
-    stored = joined(properties)
+    stored = fitting(properties, half.properties)
     return encode_record(replace(half, topic=topic, queue_id=queue_id, properties=stored))
 
 

@@ -8,6 +8,7 @@ A half that nobody ended is checked: the leader stores it again with one more ch
 the old one in the same frame, and when that is committed asks a producer of its group (39). If none
 is connected, it is only stored again: nobody was asked, so nothing is counted. After
 `transactionCheckMax` checks, or beyond `fileReservedTime`, it goes to TRANS_CHECK_MAX_TIME_TOPIC.
+One whose properties have no room for the count stays where it is: it is asked about until then.
 """
 
 from __future__ import annotations
@@ -440,6 +441,11 @@ class Transactions:
             return
         asked = self._producer_of(half.group, _needs_of(record)) is not None
         again = conversion.stored_again(record, half.root, half.checks + asked)
+        if again is None:
+            self._ask(half, record)
+            self.counts.checked += asked
+            book.schedule(half.offset, now_ms + self._config.transaction_check_interval)
+            return
 
         def done(error: Exception | None) -> None:
             if error is None:

@@ -14,6 +14,7 @@ from raftmq.remoting.popheaders import (
     PopHeader,
     PopResponseHeader,
     by_queue,
+    kind_of,
 )
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_record, walk_records
@@ -62,12 +63,13 @@ class Popper:
             properties = decode_properties(record.properties)
             told = properties.pop(POP_CK, None)
             if told is None:
+                kind = kind_of(record.topic)
                 handle = Handle(
-                    starts["0", record.queue_id][0],
+                    starts[kind, record.queue_id][0],
                     head.pop_ms,
                     head.invisible_ms,
                     head.revive_queue,
-                    False,
+                    kind == "1",
                     "group-a",
                     record.queue_id,
                     record.queue_offset,

@@ -114,6 +114,20 @@ async def test_a_message_that_cannot_be_read_keeps_none_from_coming_again_once(o
     assert broker.store.queues.end_of("%RETRY%cg_T", 0) == 4
 
 
+@pytest.mark.parametrize("value", ["b\x01c", "v" * 32_650, "v" * 32_600])
+async def test_whatever_a_message_says_it_comes_again_and_can_be_acknowledged(one, value):
+    """Nothing is added to properties that have no room: neither origin nor handle."""
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 1)
+    assert (await group.send(broker, "T", b"0", properties=f"A\x01{value}\x02")).code == 0
+    for times in range(3):
+        invisible_ms = 50 if times < 2 else 60_000
+        (message,) = await popper.pop(broker, invisible_ms=invisible_ms, poll_ms=30_000)
+        assert (message.times, message.properties["A"]) == (times, value)
+    assert await popper.ack(broker, message) == 0
+    assert broker.state.pops.batch_count == 0
+
+
 async def test_a_message_that_was_tried_often_enough_is_a_dead_letter(one):
     group, broker, popper = one
     await filled(group, broker, 1, 1)

@@ -5,8 +5,8 @@ import pytest
 from raftmq.broker.config import BrokerConfig, Setting, build_config
 from raftmq.broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
 from raftmq.broker.errors import ConfigError, Refused
-from raftmq.broker.sending.parking import delayed, delivered
-from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.broker.sending.parking import TIMER_OUT_BYTES, delayed, delivered
+from raftmq.broker.sending.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.dispatch import DELAY_LEVELS_MS, SCHEDULE_TOPIC, UNIT, Dispatcher
@@ -130,6 +130,19 @@ def test_special_sends_that_are_refused(changes, part):
     answers = bench.connection.answers()
     assert [part in answer.remark for answer in answers] == [True]
     assert answers[0].code in (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION)
+
+
+def test_a_half_that_could_not_wait_for_its_time_once_committed_is_refused_at_once():
+    bench = Bench()
+    deliver_ms = bench.now_ms + 60_000
+    half = f"{KEY}TRAN_MSG\x01true\x02PGROUP\x01pg\x02TIMER_DELIVER_MS\x01{deliver_ms}\x02V\x01"
+    bench.send(i=half)
+    (record,) = records(bench.commit())
+    room = PROPERTIES_SIZE_MAX - len(record.properties) - len("V\x01\x02")
+    bench.send(i=half + "v" * room)
+    bench.send(i=half + "v" * (room - TIMER_OUT_BYTES))
+    assert bench.log.cut(bench.sends).record_count == 1
+    assert "allowed are 32767" in bench.connection.answers()[-1].remark
 
 
 def test_a_batch_holds_nothing_special():

@@ -4,7 +4,8 @@ import pytest
 
 from raftmq.broker.delivery.transactions import conversion
 from raftmq.broker.errors import Refused
-from raftmq.store.properties import decode_properties, encode_properties
+from raftmq.broker.sending.sendrequest import PROPERTIES_SIZE_MAX
+from raftmq.store.properties import decode_properties, joined
 from raftmq.store.record import MessageRecord, decode_record
 
 SENT = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "U1", "TAGS": "a", "KEYS": "k"}
@@ -14,7 +15,7 @@ def stored(told, **changes):
     fields = {
         "topic": conversion.HALF_TOPIC,
         "body": b"order 7",
-        "properties": encode_properties(told),
+        "properties": joined(told),
         "queue_id": 0,
         "flag": 9,
         "queue_offset": 12,
@@ -80,6 +81,22 @@ def test_what_is_committed_is_the_message_that_was_sent():
     for missing in ({"REAL_TOPIC": "T"}, {"REAL_QID": "1"}, {"REAL_TOPIC": "T", "REAL_QID": "x"}):
         with pytest.raises(Refused):
             conversion.committed(stored(missing))
+
+
+@pytest.mark.parametrize("free_bytes", [0, 40, 32_000])
+def test_whatever_a_half_says_it_can_be_committed_and_asked_about(free_bytes):
+    """One that has no room for the count is not stored again."""
+    value = "a\x01b"
+    rest = len(a_half(K=value, WAIT="true").properties) + free_bytes
+    half = a_half(K=value + "v" * (PROPERTIES_SIZE_MAX - rest), WAIT="true")
+    assert len(half.properties) == PROPERTIES_SIZE_MAX - free_bytes
+    told = decode_properties(half.properties)
+    assert decode_properties(conversion.committed(half).properties) == told
+    check = decode_record(conversion.check_body(half))
+    assert decode_properties(check.properties)["K"] == told["K"]
+    again = conversion.stored_again(half, 12, 1)
+    assert (again is None) == (free_bytes < 100)
+    assert again is None or decode_properties(again.properties).items() > told.items()
 
 
 def test_ops_of_either_version():

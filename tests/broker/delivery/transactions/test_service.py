@@ -310,6 +310,26 @@ async def test_a_check_is_answered_with_what_it_said_or_with_what_was_sent(tmp_p
             await producer.client.close()
 
 
+async def test_a_half_with_all_the_properties_there_can_be_is_asked_about_and_committed(tmp_path):
+    """It is not stored again: there is no room for the count."""
+    async with Group(tmp_path, transactionTimeOut=50, transactionCheckInterval=50) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        producer = Producer(broker)
+        try:
+            await producer.heartbeat()
+            sent = await half(group, broker, "C", A="b\x01c", V="v" * 32_560)
+            await until(lambda: len(producer.checks) >= 2)
+            header, record = producer.checks[-1]
+            assert header.half_queue_offset == sent.offset
+            assert decode_properties(record.properties)["A"] == "b\x01c"
+            assert (await end(group, broker, sent, COMMIT)).code == 0
+            (message,) = records(broker, "Orders")
+            assert decode_properties(message.properties)["A"] == "b\x01c"
+        finally:
+            await producer.client.close()
+
+
 async def test_without_a_producer_nobody_was_asked_and_nothing_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "PROGRESS_MS", 20)
     settings = {"transactionTimeOut": 1, "transactionCheckInterval": 1, "transactionCheckMax": 1}

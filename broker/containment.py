@@ -25,6 +25,7 @@ KINDS = (
     "held_pop",
     "held_pull",
     "pop_told",
+    "revival",
     "told_of_command",
     "told_of_store",
     "topics_told",

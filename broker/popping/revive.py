@@ -253,33 +253,33 @@ class Reviver:
                 continue
             try:
                 record = self._read(place, offset)
-            except (OSError, StoreError, RecordError) as error:
+                if record is not None:
+                    message, target = again(record, topic, group, key[1], config)
+                    if not self._have(target):
+                        self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
+                        break
+                    if frame.is_full_for(message):
+                        self.deadlines.add(place, key)
+                        full = True
+                        break
+                    self._sends.check(message)
+            except (OSError, StoreError, RecordError, Refused) as error:
                 log.error("revival_unread place=%s offset=%d: %s", place, offset, error)
                 if isinstance(error, OSError):
                     self._context.log.read_failed(error, partial(self._read, place, offset))
                 continue
+            except Exception as error:  # no message keeps others from coming again
+                self._context.contained.failed("revival", error)
+                continue
             if record is not None:
-                message, target = again(record, topic, group, key[1], config)
-                if not self._have(target):
-                    self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
-                    break
-                size = len(message.body) + len(message.properties)
-                if frame.messages and (
-                    len(frame.messages) >= COUNT_MAX or frame.size_bytes + size > BYTES_MAX
-                ):
-                    self.deadlines.add(place, key)
-                    full = True
-                    break
-                frame.messages.append(message)
-                frame.size_bytes += size
-                frame.dead_count += target.name != pop_retry_topic(topic, group)
+                frame.add(message, is_dead=target.name != pop_retry_topic(topic, group))
             else:
                 log.error(
                     "popped_message_lost topic=%s queue=%d offset=%d", topic, place[2], offset
                 )
             mask |= bit
         else:
-            if batch.pending & ~mask:  # the rest is being acknowledged, or could not be read
+            if batch.pending & ~mask:  # the rest is being acknowledged, or cannot come now
                 self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
         if mask:
             frame.steps.append(("revived", *place, *key, mask))
@@ -344,9 +344,11 @@ class Reviver:
             return
         try:
             self._sends.store(frame.messages, command, ended)
-        except Refused as refused:
-            log.info("revival_refused count=%d: %s", len(frame.messages), refused)
-            settled(refused)
+        except Exception as error:  # nothing is stored: what was held may be acknowledged
+            settled(error)
+            if not isinstance(error, Refused):
+                raise
+            log.info("revival_refused count=%d: %s", len(frame.messages), error)
             return
         self._sends.wake()
 
@@ -360,6 +362,19 @@ class _Frame:
         self.held: list[tuple[Place, BatchKey, int]] = []
         self.size_bytes = 0
         self.dead_count = 0
+
+    def is_full_for(self, message: Outgoing) -> bool:
+        size = self.size_bytes + _size_of(message)
+        return bool(self.messages) and (len(self.messages) >= COUNT_MAX or size > BYTES_MAX)
+
+    def add(self, message: Outgoing, *, is_dead: bool) -> None:
+        self.messages.append(message)
+        self.size_bytes += _size_of(message)
+        self.dead_count += is_dead
+
+
+def _size_of(message: Outgoing) -> int:
+    return len(message.body) + len(message.properties)
 
 
 def again(

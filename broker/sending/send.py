@@ -395,6 +395,12 @@ class SendPath:
         if command:
             group.commands.append(command)
 
+    def check(self, message: Outgoing) -> None:
+        """Raise Refused if `store` would not take this message, however little waits."""
+        size = self._own_record(message)[1]
+        if size > self._rules.record_bytes_max:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
+
     def _own_record(self, message: Outgoing) -> Record:
         name = message.topic
         topic = self._topics.get(name)

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from raftmq.broker.errors import Refused
 from raftmq.broker.popping import revive
 from raftmq.client.admin.bodies import consume_stats
 from raftmq.dledger.wire import POP_VERSION
@@ -112,6 +113,52 @@ async def test_a_message_that_cannot_be_read_keeps_none_from_coming_again_once(o
     assert bodies(again[:3]) == [0, 2, 3]
     assert (bodies(again[3:]), len(failures)) == ([1], 3)
     assert broker.store.queues.end_of("%RETRY%cg_T", 0) == 4
+
+
+@pytest.mark.parametrize("broken", ["again", "check"])
+async def test_a_message_that_cannot_be_stored_keeps_none_from_coming_again(
+    one, monkeypatch, broken
+):
+    """It, too, comes once it can be stored."""
+    group, broker, popper = one
+    await filled(group, broker, 4, 1)
+    place = broker.sends if broken == "check" else revive
+    real, failures = getattr(place, broken), []
+
+    def fails(message, *rest):
+        if message.body == b"1" and len(failures) < 3:
+            failures.append(message)
+            if broken == "check":
+                raise Refused(ResponseCode.MESSAGE_ILLEGAL, "planted")
+            raise ValueError("planted")
+        return real(message, *rest)
+
+    monkeypatch.setattr(revive, "RETRY_MS", 50)
+    monkeypatch.setattr(place, broken, fails)
+    await popper.pop(broker, count=4, invisible_ms=SHORT_MS)
+    again = []
+    while len(again) < 4:
+        again += await popper.pop(broker, poll_ms=30_000)
+    assert (bodies(again[:3]), bodies(again[3:])) == ([0, 2, 3], [1])
+    assert len(failures) == 3
+
+
+async def test_messages_whose_frame_is_not_stored_can_still_be_acknowledged(one, monkeypatch):
+    group, broker, popper = one
+    await filled(group, broker, 2, 1)
+    await group.create_topic(broker, "%RETRY%cg_T", 1)
+    tried = []
+
+    def fails(*frame):
+        tried.append(frame)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(broker.popping.reviver._sends, "store", fails)
+    messages = await popper.pop(broker, invisible_ms=50)
+    await until(lambda: tried)
+    for message in messages:
+        assert await popper.ack(broker, message) == 0
+    assert broker.state.pops.batch_count == 0
 
 
 @pytest.mark.parametrize("value", ["b\x01c", "v" * 32_650, "v" * 32_600])

@@ -97,6 +97,20 @@ def test_a_header_whose_command_is_longer_than_the_payload_is_damage():
         parse_header(frame.data[:3] + b"\xff" + frame.data[4:])
 
 
+def test_what_could_never_be_stored_is_told_beforehand():
+    bench = Bench()
+    bench.sends.check(outgoing())
+    for bad in (
+        outgoing(b""),
+        outgoing(b"x" * (1 << 20)),
+        outgoing(properties=b"A\x01" + b"v" * 32_766),
+    ):
+        with pytest.raises(Refused) as caught:
+            bench.sends.check(bad)
+        assert caught.value.code == ResponseCode.MESSAGE_ILLEGAL
+    assert bench.log.cut(bench.sends) is None
+
+
 def test_who_asked_hears_what_became_of_it():
     bench, ends = Bench(), Ends()
     with pytest.raises(Refused, match="not exist"):

@@ -2,7 +2,8 @@
 
 The recall handle of the send's answer names topic, slot and UNIQ_KEY. A message that recalls it is
 stored in the timer topic, for the same slot, and the request is answered once that is committed:
-from then on the timer message is not delivered, whoever leads. A message whose time is over, or may
+from then on the timer message is not delivered, whoever leads. If the request is refused it is
+delivered, unless another recalls it. A message whose time is over, or may
 be, is not recalled. Whether there is such a message is not checked, as with Apache's broker.
 """
 
@@ -12,7 +13,7 @@ from raftmq.broker.context import Context
 from raftmq.broker.delivery.timers.service import TimerService
 from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
 from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.sending.outcome import Ended
+from raftmq.broker.sending.outcome import Ended, is_unknown
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import packed_address
 from raftmq.broker.service import Service
@@ -57,8 +58,14 @@ class Recalls:
         message = recall_message(handle, group or "recall", now_ms, born_host)
         parked = timed(message, decode_properties(message.properties), timers.timing)
         ended = Ended()
-        sends.store([parked], b"", ended)
-        timers.recalling(slot_ms, Key(topic, handle.unique_key))
+
+        def done(error: Exception | None) -> None:
+            if error is not None and not is_unknown(error):
+                not_stored()
+            ended(error)
+
+        sends.store([parked], b"", done)
+        not_stored = timers.recalling(slot_ms, Key(topic, handle.unique_key))
         sends.wake()
         await ended.stored()
         return RemotingCommand.response_to(request, ext={"msgId": handle.unique_key})

@@ -21,7 +21,9 @@ behind it, so if the delivery is committed, both are.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.broker.context import Context
@@ -85,7 +87,8 @@ class TimerService:
         self._clock_ms = context.clock_ms
         self.wheel = wheel
         self._recalls: dict[int, list[int]] = {}  # slot → offsets of messages that recall others
-        self._recalled: dict[int, set[Key]] = {}  # slot → recalled keys, maybe not in the queue yet
+        # Slot → how often its keys are recalled, maybe by what is not in the queue yet.
+        self._recalled: dict[int, Counter[Key]] = {}
         self._recalled_by: tuple[Sequence[int], set[Key]] = ((), set())  # offsets, keys; one slot
         self._leadership = 0  # its number; late callbacks of an earlier one do nothing
         self._under_way: Progress | None = None
@@ -176,9 +179,12 @@ class TimerService:
                 return int(at)
         return position
 
-    def recalling(self, slot_ms: int, key: Key) -> None:
-        """Note a recalling message that is given to the send path in this turn of the loop."""
-        self._recalled.setdefault(slot_ms, set()).add(key)
+    def recalling(self, slot_ms: int, key: Key) -> Callable[[], None]:
+        """Note a recalling message that is given to the send path in this turn of the loop. Return
+        what to call if it is certainly not stored."""
+        recalled = self._recalled.setdefault(slot_ms, Counter())
+        recalled[key] += 1
+        return partial(recalled.subtract, (key,))
 
     def is_delivered(self, slot_ms: int) -> bool:
         """Return whether messages of this slot may have been delivered already."""
@@ -267,7 +273,7 @@ class TimerService:
         return found, len(waiting)
 
     def _is_recalled(self, queue: ConsumeQueue, slot_ms: int, message: Outgoing) -> bool:
-        offsets, coming = self._recalls.get(slot_ms, ()), self._recalled.get(slot_ms, ())
+        offsets, coming = self._recalls.get(slot_ms, ()), self._recalled.get(slot_ms, Counter())
         if not offsets and not coming:
             return False
         if self._recalled_by[0] != tuple(offsets):
@@ -279,7 +285,7 @@ class TimerService:
                         keys.add(recalled)
             self._recalled_by = tuple(offsets), keys
         key = key_of(message)
-        return key in coming or key in self._recalled_by[1]
+        return coming[key] > 0 or key in self._recalled_by[1]
 
     # ---- stored once more -------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import asyncio
 import orjson
 
 import raftmq.broker.delivery.timers.service
+from raftmq.broker.errors import OutcomeUnknown, busy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.dispatch import TIMER_TOPIC
 from raftmq.store.properties import decode_properties
@@ -15,6 +16,7 @@ from tests.broker.replication.test_refill import start_again
 from tests.waiting import until
 
 KIB = 1 << 10
+UNKNOWN = OutcomeUnknown("planted")
 
 
 async def are_stored(group, broker, keys, *where):
@@ -146,6 +148,36 @@ async def test_one_that_is_recalled_is_not_delivered_whoever_leads(tmp_path):
         answer = await recall(group, second, handles["stays"])
         assert answer.code == ResponseCode.ILLEGAL_OPERATION
         assert "timestamp" in answer.remark
+
+
+async def test_one_whose_recall_was_refused_is_delivered_unless_another_recalls_it(tmp_path):
+    """A recall of unknown outcome may be stored later, so it counts."""
+    async with Group(tmp_path, 1, **PATIENT) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, TOPIC)
+        at = broker.context.wall_ms() + 3_600_000
+        keys = ("refused", "refused-once", "unknown")
+        asked = {"TIMER_DELIVER_MS": at}
+        handles = {k: (await send_timed(group, broker, k, **asked))["recallHandle"] for k in keys}
+        real, outcomes = broker.sends.store, [busy("planted"), busy("planted"), None, UNKNOWN]
+
+        def store(messages, command, done):
+            outcome = outcomes.pop(0)
+            if outcome is None:
+                real(messages, command, done)
+            else:
+                asyncio.get_running_loop().call_soon(done, outcome)
+
+        broker.sends.store = store
+        answers = [
+            await recall(group, broker, handles[key])
+            for key in ("refused", "refused-once", "refused-once", "unknown")
+        ]
+        assert [answer.code == 0 for answer in answers] == [False, False, True, False]
+        broker.sends.store = real
+        broker.timers.timing.wall_ms = lambda: broker.context.wall_ms() + 3_700_000
+        await until(lambda: broker.timers.look().waiting == 0)
+        await until(lambda: are_stored(group, broker, ["refused"]))
 
 
 async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tmp_path):

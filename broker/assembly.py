@@ -14,6 +14,7 @@ from raftmq.broker.application import BrokerApplication
 from raftmq.broker.backup.service import Backups
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.construction import send_rules
+from raftmq.broker.consuming.locks import LockService
 from raftmq.broker.consuming.pull import PullService
 from raftmq.broker.consuming.resets import Resets
 from raftmq.broker.context import Context
@@ -60,6 +61,7 @@ def make_send_path(
     halves: Halves,
     clients: ClientTable,
     wheel: TimerWheel,
+    locks: LockService,
     on_stored: Callable[[float], None],
 ) -> SendPath:
     """Return the send path. `on_stored(seconds)` is called with the time that each group commit
@@ -78,6 +80,7 @@ def make_send_path(
         on_request=clients.requester,
         on_stored=on_stored,
         timers_waiting=lambda: wheel.count,
+        holds_locks=locks.are_held,
         newest_ms=context.store.derived.newest_ms,
         contained=context.contained,
     )

@@ -181,8 +181,9 @@ class Broker:
         append = Timings()
         wheel = TimerWheel()
         self.halves = Halves(config)
+        self.locks = lock_service(context, self.clients)
         self.sends = make_send_path(
-            opened, context, self.halves, self.clients, wheel, append.observe
+            opened, context, self.halves, self.clients, wheel, self.locks, append.observe
         )
         reply = reply_topic(config.broker_cluster_name)
         state.topics.internal[reply.name] = reply
@@ -213,7 +214,6 @@ class Broker:
             self.access,
             self.pulls.holds.release_all,
         )
-        self.locks = lock_service(context, self.clients)
         guard = Guard(lambda: self.roles.takes_commits, lambda: self.roles.leader_address)
         asks = RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
         self.popping = Popping(

@@ -188,6 +188,11 @@ class LockService:
         await self.settle(wanted)
         return RemotingCommand.response_to(request, ext={})
 
+    def are_held(self, group: str) -> bool:
+        """Return whether consumers of the group hold any lock that has not expired."""
+        now_ms = self.clock_ms()
+        return any(not self._is_over(key, now_ms) for key in self._table().keys_of(group))
+
     def leadership_changed(self) -> None:
         """Start afresh: this replica became the ready leader, or is not any more."""
         self._leadership += 1

@@ -9,7 +9,7 @@ again, ORIGIN_MESSAGE_ID the offsetMsgId that it had there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from raftmq.broker.errors import Refused
@@ -87,12 +87,19 @@ def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> Subs
     return group or SubscriptionGroup(name)
 
 
-def redirected(ext: Mapping[str, str], group: SubscriptionGroup) -> Mapping[str, str]:
+def redirected(
+    ext: Mapping[str, str], group: SubscriptionGroup, holds_locks: Callable[[str], bool]
+) -> Mapping[str, str]:
     """Return a send to the group's retry topic as it is stored: itself, or a dead letter if it was
-    retried too often. V2 names; raises HeaderError."""
+    retried too often. V2 names; raises HeaderError.
+
+    A consumer in order retries where it is, and sends what it gives up, when its times are no more
+    than the most: so, if the group holds locks (`holds_locks(group)`), what says the most is a dead
+    letter. Others than consumers do not say it."""
     times = integer_or(ext, "j", 0)
     times_max = integer_or(ext, "l", group.retry_times_max)
-    if times <= times_max:
+    given_up = "l" in ext and holds_locks(group.name)
+    if times <= times_max and not given_up:
         return ext
     properties = decode_properties(ext.get("i") or "")
     properties[DELAY] = "-1"  # Apache's mark of what was given up

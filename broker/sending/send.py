@@ -115,6 +115,7 @@ class SendPath:
         on_request: Callable[[Any, Mapping[str, str]], None] = lambda connection, fields: None,
         on_stored: Callable[[float], None] = lambda seconds: None,
         timers_waiting: Callable[[], int] = lambda: 0,
+        holds_locks: Callable[[str], bool] = lambda group: False,
         newest_ms: int = 0,
         contained: Contained | None = None,
     ) -> None:
@@ -124,7 +125,8 @@ class SendPath:
         `on_half(group, connection)` is called before a half message is stored, and may refuse it;
         `on_request(connection, fields)` for a send that wants a reply; `on_stored(seconds)` for a
         stored group, with the time since its proposal. `timers_waiting()`: how many timer messages
-        wait. `newest_ms`: the latest store time in the log."""
+        wait. `holds_locks(group)`: whether its consumers hold locks of queues. `newest_ms`: the
+        latest store time in the log."""
         self._config = config
         self._contained = contained or Contained()
         self._state = state
@@ -164,6 +166,7 @@ class SendPath:
         self._on_half = on_half
         self._on_request = on_request
         self._on_stored = on_stored
+        self._holds_locks = holds_locks
         # The latest store time in the log. Ours never goes below it, whatever the clock does:
         # looking offsets up by time is a binary search.
         self.stamp_ms = newest_ms
@@ -323,7 +326,7 @@ class SendPath:
         """Return a send to a retry topic as it is stored (broker.sending.retry)."""
         if code in BATCH_CODES:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
-        return redirected(ext, self._retry_group(name))
+        return redirected(ext, self._retry_group(name), self._holds_locks)
 
     def _retry_group(self, topic: str) -> SubscriptionGroup:
         may_be_made = self._config.auto_create_subscription_group

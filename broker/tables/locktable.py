@@ -11,7 +11,7 @@ that renewal can have been. broker.consuming.locks draws the conclusions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -74,6 +74,12 @@ class LockTable:
 
     def keys(self) -> list[Key]:
         return [(t, g, q) for (t, g), queues in self.owners.items() for q in queues]
+
+    def keys_of(self, group: str) -> Iterator[Key]:
+        for (topic, name), queues in self.owners.items():
+            if name == group:
+                for queue_id in queues:
+                    yield topic, group, queue_id
 
     def use_clock(self, clock_ms: Callable[[], int]) -> None:
         """Set this replica's monotonic clock; the known renewals are as old as the log says."""

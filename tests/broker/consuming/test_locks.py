@@ -401,6 +401,20 @@ async def test_what_waits_is_bounded_and_a_cancelled_requester_does_not_end_the_
     assert [request.granted for request in requests[1:]] == [[], []]
 
 
+async def test_a_group_holds_locks_until_they_are_freed_or_over():
+    now = [0]
+    table = LockTable(clock_ms=lambda: now[0])
+    service = service_of(table, clock_ms=lambda: now[0])
+    assert not service.are_held("g")
+    await service.settle(_Request("g", "A", [("T", 0), ("U", 0)]))
+    assert [service.are_held(group) for group in ("g", "other")] == [True, False]
+    await service.settle(_Request("g", "A", [("T", 0)], unlock=True))
+    now[0] = 60_000
+    assert service.are_held("g")
+    now[0] += 1
+    assert not service.are_held("g")
+
+
 async def test_stop_ends_a_round_that_waits():
     table = LockTable()
 

@@ -1,6 +1,7 @@
 """Messages whose consumption failed: given back (36), sent to the retry topic, dead letters."""
 
 import aiohttp
+import orjson
 import pytest
 
 from raftmq.broker.sending.retry import given_back, redirected
@@ -93,20 +94,25 @@ def test_retries_are_spread_and_a_committed_transaction_may_fail_too():
 
 
 @pytest.mark.parametrize(
-    ("times", "told_max", "dead"),
+    ("times", "told_max", "ordered", "dead"),
     [
-        ("0", None, False),
-        ("3", None, False),
-        ("4", None, True),
-        ("4", "4", False),
-        ("5", "4", True),
+        ("0", None, False, False),
+        ("3", None, False, False),
+        ("4", None, False, True),
+        ("4", "4", False, False),
+        ("5", "4", False, True),
+        ("4", "4", True, True),
+        ("0", "4", True, True),
+        ("0", None, True, False),  # sent again by an operator
+        ("4", None, True, True),
     ],
 )
-def test_a_send_to_the_retry_topic_beyond_the_most_is_a_dead_letter(times, told_max, dead):
+def test_a_send_to_the_retry_topic_beyond_the_most_is_a_dead_letter(times, told_max, ordered, dead):
+    """Beyond the most, or from a group that holds locks: one in order sends what it gives up."""
     ext = {"b": "%RETRY%g", "e": "2", "j": times, "i": "DELAY\x013\x02A\x01b\x02"}
     if told_max is not None:
         ext["l"] = told_max
-    found = redirected(ext, SubscriptionGroup("g", retry_times_max=3))
+    found = redirected(ext, SubscriptionGroup("g", retry_times_max=3), lambda group: ordered)
     if dead:
         properties = "DELAY\x01-1\x02A\x01b\x02"
         assert found == ext | {"b": "%DLQ%g", "e": "0", "i": properties}
@@ -197,6 +203,26 @@ async def test_a_message_is_tried_again_until_it_is_a_dead_letter(tmp_path):
             assert answer.code == 0
         await until(lambda: leader.store.queues.end_of("%RETRY%g", 0) == 3)
         assert leader.store.queues.end_of("%DLQ%g", 0) == 2
+
+
+async def test_what_a_consumer_in_order_gives_up_is_a_dead_letter(tmp_path):
+    """Java's 4.x sends it when its times are just the most."""
+    async with Group(tmp_path, 1) as group:
+        leader = await group.leading()
+        await group.create_topic(leader, "T")
+        await group.create_topic(leader, "%RETRY%g", 1)
+        queue = {"topic": "T", "brokerName": "group-a", "queueId": 0}
+        body = orjson.dumps({"consumerGroup": "g", "clientId": "c", "mqSet": [queue]})
+        assert (await group.ask(leader, RequestCode.LOCK_BATCH_MQ, {}, body)).code == 0
+        header = SendHeader(
+            "CLIENT_INNER_PRODUCER", "%RETRY%g", "TBW102", 4, -1, 0, 1, 0,
+            "RETRY_TOPIC\x01T\x02UNIQ_KEY\x01A\x02DELAY\x016\x02",
+        )  # fmt: skip
+        ext = header.to_ext(310) | {"j": "3", "l": "3"}
+        assert (await group.ask(leader, RequestCode.SEND_MESSAGE_V2, ext, b"given up")).code == 0
+        dead = await one(group, leader, "%DLQ%g")
+        assert (dead.body, dead.reconsume_times) == (b"given up", 3)
+        assert leader.store.queues.end_of(SCHEDULE_TOPIC, 5) == 0
 
 
 async def test_what_cannot_be_given_back(tmp_path):

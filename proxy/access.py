@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from raftmq.proxy.caller import access_key_of, is_signed_by
 from raftmq.proxy.protocol.messaging_pb2 import Code
 from raftmq.proxy.refusals import Refusal
-from raftmq.remoting.acl import Account, AclError, broker_needs
+from raftmq.remoting.acl import Account, AclError, Gate, broker_needs
+from raftmq.remoting.acl.accounts import Permission
 from raftmq.remoting.acl.gate import permit
+from raftmq.remoting.acl.needs import topic_need
 from raftmq.remoting.aclfile import AccountFile
 from raftmq.remoting.command import RemotingCommand
 
@@ -26,6 +28,7 @@ class Access:
         self.enabled = enabled
         self.refused_count = 0
         self._file = AccountFile(path)
+        self._gate = Gate(lambda: self._file.accounts, broker_needs)
 
     def prepare(self) -> None:
         """Read the accounts. Blocking. Raises AclError."""
@@ -37,23 +40,24 @@ class Access:
         if self.enabled:
             self._file.read_if_changed()
 
-    def account_of(self, metadata: Mapping[str, str], host: str) -> Account | None:
-        """Return a caller's account; None if it may do everything. Raises Refusal."""
+    def account_of(self, metadata: Mapping[str, str], host: str) -> tuple[str, Account | None]:
+        """Return a caller's access key, "" if it comes from where none is needed, and the account
+        that binds it; None if it may do everything. Raises Refusal."""
         if not self.enabled:
-            return None
+            return "", None
         accounts = self._file.accounts
         if accounts.trusts(host):
-            return None
+            return "", None
         key, signature = access_key_of(metadata)
         account = accounts.by_key.get(key)
         if account is None:
             raise self._refused(Code.UNAUTHORIZED, f"no account {key[:256]!r}")
         if account.white_remote_address and account.trusted.matches(host):
-            return None
+            return key, None
         date_time = metadata.get("x-mq-date-time", "")
         if not date_time or not is_signed_by(account.secret_key, date_time, signature):
             raise self._refused(Code.UNAUTHORIZED, f"the signature of {key} is wrong")
-        return None if account.is_unbound else account
+        return key, None if account.is_unbound else account
 
     def permit(self, account: Account | None, command: RemotingCommand) -> None:
         """Raise Refusal if the account lacks what a request to a broker needs."""
@@ -63,6 +67,12 @@ class Access:
             permit(account, command.code, broker_needs(command))
         except AclError as error:
             raise self._refused(Code.FORBIDDEN, str(error)) from error
+
+    def may_send(self, access_key: str, host: str, topic: str) -> bool:
+        """Return whether an earlier caller may send to the topic, by the accounts of now."""
+        if not self.enabled:
+            return True
+        return self._gate.permits(f"{host}:0", access_key, [topic_need(topic, Permission.PUB)])
 
     def _refused(self, code: Code, message: str) -> Refusal:
         self.refused_count += 1

@@ -126,6 +126,12 @@ class Brokers:
 
     # ---- requests
 
+    def permit(
+        self, caller: Caller, code: RequestCode, ext: Mapping[str, str], body: bytes = b""
+    ) -> None:
+        """Raise Refusal unless the caller has the rights that a request needs."""
+        self._access.permit(caller.account, RemotingCommand.request(code, dict(ext), body))
+
     async def ask(
         self,
         caller: Caller,
@@ -139,7 +145,7 @@ class Brokers:
     ) -> RemotingCommand:
         """Return the leader's answer, whatever its code, if it has one in time; `wait_ms`: how
         long it may wait before it answers. Raises Refusal."""
-        self._access.permit(caller.account, RemotingCommand.request(code, dict(ext), body))
+        self.permit(caller, code, ext, body)
         loop = asyncio.get_running_loop()
         end_s = caller.deadline_s - MARGIN_S
 
@@ -188,13 +194,13 @@ class Brokers:
     async def message_type(self, caller: Caller, topic: str) -> str:
         """Return the kind of messages that a topic is for (remoting.topicattributes). Raises
         Refusal."""
+        code, ext = RequestCode.GET_TOPIC_CONFIG, {"topic": topic}
+        self.permit(caller, code, ext)
         now_s = asyncio.get_running_loop().time()
         known = self._types.fresh(topic, now_s)
         if known is not None:
             return known
-        bean = await self._bean(
-            caller, topic, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}, self._types.any(topic)
-        )
+        bean = await self._bean(caller, topic, code, ext, self._types.any(topic))
         if bean is None:
             return self._types.any(topic) or NORMAL
         attributes = bean.get("attributes")
@@ -205,11 +211,12 @@ class Brokers:
 
     async def group_settings(self, caller: Caller, topic: str, group: str) -> GroupSettings:
         """Return a group's settings, by a broker that has the topic. Raises Refusal."""
+        code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group}
+        self.permit(caller, code, ext)
         now_s = asyncio.get_running_loop().time()
         known = self._groups.fresh(group, now_s)
         if known is not None:
             return known
-        code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group}
         bean = await self._bean(caller, topic, code, ext, self._groups.any(group))
         if bean is None:
             return self._groups.any(group) or GroupSettings()

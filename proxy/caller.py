@@ -40,14 +40,16 @@ _LANGUAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One call's client. `deadline_s` is the loop's time by which it wants its answer; `account`
-    is None if it may do everything."""
+    """One call's client. `deadline_s` is the loop's time by which it wants its answer;
+    `access_key` is "" if it comes from where none is needed; `account` is None if it may do
+    everything."""
 
     client_id: str
     namespace: str
     language: LanguageCode
     host: str
     deadline_s: float
+    access_key: str = ""
     account: Account | None = None
 
     @property

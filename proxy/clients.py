@@ -65,8 +65,10 @@ class Client:
 
     __slots__ = (
         "_subscribed_bytes",
+        "access_key",
         "client_id",
         "group",
+        "host",
         "kept",
         "kind",
         "line",
@@ -81,6 +83,8 @@ class Client:
     def __init__(self, client_id: str, owner: str, now_s: float, kept: Share) -> None:
         self.client_id = client_id
         self.owner = owner  # the account that it came with; no other one speaks for it
+        self.access_key = ""  # with which it opened its line, and from where
+        self.host = ""
         self.kept = kept
         self.kind = ClientType.CLIENT_TYPE_UNSPECIFIED
         self.group = ""
@@ -202,12 +206,14 @@ class Clients:
     def line_count(self) -> int:
         return sum(client.line is not None for client in self._known.values())
 
-    def producer_of(self, topic: str) -> Client | None:
-        """Return a producer of the topic with an open line, another one each time."""
+    def producer_of(self, topic: str, may: Callable[[Client], bool]) -> Client | None:
+        """Return a producer of the topic with an open line, another one each time, that may be
+        asked."""
         found = [
             client
             for client in self._known.values()
             if client.is_producer and client.line is not None and topic in client.topics
+            and may(client)
         ]
         if not found:
             return None

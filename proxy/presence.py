@@ -79,6 +79,7 @@ class Presence:
         group = "" if is_producer else group_of(told.subscription.group)
         client = self._clients.seen(caller.client_id, caller.owner)
         client.namespace = caller.namespace
+        client.access_key, client.host = caller.access_key, caller.host
         for topic in topics or subscriptions:
             client.uses(topic)
         answer = Settings()

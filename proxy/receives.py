@@ -105,6 +105,8 @@ class Receives:
         """Pop, and write what was found; return how many messages. Raises Refusal if nothing was
         written yet."""
         topic, group = topic_of(request.message_queue.topic), group_of(request.group)
+        wanted = {"topic": topic, "consumerGroup": group}
+        self._brokers.permit(caller, RequestCode.POP_MESSAGE, wanted)
         if self.held_bytes >= self._config.answer_bytes_max:
             raise Refusal(Code.TOO_MANY_REQUESTS, "too many messages are on their way to clients")
         self._clients.used(caller.client_id, caller.owner, topic)

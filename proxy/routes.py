@@ -8,6 +8,8 @@ assigned, to every consumer: whoever comes first has a queue until its messages 
 
 from __future__ import annotations
 
+import orjson
+
 from raftmq.client.route import LEADER_ID, PERM_READ, PERM_WRITE, QueueData
 from raftmq.proxy.brokers import Brokers
 from raftmq.proxy.caller import Caller
@@ -29,6 +31,7 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     Resource,
 )
 from raftmq.proxy.refusals import Refusal, status_of
+from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.topicattributes import MIXED
 
 ALL_QUEUES = -1
@@ -70,6 +73,8 @@ class Routes:
         """Return what a push consumer receives from. Raises Refusal."""
         topic, group = topic_of(request.topic), group_of(request.group)
         check_endpoints(request.endpoints)
+        asked = {"topic": topic, "consumerGroup": group}
+        self._brokers.permit(caller, RequestCode.QUERY_ASSIGNMENT, {}, orjson.dumps(asked))
         route = await self._brokers.route(caller, topic)
         settings = await self._brokers.group_settings(caller, topic, group)
         self._clients.used(caller.client_id, caller.owner, topic)

@@ -79,7 +79,7 @@ class ProxyServer:
             line_bytes_max=LINE_MESSAGES * config.message_size_max,
         )
         brokers, tasks = self._brokers, self._tasks
-        transactions = self._transactions = Transactions(brokers, clients)
+        transactions = self._transactions = Transactions(brokers, clients, self._access)
         await self._instance.start(
             handlers={
                 RequestCode.CHECK_TRANSACTION_STATE: transactions.asked,

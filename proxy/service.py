@@ -151,7 +151,7 @@ class Service:
             language_of(metadata),
             host,
             asyncio.get_running_loop().time() + limit_s,
-            self._access.account_of(metadata, host),
+            *self._access.account_of(metadata, host),
         )
 
     def _answered(self, name: str, act: Act, answer: Any) -> Any:

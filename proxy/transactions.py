@@ -2,16 +2,18 @@
 
 A transaction's id says where its half message is, so any proxy can end it. A broker asks one of the
 producers of the topic, each of which it knows over the connection of some proxy (39); the proxy
-passes the question on over the line of one of its own clients that send to the topic.
+passes the question on over the line of one of its own clients that send to the topic and have the
+right to: what brokers check for their own connections, they cannot check for a proxy's clients.
 """
 
 from __future__ import annotations
 
 import logging
 
+from raftmq.proxy.access import Access
 from raftmq.proxy.brokers import Brokers
 from raftmq.proxy.caller import Caller
-from raftmq.proxy.clients import Clients
+from raftmq.proxy.clients import Client, Clients
 from raftmq.proxy.contents import inbound
 from raftmq.proxy.lengths import id_of
 from raftmq.proxy.places import TransactionId, topic_of
@@ -45,9 +47,10 @@ _DECISIONS = {
 class Transactions:
     """The handlers; one per proxy."""
 
-    def __init__(self, brokers: Brokers, clients: Clients) -> None:
+    def __init__(self, brokers: Brokers, clients: Clients, access: Access) -> None:
         self._brokers = brokers
         self._clients = clients
+        self._access = access
         self.asked_count = 0  # questions passed on to clients
         self.unasked_count = 0  # that no client was there for
 
@@ -84,7 +87,11 @@ class Transactions:
             return
         properties = decode_properties(record.properties)
         topic = properties.get("PGROUP") or record.topic
-        client = self._clients.producer_of(topic)
+
+        def may(client: Client) -> bool:
+            return self._access.may_send(client.access_key, client.host, record.topic)
+
+        client = self._clients.producer_of(topic, may)
         broker_name = self._brokers.broker_at(topic, connection.address)
         if client is None or client.line is None or broker_name is None:
             self.unasked_count += 1

@@ -265,8 +265,10 @@ def test_producers_of_a_topic_are_asked_in_turn():
         client.kind = pb.ClientType.PRODUCER
         client.line = clients.new_line() if name != "c" else None
         client.uses("T")
-    asked = {clients.producer_of("T").client_id for _ in range(4)}
-    assert asked == {"a", "b"} and clients.producer_of("U") is None
+    asked = {clients.producer_of("T", lambda _: True).client_id for _ in range(4)}
+    assert asked == {"a", "b"} and clients.producer_of("U", lambda _: True) is None
+    assert clients.producer_of("T", lambda client: client.client_id == "b").client_id == "b"
+    assert clients.producer_of("T", lambda _: False) is None
 
 
 async def test_a_line_that_is_not_read_is_full_at_last():

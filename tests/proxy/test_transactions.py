@@ -1,10 +1,14 @@
 """Transactions: ended through any proxy, and asked about over Telemetry."""
 
+from pathlib import Path
+
 import pytest
 
 from raftmq.proxy.places import TransactionId
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from tests.proxy.test_server import ACCOUNTS, INNER, OTHER, OWN, signed
 from tests.proxy.world import Caller, World, producer
+from tests.waiting import until
 
 COMMIT = pb.TransactionResolution.COMMIT
 ROLLBACK = pb.TransactionResolution.ROLLBACK
@@ -22,6 +26,16 @@ async def world(tmp_path):
 async def caller(world):
     async with Caller(world.proxies[0]) as caller:
         yield caller
+
+
+def with_accounts(tmp_path):
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACCOUNTS)
+    return {
+        "acl_enable": True,
+        "acl_file": str(path),
+        "inner_client_authentication_credentials": INNER,
+    }
 
 
 async def half(caller, body):
@@ -94,3 +108,49 @@ async def test_a_forged_transaction_id_ends_nothing(world, caller):
     assert await end(caller, sent, COMMIT, behind) != pb.Code.OK
     assert await end(caller, sent, COMMIT, "x") == pb.Code.INVALID_TRANSACTION_ID
     assert (await caller.receive("X")).code == pb.Code.MESSAGE_NOT_FOUND
+
+
+async def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions(tmp_path):
+    accounts = with_accounts(tmp_path)
+    settings = {"transactionTimeOut": 300, "transactionCheckInterval": 300}
+    async with World(tmp_path / "b", proxy=accounts, **settings) as world:
+        await world.topic("X", kind="TRANSACTION")
+        (proxy,) = world.proxies
+        async with (
+            Caller(proxy, client_id="spy", metadata=signed("user-key", "user-secret")) as spy,
+            Caller(proxy, client_id="o", metadata=signed("other-key", "other-secret")) as other,
+        ):
+            await spy.telemetry(producer("X"))
+            await half(other, b"secret")
+            await until(lambda: proxy.figures().unasked)
+            assert proxy.figures().asked == 0
+            stream, _ = await other.telemetry(producer("X"))
+            command = (await stream.read()).recover_orphaned_transaction_command
+            assert command.message.body == b"secret"
+            # By the accounts of now, not by those of the time when the stream was opened.
+            Path(accounts["acl_file"]).write_text(ACCOUNTS.replace("PUB|SUB", "SUB"))
+            proxy._access.look_at_file()
+            asked, unasked = proxy.figures().asked, proxy.figures().unasked
+            await until(lambda: proxy.figures().unasked > unasked)
+            assert proxy.figures().asked == asked
+
+
+async def test_a_topic_that_a_client_has_no_right_to_is_not_taken_as_one_it_uses(tmp_path):
+    accounts = with_accounts(tmp_path)
+    async with World(tmp_path / "b", proxy=accounts) as world:
+        await world.topic("X")
+        (proxy,) = world.proxies
+        async with (
+            Caller(proxy, client_id="u", metadata=signed("user-key", "user-secret")) as user,
+            Caller(proxy, client_id="o", metadata=signed("other-key", "other-secret")) as other,
+        ):
+            asked = {"topic": {"name": "X"}, "endpoints": other.endpoints}
+            await other.ok("QueryRoute", **asked)  # so that the proxy knows the answer
+            await other.ok("QueryAssignment", group=OTHER, **asked)
+            for group in (OWN, OTHER):
+                assert (await user.receive("X", group.name)).code == pb.Code.FORBIDDEN
+                answer = await user.call("QueryAssignment", group=group, **asked)
+                assert answer.status.code == pb.Code.FORBIDDEN
+            assert (await user.call("QueryRoute", **asked)).status.code == pb.Code.FORBIDDEN
+        assert proxy._clients.find("u") is None
+        assert "X" in proxy._clients.find("o").topics

@@ -3,6 +3,8 @@ brokers store. Pure.
 
 A body that its producer compressed stays as it is if clients can inflate it (zlib, which their
 protocol calls GZIP); others are inflated here. The digest is that of the body as it is told.
+Numbers of a stored message that the protocol cannot hold are told as the nearest that it can: its
+producer wrote what it liked, and the messages beside it must not suffer for that.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ PROPERTIES_MAX = 128  # of users, of one message
 PROPERTIES_CHARS_MAX = 16_384
 PROPERTIES_BYTES_MAX = 32_767  # as records have it
 MESSAGE_GROUP_CHARS_MAX = 64
+INT32_MAX = 0x7FFF_FFFF
+TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999  # a Timestamp: years 1 to 9999
 BORN_HOST, BORN_TIME = "__BORNHOST", "BORN_TIMESTAMP"
 TRACE_CONTEXT = "TRACE_CONTEXT"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
@@ -197,20 +201,20 @@ def inbound(
     system.body_digest.CopyFrom(Digest(type=DigestType.MD5, checksum=digest))
     system.body_encoding = encoding
     system.message_type = _TYPES[type_of(properties)]
-    system.born_timestamp.FromMilliseconds(record.born_timestamp_ms)
+    system.born_timestamp.FromMilliseconds(_time_ms(record.born_timestamp_ms))
     system.born_host = properties.get(BORN_HOST) or _text_of(record.born_host)
-    system.store_timestamp.FromMilliseconds(record.store_timestamp_ms)
+    system.store_timestamp.FromMilliseconds(_time_ms(record.store_timestamp_ms))
     system.store_host = _text_of(record.store_host)
     system.queue_id = record.queue_id
     system.queue_offset = record.queue_offset
-    system.delivery_attempt = times + 1
+    system.delivery_attempt = min(times + 1, INT32_MAX)
     if tag := properties.get("TAGS"):
         system.tag = tag
     system.keys.extend(properties.get("KEYS", "").split())
     if group := properties.get(SHARDING_KEY):
         system.message_group = group
     if (priority := properties.get(PRIORITY, "")).isdecimal():
-        system.priority = min(int(priority), 0x7FFFFFFF)
+        system.priority = min(int(priority), INT32_MAX) if len(priority) < 11 else INT32_MAX
     if trace := properties.get(TRACE_CONTEXT):
         system.trace_context = trace
     deliver = properties.get(DELIVER_TIME) or properties.get("TIMER_OUT_MS") or ""
@@ -225,6 +229,10 @@ def inbound(
         system.receipt_handle = receipt.encode()
         system.invisible_duration.FromMilliseconds(invisible_ms)
     return message
+
+
+def _time_ms(ms: int) -> int:
+    return min(max(ms, TIME_MS_MIN), TIME_MS_MAX)
 
 
 def _told_body(record: MessageRecord) -> tuple[bytes, Encoding]:

@@ -123,8 +123,7 @@ class Receives:
             tell.remove(one)
         if not tell:
             raise Refusal(Code.MESSAGE_NOT_FOUND, "no new message")
-        await self._tell(caller, topic, group, tell, write)
-        return len(tell)
+        return await self._tell(caller, topic, group, tell, write)
 
     def _header(
         self,
@@ -225,24 +224,28 @@ class Receives:
 
     async def _tell(
         self, caller: Caller, topic: str, group: str, found: list[Popped], write: Write
-    ) -> None:
-        """Write the messages. What was not written, because the client has gone, is given back."""
+    ) -> int:
+        """Write the messages; return how many. What was not written, because the client has gone,
+        is given back; but not what cannot be told at all, for that would come again at once."""
         size = sum(len(one.record.body) for one in found)
         self.held_bytes += size
-        written = 0
+        passed = written = 0
         try:
             await write(ReceiveMessageResponse(status=status_of(Code.OK)))
             for one in found:
-                message = told(one, topic, caller.namespace)
-                await write(ReceiveMessageResponse(message=message))
-                written += 1
+                message = _told_if_possible(one, topic, caller.namespace)
+                if message is not None:
+                    await write(ReceiveMessageResponse(message=message))
+                    written += 1
+                passed += 1
             last = ReceiveMessageResponse()
             last.delivery_timestamp.GetCurrentTime()
             await write(last)
         finally:
             self.held_bytes -= size
-            if written < len(found):
-                self._give_back(caller, topic, group, found[written:])
+            if passed < len(found):
+                self._give_back(caller, topic, group, found[passed:])
+        return written
 
     # ---- what could not be told
 
@@ -448,6 +451,14 @@ def told(one: Popped, topic: str, namespace: str) -> Message:
         times=one.times,
         invisible_ms=one.invisible_ms,
     )
+
+
+def _told_if_possible(one: Popped, topic: str, namespace: str) -> Message | None:
+    try:
+        return told(one, topic, namespace)
+    except Exception as error:  # whatever is stored there, the messages behind it are told
+        log.info("not_told topic=%s position=%d: %r", topic, one.receipt.position, error)
+        return None
 
 
 def _times(text: str) -> dict[str, int]:

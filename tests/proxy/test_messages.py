@@ -8,7 +8,11 @@ import zlib
 import grpc
 import pytest
 
+from raftmq.proxy import receives
+from raftmq.proxy.contents import TIME_MS_MAX
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.headers import SendHeader
 from tests.proxy.world import Caller, World, consumer, message
 from tests.waiting import until
 
@@ -47,6 +51,42 @@ async def test_a_message_is_received_as_it_was_sent(world, caller):
     assert broker.state.pops.in_flight("T", "cg") == 0
     nothing = await caller.receive("T")
     assert nothing.code == pb.Code.MESSAGE_NOT_FOUND
+
+
+async def test_a_message_whose_producer_counts_in_microseconds_is_told_with_its_neighbours(
+    world, caller
+):
+    await world.topic("T", queues=1)
+    broker = await world.group.leading()
+    for number, born in enumerate((time.time_ns() // 1000, 1, (1 << 63) - 1, 1)):
+        header = SendHeader("pg", "T", "TBW102", 4, 0, 0, born, 0, f"UNIQ_KEY\x01k{number}\x02")
+        ext = header.to_ext(RequestCode.SEND_MESSAGE_V2)
+        sent = await world.group.ask(broker, RequestCode.SEND_MESSAGE_V2, ext, b"%d" % number)
+        assert sent.code == 0, sent
+    found = await caller.receive("T")
+    assert [one.body for one in found] == [b"0", b"1", b"2", b"3"]
+    assert found[0].system_properties.born_timestamp.ToMilliseconds() == TIME_MS_MAX
+
+
+async def test_a_message_that_cannot_be_told_takes_no_other_along(world, caller, monkeypatch):
+    await world.topic("T", queues=1)
+    bodies = [b"bad", b"1", b"worse", b"2", b"bad"]
+    for body in bodies:
+        await caller.send("T", body)
+    tell = receives.inbound
+
+    def broken(record, *rest, **more):
+        if not record.body.isdigit():
+            raise ValueError("no such message")
+        return tell(record, *rest, **more)
+
+    monkeypatch.setattr(receives, "inbound", broken)
+    assert [one.body for one in await caller.receive("T")] == [b"1", b"2"]
+    (proxy,) = world.proxies
+    broker = await world.group.leading()
+    assert proxy.figures().given_back == 0  # else it would come again at once, and be given up
+    assert broker.state.pops.in_flight("T", "cg") == len(bodies)
+    assert (await caller.receive("T")).code == pb.Code.MESSAGE_NOT_FOUND
 
 
 async def test_a_compressed_body_is_told_as_such(world, caller):

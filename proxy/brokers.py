@@ -3,7 +3,8 @@ groups.
 
 A request goes to the leader of its broker group, wherever that has moved, for as long as the
 caller has time. An unanswered one is sent again: so only those that may be repeated go this way,
-and sends do not (`sends`).
+and sends do not (`sends`). What any broker group of a topic can say is asked of all of them if the
+first is silent: one that hangs, or has no leader, holds up nobody who consumes from the others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.instance import ClientInstance
@@ -21,6 +22,7 @@ from raftmq.proxy.access import Access
 from raftmq.proxy.caller import Caller
 from raftmq.proxy.protocol.messaging_pb2 import Code
 from raftmq.proxy.refusals import Refusal, refusal_of, refused_by
+from raftmq.proxy.remembered import Remembered, Spawn
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
@@ -32,9 +34,8 @@ from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
 ATTEMPT_MS = 1_000
 TELL_MS = 3_000
 MARGIN_S = 0.1  # of the caller's time, for the way back
-KNOWN_S = 5.0  # so long what a broker said of a topic or a group is believed
-KNOWN_MAX = 10_000
-T = TypeVar("T")
+PATIENCE_S = 0.25  # with one broker group, before the topic's others are asked, too
+ABSENT_S = 1.0  # likewise with the silent ones, once another knows of no such thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +46,14 @@ class GroupSettings:
     retry_times_max: int = 16
 
 
-class Remembered(Generic[T]):
-    """What brokers said, by name, for a while. An old one serves when nobody can be asked."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[float, T]] = {}
-
-    def fresh(self, name: str, now_s: float) -> T | None:
-        found = self._known.get(name)
-        return found[1] if found is not None and found[0] > now_s else None
-
-    def any(self, name: str) -> T | None:
-        found = self._known.get(name)
-        return None if found is None else found[1]
-
-    def put(self, name: str, value: T, now_s: float) -> None:
-        self._known.pop(name, None)
-        if len(self._known) >= KNOWN_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[name] = (now_s + KNOWN_S, value)
-
-
 class Brokers:
     """Asks name servers and brokers for callers."""
 
-    def __init__(self, instance: ClientInstance, access: Access) -> None:
+    def __init__(self, instance: ClientInstance, access: Access, spawn: Spawn) -> None:
         self._instance = instance
         self._access = access
-        self._types: Remembered[str] = Remembered()
-        self._groups: Remembered[GroupSettings] = Remembered()
+        self._types = Remembered(spawn, NORMAL)
+        self._groups = Remembered(spawn, GroupSettings())
 
     # ---- routes
 
@@ -196,67 +176,98 @@ class Brokers:
         Refusal."""
         code, ext = RequestCode.GET_TOPIC_CONFIG, {"topic": topic}
         self.permit(caller, code, ext)
-        now_s = asyncio.get_running_loop().time()
-        known = self._types.fresh(topic, now_s)
-        if known is not None:
-            return known
-        bean = await self._bean(caller, topic, code, ext, self._types.any(topic))
-        if bean is None:
-            return self._types.any(topic) or NORMAL
-        attributes = bean.get("attributes")
-        found = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
-        kind = str(found or NORMAL)
-        self._types.put(topic, kind, now_s)
-        return kind
 
-    async def group_settings(self, caller: Caller, topic: str, group: str) -> GroupSettings:
-        """Return a group's settings, by a broker that has the topic. Raises Refusal."""
+        async def ask(caller: Caller) -> str | None:
+            bean = await self._bean(caller, topic, "", code, ext)
+            return None if bean is None else _type_of(bean)
+
+        return await self._types.get(topic, caller, ask)
+
+    async def group_settings(
+        self, caller: Caller, topic: str, group: str, broker_name: str = ""
+    ) -> GroupSettings:
+        """Return a group's settings, by a broker that has the topic; `broker_name`: the one to ask
+        first. Raises Refusal."""
         code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group}
         self.permit(caller, code, ext)
-        now_s = asyncio.get_running_loop().time()
-        known = self._groups.fresh(group, now_s)
-        if known is not None:
-            return known
-        bean = await self._bean(caller, topic, code, ext, self._groups.any(group))
-        if bean is None:
-            return self._groups.any(group) or GroupSettings()
-        try:
-            times_max = int(bean.get("retryMaxTimes", 16))
-        except (TypeError, ValueError):
-            times_max = 16
-        found = GroupSettings(bean.get("consumeMessageOrderly") is True, max(0, times_max))
-        self._groups.put(group, found, now_s)
-        return found
+
+        async def ask(caller: Caller) -> GroupSettings | None:
+            bean = await self._bean(caller, topic, broker_name, code, ext)
+            return None if bean is None else _settings_of(bean)
+
+        return await self._groups.get(group, caller, ask)
 
     async def _bean(
-        self,
-        caller: Caller,
-        topic: str,
-        code: RequestCode,
-        ext: Mapping[str, str],
-        before: object,
+        self, caller: Caller, topic: str, first: str, code: RequestCode, ext: Mapping[str, str]
     ) -> dict[str, Any] | None:
-        """Return what the first broker of the topic that answers says. None: there is no such
-        thing, or nobody answers and it was known `before`. Raises Refusal."""
+        """Return what the first broker group of the topic says that knows something: `first` is
+        asked before the others. None: those that answer know of no such thing. Raises Refusal if
+        none answers."""
         route = await self.route(caller, topic)
+        names = sorted((one.broker_name for one in route.brokers), key=lambda name: name != first)
+        loop = asyncio.get_running_loop()
+        asked: list[asyncio.Task[dict[str, Any] | None]] = []
+        open_asks: set[asyncio.Task[dict[str, Any] | None]] = set()
         refusal: Refusal | None = None
-        for broker in route.brokers:
-            try:
-                response = await self.ask(caller, broker.broker_name, code, ext)
-            except Refusal as error:
-                refusal = error
-                continue
-            if response.code == ResponseCode.SUCCESS:
-                try:
-                    return loads_object(response.body)
-                except RemotingError as error:
-                    raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
-            if response.code not in (
-                ResponseCode.TOPIC_NOT_EXIST,
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                ResponseCode.SYSTEM_ERROR,
-            ):
-                refusal = refused_by(response)
-        if refusal is not None and before is None:
+        absent = False
+        try:
+            for some, patience_s in ((names[:1], PATIENCE_S), (names[1:], None)):
+                fresh = [loop.create_task(self._bean_of(caller, name, code, ext)) for name in some]
+                asked += fresh
+                open_asks.update(fresh)
+                while open_asks:
+                    done, open_asks = await asyncio.wait(
+                        open_asks,
+                        timeout=patience_s or (ABSENT_S if absent else None),
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    if not done:
+                        break
+                    for task in done:
+                        try:
+                            bean = task.result()
+                        except Refusal as error:
+                            refusal = refusal or error
+                            continue
+                        if bean is not None:
+                            return bean
+                        absent = True
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        if refusal is not None and not absent:
             raise refusal
         return None
+
+    async def _bean_of(
+        self, caller: Caller, broker_name: str, code: RequestCode, ext: Mapping[str, str]
+    ) -> dict[str, Any] | None:
+        """Return what one broker group says; None if it knows of no such thing. Raises Refusal."""
+        response = await self.ask(caller, broker_name, code, ext)
+        if response.code == ResponseCode.SUCCESS:
+            try:
+                return loads_object(response.body)
+            except RemotingError as error:
+                raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+        if response.code in (
+            ResponseCode.TOPIC_NOT_EXIST,
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            ResponseCode.SYSTEM_ERROR,
+        ):
+            return None
+        raise refused_by(response)
+
+
+def _type_of(bean: Mapping[str, Any]) -> str:
+    attributes = bean.get("attributes")
+    found = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
+    return str(found or NORMAL)
+
+
+def _settings_of(bean: Mapping[str, Any]) -> GroupSettings:
+    try:
+        times_max = int(bean.get("retryMaxTimes", 16))
+    except (TypeError, ValueError):
+        times_max = 16
+    return GroupSettings(bean.get("consumeMessageOrderly") is True, max(0, times_max))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     ReceiveMessageResponse,
 )
 from raftmq.proxy.refusals import Refusal, refused_by, status_of
+from raftmq.proxy.remembered import Spawn
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
@@ -68,7 +69,6 @@ ANSWER_MS = 200  # of a receive's time, for a broker's answer when it has waited
 EVERYTHING = "*"
 
 Write = Callable[[ReceiveMessageResponse], Awaitable[None]]
-Spawn = Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
 
 
 class Popped(NamedTuple):
@@ -110,9 +110,10 @@ class Receives:
         if self.held_bytes >= self._config.answer_bytes_max:
             raise Refusal(Code.TOO_MANY_REQUESTS, "too many messages are on their way to clients")
         self._clients.used(caller.client_id, caller.owner, topic)
-        settings = await self._brokers.group_settings(caller, topic, group)
+        named = request.message_queue.broker.name
+        settings = await self._brokers.group_settings(caller, topic, group, named)
         header = self._header(caller, request, topic, group, orderly=settings.orderly)
-        broker_name = await self._broker(caller, topic, request.message_queue.broker.name)
+        broker_name = await self._broker(caller, topic, named)
         found = await self._popped(caller, broker_name, header)
         tell, filtered = _divided(found, request.filter_expression)
         for one in filtered:

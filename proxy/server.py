@@ -49,8 +49,8 @@ class ProxyServer:
         self._instance = ClientInstance(config.namesrv, _instance_config(config))
         self._tls = ProcessTls(config)
         self._access = Access(enabled=config.acl_enable, path=config.acl_file)
-        self._brokers = Brokers(self._instance, self._access)
         self._tasks = Tasks()
+        self._brokers = Brokers(self._instance, self._access, self._tasks.spawn)
         self._transactions: Transactions | None = None
         self._clients: Clients | None = None
         self._sends: Sends | None = None

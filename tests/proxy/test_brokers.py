@@ -1,0 +1,116 @@
+"""What brokers know, asked of the groups of a topic; some of them are silent."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from raftmq.client.errors import BrokerUnreachable
+from raftmq.client.route import BrokerData, TopicRouteData
+from raftmq.proxy import brokers as module
+from raftmq.proxy.access import Access
+from raftmq.proxy.brokers import Brokers, GroupSettings
+from raftmq.proxy.caller import Caller
+from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.refusals import Refusal
+from raftmq.proxy.tasks import Tasks
+from raftmq.remoting.codes import LanguageCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+
+ORDERLY = GroupSettings(orderly=True)
+
+
+class Instance:
+    """Broker groups with what each does when it is asked: a body, a code, or None for silence."""
+
+    def __init__(self, **groups):
+        self.groups = groups
+        self.asked = []
+        self.open = 0
+        found = tuple(BrokerData("c", name, {0: "127.0.0.1:1"}) for name in groups)
+        route = TopicRouteData((), found)
+        self.directory = SimpleNamespace(route_if_known=lambda _: route)
+
+    async def ask_leader_once(self, name, command, timeout_ms):
+        self.asked.append(name)
+        does = self.groups[name]
+        self.open += 1
+        try:
+            if does is None:
+                await asyncio.sleep(timeout_ms / 1000)
+                raise BrokerUnreachable(f"{name}: no answer")
+        finally:
+            self.open -= 1
+        if isinstance(does, bytes):
+            return RemotingCommand.response_to(command, ResponseCode.SUCCESS, body=does)
+        return RemotingCommand.response_to(command, does)
+
+
+@pytest.fixture
+async def tasks():
+    tasks = Tasks()
+    yield tasks
+    await tasks.stop()
+
+
+def caller(limit_s=5.0):
+    end_s = asyncio.get_running_loop().time() + limit_s
+    return Caller("c1", "", LanguageCode.PYTHON, "127.0.0.1", end_s)
+
+
+async def timed(work):
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    return await work, loop.time() - began_s
+
+
+YES, ABSENT = b'{"consumeMessageOrderly":true}', ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+@pytest.mark.parametrize(
+    "groups, limit_s, expected",
+    [
+        ({"a": YES, "b": None}, 0.2, ORDERLY),
+        ({"a": None, "b": YES}, 0.8, ORDERLY),
+        ({"a": None, "b": None, "c": YES}, 0.8, ORDERLY),
+        ({"a": ResponseCode.FLOW_CONTROL, "b": YES}, 0.2, ORDERLY),
+        ({"a": ABSENT, "b": YES}, 0.2, ORDERLY),
+        ({"a": ABSENT, "b": ABSENT}, 0.2, GroupSettings()),
+        ({"a": ABSENT, "b": None}, 1.5, GroupSettings()),
+        ({"a": None, "b": ABSENT}, 1.8, GroupSettings()),
+    ],
+)
+async def test_a_silent_group_holds_nobody_up(tasks, groups, limit_s, expected):
+    instance = Instance(**groups)
+    brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
+    found, took_s = await timed(brokers.group_settings(caller(), "T", "cg"))
+    assert found == expected and took_s < limit_s
+    assert instance.open == 0  # nobody is asked any more
+
+
+async def test_the_group_that_is_received_from_is_asked_first_and_alone_if_it_answers(tasks):
+    instance = Instance(a=None, b=YES, c=YES)
+    brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
+    assert await brokers.group_settings(caller(), "T", "cg", "b") == ORDERLY
+    assert instance.asked == ["b"]
+
+
+async def test_an_error_names_a_group_that_did_not_answer(tasks):
+    instance = Instance(a=None)
+    brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
+    with pytest.raises(Refusal, match="a") as error:
+        await brokers.group_settings(caller(0.5), "T", "cg")
+    assert error.value.code == pb.Code.PROXY_TIMEOUT
+    assert instance.open == 0
+
+
+async def test_one_that_gives_up_leaves_no_question_behind(tasks):
+    instance = Instance(a=None, b=None)
+    brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
+    asking = asyncio.create_task(brokers.group_settings(caller(), "T", "cg"))
+    await asyncio.sleep(2 * module.PATIENCE_S)
+    assert instance.open == 2
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert instance.open == 0

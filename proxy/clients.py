@@ -212,7 +212,9 @@ class Clients:
         found = [
             client
             for client in self._known.values()
-            if client.is_producer and client.line is not None and topic in client.topics
+            if client.is_producer
+            and client.line is not None
+            and topic in client.topics
             and may(client)
         ]
         if not found:

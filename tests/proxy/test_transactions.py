@@ -1,7 +1,5 @@
 """Transactions: ended through any proxy, and asked about over Telemetry."""
 
-from pathlib import Path
-
 import pytest
 
 from raftmq.proxy.places import TransactionId
@@ -128,7 +126,8 @@ async def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions(t
             command = (await stream.read()).recover_orphaned_transaction_command
             assert command.message.body == b"secret"
             # By the accounts of now, not by those of the time when the stream was opened.
-            Path(accounts["acl_file"]).write_text(ACCOUNTS.replace("PUB|SUB", "SUB"))
+            now_denied = ACCOUNTS.replace("PUB|SUB", "SUB")
+            (tmp_path / "plain_acl.yml").write_text(now_denied)
             proxy._access.look_at_file()
             asked, unasked = proxy.figures().asked, proxy.figures().unasked
             await until(lambda: proxy.figures().unasked > unasked)

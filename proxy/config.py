@@ -66,7 +66,7 @@ class ProxyConfig(TlsOptions):
         unit=BYTES, low=1 << 20)
     answer_bytes_max: int = option("limits", "answerBytesMax", 256 << 20,
         "Bytes of messages that were received and are on their way to clients; above, receives are"
-        " answered TOO_MANY_REQUESTS.", unit=BYTES, low=1 << 20)
+        " answered TOO_MANY_REQUESTS. One client has a quarter.", unit=BYTES, low=1 << 20)
     send_bytes_max: int = option("limits", "sendBytesMax", 256 << 20,
         "Bytes of messages that are being sent to brokers; above, sends are answered"
         " TOO_MANY_REQUESTS.", unit=BYTES, low=1 << 20)

@@ -104,7 +104,7 @@ class ProxyMetrics:
         )
         families.counter(
             "rocketmq_proxy_messages_given_back_total",
-            "Messages that were received for a client that had gone, and were given back.",
+            "Messages that were received, could not be told to their client, and were given back.",
             now.given_back,
         )
         families.counters(

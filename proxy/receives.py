@@ -2,7 +2,9 @@
 
 A receive is one pop at one broker group. With `auto_renew` the broker itself renews what was
 received while the client's heartbeats arrive. What was popped and cannot be told to its client,
-because the client has gone meanwhile, is given back: its time ends at once. Messages whose tag the
+because the client has gone meanwhile or does not read, is given back: its time ends at once. What
+comes when there is no room for it rests for a while, so that other receives that wait already do
+not pop it in vain, one after the other, until it is a dead letter. Messages whose tag the
 subscription does not name are acknowledged silently, for brokers compare hash codes only.
 """
 
@@ -10,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from raftmq.proxy.answers import Room, Telling, Who, Write
 from raftmq.proxy.brokers import MARGIN_S, Brokers
 from raftmq.proxy.caller import Caller
 from raftmq.proxy.clients import Clients
@@ -35,7 +38,6 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     ForwardMessageToDeadLetterQueueResponse,
     Message,
     ReceiveMessageRequest,
-    ReceiveMessageResponse,
 )
 from raftmq.proxy.refusals import Refusal, refused_by, status_of
 from raftmq.proxy.remembered import Spawn
@@ -64,11 +66,12 @@ log = logging.getLogger("raftmq.proxy.receives")
 
 RENEWED_MS = 60_000  # how long what is renewed is hidden at first
 GIVEN_BACK_MS = 0  # how long what could not be told stays hidden
+CROWDED_MS = 10_000  # and what there was no room for
 GIVE_BACK_S = 5.0
+READ_S_MIN = 5.0  # that a client has to read its answer, whatever the call's deadline
 ANSWER_MS = 200  # of a receive's time, for a broker's answer when it has waited
 EVERYTHING = "*"
-
-Write = Callable[[ReceiveMessageResponse], Awaitable[None]]
+CROWDED = "too many messages are on their way to clients"
 
 
 class Popped(NamedTuple):
@@ -96,19 +99,24 @@ class Receives:
         self._clients = clients
         self._spawn = spawn
         self._stopping = stopping
-        self.held_bytes = 0  # of messages on their way to clients
+        self._room = Room(config.answer_bytes_max)
         self.given_back_count = 0  # messages
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of messages on their way to clients."""
+        return self._room.held_bytes
 
     # ---- receives
 
     async def receive(self, caller: Caller, request: ReceiveMessageRequest, write: Write) -> int:
         """Pop, and write what was found; return how many messages. Raises Refusal if nothing was
-        written yet."""
+        written yet; Unread."""
         topic, group = topic_of(request.message_queue.topic), group_of(request.group)
         wanted = {"topic": topic, "consumerGroup": group}
         self._brokers.permit(caller, RequestCode.POP_MESSAGE, wanted)
-        if self.held_bytes >= self._config.answer_bytes_max:
-            raise Refusal(Code.TOO_MANY_REQUESTS, "too many messages are on their way to clients")
+        if not self._room.has(_who(caller)):
+            raise Refusal(Code.TOO_MANY_REQUESTS, CROWDED)
         self._clients.used(caller.client_id, caller.owner, topic)
         named = request.message_queue.broker.name
         settings = await self._brokers.group_settings(caller, topic, group, named)
@@ -226,27 +234,37 @@ class Receives:
     async def _tell(
         self, caller: Caller, topic: str, group: str, found: list[Popped], write: Write
     ) -> int:
-        """Write the messages; return how many. What was not written, because the client has gone,
-        is given back; but not what cannot be told at all, for that would come again at once."""
-        size = sum(len(one.record.body) for one in found)
-        self.held_bytes += size
-        passed = written = 0
+        """Write the messages; return how many. What was not written, because the client has gone or
+        does not read, is given back; but not what cannot be told at all, for that would come again
+        at once. Raises Unread; Refusal if there is no room, and nothing was written."""
+        who, size = _who(caller), sum(len(one.record.body) for one in found)
+        if not self._room.take(who, size):
+            self._give_back(caller, topic, group, found, CROWDED_MS)
+            raise Refusal(Code.TOO_MANY_REQUESTS, CROWDED)
+        loop = asyncio.get_running_loop()
+        telling = Telling(found, lambda one: _told_if_possible(one, topic, caller.namespace), write)
+        writing = loop.create_task(telling.run(), name="tell")
+        left: Sequence[Popped] = ()
         try:
-            await write(ReceiveMessageResponse(status=status_of(Code.OK)))
-            for one in found:
-                message = _told_if_possible(one, topic, caller.namespace)
-                if message is not None:
-                    await write(ReceiveMessageResponse(message=message))
-                    written += 1
-                passed += 1
-            last = ReceiveMessageResponse()
-            last.delivery_timestamp.GetCurrentTime()
-            await write(last)
+            limit_s = max(caller.deadline_s - loop.time(), READ_S_MIN)
+            await asyncio.wait((writing,), timeout=limit_s)
+            if not writing.done():
+                # gRPC does not take back a message that it was given: that one stays held until it
+                # is read or its connection ends, and only then the call ends.
+                telling.end()
+                left = telling.left
+                self._give_back(caller, topic, group, left)
+                held = sum(len(one.record.body) for one in left[:1])
+                self._room.give_back(who, size - held)
+                size = held
+            await writing
+            return telling.written
         finally:
-            self.held_bytes -= size
-            if passed < len(found):
-                self._give_back(caller, topic, group, found[passed:])
-        return written
+            writing.cancel()
+            self._room.give_back(who, size)
+            if not left and telling.left:
+                self._give_back(caller, topic, group, telling.left)
+            await asyncio.gather(writing, return_exceptions=True)
 
     # ---- what could not be told
 
@@ -256,12 +274,19 @@ class Receives:
         if not done.cancelled() and done.exception() is None and done.result():
             self._give_back(caller, topic, group, done.result())
 
-    def _give_back(self, caller: Caller, topic: str, group: str, found: list[Popped]) -> None:
+    def _give_back(
+        self,
+        caller: Caller,
+        topic: str,
+        group: str,
+        found: Sequence[Popped],
+        after_ms: int = GIVEN_BACK_MS,
+    ) -> None:
         self.given_back_count += len(found)
         log.info("given_back client=%s count=%d", caller.client_id, len(found))
         late = self._later(caller)
         for one in found:
-            work = self._change(late, topic, group, one.receipt, GIVEN_BACK_MS)
+            work = self._change(late, topic, group, one.receipt, after_ms)
             self._spawn(_quietly(work), "give back")
 
     async def _drop(self, caller: Caller, topic: str, group: str, one: Popped) -> None:
@@ -452,6 +477,10 @@ def told(one: Popped, topic: str, namespace: str) -> Message:
         times=one.times,
         invisible_ms=one.invisible_ms,
     )
+
+
+def _who(caller: Caller) -> Who:
+    return caller.owner, caller.client_id
 
 
 def _told_if_possible(one: Popped, topic: str, namespace: str) -> Message | None:

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from raftmq.proxy.access import Access
+from raftmq.proxy.answers import Unread
 from raftmq.proxy.caller import (
     Caller,
     client_id_of,
@@ -187,6 +188,10 @@ class Service:
             last = pb.ReceiveMessageResponse()
             last.delivery_timestamp.GetCurrentTime()
             await context.write(last)
+        except Unread as error:
+            log.info("unread call=%s peer=%s", name, context.peer(), extra=FROM_PEER)
+            self._counts.answered(name, pb.Code.PROXY_TIMEOUT, loop.time() - began_s)
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except Exception:
             log.exception("call_failed call=%s", name)
             code = pb.Code.INTERNAL_ERROR

@@ -11,7 +11,8 @@ A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, whose consume
 the time of delivery instead of a tags code (broker.sending.cut and store.dispatch);
 broker.delivery.delay delivers. A timer message waits in rmq_sys_wheel_timer
 (broker.delivery.timers). A transactional message with a delay or a time is parked for that when it
-is committed, not before; a delay counts from then. Pure.
+is committed, not before; a delay counts from then. A retry is no half, though clients before 4.6.1
+leave the property TRAN_MSG in it; nor is the dead letter that it becomes. Pure.
 """
 
 from __future__ import annotations
@@ -97,6 +98,9 @@ def park(message: Outgoing, parking: Parking) -> Outgoing:
     queue are chosen and exist. Raises Refused."""
     properties = decode_properties(message.properties)
     if properties.get(TRAN_MSG, "").lower() == "true":
+        if message.reconsume > 0 and _level(properties) != 0:  # a retry of a client before 4.6.1
+            message = replace(message, sys_flag=message.sys_flag & ~TRANSACTION_BITS)
+            return later(message, properties, parking)
         deliver_ms = parking.timing.deliver_ms(properties)  # refused now, not when it is committed
         half = half_message(message, properties)
         if deliver_ms is not None:
@@ -133,12 +137,7 @@ def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
 def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[int]) -> Outgoing:
     """Return the message as it waits for its delivery, if its property DELAY names a level; one
     above the last counts as the last. Raises Refused."""
-    text = properties.get(DELAY, "0")
-    if _NUMBER.fullmatch(text) is None:
-        raise Refused(
-            MESSAGE_ILLEGAL, f"property {DELAY}={text} is no number; the message was not stored"
-        )
-    level = min(int(text), len(levels_ms))
+    level = min(_level(properties), len(levels_ms))
     if level <= 0:
         return message
     return replace(
@@ -150,6 +149,16 @@ def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[i
             | {DELAY: str(level), REAL_TOPIC: message.topic, REAL_QUEUE_ID: str(message.queue_id)}
         ),
     )
+
+
+def _level(properties: dict[str, str]) -> int:
+    """Return the delay level that a message asks for. Raises Refused."""
+    text = properties.get(DELAY, "0")
+    if _NUMBER.fullmatch(text) is None:
+        raise Refused(
+            MESSAGE_ILLEGAL, f"property {DELAY}={text} is no number; the message was not stored"
+        )
+    return int(text)
 
 
 def delivered(message: Outgoing) -> Outgoing:

@@ -4,14 +4,23 @@ import pytest
 
 from raftmq.broker.config import BrokerConfig, Setting, build_config
 from raftmq.broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
+from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
 from raftmq.broker.errors import ConfigError, Refused
 from raftmq.broker.sending.parking import TIMER_OUT_BYTES, delayed, delivered
 from raftmq.broker.sending.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
+from raftmq.broker.tables.groups import SubscriptionGroup
+from raftmq.broker.tables.state import put_group
+from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.dispatch import DELAY_LEVELS_MS, SCHEDULE_TOPIC, UNIT, Dispatcher
 from raftmq.store.properties import decode_properties, joined, tags_code
-from raftmq.store.record import SYS_TRANSACTION_COMMIT, decode_record, walk_records
+from raftmq.store.record import (
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_MASK,
+    decode_record,
+    walk_records,
+)
 from tests.broker.sending.test_cut import batch_body
 from tests.broker.sending.test_send import BORN, Bench
 
@@ -130,6 +139,29 @@ def test_special_sends_that_are_refused(changes, part):
     answers = bench.connection.answers()
     assert [part in answer.remark for answer in answers] == [True]
     assert answers[0].code in (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION)
+
+
+@pytest.mark.parametrize(
+    ("topic", "level", "times", "flags", "stored"),
+    [
+        ("%RETRY%g", "4", "1", "4", SCHEDULE_TOPIC),
+        ("%RETRY%g", "4", "1", "0", SCHEDULE_TOPIC),
+        ("%RETRY%g", "4", "17", "4", "%DLQ%g"),
+        ("T", "4", "0", "4", HALF_TOPIC),
+        ("T", "0", "1", "4", HALF_TOPIC),
+    ],
+)
+def test_a_retry_is_no_half_though_it_says_so(topic, level, times, flags, stored):
+    """Consumers before 4.6.1 send the properties on that the message came with."""
+    bench = Bench()
+    for name in ("%RETRY%g", "%DLQ%g"):
+        bench.state.topics.put(TopicConfig(name, 1, 1), 0)
+    bench.state.apply(1, 0, put_group(SubscriptionGroup("g")))
+    half = f"{KEY}TRAN_MSG\x01true\x02PGROUP\x01pg\x02DELAY\x01{level}\x02"
+    bench.send(b=topic, i=half, j=times, f=flags)
+    (record,) = records(bench.commit())
+    assert (record.topic, record.sys_flag & SYS_TRANSACTION_MASK) == (stored, 0)
+    assert decode_properties(record.properties)["TRAN_MSG"] == "true"
 
 
 def test_a_half_that_could_not_wait_for_its_time_once_committed_is_refused_at_once():

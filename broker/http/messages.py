@@ -40,6 +40,7 @@ from raftmq.store.properties import (
     UNIQ_KEY,
     decode_properties,
     encode_properties,
+    joined,
 )
 from raftmq.store.record import (
     RecordError,
@@ -260,6 +261,10 @@ class MessageOperations:
         if queue_id >= topic.write_queue_count:
             words = f"{wanted.topic} has {topic.write_queue_count} queues to write to"
             raise invalid([("queueId", words)])
+        try:
+            encode_properties(properties)
+        except ValueError as error:
+            raise invalid([("properties", str(error))]) from error
         return Reply(await self._sent(wanted.topic, queue_id, properties, body), status=201)
 
     async def resend(self, call: Call) -> Reply:
@@ -313,10 +318,7 @@ class MessageOperations:
         flag: int = 0,
         sys_flag: int = 0,
     ) -> SentView:
-        try:
-            text = encode_properties(properties).decode()
-        except ValueError as error:
-            raise invalid([("properties", str(error))]) from error
+        text = joined(properties).decode()
         now_ms = self._context.wall_ms()
         header = SendHeader(
             PRODUCER_GROUP, topic, DEFAULT_TOPIC, 4, queue_id, sys_flag, now_ms, flag, text

@@ -282,7 +282,8 @@ async def test_a_dead_letter_that_was_stored_here_is_sent_again_over_http(tmp_pa
     async with Group(tmp_path, messageDelayLevel=LEVELS, httpPort="0") as group:
         leader = await group.leading()
         await group.create_topic(leader, "T")
-        await group.send(leader, "T", b"bad", 0, "UNIQ_KEY\x01A\x02TAGS\x01t\x02")
+        sent = "UNIQ_KEY\x01A\x02TAGS\x01t\x02K\x01b\x01c\x02"
+        await group.send(leader, "T", b"bad", 0, sent)
         record = await one(group, leader, "T", 4)
         assert (await give_back(group, leader, record, maxReconsumeTimes="1")).code == 0
         record = await one(group, leader, "%RETRY%g")
@@ -298,4 +299,5 @@ async def test_a_dead_letter_that_was_stored_here_is_sent_again_over_http(tmp_pa
         properties = decode_properties(again.properties)
         assert (again.body, again.reconsume_times) == (b"bad", 0)
         assert (properties["RETRY_TOPIC"], properties["TAGS"]) == ("T", "t")
+        assert properties["K"] == "b\x01c"
         assert "DLQ_ORIGIN_TOPIC" not in properties

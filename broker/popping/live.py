@@ -23,6 +23,7 @@ class LiveQueue:
 
     next: int = 0  # while `takes`: where the next pop begins
     takes: int = 0  # pops in flight
+    mark: int | None = None  # while `takes`: the reset that the first of them obeys
     busy: dict[BatchKey, int] = field(default_factory=dict)  # bits of messages under way
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
@@ -47,9 +48,16 @@ class LiveQueues:
         queue = self._queues.get(place)
         return queue.next if queue is not None and queue.takes else None
 
-    def begin_take(self, place: Place, after: int) -> None:
+    def mark_of(self, place: Place) -> int | None:
+        """Return the mark of the reset that the pops in flight obey. One that came since is not
+        obeyed by what goes on behind them."""
+        return self._queues[place].mark
+
+    def begin_take(self, place: Place, after: int, mark: int | None) -> None:
         queue = self._queues.setdefault(place, LiveQueue())
         queue.next = after
+        if not queue.takes:
+            queue.mark = mark
         queue.takes += 1
 
     def end_take(self, place: Place, leadership: int) -> None:

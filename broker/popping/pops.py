@@ -278,7 +278,7 @@ class Pops:
         self._steps.add([step for one in taken for step in one.steps(pop_ms, header)], done)
         self._answer_bytes += size
         for one in taken:
-            self._live.begin_take(one.place, one.after)
+            self._live.begin_take(one.place, one.after, one.mark)
 
     def _is_orderly(self, place: Place) -> bool:
         queue = self._state.pops.get(place)

@@ -194,7 +194,7 @@ class Taker:
             found = self._read(place, cursor, attempt.count, attempt.size_bytes, wanted)
         offsets, after = _offsets(found, cursor)
         attempt.rest += max(0, maximum - after)
-        if after == before:
+        if after == before and not offsets:
             return None
         buffers = found.buffers if offsets else []
         size = found.size_bytes if offsets else 0
@@ -272,14 +272,16 @@ class Taker:
         following = self._live.next_of(place)
         topic, group, queue_id = place
         offsets = self._state.offsets
-        mark = offsets.reset_of(topic, group, queue_id)
         if following is not None:
-            return following, following, mark
+            return following, following, self._live.mark_of(place)
+        mark = offsets.reset_of(topic, group, queue_id)
         known = offsets.get(topic, group, queue_id)
         queue = self._table.get(place)
         if queue is None:
             begin = self._initial(place, init_mode) if known is None else known
             return begin, begin, mark
+        if mark is not None:  # a pop that was decided before the reset may have moved it since
+            return mark, queue.next, mark
         # Its consumers may have pulled meanwhile. In order, the group's offset is behind.
         return max(queue.next, known or 0), queue.next, mark
 

@@ -11,7 +11,9 @@ answered is not forgotten. `broker/popping` is the leader's part.
                         the queue's cursor goes from `from` to `next`; the messages at `offsets` (a
                         list, or the number of those from `start` on; 0: none) are in flight until
                         `visible ms`. It changes nothing if the cursor is elsewhere: a reset came
-                        between. `client`: whose heartbeats renew it ("": nobody's)
+                        between. A queue's first take makes the queue, even if a reset came
+                        between: then the next one begins at the reset's mark. `client`: whose
+                        heartbeats renew it ("": nobody's)
     ["done",topic,group,queue id,start,pop ms,mask]      these are acknowledged (bit n: offsets[n])
     ["revived",topic,group,queue id,start,pop ms,mask]   these came again, or are dead letters; the
                         frame has their messages

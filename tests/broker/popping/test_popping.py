@@ -7,6 +7,7 @@ import pytest
 
 from raftmq.broker.errors import Refused
 from raftmq.broker.popping import revive
+from raftmq.broker.tables.state import reset_offsets
 from raftmq.client.admin.bodies import consume_stats
 from raftmq.dledger.wire import POP_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -400,6 +401,34 @@ async def test_a_reset_moves_the_group_and_voids_what_is_in_flight(one):
     again = await popper.pop(broker, count=10)
     assert bodies(again) == list(range(10))
     assert await popper.batch_ack(broker, again) == 0
+    assert broker.state.offsets.get("T", "cg", 0) == 10
+    assert not broker.state.offsets.resets
+
+
+@pytest.mark.parametrize("popped_before", [True, False])
+@pytest.mark.parametrize("count", [3, 9, 10])
+async def test_a_reset_counts_that_comes_between_pops_and_their_places_in_the_log(
+    one, popped_before, count
+):
+    """Even if they are the group's first, and one was decided after it on top of one before it."""
+    group, broker, popper = one
+    await filled(group, broker, 10, 1)
+    await group.commit(broker, "T", 0, 5 - popped_before)
+    if popped_before:
+        assert bodies(await popper.pop(broker, count=1)) == [4]
+    steps, held = broker.popping.reviver._steps, []
+    real, steps._soon = steps._soon, held.append
+    first = asyncio.ensure_future(popper.pop(broker, count=3))
+    await until(lambda: held)
+    await broker.log.propose(reset_offsets([("T", "cg", 0, 0)]))
+    second = asyncio.ensure_future(popper.pop(broker, count=1))
+    await until(lambda: len(steps._gathered) == 2)
+    steps._soon = real
+    held[0]()
+    found = bodies(await first) + bodies(await second)
+    assert found == ([] if popped_before else [5, 6, 7, 8])
+    again = await drained(popper, broker, count=count)
+    assert bodies(again) == list(range(10))
     assert broker.state.offsets.get("T", "cg", 0) == 10
     assert not broker.state.offsets.resets
 

@@ -8,14 +8,14 @@ as they come.
 
 from __future__ import annotations
 
-import re
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from aiohttp import ClientError, web
 
 from raftmq.namesrv.http.cluster import ClusterView
 from raftmq.namesrv.http.directory import Known
 from raftmq.namesrv.http.groups import problem_of
+from raftmq.namesrv.http.noderoles import role_at
 from raftmq.namesrv.http.nodes import WRITE_TIMEOUT_S, NodeSilent
 from raftmq.web.app import RawRoute, read_body
 from raftmq.web.operation import EVENT_STREAM, JSON, OPERATOR_HEADER, Caller, Role
@@ -26,10 +26,6 @@ REQUEST_HEADERS = ("Content-Type", "If-Match", "If-None-Match", "Accept")
 ANSWER_HEADERS = ("content-type", "etag", "x-leader-http", "retry-after", "allow")
 OUTSIDE = {"health/live", "health/ready", "metrics"}  # of the paths without /api/v1
 EVENTS = "events"
-OPERATORS_POST = re.compile(
-    r"node/transfer|messages|messages/resend|messages/[^/]+/resend|consumer-groups/[^/]+/(reset|pause|resume)"
-)
-OPERATORS_WRITE = re.compile("preferred-leader")
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -98,11 +94,7 @@ class Proxy:
 
 def role_of(request: web.Request) -> Role:
     """Return the role a caller needs: the one the broker requires of its own callers."""
-    if request.method == "GET":
-        return Role.VIEWER
-    tail = unquote(_tail(request))
-    pattern = OPERATORS_POST if request.method == "POST" else OPERATORS_WRITE
-    return Role.OPERATOR if pattern.fullmatch(tail) else Role.ADMIN
+    return role_at(request.method, _tail(request))
 
 
 def _tail(request: web.Request) -> str:

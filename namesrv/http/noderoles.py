@@ -1,0 +1,70 @@
+"""The role that each operation of a broker's node API wants of its caller. Pure.
+
+The broker sees the cluster's token, so a name server asks its own caller for that role. Whatever is
+not listed here is for admins: a newer broker's operation, or a path that is none. The tests compare
+the lists with what a broker declares (`Operation.role`).
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from raftmq.web.operation import Role
+
+VIEWERS = (
+    "GET config",
+    "GET connections",
+    "GET consumer-groups",
+    "GET consumer-groups/{}",
+    "GET consumer-groups/{}/modes",
+    "GET events",
+    "GET faults",
+    "GET health/live",
+    "GET health/ready",
+    "GET history",
+    "GET log-levels",
+    "GET members",
+    "GET messages",
+    "GET messages/{}",
+    "GET metrics",
+    "GET node",
+    "GET openapi.json",
+    "GET preferred-leader",
+    "GET statistics",
+    "GET subscription-groups",
+    "GET subscription-groups/{}",
+    "GET topics",
+    "GET topics/{}",
+    "GET topics/{}/messages",
+    "GET topics/{}/queues",
+    "GET topics/{}/queues/{}/messages",
+    "GET topics/{}/writers",
+)
+OPERATORS = (
+    "DELETE preferred-leader",
+    "POST consumer-groups/{}/pause",
+    "POST consumer-groups/{}/reset",
+    "POST consumer-groups/{}/resume",
+    "POST messages",
+    "POST messages/resend",
+    "POST messages/{}/resend",
+    "POST node/transfer",
+    "PUT preferred-leader",
+)
+
+
+def role_at(method: str, path: str) -> Role:
+    """Return the role for a request at `path`, percent-encoded, without /api/v1/ before it."""
+    parts = [unquote(part).replace("/", "%2F") for part in path.split("/")]
+    asked = f"{method} {'/'.join(parts)}"
+    if _VIEWERS.fullmatch(asked):
+        return Role.VIEWER
+    return Role.OPERATOR if _OPERATORS.fullmatch(asked) else Role.ADMIN
+
+
+def _any_of(operations: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(one).replace(r"\{\}", "[^/]+") for one in operations))
+
+
+_VIEWERS, _OPERATORS = _any_of(VIEWERS), _any_of(OPERATORS)

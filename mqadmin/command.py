@@ -53,11 +53,13 @@ class Positional:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with the same keys; `title` is shown if an answer has several parts."""
+    """Rows with the same keys; `title` is shown if an answer has several parts. `complete` False: a
+    row says of whom there is no answer, and the exit status is 1."""
 
     rows: Sequence[Mapping[str, Any]]
     title: str = ""
     columns: Sequence[str] = ()  # shown if there is no row
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from raftmq.mqadmin.command import (
     show_time,
 )
 from raftmq.mqadmin.commands import GROUP_SETTINGS
-from raftmq.mqadmin.targets import writable
+from raftmq.mqadmin.targets import nobody_leads, writable
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
@@ -98,15 +98,18 @@ async def progress(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     group = arguments.text("groupName")
     if group:
         return await _progress_of(admin, arguments, group)
-    rows = []
+    rows, complete = [], True
     for topic in sorted(await admin.cluster.topics()):
         if topic.startswith(RETRY_PREFIX):
-            rows.append(await _summary(admin, topic.removeprefix(RETRY_PREFIX)))
+            row, whole = await _summary(admin, topic.removeprefix(RETRY_PREFIX))
+            rows.append(row)
+            complete = complete and whole
     columns = ("group", "count", "version", "type", "model", "tps", "diff")
-    return [Table(rows, columns=columns)]
+    return [Table(rows, columns=columns, complete=complete)]
 
 
-async def _summary(admin: Admin, group: str) -> dict[str, Any]:
+async def _summary(admin: Admin, group: str) -> tuple[dict[str, Any], bool]:
+    """Return a group's row, and whether everybody answered who was asked."""
     connection = await _connection(admin, group)
     members = connection.get("connectionSet") or []
     row = {
@@ -119,13 +122,16 @@ async def _summary(admin: Admin, group: str) -> dict[str, Any]:
     try:
         stats = await admin.group.stats(group)
     except ClientError as error:
-        return row | {"tps": None, "diff": error.message}
+        return row | {"tps": None, "diff": error.message}, isinstance(error, BrokerRefused)
+    if stats.headless:
+        return row | {"tps": None, "diff": nobody_leads(stats.headless)}, False
     diff = sum(part.behind for part in stats.queues.values())
-    return row | {"tps": stats.tps, "diff": diff}
+    return row | {"tps": stats.tps, "diff": diff}, True
 
 
 async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequence[Part]:
-    stats = await admin.group.stats(group, arguments.text("topicName"))
+    topic = arguments.text("topicName")
+    stats = await admin.group.stats(group, topic)
     clients: Mapping[MessageQueue, str] = {}
     with_clients = bool(arguments.boolean("showClientIP"))
     if with_clients:
@@ -147,12 +153,20 @@ async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequen
             "lastTime": show_time(at.last_ms),
         }
         rows.append(row)
-    totals = {
+    for name in stats.headless:
+        row = {"topic": topic, "broker": name, "queue": None}
+        row |= {"brokerOffset": None, "consumerOffset": None}
+        if with_clients:
+            row["client"] = ""
+        rows.append(row | {"diff": nobody_leads([name]), "inflight": None, "lastTime": ""})
+    totals: dict[str, Any] = {
         "consumeTps": stats.tps,
         "diffTotal": sum(at.behind for at in stats.queues.values()),
         "inflightTotal": sum(at.pull_offset - at.consumer_offset for at in stats.queues.values()),
     }
-    return [Table(rows, "queues"), Fields(totals, "total")]
+    if stats.headless:  # the total of a part would mislead
+        totals = dict.fromkeys(totals)
+    return [Table(rows, "queues", complete=not stats.headless), Fields(totals, "total")]
 
 
 async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:

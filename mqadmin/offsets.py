@@ -13,6 +13,7 @@ from raftmq.client.admin import TO_END, Admin
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.message import MessageQueue
 from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
+from raftmq.mqadmin.targets import leaders_of
 from raftmq.remoting.codes import ResponseCode
 
 
@@ -34,12 +35,14 @@ async def _move(
 ) -> Sequence[Part]:
     group, topic = arguments.text("group"), arguments.text("topic")
     force = arguments.boolean("force")
-    leaders = await admin.cluster.leaders_of(topic)
     address = arguments.text("broker")
     if address:
+        leaders = await admin.cluster.leaders_of(topic)
         leaders = {name: a for name, a in leaders.items() if address in (name, a)}
         if not leaders:
             raise CommandError(f"{address} leads no broker group that has topic {topic}")
+    else:
+        leaders = await leaders_of(admin, topic)
     moved: dict[MessageQueue, int] = {}
     for name, leader in leaders.items():
         try:
@@ -90,10 +93,11 @@ async def _commit(
 async def clone(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     source, target = arguments.text("srcGroup"), arguments.text("destGroup")
     topic = arguments.text("topic")
+    leaders = await leaders_of(admin, topic)
     stats = await admin.group.stats(source, topic)
     if not stats.queues:
         raise CommandError(f"group {source} has committed nothing in topic {topic}")
-    for address in (await admin.cluster.leaders_of(topic)).values():
+    for address in leaders.values():
         await admin.offset.clone(address, source, target, topic)
     values = {"from": source, "to": target, "topic": topic}
     return [Done(f"group {target} has the offsets of {source} in {topic}", values)]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raftmq.client.admin import Admin, ClusterInfo
+from raftmq.client.admin import Admin, ClusterInfo, headless, leaders_in
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.route import LEADER_ID
 from raftmq.mqadmin.command import Arguments, CommandError
@@ -42,12 +42,25 @@ async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
     command would be carried out only in part."""
     everybody = replicas(await admin.cluster.info(), cluster)
     found = [replica for replica in everybody if replica.broker_id == LEADER_ID]
-    headless = {r.broker_name for r in everybody} - {r.broker_name for r in found}
-    if headless:
-        raise CommandError(f"nobody leads {', '.join(sorted(headless))} at the moment")
+    without = {r.broker_name for r in everybody} - {r.broker_name for r in found}
+    if without:
+        raise CommandError(nobody_leads(sorted(without)))
     if not found:
         raise CommandError("the name server knows no broker")
     return found
+
+
+async def leaders_of(admin: Admin, topic: str) -> dict[str, str]:
+    """Return broker name → leader's address, of the broker groups that have a topic. Raises
+    CommandError if a group has none, as `leaders` does."""
+    groups = await admin.cluster.groups_of(topic)
+    if without := headless(groups):
+        raise CommandError(nobody_leads(without))
+    return leaders_in(groups)
+
+
+def nobody_leads(names: Sequence[str]) -> str:
+    return f"nobody leads {', '.join(names)} at the moment"
 
 
 async def writable(admin: Admin, arguments: Arguments) -> list[str]:

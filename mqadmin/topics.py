@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raftmq.client.admin import Admin
+from raftmq.client.admin import Admin, headless, leaders_in
 from raftmq.client.errors import BrokerRefused, NoRoute
 from raftmq.mqadmin.command import (
     Arguments,
@@ -16,7 +16,7 @@ from raftmq.mqadmin.command import (
     Table,
     show_time,
 )
-from raftmq.mqadmin.targets import leaders, writable
+from raftmq.mqadmin.targets import leaders, leaders_of, nobody_leads, writable
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
@@ -51,8 +51,9 @@ async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def topic_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    found = await admin.topic.offsets(arguments.text("topic"))
-    rows = [
+    topic = arguments.text("topic")
+    found = await admin.topic.offsets(topic)
+    rows: list[dict[str, Any]] = [
         {
             "broker": queue.broker_name,
             "queue": queue.queue_id,
@@ -62,7 +63,13 @@ async def topic_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         }
         for queue, offset in sorted(found.items())
     ]
-    return [Table(rows)]
+    without = headless(await admin.cluster.groups_of(topic))
+    rows += [
+        {"broker": name, "queue": None, "minOffset": None, "maxOffset": nobody_leads([name]),
+         "lastUpdated": ""}
+        for name in without
+    ]  # fmt: skip
+    return [Table(rows, complete=not without)]
 
 
 async def topic_route(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -164,6 +171,7 @@ async def _is_anywhere(admin: Admin, topic: str, addresses: Sequence[str]) -> bo
 
 
 async def writers(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic = arguments.text("topic")
     rows = [
         {
             "broker": found["broker"],
@@ -174,14 +182,22 @@ async def writers(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             "batch": batch,
             "sequence": sequence,
         }
-        for found in await admin.topic.writers(arguments.text("topic"))
+        for found in await admin.topic.writers(topic)
         for queue, (batch, sequence) in (found["watermarks"] or {"": ("", "")}).items()
     ]
-    return [Table(rows, columns=("broker", "writer", "epoch", "lastTime"))]
+    without = headless(await admin.cluster.groups_of(topic))
+    rows += [
+        {"broker": name, "writer": "", "epoch": None, "lastTime": nobody_leads([name]),
+         "queue": "", "batch": "", "sequence": ""}
+        for name in without
+    ]  # fmt: skip
+    columns = ("broker", "writer", "epoch", "lastTime")
+    return [Table(rows, columns=columns, complete=not without)]
 
 
 async def delete_writer(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     topic, writer = arguments.text("topic"), arguments.text("writer")
+    await leaders_of(admin, topic)  # it is deleted at every one of them, or at none
     if not any(found["writer"] == writer for found in await admin.topic.writers(topic)):
         raise CommandError(f"topic {topic} has no writer {writer}")
     await admin.topic.delete_writer(topic, writer)
@@ -194,28 +210,34 @@ async def delete_writer(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 async def stats_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     only, active = arguments.text("topic"), arguments.on("activeTopic")
-    rows = []
+    rows, complete = [], True
     for topic in sorted(await admin.cluster.topics()):
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or only not in ("", topic):
             continue
         try:
-            addresses = await admin.cluster.leaders_of(topic)
+            broker_groups = await admin.cluster.groups_of(topic)
         except NoRoute:
             continue
+        addresses = list(leaders_in(broker_groups).values())
+        without = headless(broker_groups)
+        complete = complete and not without
         came, came_day, groups = 0.0, 0, set[str]()
-        for address in addresses.values():
+        for address in addresses:
             stats = await admin.broker.stats(address, "TOPIC_PUT_NUMS", topic)
             if stats is not None:
                 came, came_day = came + stats.minute.tps, came_day + stats.day.total
             groups |= set(await admin.topic.groups(address, topic))
         for group in sorted(groups) or [""]:
             row = {"topic": topic, "group": group, "inTps": came, "in24h": came_day}
-            row |= await _taken(admin, list(addresses.values()), topic, group)
-            if not active or came_day or row["out24h"]:
+            row |= await _taken(admin, addresses, topic, group)
+            if without:
+                row["behind"] = nobody_leads(without)
+            if not active or without or came_day or row["out24h"]:
                 rows.append(row)
     if only and not rows and not active:
         raise CommandError(f"there is no topic {only!r}")
-    return [Table(rows, columns=("topic", "group", "inTps", "in24h", "behind", "outTps", "out24h"))]
+    columns = ("topic", "group", "inTps", "in24h", "behind", "outTps", "out24h")
+    return [Table(rows, columns=columns, complete=complete)]
 
 
 async def _taken(admin: Admin, addresses: Sequence[str], topic: str, group: str) -> dict[str, Any]:

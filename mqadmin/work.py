@@ -1,8 +1,8 @@
 """Runs a sub-command of mqadmin and prints its answer.
 
-Exit status: 0 done; 1 refused, or not found; 2 wrong usage; 3 no answer; 4 it is unknown whether it
-was done; 130 interrupted. The error is one line on stderr. Ctrl-C is how a command ends that goes
-on by itself (`--watch`, `consume --follow`, `top`): that is 0.
+Exit status: 0 done; 1 refused, not found, or answered only in part; 2 wrong usage; 3 no answer; 4
+it is unknown whether it was done; 130 interrupted. The error is one line on stderr. Ctrl-C is how a
+command ends that goes on by itself (`--watch`, `consume --follow`, `top`): that is 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raftmq.client.admin import Admin
 from raftmq.client.errors import BrokerUnreachable, ClientError, NameServerUnreachable, NoRoute
 from raftmq.client.instance import InstanceConfig
 from raftmq.mqadmin import output
-from raftmq.mqadmin.command import Arguments, Command, CommandError, Manner, Part
+from raftmq.mqadmin.command import Arguments, Command, CommandError, Manner, Part, Table
 from raftmq.mqadmin.credentials import Given, find
 from raftmq.mqadmin.showing import escaped
 from raftmq.mqadmin.terminal import Terminal
@@ -116,13 +116,18 @@ async def _guarded(
                 return status
             if printing.every_s > 0:
                 return await _watch(command, admin, arguments, printing)
-            output.write(await command.load()(admin, arguments), printing.form)
-            return 0
+            answer: Sequence[Part] = await command.load()(admin, arguments)
+            output.write(answer, printing.form)
+            return 0 if all(_complete(part) for part in answer) else REFUSED
     except Exception as error:
         found = said_of(error)
         if found is None:
             raise
         return _complain(*found)
+
+
+def _complete(part: Part) -> bool:
+    return not isinstance(part, Table) or part.complete
 
 
 async def _watch(command: Command, admin: Admin, arguments: Arguments, printing: Printing) -> int:

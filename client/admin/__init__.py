@@ -2,7 +2,7 @@
 
 from raftmq.client.admin.admin import Admin
 from raftmq.client.admin.brokers import BrokerAdmin
-from raftmq.client.admin.cluster import ClusterAdmin, ClusterInfo
+from raftmq.client.admin.cluster import ClusterAdmin, ClusterInfo, headless, leaders_in
 from raftmq.client.admin.groups import GroupAdmin
 from raftmq.client.admin.messages import TIME_MS_MAX, MessageAdmin
 from raftmq.client.admin.nameservers import NameServerAdmin
@@ -24,4 +24,6 @@ __all__ = [
     "OffsetAdmin",
     "Requests",
     "TopicAdmin",
+    "headless",
+    "leaders_in",
 ]

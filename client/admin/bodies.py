@@ -40,10 +40,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeStats:
-    """A group's progress in the queues asked about, and the messages it consumes per second."""
+    """A group's progress in the queues asked about, and the messages it consumes per second.
+    `headless`: the broker groups that are missing here, because nobody leads them."""
 
     tps: float
     queues: Mapping[MessageQueue, Progress]
+    headless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +115,14 @@ def broker_stats(body: Mapping[str, Any]) -> BrokerStats:
     return BrokerStats(window("statsMinute"), window("statsHour"), window("statsDay"))
 
 
-def merged(parts: Iterable[ConsumeStats]) -> ConsumeStats:
-    """Merge several brokers' answers into one."""
+def merged(parts: Iterable[ConsumeStats], headless: tuple[str, ...] = ()) -> ConsumeStats:
+    """Merge several brokers' answers into one, without those of the groups `headless`."""
     queues: dict[MessageQueue, Progress] = {}
     tps = 0.0
     for part in parts:
         queues.update(part.queues)
         tps += part.tps
-    return ConsumeStats(tps, queues)
+    return ConsumeStats(tps, queues, headless)
 
 
 def properties(text: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ class ClusterInfo:
     @property
     def leaders(self) -> dict[str, str]:
         """Broker name → leader's address, of every broker group that has a leader."""
-        return _leaders(self.brokers)
+        return leaders_in(self.brokers)
 
 
 class ClusterAdmin:
@@ -53,9 +53,14 @@ class ClusterAdmin:
         body = await self._body(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return tuple(body.get("topicList") or ())
 
+    async def groups_of(self, topic: str) -> dict[str, BrokerData]:
+        """Return the broker groups that have the topic, by broker name."""
+        return {b.broker_name: b for b in (await self.route(topic)).brokers}
+
     async def leaders_of(self, topic: str) -> dict[str, str]:
-        """Return broker name → leader's address, for the broker groups that have the topic."""
-        return _leaders({b.broker_name: b for b in (await self.route(topic)).brokers})
+        """Return broker name → leader's address, for the broker groups that have the topic and a
+        leader; `headless` names the others."""
+        return leaders_in(await self.groups_of(topic))
 
     async def leaders(self) -> dict[str, str]:
         """Return broker name → leader's address, for every broker group that has a leader."""
@@ -66,5 +71,11 @@ class ClusterAdmin:
         return loads_object(successful(response, "name server").body)
 
 
-def _leaders(brokers: Mapping[str, BrokerData]) -> dict[str, str]:
-    return {name: data.leader for name, data in sorted(brokers.items()) if data.leader}
+def leaders_in(groups: Mapping[str, BrokerData]) -> dict[str, str]:
+    """Return broker name → leader's address, of the groups that have a leader."""
+    return {name: data.leader for name, data in sorted(groups.items()) if data.leader}
+
+
+def headless(groups: Mapping[str, BrokerData]) -> tuple[str, ...]:
+    """Return the names of the groups that have no leader at the moment."""
+    return tuple(name for name, data in sorted(groups.items()) if not data.leader)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raftmq.client.admin.bodies import ConsumeStats, consume_stats, merged
-from raftmq.client.admin.cluster import ClusterAdmin
+from raftmq.client.admin.cluster import ClusterAdmin, headless, leaders_in
 from raftmq.client.admin.requests import Requests
 from raftmq.client.errors import NoRoute
 from raftmq.client.instance import successful
@@ -53,22 +53,23 @@ class GroupAdmin:
         await self._requests.ask(address, code, None, dumps(body))
 
     async def stats(self, group: str, topic: str = "") -> ConsumeStats:
-        """Return the group's progress (208) in `topic`, or in all topics. Asks all brokers of
-        `topic`, or of the group's retry topic. Raises BrokerRefused (26) if no broker knows the
+        """Return the group's progress (208) in `topic`, or in all topics. Asks the leaders
+        of `topic`, or of the group's retry topic. Raises BrokerRefused (26) if no broker knows the
         group."""
         try:
-            leaders = await self._cluster.leaders_of(topic or RETRY_PREFIX + group)
+            groups = await self._cluster.groups_of(topic or RETRY_PREFIX + group)
         except NoRoute:
             if topic:
                 raise
-            leaders = await self._cluster.leaders()  # no retry topic, or no such group
+            groups = (await self._cluster.info()).brokers  # no retry topic, or no such group
         ext = {"consumerGroup": group} | ({"topic": topic} if topic else {})
         code = RequestCode.GET_CONSUME_STATS
         return merged(
             [
                 consume_stats(await self._requests.json(address, code, ext))
-                for address in leaders.values()
-            ]
+                for address in leaders_in(groups).values()
+            ],
+            headless(groups),
         )
 
     async def consumers(self, group: str, address: str) -> tuple[str, ...]:

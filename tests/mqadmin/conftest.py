@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raftmq.mqadmin.cli import main
+from raftmq.namesrv.routes import Registration
 from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.registration import DataVersion, TopicConfig
 from tests.broker.cluster import Group
 from tests.waiting import wait_until
 
 STOP_S = 120  # a bound against hanging
 CLUSTER = "TestCluster"
+NOWHERE = "127.0.0.1:1"
 
 
 class Small:
@@ -27,6 +31,7 @@ class Small:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._stop = asyncio.Event()
+        self._server = NameServer(NameServerConfig(bind="127.0.0.1", port=0, http_enable=False))
         self.namesrv = ""
 
     def start(self) -> None:
@@ -44,7 +49,7 @@ class Small:
         self._loop.close()
 
     async def _run(self, up: threading.Event) -> None:
-        server = NameServer(NameServerConfig(bind="127.0.0.1", port=0, http_enable=False))
+        server = self._server
         await server.start()
         try:
             self.namesrv = server.address
@@ -65,6 +70,16 @@ class Small:
         asked = ("updateTopic", "-c", CLUSTER, "-t", topic, "-r", str(queues), "-w", str(queues))
         wait_until(lambda: self.run(*asked).exit_code == 0)
         wait_until(lambda: self.run("topicRoute", "-t", topic).exit_code == 0)
+
+    def add_headless(self, name: str, *topics: str) -> None:
+        """Have a follower register: a broker group that has these topics, and no leader."""
+        version, given = DataVersion(1, 0, 1), [TopicConfig(topic, 1, 1, 6) for topic in topics]
+        registration = Registration(CLUSTER, name, NOWHERE, 1, version=version, topics=given)
+
+        async def register() -> None:
+            self._server.table.register(registration, time.monotonic_ns() // 1_000_000)
+
+        asyncio.run_coroutine_threadsafe(register(), self._loop).result(STOP_S)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,101 @@
+"""Of a topic's broker groups one has no leader: changes are refused, and answers say so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mqadmin.conftest import CLUSTER, Small
+
+HEADLESS = "group-x"
+NOBODY = f"nobody leads {HEADLESS} at the moment"
+OF_GROUP = ("-g", "billing", "-t", "orders")
+
+
+@pytest.fixture(scope="module")
+def partial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+    """One group leads and has both topics; the other has them, too, and no leader."""
+    cluster = Small(tmp_path_factory.mktemp("partial"))
+    cluster.start()
+    try:
+        cluster.make_topic("orders")
+        cluster.make_topic("%RETRY%billing")
+        for arguments in (
+            ("updateSubGroup", "-c", CLUSTER, "-g", "billing"),
+            ("sendMessage", "-t", "orders", "-p", "consumed"),
+            ("resetOffsetByTime", *OF_GROUP, "-s", "-1"),
+            ("sendMessage", "-t", "orders", "-p", "not yet"),
+            ("consumerProgress", *OF_GROUP),
+        ):
+            result = cluster.run(*arguments)
+            assert result.exit_code == 0, result.output
+        cluster.add_headless(HEADLESS, "orders", "%RETRY%billing")
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def offsets(cluster: Small) -> dict[str, list[int]]:
+    found = {}
+    for group in ("billing", "audit"):
+        result = cluster.run("consumerProgress", "-g", group, "-t", "orders", "--json")
+        found[group] = [row["consumerOffset"] for row in json.loads(result.stdout)["queues"]]
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("resetOffsetByTime", *OF_GROUP, "-s", "-1"),
+        ("skipAccumulatedMessage", *OF_GROUP),
+        ("cloneGroupOffset", "-s", "billing", "-d", "audit", "-t", "orders"),
+        ("deleteWriter", "-t", "orders", "-w", "etl"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_change_is_refused_before_anything_is_done(
+    partial: Small, arguments: tuple[str, ...]
+) -> None:
+    before = offsets(partial)
+    result = partial.run(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"mqadmin: {NOBODY}\n"
+    assert offsets(partial) == before
+
+
+def test_a_groups_progress_has_no_total(partial: Small) -> None:
+    result = partial.run("consumerProgress", *OF_GROUP, "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert [row["broker"] for row in told["queues"]] == ["group-a", "group-a", HEADLESS]
+    assert told["queues"][-1]["diff"] == NOBODY
+    assert len({tuple(row) for row in told["queues"]}) == 1
+    assert set(told["total"].values()) == {None}
+
+
+@pytest.mark.parametrize(
+    "arguments, column",
+    [
+        (("consumerProgress",), "diff"),
+        (("topicStatus", "-t", "orders"), "maxOffset"),
+        (("writers", "-t", "orders"), "lastTime"),
+        (("statsAll", "-t", "orders"), "behind"),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_an_answer_without_a_group_says_so(
+    partial: Small, arguments: tuple[str, ...], column: str
+) -> None:
+    result = partial.run(*arguments, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)[-1][column] == NOBODY
+
+
+def test_one_broker_is_changed_all_the_same(partial: Small) -> None:
+    arguments = ("resetOffsetByTime", *OF_GROUP, "-s", "0", "-b")
+    result = partial.run(*arguments, "group-a", "--json")
+    assert result.exit_code == 0
+    assert [row["broker"] for row in json.loads(result.stdout)] == ["group-a", "group-a"]
+    assert "leads no broker group" in partial.run(*arguments, HEADLESS).stderr

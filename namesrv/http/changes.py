@@ -203,14 +203,14 @@ class Changes:
     # --- every group
 
     async def delete_topic(self, call: Call) -> Reply:
-        having = list(self._cluster.table.queues(call.parameters.topic) or ())
+        having = self._cluster.groups_with(call.parameters.topic)
         return await self._everywhere.change(call, TOPIC, having)
 
     async def reset(self, call: Call) -> Reply:
         topic = call.body.get("topic")
         if not isinstance(topic, str) or not topic:
             raise invalid([("topic", "which topic's offsets?")])
-        having = list(self._cluster.table.queues(topic) or ())
+        having = self._cluster.groups_with(topic)
         return await self._everywhere.change(call, RESET, having)
 
     # --- messages

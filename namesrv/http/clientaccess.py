@@ -105,5 +105,5 @@ class ClientAccess:
         return {"items": items, "next": None, "errors": errors}
 
     async def put_mode(self, call: Call) -> Reply:
-        having = list(self._cluster.table.queues(call.parameters.topic) or ())
+        having = self._cluster.groups_with(call.parameters.topic)
         return await self._everywhere.change(call, f"{MODES}/{{topic}}", having)

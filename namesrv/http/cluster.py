@@ -88,6 +88,16 @@ class ClusterView:
         found = {name: leader_of(known, name) for name in names}
         return {name: one.http_address if one else "" for name, one in found.items()}
 
+    def groups_with(self, topic: str) -> list[str]:
+        """Return the groups that a change of a topic concerns: those that have it, and those of
+        which every broker is gone, since nobody knows what they have; [] if no group is known to
+        have it."""
+        having = self.table.queues(topic)
+        if not having:
+            return []
+        gone = [name for name in self.leaders() if self.table.group(name) is None]
+        return [*having, *gone]
+
     # --- the look
 
     async def look(self) -> Item:

@@ -185,6 +185,37 @@ async def test_one_topic_and_its_change_in_every_group(cluster: FakeCluster, cal
     assert (await call("PUT", "/topics/Orders?group=x", body, If_Match="*"))[0] == 404
 
 
+@pytest.mark.parametrize(
+    "method, path, body",
+    [
+        ("DELETE", "/topics/Orders", None),
+        ("POST", "/consumer-groups/cg/reset", {"topic": "Orders", "to": {"position": "latest"}}),
+        ("PUT", "/consumer-groups/cg/modes/Orders", {"mode": "POP"}),
+    ],
+)
+async def test_a_change_names_a_group_that_is_gone(
+    cluster: FakeCluster, call: Caller, method: str, path: str, body: Any
+) -> None:
+    cluster.nodes["n0"].answers[method, f"/api/v1{path}"] = (200, {})
+    gone = [node for node in cluster.nodes.values() if node.group == "broker-b"]
+    await call.get("/groups")
+    for node in gone:
+        assert cluster.server.table.unregister(node.address, node.group, 0)
+    status, value, _ = await call(method, path, body, If_Match="*")
+    assert status == 207
+    assert value["results"][1] == {
+        "group": "broker-b", "outcome": "failed", "status": 0,
+        "error": "no leader with an HTTP address is registered",
+    }  # fmt: skip
+    unknown = path.replace("Orders", "Unknown")
+    if body is None:  # nobody is known to have it: everybody is asked
+        value = (await call(method, unknown, body, If_Match="*"))[1]
+        assert [result["group"] for result in value["results"]] == ["broker-a", "broker-b"]
+    for node in gone:
+        assert (await call("DELETE", f"/brokers/broker-b/{node.address}"))[0] == 204
+    assert (await call(method, path, body, If_Match="*"))[0] == 200
+
+
 async def test_a_write_follows_the_leader_once(cluster: FakeCluster, call: Caller) -> None:
     old, new = cluster.nodes["n0"], cluster.nodes["n1"]
     transfer = ("POST", "/api/v1/node/transfer")

@@ -28,7 +28,7 @@ from msgspec import Meta
 from raftmq.web.loopback import is_loopback
 from raftmq.web.operation import Caller, Role
 from raftmq.web.problem import forbidden, unauthorized
-from raftmq.web.sessions import Sessions, check_own_page
+from raftmq.web.sessions import Sessions, check_own_page, host_of
 
 TOKENS_MAX = 256
 TOKEN_LENGTH_MIN = 16
@@ -106,7 +106,7 @@ class Access:
         name = _host_name(host)
         if name is None or not is_loopback(name):
             raise forbidden(f"the Host header says {host[:100]!r}, not loopback")
-        if method not in SAFE_METHODS and origin is not None and urlsplit(origin).netloc != host:
+        if method not in SAFE_METHODS and origin is not None and host_of(origin) != host:
             raise forbidden(f"a page of origin {origin[:100]!r} changes nothing here")
 
     def caller(self, authorization: str | None) -> Caller:

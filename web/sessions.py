@@ -68,5 +68,13 @@ class Sessions:
 def check_own_page(origin: str | None, host: str) -> None:
     """Check that a change with a cookie comes from a page of this server. Raises ApiProblem
     (403)."""
-    if origin is None or urlsplit(origin).netloc != host:
+    if origin is None or host_of(origin) != host:
         raise forbidden(f"a page of origin {(origin or 'none')[:100]!r} changes nothing here")
+
+
+def host_of(origin: str) -> str | None:
+    """Return the host and port in an Origin header; None if there is none."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None

@@ -154,6 +154,8 @@ async def test_without_tokens_only_loopback_pages_are_heard():
             (own, "http://evil.example", 403),
             (own, "null", 403),
             (own, "http://127.0.0.1:1", 403),
+            (own, "http://[", 403),
+            (own, "http://[x]", 403),
             (own, f"http://{own}", 200),
         ):
             headers = {"Host": host} | ({"Origin": origin} if origin else {})

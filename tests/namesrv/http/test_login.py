@@ -50,7 +50,9 @@ def test_what_is_changed_is_no_session(change: Any) -> None:
     assert sessions.caller(change(sessions.made(EVE, 1)), 1) is None
 
 
-@pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://ns:9881"])
+@pytest.mark.parametrize(
+    "origin", [None, "null", "http://evil.example", "http://ns:9881", "http://["]
+)
 def test_pages_of_others_change_nothing_with_a_cookie(origin: str | None) -> None:
     check_own_page("http://ns:9880", "ns:9880")
     with pytest.raises(ApiProblem):

@@ -109,7 +109,11 @@ class Nodes:
 
     def distrusted(self, http_address: str) -> str:
         """Return why a broker is told no secret; "" if it may be."""
-        return self._token.distrusted(url_of(http_address, "/"), http_address)
+        try:
+            url = url_of(http_address, "/")
+        except aiohttp.InvalidURL:
+            return _no_address(http_address)
+        return self._token.distrusted(url, http_address)
 
     async def ask(
         self,
@@ -127,7 +131,10 @@ class Nodes:
         assert self._session is not None, "not started"
         if not http_address:
             raise NodeSilent("it has told no HTTP address", sent=False)
-        url = url_of(http_address, path, query)
+        try:
+            url = url_of(http_address, path, query)
+        except aiohttp.InvalidURL as error:
+            raise NodeSilent(_no_address(http_address), sent=False) from error
         wanted = {**(headers or {}), **self._token.headers(url, http_address)}
         if body is not None:
             wanted.setdefault("Content-Type", JSON)
@@ -187,10 +194,19 @@ class Nodes:
 
 def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None) -> URL:
     """Build a URL; `path` stays as encoded. A broker with HTTPS registers an address that begins
-    with https://."""
+    with https://. Raises InvalidURL, a ClientError: anything may be registered."""
     scheme = "https" if http_address.startswith(HTTPS) else "http"
-    url = URL(f"{scheme}://{http_address.removeprefix(HTTPS)}{path}", encoded=True)
+    try:
+        url = URL(f"{scheme}://{http_address.removeprefix(HTTPS)}{path}", encoded=True)
+        if not url.host or not url.port:  # parsed when they are asked for, here
+            raise ValueError("no host, or no port")
+    except ValueError as error:
+        raise aiohttp.InvalidURL(http_address, str(error)) from error
     return url.with_query(dict(query)) if query else url
+
+
+def _no_address(http_address: str) -> str:
+    return f"{http_address} is no HTTP address"
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

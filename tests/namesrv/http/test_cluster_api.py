@@ -109,6 +109,23 @@ async def test_a_broker_that_does_not_answer_fails_no_page(
     assert status == 404  # it is registered
 
 
+@pytest.mark.parametrize("address", ["[x]:1", "a:b:1", "::1:2"])
+async def test_an_http_address_that_is_none_fails_no_page(
+    cluster: FakeCluster, call: Caller, address: str
+) -> None:
+    node = FakeNode("n7", "broker-x", role="leader")
+    node.http, node.address = address, "127.0.0.1:1"
+    cluster.register(node)
+    seen = await call.get("/cluster")
+    told = seen["groups"][2]["brokers"][0]
+    assert (told["node"], told["error"]) == (None, f"{address} is no HTTP address")
+    assert (await call.get("/brokers/broker-x/0/node", 503))["code"] == "NODE_SILENT"
+    assert (await call.get("/brokers/broker-x/0/events", 503))["code"] == "NODE_SILENT"
+    body = {"secretKey": "0123456789"}
+    status, value, _ = await call("PUT", "/accounts/shop-0001?group=broker-x", body)
+    assert (status, value["code"]) == (503, "DISTRUST")
+
+
 async def test_looks_at_one_time_share_one(
     cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ class ClusterAdmin:
         body = await self._body(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return tuple(body.get("topicList") or ())
 
-    async def groups_of(self, topic: str) -> dict[str, BrokerData]:
+    async def groups_of(self, topic: str) -> Mapping[str, BrokerData]:
         """Return the broker groups that have the topic, by broker name."""
         return {b.broker_name: b for b in (await self.route(topic)).brokers}
 

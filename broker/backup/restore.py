@@ -32,7 +32,7 @@ from pathlib import Path
 import orjson
 
 from raftmq.broker.backup.chain import ChainBroken, FrameChain
-from raftmq.broker.backup.directory import BackupDirectory, segment_name
+from raftmq.broker.backup.directory import OF_DISKS, BackupDirectory, segment_name
 from raftmq.broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
 from raftmq.broker.backup.settings import store_config_of
 from raftmq.broker.backup.states import decode
@@ -131,13 +131,14 @@ def point_of(
 
 
 def check_empty(store: str) -> None:
-    """Raise BackupError if anything but a lock file is in that directory."""
+    """Raise BackupError if anything but a lock file is in that directory, and what a file system
+    has of its own."""
     path = Path(store)
     if not path.exists():
         return
     if not path.is_dir():
         raise BackupError(f"{store} is no directory")
-    names = sorted(name for name in os.listdir(path) if name != LOCK_FILE)
+    names = sorted({*os.listdir(path)} - {LOCK_FILE} - OF_DISKS)
     if RESTORING in names:
         raise BackupError(f"{store}: a restore was interrupted there: remove what is in it")
     if names:

@@ -1,8 +1,9 @@
 """Takes a backup: keeps what the directory has already, copies the rest, writes the manifest last.
 
 If the directory has a part of a segment with a correct checksum, only the rest is copied, provided
-that the replica has the part's last frame, too (manifest.LastFrame says why that is enough). If it
-has another frame there, the directory belongs to another log, and nothing in it is touched.
+that the replica has the part's last frame, too (manifest.LastFrame says why that is enough). If the
+replica does not have the last frame of the backup that is there, the directory belongs to another
+log, and nothing in it is touched. If retention has removed that frame, the group ids tell.
 Everything that comes from the replica is checked frame by frame before it counts.
 
 An attempt ends when the replica is gone, restarted, or retention overtook it; the next one goes on
@@ -12,7 +13,7 @@ with what is there. A damaged frame is reported to the replica, and read again l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,8 +22,17 @@ from google_crc32c import extend as crc32c_extend
 from raftmq import __version__
 from raftmq.broker.backup.chain import ChainBroken, FrameChain
 from raftmq.broker.backup.directory import BackupDirectory
-from raftmq.broker.backup.manifest import BackupError, LastFrame, Manifest, Part, StateFile
+from raftmq.broker.backup.manifest import (
+    BackupDamaged,
+    BackupError,
+    LastFrame,
+    Manifest,
+    Part,
+    StateFile,
+)
 from raftmq.broker.backup.source import Offer, Overtaken, Source
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables.snapshotinstall import group_id_in
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame
 
 ATTEMPTS_MAX = 8
@@ -92,7 +102,7 @@ class _Copying:
         self._known = [*(old.segments if old else ()), *self._directory.progress()]
         self._check_known()
         offer = await self._source.begin(old.commit_index if old else 0)
-        self._check_same_group(offer)
+        await self._check_same_log(offer)
         snapshot = offer.snapshot
         size = snapshot.segment_size_bytes
         before = (snapshot.first_index - 1, snapshot.previous_term)
@@ -119,7 +129,8 @@ class _Copying:
                 if not self._sound[part]:
                     self._say(f"the segment at {part.start} is damaged here: it is copied again")
 
-    def _check_same_group(self, offer: Offer) -> None:
+    async def _check_same_log(self, offer: Offer) -> None:
+        """Raise BackupError if the backup that is there is not of this log, or of more of it."""
         old = self._old
         if old is None:
             return
@@ -129,6 +140,30 @@ class _Copying:
                 f"a backup of group {old.group} with segments of {old.segment_size_bytes} bytes;"
                 f" this is group {offer.facts.group} with {size}"
             )
+        if not old.segments:
+            return
+        last = old.segments[-1].last
+        if last.position >= offer.snapshot.position:
+            header = b""
+            if last.position + HEADER_SIZE_BYTES <= offer.end:
+                header = await self._source.read(last.position, HEADER_SIZE_BYTES)
+            if not last.is_that_of(header):
+                raise self._another_log(
+                    f"a backup of another log: its frame {last.index} of term {last.term} is not"
+                    " the replica's"
+                )
+        elif self._is_another_groups(old, offer.snapshot.state):
+            raise self._another_log(f"a backup of another group with the name {old.group}")
+
+    def _is_another_groups(self, old: Manifest, state: bytes) -> bool:
+        if not old.states:
+            return False
+        try:
+            before = group_id_in(self._directory.state(old.states[-1]))
+            now = group_id_in(state)
+        except (BackupDamaged, StateError):
+            return False  # damaged: it is not known
+        return b"" not in (before, now) and before != now
 
     def _another_log(self, what: str) -> BackupError:
         return BackupError(
@@ -148,21 +183,13 @@ class _Copying:
         return await self._copy(start, limit, before, segment_size_bytes, have)
 
     async def _usable(self, start: int, limit: int, before: tuple[int, int]) -> Part | None:
-        """Return the part of the segment at `start` that need not be copied again. Raises
-        BackupError if it is another log's."""
+        """Return the part of the segment at `start` that need not be copied again."""
         there = [p for p in self._known if p.start == start and p.end <= limit and self._sound[p]]
         for have in sorted(there, key=lambda part: part.length_bytes, reverse=True):
             if (have.before_index, have.before_term) == before:
                 header = await self._source.read(have.last.position, HEADER_SIZE_BYTES)
                 if have.last.is_that_of(header):
                     return have
-        of_old = [p for p in there if self._old is not None and p in self._old.segments]
-        if of_old:
-            last = of_old[0].last
-            raise self._another_log(
-                f"a backup of another log: its frame {last.index} of term {last.term} is not the"
-                " replica's"
-            )
         return None
 
     async def _copy(
@@ -245,10 +272,22 @@ class _Copying:
     def _states(self, offer: Offer) -> tuple[StateFile, ...]:
         """Return the new state and the latest earlier ones that the log still reaches back to."""
         snapshot = offer.snapshot
-        new = self._directory.save_state(
+        old = self._old.states if self._old else ()
+        new = self._at(snapshot.applied_index, old) or self._directory.save_state(
             snapshot.applied_index, offer.facts.time_ms, snapshot.state
         )
-        old = self._old.states if self._old else ()
         oldest = snapshot.first_index - 1
         kept = [state for state in old if oldest <= state.index < new.index]
         return (*kept[-(self._states_kept - 1) :], new) if self._states_kept > 1 else (new,)
+
+    def _at(self, index: int, old: Sequence[StateFile]) -> StateFile | None:
+        """Return the intact state as of this frame that is there: the manifest that names it stays
+        true until there is a new one, so nothing is written over it."""
+        for state in old:
+            if state.index == index:
+                try:
+                    self._directory.state(state)
+                except BackupDamaged:
+                    return None
+                return state
+        return None

@@ -24,6 +24,7 @@ import orjson
 
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.groupid import GroupIdTable
 from raftmq.broker.tables.snapshot import Snapshot
 from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger import snapshotmarker
@@ -140,6 +141,13 @@ def decode_state(data: bytes) -> tuple[Snapshot, list[tuple[str, int, int]]]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"not the state of a group snapshot: {error!r}") from error
     return tables, queues
+
+
+def group_id_in(data: bytes) -> bytes:
+    """Return the group id in a group snapshot's state; b"" if the group had none. Raises
+    StateError."""
+    tables, _ = decode_state(data)
+    return next(table.value for _, table in tables.tables if isinstance(table, GroupIdTable))
 
 
 def remove_derived(disk: Disk, config: StoreConfig) -> None:

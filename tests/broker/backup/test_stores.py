@@ -1,6 +1,7 @@
 """Backups of a replica's store: what is copied, what verifying finds, what can be restored."""
 
 import asyncio
+import errno
 import re
 import shutil
 from pathlib import Path
@@ -24,6 +25,7 @@ from raftmq.broker.config import Setting, build_config
 from raftmq.broker.construction import store_config
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables.groupid import group_id
+from raftmq.broker.tables.snapshotinstall import BrokerCapture
 from raftmq.broker.tables.state import commit_offsets, put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.dledger.configuration import decode_configuration, founding
@@ -249,6 +251,64 @@ def test_another_log_is_not_written_over_a_backup(store, place, tmp_path):
         backup(elsewhere, place)
     assert place.required() == manifest
     assert list(complaints(place, manifest)) == []
+
+
+def test_a_group_made_anew_is_not_written_over_the_backup_of_the_lost_one(place, tmp_path):
+    """It has the name, more frames, and fewer bytes."""
+    lost = Store(tmp_path / "lost")
+    lost.write([put_topic(TopicConfig("T", 2, 2))], [batch() for _ in range(5)])
+    manifest = backup(lost, place).manifest
+    anew = Store(tmp_path / "anew")
+    anew.write([put_topic(TopicConfig("T", 2, 2))], [[record(body=b"n")] for _ in range(20)])
+    with pytest.raises(BackupError, match="another log"):
+        backup(anew, place)
+    assert place.required() == manifest
+    assert list(complaints(place, manifest)) == []
+
+
+@pytest.mark.parametrize(("ours", "theirs", "taken"), [(1, 1, True), (1, 2, False), (0, 2, True)])
+def test_where_retention_left_nothing_of_a_backup_the_group_ids_tell(
+    place, tmp_path, ours, theirs, taken
+):
+    def named(number):
+        topic = put_topic(TopicConfig("T", 2, 2))
+        return [topic, group_id(bytes([number]) * 16)] if number else [topic]
+
+    lost = Store(tmp_path / "lost")
+    lost.write(named(ours), [batch() for _ in range(2)])
+    manifest = backup(lost, place).manifest
+    later = Store(tmp_path / "later")
+    later.write(named(theirs), [batch() for _ in range(12)])
+    replica = later.open()
+    trimmed(replica.log, replica.store.commitlog.segments()[-1].start)
+    replica.store.derived.correct_min_offset()
+    later.close(replica)
+    if taken:
+        assert backup(later, place).manifest.begin > manifest.end
+        return
+    with pytest.raises(BackupError, match="another group with the name group-a"):
+        backup(later, place)
+    assert place.required() == manifest
+    assert list(complaints(place, manifest)) == []
+
+
+def test_a_run_that_fails_leaves_the_state_of_the_one_before(store, place, monkeypatch):
+    """Of an idle group both are as of the same frame."""
+    manifest = backup(store, place).manifest
+    encode = BrokerCapture.encode
+    monkeypatch.setattr(BrokerCapture, "encode", lambda capture: encode(capture) + b" ")
+    with monkeypatch.context() as patch:
+        patch.setattr(BackupDirectory, "save_manifest", no_room)
+        with pytest.raises(OSError, match="no room"):
+            backup(store, place)
+    assert list(complaints(place, manifest)) == []
+    again = backup(store, place).manifest
+    assert again.states == manifest.states
+    assert list(complaints(place, again)) == []
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, "no room, says the test")
 
 
 def test_a_log_that_went_back_is_another_one(store, place, tmp_path):
@@ -497,6 +557,13 @@ def test_nothing_is_overwritten(store, place, tmp_path):
     assert not (tmp_path / "new").exists()
     status, output = run("restore", store.root, "--into", tmp_path / "new", "--peers", "n0-h:1")
     assert status == 2 and "is no backup" in output
+
+
+def test_a_new_file_system_is_empty(store, place, tmp_path):
+    backup(store, place)
+    (tmp_path / "new" / "lost+found").mkdir(parents=True)
+    made = restored(place, tmp_path / "new")
+    assert Store(tmp_path / "new").look()[2] == made.configuration_index + 1
 
 
 def test_a_directory_of_something_else_is_no_place_for_a_backup(store, place, tmp_path):

@@ -194,6 +194,7 @@ class InstallTiming:
     retries_max: int = 10  # then all begins anew
     hold_ms: float = 30 * 60_000  # the longest that retention waits for a follower's refill
     silent_ms: float = 15_000  # retention does not wait for a follower silent for this long
+    pause_ms: float = 5 * 60_000  # no parcel is made for this long after one that failed
 
 
 # -- the donor -------------------------------------------------------------------------------------
@@ -220,6 +221,7 @@ class Donor:
         self._data = b""
         self._first_index = 0  # of the parcel; 0: there is none
         self._asked_ms = 0.0
+        self._paused_until_ms = float("-inf")  # no parcel is made before
         self._waiting: dict[NodeId, int] = {}  # asked for a parcel, in this term
         self._offered_ms: dict[NodeId, float] = {}
         self._refills: dict[NodeId, _Refill] = {}
@@ -278,8 +280,20 @@ class Donor:
         waiting, self._waiting = self._waiting, {}
         return [self._chunk(peer, term, 0) for peer, term in waiting.items()]
 
+    def failed(self, now_ms: float) -> None:
+        """Note that the parcel wanted could not be made. The followers that wait for it are
+        forgotten, so that retention goes on, and none is made for `pause_ms`: the copy and its
+        encoding cost much, and the next would hardly end otherwise."""
+        for peer in self._waiting:
+            self._refills.pop(peer, None)
+        self._waiting = {}
+        self._paused_until_ms = now_ms + self._timing.pause_ms
+
     def step(self, request: InstallRequest, log: LogIndex, now_ms: float) -> InstallChunk | None:
-        """Return the answer; None: it follows when there is a parcel (`wants_parcel`)."""
+        """Return the answer; None: it follows when there is a parcel (`wants_parcel`), or the
+        follower has to ask again later."""
+        if now_ms < self._paused_until_ms:
+            return None
         peer = request.sender
         refill = _Refill(log.first_index, now_ms, log.last_index)
         if peer in self._refills:

@@ -10,7 +10,8 @@ broker.tables.snapshotinstall) and begin again. If it could not be noted the old
 next start begins with that.
 
 Limits: one parcel, one capture at a time, one chunk in flight to each follower;
-GROUP_SNAPSHOT_BYTES_MAX in memory on either side.
+GROUP_SNAPSHOT_BYTES_MAX in memory on either side. A parcel that is larger, or that cannot be
+encoded, is tried again after `InstallTiming.pause_ms`; until then retention waits for nobody.
 """
 
 from __future__ import annotations
@@ -218,9 +219,15 @@ class Installer:
 
         def made(future: asyncio.Future[bytes]) -> None:
             self._work = None
+            error = future.exception()
+            if error is not None:
+                log.error("installation_not_made error=%r", error)
+                self._donor.failed(self._clock_ms())
+                return
             data = future.result()
             if len(data) > GROUP_SNAPSHOT_BYTES_MAX:
                 log.error("installation_too_large bytes=%d", len(data))
+                self._donor.failed(self._clock_ms())
                 return
             log.info("parcel_made first=%d bytes=%d", first, len(data))
             for chunk in self._donor.made(data, index, first, self._clock_ms()):

@@ -214,3 +214,20 @@ def test_retention_waits_for_a_follower_that_is_refilled_but_not_for_ever() -> N
     donor = refilling()
     donor.drop()
     assert donor.still_refilled({"b": (0, 0.0)}, 100) == []
+
+
+def test_after_a_parcel_that_failed_nobody_is_waited_for_and_none_is_made_for_a_while() -> None:
+    donor, _ = halfway()  # b has the first chunk of a parcel
+    donor.offers(["c"], 7, TRIMMED, PARCEL_KEEP_MS + 1.0)  # that parcel is dropped
+    ask = InstallRequest("c", "a", 7, 0, 0)
+    assert donor.step(ask, TRIMMED, 0) is None
+    assert donor.wants_parcel
+    assert donor.still_refilled({"b": (0, 0.0), "c": (0, 0.0)}, 0) == ["b", "c"]
+    donor.failed(10)
+    assert not donor.wants_parcel
+    assert donor.still_refilled({"b": (0, 0.0), "c": (0, 0.0)}, 10) == ["b"]
+    assert donor.step(ask, TRIMMED, 10 + TIMING.pause_ms - 1) is None
+    assert not donor.wants_parcel
+    assert donor.still_refilled({"c": (0, 0.0)}, 10) == []
+    assert donor.step(ask, TRIMMED, 10 + TIMING.pause_ms) is None
+    assert donor.wants_parcel

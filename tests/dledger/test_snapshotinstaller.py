@@ -66,6 +66,14 @@ async def stranded(group: Group) -> tuple[Node, Node]:
     return leader, follower
 
 
+@dataclass
+class Unencodable(Counted):
+    """A state that no memory holds as bytes."""
+
+    def encode(self) -> bytes:
+        raise MemoryError
+
+
 def source_of(node: Node) -> Source:
     assert isinstance(node.source, Source)
     return node.source
@@ -139,3 +147,34 @@ async def test_a_note_that_finds_no_descriptor_is_written_later(
     await group.until(lambda: bool(source_of(follower).reasons))
     assert snapshotmarker.pending(follower.disk, "raft")
     assert not follower.fatal
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "event"),
+    [(Counted, 1, "installation_too_large"), (Unencodable, 1 << 20, "installation_not_made")],
+)
+async def test_a_parcel_that_cannot_be_made_is_tried_once_and_holds_no_retention(
+    group: Group,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[Counted],
+    limit: int,
+    event: str,
+) -> None:
+    monkeypatch.setattr(raftmq.dledger.snapshotinstaller, "GROUP_SNAPSHOT_BYTES_MAX", limit)
+    leader, follower = await stranded(group)
+    captures: list[Counted] = []
+
+    def capture() -> Counted:
+        captures.append(kind(leader.member.applied_index))
+        return captures[-1]
+
+    monkeypatch.setattr(source_of(leader), "capture", capture)
+    await follower.start()
+    await group.until(lambda: event in caplog.text)
+    assert leader.member.refilled == []
+    receiver = follower.member.parts.installer._receiver
+    await group.until(lambda: receiver._retries > 0)  # many of the leader's ticks later
+    assert len(captures) == caplog.text.count(event) == 1
+    assert leader.member.refilled == []
+    assert not leader.fatal

@@ -48,6 +48,11 @@ class Succession:
         """Begin to hand leadership to `target`. Raises NotLeader, UnknownTarget, Busy."""
         self.pump.ask(self.pump.core.transfer, target, self.pump.core_ms())
 
+    def best(self) -> NodeId | None:
+        """Return the follower that could lead at once and has most of the log, one with room on its
+        disk first; None if nobody could."""
+        return best_successor(self.pump.core, self.pump.links.is_open, self.pump.core_ms())
+
     # -- while this member works ----------------------------------------------------------------
 
     def preferred(self) -> NodeId | None:
@@ -152,10 +157,9 @@ class Succession:
 
     def _begin(self) -> None:
         """Start a transfer if a follower is able now."""
-        able = able_successors(self.pump.core, self.pump.links.is_open, self.pump.core_ms())
-        if not able:
+        best = self.best()
+        if best is None:
             return
-        best = max(able, key=lambda p: (not p.no_room, p.match_index, p.heard_ms)).peer
         try:
             self.transfer(best)
         except RaftError as error:  # its standing changed just now: look again
@@ -198,6 +202,15 @@ def with_room(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]
         and not progress.no_room
         and is_open(progress.peer)
     ]
+
+
+def best_successor(
+    core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
+) -> NodeId | None:
+    """Return which of the `able_successors` should lead; None if nobody could."""
+    able = able_successors(core, is_open, now_ms)
+    best = max(able, key=lambda p: (not p.no_room, p.match_index, p.heard_ms), default=None)
+    return None if best is None else best.peer
 
 
 def able_successors(

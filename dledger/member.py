@@ -419,6 +419,11 @@ class RaftMember:
             raise NotLeader(None)
         self._parts.succession.transfer(target)
 
+    def successor(self) -> NodeId | None:
+        """Return the follower to which this leader should `transfer` if it is asked to hand over to
+        whoever is best; None if nobody could lead at once."""
+        return self.parts.succession.best() if self.life.running else None
+
     def preferred_successor(self) -> NodeId | None:
         """Return the preferred leader if this leader should `transfer` to it now, else None. To be
         called a few times a second, on every replica (preference.py)."""

@@ -120,7 +120,8 @@ COMMANDS = (
          Flag("b", "brokerName", "This broker group only.")), "brokers:raft_status"),
     Command("transferLeader", "Hand the leadership of a Raft group over, and wait for it.",
         (Flag("b", "brokerName", "The broker group.", required=True),
-         Flag("t", "target", "The replica that shall lead (n1); none: who has most.")),
+         Flag("t", "target", "The replica that shall lead (n1); none: of the voters that could at"
+              " once the one that has most.")),
         "brokers:transfer_leader", CHANGES),
     Command("members", "Show who belongs to a Raft group, or change that.",
         (Flag("b", "brokerName", "The broker group.", required=True),

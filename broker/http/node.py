@@ -74,7 +74,7 @@ class NodeOperations:
                       role=Role.ADMIN, parameters=MemberPath, status=204,
                       problems=(404, 409, 503, 504)),
             Operation("POST", "/api/v1/node/transfer", "transferLeadership",
-                      "Begin to hand leadership over: to target, or to who has most.",
+                      "Begin to hand leadership over: to target, or to the best follower.",
                       self.transfer, role=Role.OPERATOR, body=TransferBody, answer=TransferView,
                       status=202, problems=(409, 503)),
             Operation("POST", "/api/v1/node/stop", "stopNode",

@@ -270,7 +270,7 @@ class Admin:
         return "".join(f"{key}={value}\n" for key, value in told.items())
 
     async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Begin to hand leadership over: ext `target` (node id; none: the follower that has most).
+        """Begin to hand leadership over: ext `target` (node id; none: the best follower).
         Answered once it has begun, with ext `target`; whether it succeeds shows in the roles
         (28)."""
         target = self.context.log.hand_over((request.ext or {}).get("target", ""))

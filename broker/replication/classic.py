@@ -401,6 +401,9 @@ class ClassicEngine:
     def transfer(self, target: str) -> None:
         raise NotLeader(None)
 
+    def successor(self) -> str | None:
+        return None
+
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
         """Do nothing: nobody else can be the master, so it goes on with what can be read."""
 

@@ -48,6 +48,11 @@ class Engine(Protocol):
 
     def transfer(self, target: str) -> None: ...
 
+    def successor(self) -> str | None:
+        """Return the follower that could lead at once and has most of the log; None if nobody
+        could."""
+        ...
+
     async def delete_before(self, position: int) -> int: ...
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ from raftmq.broker.errors import Refused, not_leader
 from raftmq.broker.registration import Identity
 from raftmq.broker.replication.classic import ClassicEngine
 from raftmq.broker.replication.engine import Engine, FramedEngine, Place, place_of
-from raftmq.broker.replication.roles import RoleView, most_advanced
+from raftmq.broker.replication.roles import RoleView
 from raftmq.dledger.errors import RaftError
 from raftmq.dledger.member import RaftMember
 from raftmq.dledger.messages import Role, RoleEvent
@@ -130,17 +130,19 @@ class ReplicatedLog:
     # ---- handing over -------------------------------------------------------------------------
 
     def hand_over(self, target: str) -> str:
-        """Begin to transfer leadership to `target`; "" means the reachable follower that has most.
+        """Begin to transfer leadership to `target`; "" means the follower that has most of those
+        that could lead at once.
 
         Returns the target chosen. Raises Refused, RaftError."""
         if not self._roles.leading:
             raise not_leader()
-        target = target or most_advanced(self.engine.status())
-        if not target:
-            raise Refused(ResponseCode.SYSTEM_ERROR, "no follower is within reach", retriable=True)
-        self.engine.transfer(target)
+        chosen = target or self.engine.successor()
+        if chosen is None:
+            words = "no follower is within reach that could lead at once"
+            raise Refused(ResponseCode.SYSTEM_ERROR, words, retriable=True)
+        self.engine.transfer(chosen)
         self._handing_over = True
-        return target
+        return chosen
 
     async def leave(self) -> str | None:
         """Hand leadership over before a planned stop. Returns the new leader, if there is one."""

@@ -1,4 +1,4 @@
-"""The current role of this replica, what follows from it, and who could lead instead.
+"""The current role of this replica, and what follows from it.
 
 One `RoleView` per broker, changed by the engine's role events only; every part that has to know
 whether this replica leads asks it.
@@ -56,16 +56,3 @@ class RoleView:
         """True if a Raft group has a leader whose address is not known here: its announcement is
         below the snapshot from which this replica began."""
         return not self._config.is_classic and self.leader is not None and not self.leader_address
-
-
-def most_advanced(status: dict[str, object]) -> str:
-    """Return, from a leader's status (dledger.status), the connected peer whose log matches
-    furthest, preferring those with room on their disks; "" if none is connected."""
-    peers = status.get("peers", {})  # a classic master has none
-    assert isinstance(peers, dict)
-    matches = {
-        str(name): (bool(peer.get("room", True)), int(peer["match"] or 0))
-        for name, peer in peers.items()
-        if peer["connected"]
-    }
-    return max(matches, key=lambda name: matches[name], default="")

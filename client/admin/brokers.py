@@ -74,8 +74,8 @@ class BrokerAdmin:
         await self._requests.ask(address, code, timeout_ms=UPKEEP_TIMEOUT_MS)
 
     async def transfer_leadership(self, address: str, target: str = "") -> str:
-        """Start a leadership transfer (30001, ours) to `target`, or, if "", to the replica with
-        the longest log. Returns the target."""
+        """Start a leadership transfer (30001, ours) to `target`, or, if "", to the voter that
+        has most of those that could lead at once. Returns the target."""
         ext = {"target": target} if target else {}
         response = await self._requests.ask(address, RequestCode.TRANSFER_LEADERSHIP, ext)
         return (response.ext or {}).get("target", "")

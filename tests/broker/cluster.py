@@ -123,7 +123,9 @@ class Group:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 answer = await self.ask(leader, RequestCode.TRANSFER_LEADERSHIP, ext)
-                if answer.code not in (ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY):
+                later = "could lead at once" in (answer.remark or "")
+                later = later or answer.code == ResponseCode.SYSTEM_BUSY
+                if answer.code != ResponseCode.SUCCESS and not later:
                     return answer
                 if answer.code == ResponseCode.SUCCESS:
                     core = leader.engine.core

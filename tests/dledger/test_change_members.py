@@ -98,6 +98,23 @@ async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
         await group.until(lambda: gone.member.links.told_removed)
 
 
+async def test_a_learner_that_has_everything_is_nobody_to_hand_over_to(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        learner = group.joiner("a0")  # the first of those that have most
+        await learner.start()
+        await change(group, ChangeKind.ADD_LEARNER, "a0", address(learner))
+        await group.until(lambda: learner.member.applied_index == leader.member.core.last_index)
+        voters = {node.node_id for node in group.others(leader) if node is not learner}
+        await group.until(lambda: leader.member.successor() is not None)
+        for node in group.nodes:
+            if node.node_id in voters:
+                assert leader.member.successor() in voters
+                await node.stop()
+        assert learner.running
+        assert leader.member.successor() is None
+
+
 async def test_a_member_that_was_away_follows_a_leader_it_has_not_heard_of(tmp_path: Path) -> None:
     """All others were replaced meanwhile: nobody that it knows could tell it."""
     async with Group(tmp_path) as group:

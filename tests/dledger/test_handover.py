@@ -6,7 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftmq.dledger.handover import HEARD_HEARTBEATS, LAG_FRAMES_MAX, able_successors, with_room
+from raftmq.dledger.handover import (
+    HEARD_HEARTBEATS,
+    LAG_FRAMES_MAX,
+    able_successors,
+    best_successor,
+    with_room,
+)
 from raftmq.dledger.state import CoreConfig
 
 NOW_MS = 10_000.0
@@ -14,7 +20,13 @@ CONFIG = CoreConfig()
 
 
 def follower(name: str, **changes: object) -> SimpleNamespace:
-    good = {"peer": name, "recovering": False, "heard_ms": NOW_MS, "match_index": 100}
+    good = {
+        "peer": name,
+        "recovering": False,
+        "heard_ms": NOW_MS,
+        "match_index": 100,
+        "no_room": False,
+    }
     return SimpleNamespace(**(good | changes))
 
 
@@ -41,6 +53,29 @@ def test_who_is_able(changes: dict[str, object], able: bool) -> None:
     )
     found = able_successors(core, lambda peer: peer != "away", NOW_MS)  # type: ignore[arg-type]
     assert found == ([other] if able else [])
+
+
+@pytest.mark.parametrize(
+    ("followers", "best"),
+    [
+        ([], None),
+        ([follower("learner")], None),
+        ([follower("learner"), follower("n1", match_index=99)], "n1"),
+        ([follower("n1", match_index=99), follower("n2")], "n2"),
+        ([follower("n1", match_index=99), follower("n2", recovering=True)], "n1"),
+        ([follower("n1", match_index=99), follower("n2", heard_ms=0.0)], "n1"),
+        ([follower("n1", match_index=99), follower("n2", no_room=True)], "n1"),
+        ([follower("n1", no_room=True)], "n1"),
+    ],
+)
+def test_who_is_best(followers: list[SimpleNamespace], best: str | None) -> None:
+    core = SimpleNamespace(
+        progress={one.peer: one for one in followers},
+        membership=SimpleNamespace(voters=frozenset({"n0", "n1", "n2"})),
+        config=CONFIG,
+        last_index=100,
+    )
+    assert best_successor(core, lambda _: True, NOW_MS) == best  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

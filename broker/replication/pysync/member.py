@@ -237,6 +237,13 @@ class PySyncMember:
             raise Busy(f"{target} does not have the whole log yet")
         self.pump()
 
+    def successor(self) -> NodeId | None:
+        """Return the connected follower that has most of the log; None if none is connected.
+        SyncObj knows nothing else that could keep it from leading."""
+        said, links = self.sync.getStatus(), self._transport.links
+        near = [peer for peer in self.config.peers if links.is_open(peer)]
+        return max(near, key=lambda peer: said.get(f"match_idx_server_{peer}") or 0, default=None)
+
     async def delete_before(self, position: int) -> int:
         """Delete nothing, because SyncObj needs the beginning of its log; return the first
         offset."""

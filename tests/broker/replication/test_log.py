@@ -22,7 +22,7 @@ class Engine:
     def __init__(self) -> None:
         self.proposed: list[asyncio.Future[int]] = []
         self.targets: list[str] = []
-        self.peers: dict[str, Any] = {"n1": {"connected": True, "match": 3}}
+        self.able: str | None = "n1"
         self.busy = False
 
     def propose_command(self, payload: bytes) -> asyncio.Future[int]:
@@ -31,8 +31,8 @@ class Engine:
         self.proposed.append(asyncio.get_running_loop().create_future())
         return self.proposed[-1]
 
-    def status(self) -> dict[str, object]:
-        return {"peers": self.peers}
+    def successor(self) -> str | None:
+        return self.able
 
     def transfer(self, target: str) -> None:
         self.targets.append(target)
@@ -89,14 +89,14 @@ async def test_a_callback_that_fails_is_contained(world: World) -> None:
     assert world.contained.counts["told_of_command"] == 1
 
 
-def test_leadership_is_handed_to_who_is_within_reach(world: World) -> None:
+def test_leadership_is_handed_to_whom_the_engine_finds_able(world: World) -> None:
     with pytest.raises(Refused, match="NOT_LEADER"):
         world.log.hand_over("")
     world.roles.change(LEADS)
     assert world.log.hand_over("") == "n1"
     assert world.log.hand_over("n2") == "n2"
-    world.engine.peers = {}
-    with pytest.raises(Refused, match="within reach"):
+    world.engine.able = None
+    with pytest.raises(Refused, match="no follower is within reach that could lead at once"):
         world.log.hand_over("")
     assert world.engine.targets == ["n1", "n2"]
 

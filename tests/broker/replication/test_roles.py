@@ -3,7 +3,6 @@
 import pytest
 
 from raftmq.broker.config import Setting, build_config
-from raftmq.broker.replication.roles import most_advanced
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group
 from tests.waiting import until
@@ -33,31 +32,6 @@ async def test_without_a_target_it_goes_to_a_follower_and_a_stranger_is_refused(
     answer = await group.transfer(group.brokers[old])
     assert answer.code == 0 and answer.ext["target"] != old
     await until(lambda: group.brokers[answer.ext["target"]].roles.leading)
-
-
-@pytest.mark.parametrize(
-    ("peers", "best"),
-    [
-        ({}, ""),
-        ({"n1": (True, 4), "n2": (True, 7)}, "n2"),
-        ({"n1": (True, 4), "n2": (False, 7)}, "n1"),
-        ({"n1": (False, 4)}, ""),
-        ({"n1": (True, None)}, "n1"),
-    ],
-)
-def test_most_advanced(peers, best):
-    table = {name: {"connected": c, "match": m} for name, (c, m) in peers.items()}
-    assert most_advanced({"peers": table}) == best
-
-
-def test_nobody_is_the_most_advanced_of_a_classic_master_s_peers():
-    assert most_advanced({}) == ""
-
-
-def test_the_most_advanced_with_room_goes_before_one_without():
-    table = {name: {"connected": True, "match": match, "room": match < 7} for name, match in
-             (("n1", 4), ("n2", 7), ("n3", 5))}  # fmt: skip
-    assert most_advanced({"peers": table}) == "n3"
 
 
 async def test_clients_are_told_the_advertised_port(tmp_path):

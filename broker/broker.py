@@ -83,6 +83,7 @@ from raftmq.broker.sending.writerservice import Writers
 from raftmq.broker.service import RoleChange, Service
 from raftmq.broker.tables.state import announce
 from raftmq.dledger.messages import RoleEvent
+from raftmq.dledger.proposals import command_bytes_max
 from raftmq.ops.memory import Trimmer
 from raftmq.ops.metrics import Timings
 from raftmq.remoting.budgets import Budgets
@@ -200,6 +201,7 @@ class Broker:
             self.log.propose_command,
             lambda: self.roles.takes_commits,
             has_room=state.offsets.room_within(config.consumer_offsets_max),
+            command_bytes_max=command_bytes_max(config.mapped_file_size_commit_log),
         )
         self.marks = ResetMarks(context, self.commits)
         self.questions = SubscriptionQuestions(self.clients)

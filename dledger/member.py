@@ -43,7 +43,7 @@ from raftmq.dledger.oldstore import NOTES_FILE, OldStores
 from raftmq.dledger.peers import PeerLinks
 from raftmq.dledger.preference import Preference
 from raftmq.dledger.promises import Promises
-from raftmq.dledger.proposals import Proposals
+from raftmq.dledger.proposals import Proposals, command_bytes_max
 from raftmq.dledger.proposer import Proposer
 from raftmq.dledger.pump import Life, Pump
 from raftmq.dledger.reads import Reads
@@ -289,6 +289,7 @@ class RaftMember:
             config.commands_waiting_max,
             config.commands_waiting_bytes_max,
             config.command_timeout_ms,
+            command_bytes_max(self.log.commitlog.segment_size_bytes),
         )
         proposer = Proposer(
             core,

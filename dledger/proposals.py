@@ -23,9 +23,16 @@ from dataclasses import dataclass
 
 from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, RaftError
 from raftmq.dledger.messages import NodeId
-from raftmq.store.frame import Frame
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame
+from raftmq.store.record import BLANK_SIZE_BYTES
 
 COMMAND_SIZE_BYTES_MAX = 4 << 20  # state changes are small; the log takes frames of 32 MiB
+
+
+def command_bytes_max(segment_size_bytes: int) -> int:
+    """Return the size of the largest command that a log of such segments takes: a frame is never
+    divided between two, and a blank record may follow it."""
+    return min(COMMAND_SIZE_BYTES_MAX, segment_size_bytes - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES)
 
 
 @dataclass(slots=True)
@@ -42,10 +49,18 @@ class _Command:
 class Proposals:
     """Commands waiting to be proposed, and proposals waiting for their outcome."""
 
-    def __init__(self, waiting_max: int, waiting_bytes_max: int, timeout_ms: float) -> None:
+    def __init__(
+        self,
+        waiting_max: int,
+        waiting_bytes_max: int,
+        timeout_ms: float,
+        size_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
+    ) -> None:
+        """`size_bytes_max`: of one command (`command_bytes_max`)."""
         self._waiting_max = waiting_max
         self._waiting_bytes_max = waiting_bytes_max
         self._timeout_ms = timeout_ms
+        self._size_bytes_max = size_bytes_max
         self._waiting: deque[_Command] = deque()
         self._waiting_bytes = 0
         self._proposed: dict[int, _Command] = {}  # by index, in the order of proposal
@@ -67,8 +82,8 @@ class Proposals:
 
     def submit(self, payload: bytes, now_ms: float) -> asyncio.Future[int]:
         """Queue a command. Raises Busy at the limits, CommandTooLarge."""
-        if len(payload) > COMMAND_SIZE_BYTES_MAX:
-            raise CommandTooLarge(f"{len(payload)} bytes, limit {COMMAND_SIZE_BYTES_MAX}")
+        if len(payload) > self._size_bytes_max:
+            raise CommandTooLarge(f"{len(payload)} bytes, limit {self._size_bytes_max}")
         if len(self._waiting) + len(self._proposed) >= self._waiting_max:
             raise Busy(f"{self._waiting_max} commands wait already")
         if self._waiting and self._waiting_bytes + len(payload) > self._waiting_bytes_max:

@@ -21,11 +21,13 @@ from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.service import Service
 from raftmq.broker.tables.offsets import Commit
 from raftmq.broker.tables.state import commit_offsets
+from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
 
 log = logging.getLogger("raftmq.broker.commits")
 
 PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) between two frames
 FRAME_BYTES_MAX = 1 << 20  # of JSON; far below the member's bound of a command
+ENVELOPE_BYTES = 64  # of a command's JSON around its commits
 COMMIT_BYTES = 60  # of a commit's JSON besides its names, which have ASCII characters only
 
 
@@ -38,10 +40,13 @@ class CommitService:
         leading: Callable[[], bool],
         count_max: int = PENDING_COMMITS_MAX,
         has_room: Callable[[str, str, Collection[int]], bool] = lambda topic, group, queues: True,
+        command_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
     ) -> None:
         """`propose(payload)` raises, or its future fails, as RaftMember.propose_command does.
-        `has_room(topic, group, queue ids)`: whether the table of offsets takes them."""
+        `has_room(topic, group, queue ids)`: whether the table of offsets takes them.
+        `command_bytes_max`: of what the log takes (dledger.proposals)."""
         self.has_room = has_room
+        self.frame_bytes_max = min(FRAME_BYTES_MAX, command_bytes_max - ENVELOPE_BYTES)
         self._propose = propose
         self._leading = leading
         self._count_max = count_max
@@ -104,7 +109,8 @@ class CommitService:
         """Propose the gathered commits."""
         gathered, self._gathered = self._gathered, {}
         waiting, self._waiters = self._waiters, {}
-        for commits in in_frames((*key, offset) for key, offset in gathered.items()):
+        found = ((*key, offset) for key, offset in gathered.items())
+        for commits in in_frames(found, self.frame_bytes_max):
             keys = [commit[:3] for commit in commits]
             waiters = [waiter for key in keys for waiter in waiting.get(key, ())]
             try:
@@ -138,13 +144,13 @@ class CommitService:
         _settle(waiters, error)
 
 
-def in_frames(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
-    """Yield the commits in parts that each fit into a command."""
+def in_frames(commits: Iterable[Commit], bytes_max: int) -> Iterator[list[Commit]]:
+    """Yield the commits in parts of `bytes_max` as JSON, which fit into a command each."""
     part: list[Commit] = []
     size = 0
     for commit in commits:
         more = len(commit[0]) + len(commit[1]) + COMMIT_BYTES
-        if part and size + more > FRAME_BYTES_MAX:
+        if part and size + more > bytes_max:
             yield part
             part, size = [], 0
         part.append(commit)

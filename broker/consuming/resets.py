@@ -209,7 +209,7 @@ class Resets:
         if not self._commits.has_room(topic, group, targets):
             raise no_room()
         resets: list[Commit] = [(topic, group, q, offset) for q, offset in sorted(targets.items())]
-        for part in in_frames(resets):
+        for part in in_frames(resets, self._commits.frame_bytes_max):
             for key in part:
                 self._marks.marked(key[:3])
             self._commits.flush()

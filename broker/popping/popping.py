@@ -20,6 +20,7 @@ from raftmq.broker.popping.steps import StepLog
 from raftmq.broker.popping.told import Told
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.service import Service, at_each_leadership
+from raftmq.dledger.proposals import command_bytes_max
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
@@ -42,7 +43,12 @@ class Popping:
         self._context = context
         gate = Gate(context, commits.has_room)
         live = LiveQueues()
-        steps = StepLog(context.log.propose_then, context.contained, lambda: live.leadership)
+        steps = StepLog(
+            context.log.propose_then,
+            context.contained,
+            lambda: live.leadership,
+            command_bytes_max=command_bytes_max(context.config.mapped_file_size_commit_log),
+        )
         deadlines = Deadlines(context)
         table = context.state.pops
         told = Told(asyncio.get_running_loop().time, lambda *one: table.batch(*one) is not None)

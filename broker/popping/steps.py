@@ -23,8 +23,10 @@ from raftmq.broker.errors import busy, not_leader
 from raftmq.broker.sending.outcome import is_unknown
 from raftmq.broker.service import next_turn
 from raftmq.broker.tables.pops import Step, pop_command
+from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
 
 COMMAND_BYTES_MAX = 3 << 20  # of JSON, by an estimate that is never too low; 4 MiB are refused
+ENVELOPE_BYTES = 64  # of a command's JSON around its steps
 PART_BYTES = 24  # of a number, or of a name besides its characters
 CHARACTER_BYTES_MAX = 6  # of JSON
 GATHERED_MAX = 20_000
@@ -64,9 +66,13 @@ class StepLog:
         leadership: Callable[[], int],
         soon: Callable[[Callable[[], None]], object] = next_turn,
         later: Callable[[Callable[[], None]], object] = _after_a_pause,
+        *,
+        command_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
     ) -> None:
         """`propose_then(command, done)` proposes a command and calls `done` with the outcome;
-        `leadership()`: the number of the present one (LiveQueues)."""
+        `leadership()`: the number of the present one (LiveQueues). `command_bytes_max`: of what the
+        log takes (dledger.proposals)."""
+        self._bytes_max = min(COMMAND_BYTES_MAX, command_bytes_max - ENVELOPE_BYTES)
         self._propose_then = propose_then
         self._contained = contained
         self._leadership = leadership
@@ -94,7 +100,7 @@ class StepLog:
         count = size = 0
         for one in self._gathered:
             size += sum(map(_bytes_max, one.steps))
-            if count and size > COMMAND_BYTES_MAX:
+            if count and size > self._bytes_max:
                 break
             count += 1
         batch, self._gathered = self._gathered[:count], self._gathered[count:]

@@ -13,9 +13,9 @@ from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnkno
 from raftmq.dledger.flusher import FlushMode
 from raftmq.dledger.messages import Role
 from raftmq.dledger.progress import PeerState
-from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
+from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX, command_bytes_max
 from raftmq.dledger.state import CoreConfig
-from tests.dledger.members import Group, Node, TroubledDisk
+from tests.dledger.members import SEGMENT_SIZE_BYTES, Group, Node, TroubledDisk
 
 
 def log_bytes(node: Node) -> bytes:
@@ -243,6 +243,17 @@ async def test_a_command_without_a_majority_ends_as_unknown(tmp_path: Path) -> N
         with pytest.raises(OutcomeUnknown) as caught:
             await future
         assert caught.value.outcome_unknown
+
+
+async def test_the_largest_command_is_stored_and_a_larger_one_ends_nobody(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        size_max = command_bytes_max(SEGMENT_SIZE_BYTES)
+        with pytest.raises(CommandTooLarge):
+            leader.member.propose_command(b"x" * (size_max + 1))
+        await leader.member.propose_command(b"x" * size_max)
+        await group.all_applied()
+        assert not leader.fatal
 
 
 async def test_limits_of_commands(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown
-from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX, Proposals
-from raftmq.store.frame import Frame, FrameKind, seal_frame
+from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX, Proposals, command_bytes_max
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from raftmq.store.record import BLANK_SIZE_BYTES
 
 
 def frame(index: int, term: int) -> Frame:
@@ -135,6 +136,14 @@ async def test_limits() -> None:
         q.submit(b"y", 0)
     with pytest.raises(CommandTooLarge):
         q.submit(b"x" * (COMMAND_SIZE_BYTES_MAX + 1), 0)
+
+
+async def test_a_command_fits_into_a_segment() -> None:
+    p = Proposals(100, 10_000, 1000, command_bytes_max(1 << 18))
+    p.submit(b"x" * ((1 << 18) - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES), 0)
+    with pytest.raises(CommandTooLarge):
+        p.submit(b"x" * ((1 << 18) - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES + 1), 0)
+    assert command_bytes_max(1 << 30) == COMMAND_SIZE_BYTES_MAX
 
 
 async def test_the_end_leaves_nobody_waiting() -> None:

@@ -41,7 +41,7 @@ from raftmq.dledger.framereads import FrameReads
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import NodeId, Role, RoleEvent
-from raftmq.dledger.proposals import Proposals
+from raftmq.dledger.proposals import Proposals, command_bytes_max
 from raftmq.dledger.reads import Reads
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.state import Random
@@ -103,6 +103,7 @@ class PySyncMember:
             config.commands_waiting_max,
             config.commands_waiting_bytes_max,
             config.command_timeout_ms,
+            command_bytes_max(commitlog.segment_size_bytes),
         )
         self._reads = Reads()
         self._applier = Applier(self.log, application, self._proposals, 0)

@@ -15,7 +15,7 @@ from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
 class World:
     """Commands that were proposed, and the turns of the loop that were asked for."""
 
-    def __init__(self):
+    def __init__(self, command_bytes_max=COMMAND_SIZE_BYTES_MAX):
         self.commands = []
         self.turns = []
         self.told = []
@@ -25,7 +25,7 @@ class World:
         self.payloads = []
         self.log = StepLog(
             self.propose, Contained(), lambda: self.leadership, self.turns.append,
-            self.pauses.append,
+            self.pauses.append, command_bytes_max=command_bytes_max,
         )  # fmt: skip
 
     def propose(self, payload, done):
@@ -107,6 +107,19 @@ def test_a_command_has_room_for_the_longest_names():
     assert steps._bytes_max(step) >= len(pop_command([step])) - len(pop_command([]))
     world.end()
     assert len(world.payloads) == 2
+
+
+def test_a_command_fits_into_what_the_log_takes():
+    """Segments may be smaller than a command of steps would be."""
+    world, longest = World(command_bytes_max=50_000), "\x01" * 255
+    step = ("pop", longest, longest, 65_535, 1 << 62, 1 << 41, [1 << 62] * 32, longest, longest)
+    for _ in range(20):
+        world.log.add([step], lambda error: None)
+    world.turn()
+    while sum(len(names) for names in world.proposed) < 20:
+        world.end()
+    assert len(world.payloads) > 1
+    assert 40_000 < max(map(len, world.payloads)) <= 50_000
 
 
 def test_what_was_gathered_under_an_earlier_leadership_is_refused():

@@ -504,6 +504,22 @@ async def test_commits_share_a_frame_and_waiters_are_answered_when_it_is_applied
     await query
 
 
+async def test_commits_fit_into_what_the_log_takes():
+    """Segments may be smaller than a frame of commits would be."""
+    payloads = []
+
+    def propose(payload):
+        payloads.append(payload)
+        return asyncio.get_running_loop().create_future()
+
+    service, longest = CommitService(propose, lambda: True, command_bytes_max=50_000), "x" * 255
+    for queue_id in range(200):
+        assert service.commit(longest, longest, queue_id, (1 << 62) - 1)
+    service.flush()
+    assert sum(len(orjson.loads(payload)["commits"]) for payload in payloads) == 200
+    assert 40_000 < max(map(len, payloads)) <= 50_000
+
+
 async def test_each_waiter_hears_of_the_frame_that_has_its_commit():
     """Frames have an upper size; the first of two is refused, and only its waiters are."""
     frames = []

@@ -41,17 +41,22 @@ from raftmq.store.recovery import FrameHeader, FrameWalk
 
 
 class UnwrittenFile:
-    """A file that is only read: what a reader would repair stays as it is."""
+    """A file that is only read: it looks as if it had been extended or truncated, and stays as it
+    is. So what a kill leaves, a segment that is not allocated yet, say, is read as a start does."""
 
-    def __init__(self, file: OsFile) -> None:
+    def __init__(self, file: OsFile, allocate_bytes: int | None) -> None:
         self._file = file
+        self._kept_bytes = file.size_bytes  # behind them everything reads as zeros
+        self._size = max(file.size_bytes, allocate_bytes or 0)
 
     @property
     def size_bytes(self) -> int:
-        return self._file.size_bytes
+        return self._size
 
     def pread(self, offset: int, size: int) -> bytes:
-        return self._file.pread(offset, size)
+        size = max(0, min(size, self._size - offset))
+        kept = max(0, min(size, self._kept_bytes - offset))
+        return self._file.pread(offset, kept).ljust(size, b"\0")
 
     def pwrite(self, offset: int, data: bytes | memoryview) -> None:
         """Do nothing."""
@@ -60,7 +65,9 @@ class UnwrittenFile:
         """Do nothing."""
 
     def truncate(self, size: int) -> None:
-        """Do nothing."""
+        """Look as if it had been done."""
+        self._kept_bytes = min(self._kept_bytes, size)
+        self._size = size
 
     def may_have_data(self, offset: int) -> bool:
         return self._file.may_have_data(offset)
@@ -73,29 +80,32 @@ class UnwrittenFile:
 
 
 class UnwrittenDisk:
-    """A disk of which nothing is changed."""
+    """A disk of which nothing is changed. Files that a reader removes look removed to it."""
 
     def __init__(self, root: str) -> None:
         self._disk = OsDisk(root)
+        self._removed: set[str] = set()
         self.root = self._disk.root
 
     def open(self, path: str, *, allocate_bytes: int | None = None) -> File:
         """Open an existing file. Raises FileNotFoundError instead of creating one."""
         if not self.exists(path):
             raise FileNotFoundError(f"{self.root}/{path}")
-        return UnwrittenFile(self._disk.open(path))
+        return UnwrittenFile(self._disk.open(path), allocate_bytes)
 
     def exists(self, path: str) -> bool:
-        return self._disk.exists(path)
+        return path not in self._removed and self._disk.exists(path)
 
     def listdir(self, path: str) -> list[str]:
-        return self._disk.listdir(path)
+        below = f"{path}/" if path else ""
+        return [name for name in self._disk.listdir(path) if below + name not in self._removed]
 
     def makedirs(self, path: str) -> None:
         """Do nothing."""
 
     def remove(self, path: str) -> None:
-        """Do nothing."""
+        """Look as if it had been done."""
+        self._removed.add(path)
 
     def rename(self, source: str, target: str) -> None:
         """Do nothing."""

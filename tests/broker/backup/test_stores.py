@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ from raftmq.audit.walk import walk_range
 from raftmq.broker.backup.directory import BackupDirectory
 from raftmq.broker.backup.manifest import BackupDamaged, BackupError, decode, encode
 from raftmq.broker.backup.restore import frames_of, point_of, restore, restore_one
-from raftmq.broker.backup.stopped import StoppedSource
+from raftmq.broker.backup.stopped import StoppedSource, UnwrittenDisk
 from raftmq.broker.backup.take import take
 from raftmq.broker.backup.verify import complaints
 from raftmq.broker.backup.work import _time_ms
@@ -348,6 +349,58 @@ def test_after_a_kill_what_was_known_to_be_committed_is_taken_or_all_there_is(st
     store.write([commit_offsets([("T", "g", 0, 12)])], [batch()], term=3, clean=False)
     assert backup(store, place).manifest.commit_index == before
     assert backup(store, place, whole_log=True).manifest.commit_index == before + 2
+
+
+def behind_the_last(root, count):
+    """Where a segment `count` behind the last one begins."""
+    return root / "commitlog" / f"{int(segments(root)[-1].name) + count * SEGMENT:020d}"
+
+
+def prepared(path):
+    path.touch()
+    os.truncate(path, SEGMENT)
+
+
+@pytest.mark.parametrize("whole_log", [False, True])
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda root: behind_the_last(root, 1).touch(),  # killed before it was allocated
+        lambda root: prepared(behind_the_last(root, 1)),
+        lambda root: prepared(behind_the_last(root, 2)),  # behind a gap: the log was truncated
+        lambda root: behind_the_last(root, 2).touch(),
+    ],
+)
+def test_what_a_kill_leaves_does_not_keep_a_stopped_replica_from_being_read(
+    store, place, leave, whole_log
+):
+    leave(store.root)
+    before = contents(store.root)
+    names = segments(store.root)
+    manifest = backup(store, place, whole_log=whole_log).manifest
+    assert manifest.messages == 18 * 8
+    assert list(complaints(place, manifest)) == []
+    assert contents(store.root) == before and segments(store.root) == names
+    assert store.look()[2] == manifest.commit_index  # and a start reads it as well
+
+
+def test_repairs_of_a_disk_of_which_nothing_is_changed_are_seen_and_not_made(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"12345678")
+    disk = UnwrittenDisk(str(tmp_path))
+    disk.remove("a")
+    assert not disk.exists("a") and disk.listdir("") == ["b"]
+    with pytest.raises(FileNotFoundError):
+        disk.open("a")
+    file = disk.open("b", allocate_bytes=12)
+    assert (file.size_bytes, file.pread(6, 20)) == (12, b"78\0\0\0\0")
+    file.truncate(3)
+    assert (file.size_bytes, file.pread(0, 20), file.pread(5, 1)) == (3, b"123", b"")
+    file.truncate(5)
+    assert (file.size_bytes, file.pread(2, 20), file.pread(4, 1)) == (5, b"3\0\0", b"\0")
+    assert file.pread(9, 1) == b""
+    file.close()
+    assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"12345678"] * 2
 
 
 @pytest.mark.parametrize(

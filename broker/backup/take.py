@@ -13,7 +13,7 @@ with what is there. A damaged frame is reported to the replica, and read again l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -273,21 +273,9 @@ class _Copying:
         """Return the new state and the latest earlier ones that the log still reaches back to."""
         snapshot = offer.snapshot
         old = self._old.states if self._old else ()
-        new = self._at(snapshot.applied_index, old) or self._directory.save_state(
+        new = self._directory.save_state(
             snapshot.applied_index, offer.facts.time_ms, snapshot.state
         )
         oldest = snapshot.first_index - 1
         kept = [state for state in old if oldest <= state.index < new.index]
         return (*kept[-(self._states_kept - 1) :], new) if self._states_kept > 1 else (new,)
-
-    def _at(self, index: int, old: Sequence[StateFile]) -> StateFile | None:
-        """Return the intact state as of this frame that is there: the manifest that names it stays
-        true until there is a new one, so nothing is written over it."""
-        for state in old:
-            if state.index == index:
-                try:
-                    self._directory.state(state)
-                except BackupDamaged:
-                    return None
-                return state
-        return None

@@ -1,7 +1,6 @@
 """Backups of a replica's store: what is copied, what verifying finds, what can be restored."""
 
 import asyncio
-import errno
 import os
 import re
 import shutil
@@ -26,7 +25,6 @@ from raftmq.broker.config import Setting, build_config
 from raftmq.broker.construction import store_config
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables.groupid import group_id
-from raftmq.broker.tables.snapshotinstall import BrokerCapture
 from raftmq.broker.tables.state import commit_offsets, put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.dledger.configuration import decode_configuration, founding
@@ -291,25 +289,6 @@ def test_where_retention_left_nothing_of_a_backup_the_group_ids_tell(
         backup(later, place)
     assert place.required() == manifest
     assert list(complaints(place, manifest)) == []
-
-
-def test_a_run_that_fails_leaves_the_state_of_the_one_before(store, place, monkeypatch):
-    """Of an idle group both are as of the same frame."""
-    manifest = backup(store, place).manifest
-    encode = BrokerCapture.encode
-    monkeypatch.setattr(BrokerCapture, "encode", lambda capture: encode(capture) + b" ")
-    with monkeypatch.context() as patch:
-        patch.setattr(BackupDirectory, "save_manifest", no_room)
-        with pytest.raises(OSError, match="no room"):
-            backup(store, place)
-    assert list(complaints(place, manifest)) == []
-    again = backup(store, place).manifest
-    assert again.states == manifest.states
-    assert list(complaints(place, again)) == []
-
-
-def no_room(*_):
-    raise OSError(errno.ENOSPC, "no room, says the test")
 
 
 def test_a_log_that_went_back_is_another_one(store, place, tmp_path):

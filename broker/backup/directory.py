@@ -3,7 +3,8 @@
     DIR/manifest.json       what this is; written last, put in place by a rename
     DIR/progress.json       while a backup is in progress; before the first, it is the first file
     DIR/commitlog/%020d     segments, as long as they were copied
-    DIR/states/%020d.json   tables and queues' beginnings as of that frame (as in group snapshots)
+    DIR/states/%020d-%08x.json  tables and queues' beginnings as of that frame (as in group
+                            snapshots); the file's CRC-32C
     DIR/lock                held while a backup is taken
 
 A directory without manifest.json is no backup. Everything that a manifest names is durable before
@@ -181,7 +182,7 @@ class BackupDirectory:
 
     def save_state(self, index: int, time_ms: int, data: bytes) -> StateFile:
         """Write a state; durable on return. Raises OSError."""
-        state = StateFile(index, len(data), int(crc32c(data)), time_ms)
+        state = StateFile(index, len(data), int(crc32c(data)), time_ms, checksum_in_name=True)
         self._replace(f"states/{state.name}", data)
         return state
 

@@ -82,17 +82,23 @@ class Part(msgspec.Struct, frozen=True, rename="camel"):
         return self.start + self.length_bytes
 
 
-class StateFile(msgspec.Struct, frozen=True, rename="camel"):
-    """A file below states/: tables as of frame `index`."""
+class StateFile(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A file below states/: tables as of frame `index`.
+
+    Its name has the checksum in it, since two states of one frame can differ: retention moves where
+    queues begin. A backup in progress so never replaces a file that the manifest names. Older
+    versions named it by the index alone."""
 
     index: int
     size_bytes: int
     crc32c: int
     time_ms: int
+    checksum_in_name: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.index:020d}.json"
+        checksum = f"-{self.crc32c:08x}" if self.checksum_in_name else ""
+        return f"{self.index:020d}{checksum}.json"
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

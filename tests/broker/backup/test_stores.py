@@ -228,6 +228,39 @@ def test_what_an_interrupted_backup_finished_may_be_more_than_the_next_one_wants
     assert run("verify", place.path)[0] == 0
 
 
+def test_a_backup_stays_whole_if_the_next_one_of_the_same_frame_fails(store, place, tmp_path):
+    """Nothing was written meanwhile, but the queues begin later: that state is another."""
+    first = backup(store, place).manifest
+    behind_retention(store)
+    place.save_manifest, kept = None, place.save_manifest  # it dies before its manifest
+    with pytest.raises(TypeError):
+        backup(store, place)
+    place.save_manifest = kept
+    assert place.required() == first
+    assert list(complaints(place, first)) == []
+    restored(place, tmp_path / "new")
+    second = backup(store, place).manifest
+    assert second.commit_index == first.commit_index and second.states != first.states
+    assert list(complaints(place, second)) == []
+    assert len(list((place.path / "states").iterdir())) == 1
+
+
+def test_a_state_that_an_older_version_named_is_read_and_kept(store, place, tmp_path):
+    manifest = backup(store, place).manifest
+    (state,) = manifest.states
+    older = msgspec.structs.replace(state, checksum_in_name=False)
+    assert older.name == f"{state.index:020d}.json"
+    (place.path / "states" / state.name).rename(place.path / "states" / older.name)
+    place.save_manifest(msgspec.structs.replace(manifest, states=(older,)))
+    assert b"checksumInName" not in (place.path / "manifest.json").read_bytes()
+    assert run("verify", place.path)[0] == 0
+    restored(place, tmp_path / "new")
+    store.write([], [batch()], term=3)
+    grown = backup(store, place).manifest
+    assert grown.states[0] == older and grown.states[1].checksum_in_name
+    assert list(complaints(place, grown)) == []
+
+
 def test_a_damaged_part_is_copied_again(store, place):
     manifest = backup(store, place).manifest
     flip(place.path / "commitlog" / f"{SEGMENT:020d}", 1000)

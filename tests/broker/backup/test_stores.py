@@ -298,6 +298,15 @@ def test_a_group_made_anew_is_not_written_over_the_backup_of_the_lost_one(place,
     assert list(complaints(place, manifest)) == []
 
 
+def behind_retention(store):
+    """Delete all of a store's log but the last segment, as retention does."""
+    replica = store.open()
+    replica.flush()
+    trimmed(replica.log, replica.store.commitlog.segments()[-1].start)
+    replica.store.derived.correct_min_offset()
+    store.close(replica)
+
+
 @pytest.mark.parametrize(("ours", "theirs", "taken"), [(1, 1, True), (1, 2, False), (0, 2, True)])
 def test_where_retention_left_nothing_of_a_backup_the_group_ids_tell(
     place, tmp_path, ours, theirs, taken
@@ -311,10 +320,7 @@ def test_where_retention_left_nothing_of_a_backup_the_group_ids_tell(
     manifest = backup(lost, place).manifest
     later = Store(tmp_path / "later")
     later.write(named(theirs), [batch() for _ in range(12)])
-    replica = later.open()
-    trimmed(replica.log, replica.store.commitlog.segments()[-1].start)
-    replica.store.derived.correct_min_offset()
-    later.close(replica)
+    behind_retention(later)
     if taken:
         assert backup(later, place).manifest.begin > manifest.end
         return

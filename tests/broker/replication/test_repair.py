@@ -256,4 +256,4 @@ async def test_a_property_that_rots_is_never_served_and_mended(tmp_path, read):
         assert "frame" in refused.remark
         await until(lambda: broker.engine.status()["damaged_count"] == 0)
         assert (await ask()).body[:size] == intact
-        assert broker.engine.status()["mended"] == 1
+        assert broker.engine.status()["mended"] >= 1

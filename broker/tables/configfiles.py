@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 
 from raftmq.broker.delivery.timers import timercheck
 from raftmq.broker.delivery.timers.wheel import NOTHING
+from raftmq.broker.errors import StateError
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.state import BrokerState
 from raftmq.store.disk import Disk
@@ -35,8 +36,16 @@ class ConfigFiles:
         self._waiting: list[asyncio.Future[None]] = []
 
     def load(self) -> None:
-        """Fill the tables from the files. Blocking. Raises OSError."""
+        """Fill the tables from the files. Blocking. Raises OSError; StateError if a file is there
+        and cannot be read, nor can its .bak: it would be written over."""
         snapshot.load(self._disk, self._state, indexed=False)
+        lost = [name for name in snapshot.FILES if self._is_lost(name)]
+        if lost:
+            raise StateError(
+                f"{', '.join(lost)} under config/ cannot be read, nor can .bak (see the lines"
+                " snapshot_damaged): put a copy there, a slave's or a backup's, or remove it to"
+                " begin without what it said"
+            )
         delays = self._state.delays
         if delays.timer == NOTHING and self._disk.exists(timercheck.PATH):
             file = self._disk.open(timercheck.PATH)
@@ -44,6 +53,10 @@ class ConfigFiles:
                 delays.timer = timercheck.progress_of(file.pread(0, timercheck.HEAD_BYTES))
             finally:
                 file.close()
+
+    def _is_lost(self, name: str) -> bool:
+        there = [n for n in (name, f"{name}.bak") if self._disk.exists(f"{snapshot.DIRECTORY}/{n}")]
+        return bool(there) and all(n in self._state.damaged for n in there)
 
     def saved(self) -> asyncio.Future[None]:
         """Return a future that is done once the tables as they are now are in their files; it fails

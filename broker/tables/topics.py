@@ -77,8 +77,28 @@ class TopicConfig:
 
 def topic_from_json(value: Mapping[str, Any]) -> TopicConfig:
     """Read Apache's bean; raises StateError when a field is missing or out of range."""
+    topic = _read(value)
+    _refuse(topic_problem(topic))
+    return topic
+
+
+def stored_topic(value: Mapping[str, Any]) -> TopicConfig:
+    """Read the bean of a topic that there is already. Brokers make topics of their own names and
+    their cluster's, which may have characters that nobody else may give a topic. Raises
+    StateError."""
+    topic = _read(value)
+    _refuse(names.name_problem("topic name", topic.name) or _range_problem(topic))
+    return topic
+
+
+def _refuse(problem: str) -> None:
+    if problem:
+        raise StateError(problem)
+
+
+def _read(value: Mapping[str, Any]) -> TopicConfig:
     try:
-        topic = TopicConfig(
+        return TopicConfig(
             name=str(value["topicName"]),
             read_queue_count=int(value["readQueueNums"]),
             write_queue_count=int(value["writeQueueNums"]),
@@ -90,10 +110,6 @@ def topic_from_json(value: Mapping[str, Any]) -> TopicConfig:
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"not a topic configuration: {value!r}: {error!r}") from error
-    problem = topic_problem(topic)
-    if problem:
-        raise StateError(problem)
-    return topic
 
 
 def attributes_of(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -103,9 +119,10 @@ def attributes_of(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def topic_problem(topic: TopicConfig) -> str:
     """Return why this configuration is invalid; '' when it is valid."""
-    problem = topic_name_problem(topic.name)
-    if problem:
-        return problem
+    return topic_name_problem(topic.name) or _range_problem(topic)
+
+
+def _range_problem(topic: TopicConfig) -> str:
     for count in (topic.read_queue_count, topic.write_queue_count):
         if not 0 <= count <= QUEUE_COUNT_MAX:
             return f"topic {topic.name}: queue count {count} is not in 0..{QUEUE_COUNT_MAX}"
@@ -131,7 +148,7 @@ class TopicTable(VersionedTable[TopicConfig]):
     the answer to code 21."""
 
     def __init__(self) -> None:
-        super().__init__("topicConfigTable", topic_from_json)
+        super().__init__("topicConfigTable", topic_from_json, stored_from_json=stored_topic)
         # The broker's own topics: in no command and no snapshot, they follow from the
         # configuration.
         self.internal: dict[str, TopicConfig] = {}

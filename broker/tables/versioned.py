@@ -33,9 +33,11 @@ class VersionedTable(Generic[E]):
         json_key: str,
         entry_from_json: Callable[[Mapping[str, Any]], E],
         also: Mapping[str, Any] = MappingProxyType({}),
+        stored_from_json: Callable[[Mapping[str, Any]], E] | None = None,
     ) -> None:
         """`json_key` is where Apache's JSON shape keeps the entries; `also`: what it has besides,
-        always the same."""
+        always the same. `stored_from_json`: takes more entries, those that a table may have
+        already."""
         self.entries: dict[str, E] = {}
         self.applied_index = 0
         self.counter = 0
@@ -45,6 +47,7 @@ class VersionedTable(Generic[E]):
         self._json_key = json_key
         self._also = also
         self.entry_from_json = entry_from_json
+        self._stored_from_json = stored_from_json or entry_from_json
 
     def get(self, name: str) -> E | None:
         return self.entries.get(name)
@@ -105,7 +108,7 @@ class VersionedTable(Generic[E]):
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         """Load a snapshot; unchanged when that raises."""
         table = value[self._json_key].items()
-        loaded = {name: self.entry_from_json(entry) for name, entry in table}
+        loaded = {name: self._stored_from_json(entry) for name, entry in table}
         counter = int(value["dataVersion"]["counter"])
         self.timestamp_ms = int(value["dataVersion"]["timestamp"])
         self.counter = counter

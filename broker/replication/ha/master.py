@@ -251,7 +251,11 @@ class SlaveLink(asyncio.Protocol):
             if self.next_offset < commitlog.min_offset:
                 self.close(f"bytes from {self.next_offset} on were deleted before it had them")
                 return
-            data = commitlog.read(self.next_offset, READ_BYTES)
+            try:
+                data = commitlog.read(self.next_offset, READ_BYTES)
+            except OSError as error:  # of an old place: this master goes on, and takes messages
+                self.close(f"what it lacks from {self.next_offset} on cannot be read: {error}")
+                return
             if not data:
                 return
             self._send(data)

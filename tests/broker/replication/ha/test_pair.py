@@ -1,12 +1,13 @@
 """Master and slaves end to end over loopback."""
 
 import asyncio
+import errno
 
 import orjson
 import pytest
 
 from raftmq.broker.construction import template_topic
-from raftmq.broker.errors import EngineError
+from raftmq.broker.errors import EngineError, StateError
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -587,6 +588,78 @@ async def test_a_topic_is_in_its_file_before_its_creation_is_answered(tmp_path):
         await pair.kill("master")
         await pair.start("master")
         assert pair.master.state.topics.get("T") is not None
+
+
+async def test_a_store_with_a_topic_called_like_its_host_is_taken_over(tmp_path):
+    """Apache's brokers make a topic of their name, which is the host's, with dots in it."""
+    bean = {"perm": 6, "readQueueNums": 1, "writeQueueNums": 1, "topicFilterType": "SINGLE_TAG"}
+    names = ("orders", "mq1.corp.example.com")
+    table = {name: bean | {"topicName": name} for name in names}
+    version = {"counter": 2, "stateVersion": 0, "timestamp": 5}
+    config = tmp_path / "master" / "config"
+    config.mkdir(parents=True)
+    said = orjson.dumps({"topicConfigTable": table, "dataVersion": version})
+    (config / "topics.json").write_bytes(said)
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        assert set(names) <= pair.master.state.topics.entries.keys()
+        assert (await pair.send(pair.master, "orders")).code == OK
+        for _ in range(2):
+            await pair.stop("master")
+            await pair.start("master")
+        assert set(names) <= pair.master.state.topics.entries.keys()
+        refused = await pair.create_topic(pair.master, "a.new.one")
+        assert refused.code != OK
+
+
+@pytest.mark.parametrize("before", [b"{", None])
+async def test_tables_that_cannot_be_read_are_not_written_over(tmp_path, before):
+    config = tmp_path / "master" / "config"
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        await filled(pair)
+        await pair.stop("master")
+        (config / "topics.json").write_bytes(b"{")
+        if before is None:
+            (config / "topics.json.bak").unlink(missing_ok=True)
+        else:
+            (config / "topics.json.bak").write_bytes(before)
+        with pytest.raises(StateError, match=r"topics.json under config/ cannot be read"):
+            await pair.start("master")
+        assert (config / "topics.json").read_bytes() == b"{"
+        (config / "topics.json").unlink()  # to begin without is asked for by name
+        (config / "topics.json.bak").unlink(missing_ok=True)
+        await pair.start("master")
+        assert pair.master.state.topics.get("T") is None
+
+
+async def test_a_slave_follows_a_cluster_with_dots_in_its_name(tmp_path):
+    async with Classic(tmp_path, brokerClusterName="prod.eu") as pair:
+        await pair.followed()
+        await filled(pair, 1)
+        await until(lambda: pair.slave.state.topics.get("T") is not None)
+        assert pair.slave.state.topics.get("prod.eu_REPLY_TOPIC") is not None
+
+
+async def test_a_place_that_cannot_be_read_ends_the_slave_s_link_and_nothing_else(
+    tmp_path, monkeypatch, caplog
+):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        await filled(pair, 20, size=20_000)
+        log = pair.master.store.commitlog
+        read, bad = log.read, log.segments()[1].start
+
+        def unreadable(position, size):
+            if position <= bad < position + size:
+                raise OSError(errno.EIO, "cannot read, says the test")
+            return read(position, size)
+
+        pair.names.append("slave1")
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "read", unreadable)
+            await pair.start("slave1")
+            await until(lambda: "cannot be read: " in caplog.text)
+            assert await filled(pair, 3) == [OK] * 3
+            assert not pair.master.failed.done()
+        await pair.caught_up()
 
 
 async def test_retention(tmp_path):

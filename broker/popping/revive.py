@@ -191,7 +191,8 @@ class Reviver:
         if now_ms < self._pause_until_ms:
             return
         self.deadlines.look()
-        frame = _Frame()
+        # Of a small segment half: the heads of the records and the command come on top.
+        frame = _Frame(min(BYTES_MAX, self._sends.own_bytes_max // 2))
         for _ in range(LOOKS_MAX):
             due = self.deadlines.next_due(now_ms)
             if due is None:
@@ -354,9 +355,10 @@ class Reviver:
 
 
 class _Frame:
-    """What is stored together."""
+    """What is stored together: messages of `bytes_max` bytes, or one."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
         self.messages: list[Outgoing] = []
         self.steps: list[Step] = []
         self.held: list[tuple[Place, BatchKey, int]] = []
@@ -365,7 +367,7 @@ class _Frame:
 
     def is_full_for(self, message: Outgoing) -> bool:
         size = self.size_bytes + _size_of(message)
-        return bool(self.messages) and (len(self.messages) >= COUNT_MAX or size > BYTES_MAX)
+        return bool(self.messages) and (len(self.messages) >= COUNT_MAX or size > self._bytes_max)
 
     def add(self, message: Outgoing, *, is_dead: bool) -> None:
         self.messages.append(message)

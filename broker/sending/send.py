@@ -398,6 +398,11 @@ class SendPath:
         if command:
             group.commands.append(command)
 
+    @property
+    def own_bytes_max(self) -> int:
+        """Bytes of records, and of their command, that `store` takes in one frame."""
+        return self._rules.record_bytes_max
+
     def check(self, message: Outgoing) -> None:
         """Raise Refused if `store` would not take this message, however little waits."""
         size = self._own_record(message)[1]

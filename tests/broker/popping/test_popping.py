@@ -433,6 +433,21 @@ async def test_a_reset_counts_that_comes_between_pops_and_their_places_in_the_lo
     assert not broker.state.offsets.resets
 
 
+async def test_more_than_a_segment_takes_comes_again(tmp_path):
+    settings = {"mappedFileSizeCommitLog": 196_608, "maxMessageSize": 32_768}
+    async with Group(tmp_path, 1, **settings) as group:
+        broker, popper = await group.leading(), Popper(group)
+        await group.create_topic(broker, "T", 1)
+        for number in range(10):
+            await group.send(broker, "T", (b"%d" % number).ljust(30_000), queue=0)
+        first, again = [], []
+        while len(first) < 10:
+            first += await popper.pop(broker, invisible_ms=1_000)
+        async with asyncio.timeout(60):
+            while {one.body for one in again if one.times} != {one.body for one in first}:
+                again += await popper.pop(broker)
+
+
 async def test_a_group_may_change_between_pull_and_pop(one):
     group, broker, popper = one
     await filled(group, broker, 6, 1)

@@ -11,7 +11,7 @@ These are violations:
 A message whose send took several attempts may be there several times, and each copy is popped by
 itself: for such a message only a loss is judged.
 
-Pure. Memory: 0.4 KB a message.
+Pure. Memory: 0.6 KB a message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Message:
     acked_ns: int = 0  # when its send was acknowledged
     hidden_until_ns: int = 0  # it must not come before
     done_ns: int | None = None  # when its consumer's acknowledgement was answered
-    maybe_done: bool = False
+    maybe_done: set[int] = field(default_factory=set)  # acknowledgements that may count
     dead: bool = False
     pops: int = 0
     attempts: int = 0  # of its send; 0: not known
@@ -107,9 +107,9 @@ class PopBook:
             self.acks += 1
             message.done_ns = message.done_ns or end.t_ns
         elif end.outcome in (Outcome.OPEN, Outcome.UNKNOWN):
-            message.maybe_done = True
-        elif message.done_ns is None:
-            message.maybe_done = False
+            message.maybe_done.add(end.op)
+        else:
+            message.maybe_done.discard(end.op)
 
     def delivered(self, found: Delivery) -> None:
         if found.work == WORK and found.id in self.found:
@@ -134,7 +134,7 @@ def _missing(book: PopBook) -> Iterator[tuple[str, int, int]]:
     """Yield for each missing message: a description, since when it is due, and when its topic was
     drained (both in ns)."""
     for name, message in book.found.items():
-        done = message.done_ns is not None or message.maybe_done or message.dead
+        done = message.done_ns is not None or bool(message.maybe_done) or message.dead
         if message.outcome is Outcome.OK and not done:
             words = f"{name}: popped {message.pops} times, neither acknowledged nor a dead letter"
             yield words, message.acked_ns, book.drains.get(message.topic, -1)

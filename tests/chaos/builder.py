@@ -173,12 +173,16 @@ class HistoryBuilder:
         self.add("ok", "pop", process, work="pop", group="G", topic="T", id=name, **more)
 
     def pop_ended(
-        self, name: str, outcome: str = "ok", *, what: str = "ack", invisible_ms: int = 0
-    ) -> None:
+        self, name: str, outcome: str = "ok", *, what: str = "ack", invisible_ms: int = 0,
+        op: int | None = None,
+    ) -> int:  # fmt: skip
+        """Without an outcome it is only begun; with the number of one that was, only answered."""
         fields = {"work": "pop", "id": name, "what": what, "invisible_ms": invisible_ms}
-        op = self.add("invoke", "pop_end", "consumer-0", **fields)
+        if op is None:
+            op = self.add("invoke", "pop_end", "consumer-0", **fields)
         if outcome:
             self.add(outcome, "pop_end", "consumer-0", op, **fields)
+        return op
 
     def stored(self, name: str, store_ms: int = 0, work: str = "delayed") -> None:
         place = {"broker": "b", "queue": 0, "offset": 0, "store_ms": store_ms}

@@ -123,6 +123,19 @@ def test_what_may_be_is_no_fault() -> None:
     assert failed(end(plant)) == set()
 
 
+@pytest.mark.parametrize(("first", "second"), [("fail", "unknown"), ("unknown", "fail")])
+def test_a_void_handle_says_nothing_of_another_acknowledgement(first: str, second: str) -> None:
+    plant = clean()
+    plant.posted("x", **W)
+    plant.popped("x")
+    late = plant.pop_ended("x", "")
+    plant.wait(1.5)
+    plant.popped("x", process="consumer-1", times=1)
+    plant.pop_ended("x", first)
+    plant.pop_ended("x", second, op=late)
+    assert failed(end(plant)) == set()
+
+
 def test_offsets_that_pops_move_are_no_registers() -> None:
     plant = clean()
     plant.committed(0, 3)

@@ -12,7 +12,8 @@ Parquet file (or a directory of them), or JSON lines:
 
 What retention has removed since cannot be judged: it is counted apart. Without a `queue_offset`
 nobody can say whether that is the reason, so then nothing that is not found in a log whose
-beginning was removed is judged.
+beginning was removed is judged. An incremental audit (audit.since) counts with it what stood in its
+queue before the part that is read.
 """
 
 from collections.abc import Iterator
@@ -76,12 +77,17 @@ def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
     removed = F.lit(tables.limits.begin > 0)
     before = F.col("begin").isNull() | F.col("queue_offset").isNull()
     before = before | (F.col("queue_offset") < F.col("begin"))
+    # What stood behind the end of the audit before stands in what this one has read.
+    first = 0 if tables.since is not None and tables.since.begin == 0 else None
+    ended = F.when(F.col("queue_id").isNotNull(), F.coalesce("ended", F.lit(first).cast("long")))
+    before = before & F.coalesce(F.col("queue_offset") < ended, F.lit(True))
     ours = acknowledged.withColumnRenamed("msg_id", "id_text")
     if tables.group is not None:
         ours = ours.where(F.coalesce("broker", F.lit(tables.group)) == tables.group)
     rows = (
         ours.join(stored, ["topic", "id_text"], "left")
         .join(F.broadcast(begins), ["topic", "queue_id"], "left")
+        .join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
         .withColumn("gone", F.col("copies").isNull() & removed & before)
     )
     return tables.staged(rows, "acknowledged")

@@ -247,10 +247,7 @@ def _expected(tables: Tables, rows: DataFrame, first: str, last: str) -> DataFra
     in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
     start = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col(first)
     if tables.since is not None:
-        ends = [(*queue, offset) for queue, offset in tables.since.queues.items()]
-        schema = "topic string, queue_id int, ended long"
-        ended = tables.spark.createDataFrame(ends, schema)
-        rows = rows.join(F.broadcast(ended), ["topic", "queue_id"], "left")
+        rows = rows.join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
         start = F.coalesce("ended", F.lit(0))
     return rows.withColumn("expected", F.coalesce(F.lag(last).over(in_queue) + 1, start))
 

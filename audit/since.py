@@ -50,7 +50,8 @@ class Ended:
     """Where the audit before ended, and what was so there: the log `position`; `index` and `term`
     of the last frame before it; `tail`, the SHA-256 of the bytes just before it; `queues`, the next
     offset by topic and queue; `configuration`, the (index, payload) of the newest one, or None;
-    `tables`, those of config/ as JSON, or None."""
+    `tables`, those of config/ as JSON, or None; `begin`, from where on the log has been read. (If
+    that is not 0, there may be queues of which nobody knows where they ended.)"""
 
     audited_at_ms: int
     position: int
@@ -60,6 +61,7 @@ class Ended:
     queues: Mapping[tuple[str, int], int]
     configuration: tuple[int, bytes] | None = None
     tables: Mapping[str, Any] | None = None
+    begin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Kept:
             queues,
             configuration and (configuration[0], bytes.fromhex(configuration[1])),
             orjson.loads(row["tables"] or "null"),
+            min((each.begin for each in self.ranges()), default=row["position"]),
         )
 
     def ranges(self) -> list[Range]:

@@ -103,6 +103,14 @@ class Tables:
     def group(self) -> str | None:
         return self.subject.group
 
+    @property
+    def queues_ended(self) -> DataFrame:
+        """Where queues ended for the audit before, if this one begins there: topic, queue_id,
+        ended."""
+        queues = self.since.queues if self.since else {}
+        ends = [(*queue, offset) for queue, offset in queues.items()]
+        return self.spark.createDataFrame(ends, "topic string, queue_id int, ended long")
+
     def staged(self, frame: DataFrame, name: str) -> DataFrame:
         """Write the rows to a file and return them from it: several queries compute them once."""
         return staged(self.spark, frame, below(self.place, name))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from raftmq.audit import limits, since
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.cli import main
 from raftmq.audit.files import StoreError
 from raftmq.audit.since import TAIL_BYTES, Kept
 from tests.audit.planted import Hit, group_at, write_beside
-from tests.audit.run import NAMES, Run
+from tests.audit.run import NAMES, TOPIC, Run
 from tests.audit.stores import Log, queue_units, write_store
 
 pytestmark = pytest.mark.timeout(900)
@@ -189,6 +191,56 @@ def test_what_retention_has_removed_is_not_missed(
         (Path(store) / "commitlog" / f"{0:020d}").unlink()
     report = run_audit(spark, stores, results=results_of(begun, tmp_path))
     assert report.check("ranges").ok
+
+
+def acks(root: Path, *places: tuple[str, str, int | None, int | None]) -> Path:
+    """Write what producers were acknowledged: id, topic, queue and offset."""
+    names = ("msg_id", "topic", "queue_id", "queue_offset")
+    path = root / "acks.parquet"
+    pq.write_table(
+        pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in places]), path
+    )
+    return path
+
+
+def ids(report: AuditReport, check: str) -> set[str]:
+    return {row["id_text"] for row in report.check(check).offenders}
+
+
+def test_what_was_acknowledged_behind_the_audit_before_is_not_called_removed(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+) -> None:
+    """Of these queues nothing stands in the part that is read."""
+    stores = write(tmp_path, until(run.log, middle(run)))
+    end = Kept(begun, "").ended().queues[TOPIC, 0]  # type: ignore[union-attr]
+    told = acks(
+        tmp_path,
+        ("lost", TOPIC, 0, end),
+        ("lost-of-a-new-queue", TOPIC, 77, 0),
+        ("before", TOPIC, 0, end - 1),
+        ("somewhere", TOPIC, 0, None),
+        ("in-some-queue", TOPIC, None, end),
+    )
+    results = results_of(begun, tmp_path)
+    report = run_audit(spark, stores, acknowledged=told, results=results, incremental=True)
+    assert ids(report, "missing") == {"lost", "lost-of-a-new-queue"}
+    assert ids(report, "removed") == {"before", "somewhere", "in-some-queue"}
+
+
+def test_where_an_earlier_queue_ended_may_not_be_known(
+    spark: SparkSession, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention had removed all of it before the first audit."""
+    for module in (limits, since):
+        monkeypatch.setattr(module, "TAIL_BYTES", 64)  # segments are small here
+    stores = write(tmp_path, until(run.log, middle(run)))
+    for store in stores.values():
+        (Path(store) / "commitlog" / f"{0:020d}").unlink()
+    results = tmp_path / "results"
+    assert wrong(run_audit(spark, stores, results=results)) == set()
+    told = acks(tmp_path, ("removed", "Idle", 0, 9))
+    report = run_audit(spark, stores, acknowledged=told, results=results, incremental=True)
+    assert ids(report, "removed") == {"removed"} and report.ok
 
 
 def test_a_log_that_begins_behind_it_is_refused(

@@ -16,7 +16,7 @@ beginning was removed is judged. An incremental audit (audit.since) counts with 
 queue before the part that is read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -61,6 +61,28 @@ def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
     if lacking:
         raise HistoryUnfit(f"{path} has {lacking} rows without {' or '.join(NEEDED)}")
     return found
+
+
+def refuse_unjudged(
+    acknowledged: DataFrame, path: str, audited: Collection[str], *, every: bool
+) -> None:
+    """Refuse a table with rows that the audit of these groups leaves out: of groups that are not
+    among them, if `every` row has to be judged, or if all rows are of such groups; and without a
+    group where there are several. Raises HistoryUnfit."""
+    rows = {row["broker"]: row["count"] for row in acknowledged.groupBy("broker").count().collect()}
+    nameless = rows.pop(None, 0)
+    if nameless and len(audited) > 1:
+        raise HistoryUnfit(
+            f"{path} has {nameless} rows without broker, and there are several groups"
+        )
+    others = sorted(rows.keys() - set(audited))
+    judged = nameless or len(others) < len(rows)
+    if others and (every or not judged):
+        count = sum(rows[name] for name in others)
+        names = ", ".join(others)
+        raise HistoryUnfit(
+            f"{path} has {count} rows of broker groups that are not audited: {names}"
+        )
 
 
 def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:

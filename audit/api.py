@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from raftmq.audit.acknowledged import read_acknowledged, refuse_unjudged
 from raftmq.audit.files import confirmed_position, refuse_running
 from raftmq.audit.job import run
 from raftmq.audit.places import fetched
@@ -81,6 +82,8 @@ def run_audit(
         directories = fetched(named, Path(copies), progress)
         subject = subject_of(directories, mode, group)
         told, acks = (None if each is None else str(each) for each in (history, acknowledged))
+        if acks is not None and subject.group is not None:
+            refuse_unjudged(read_acknowledged(spark, acks), acks, {subject.group}, every=False)
         kept = None if results is None else Kept(Path(results), subject.group or "")
         return run(
             *(spark, directories, told, topic, place, subject, acks, progress),

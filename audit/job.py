@@ -82,12 +82,15 @@ def run(
         progress(f"checking {count:,} records")
         results: list[CheckResult] = []
         copies = NONE
+        others = 0  # messages that other groups acknowledged
         if history is None:
             figures = _stored(tables)
             if acknowledged is not None:
                 told = read_acknowledged(spark, acknowledged)
-                figures["acknowledged"] = told.count()
-                results, copies = _acknowledged_results(tables, told)
+                rows = compared(tables, told)
+                figures["acknowledged"] = rows.count()
+                others = told.count() - figures["acknowledged"]
+                results, copies = _acknowledged_results(tables, rows)
         else:
             figures = _figures(tables)
             results, copies = _sent_results(tables, topic, figures["sent"], torn)
@@ -136,7 +139,7 @@ def run(
                 "replicas": end - judged,
             },
             timeline=timeline(tables) if kept is not None else (),
-            not_judged=(*_not_judged(tables, history, acknowledged, topic), *beside.gaps),
+            not_judged=(*_not_judged(tables, history, acknowledged, topic, others), *beside.gaps),
         )
         if kept is not None and report.ok:
             earlier = kept.ranges() if incremental else []
@@ -175,11 +178,8 @@ def _sent_results(
     )
 
 
-def _acknowledged_results(
-    tables: Tables, acknowledged: DataFrame
-) -> tuple[list[CheckResult], LastCopies]:
+def _acknowledged_results(tables: Tables, rows: DataFrame) -> tuple[list[CheckResult], LastCopies]:
     """Run the checks of what was acknowledged; also return who holds what is missing."""
-    rows = compared(tables, acknowledged)
     results = evaluate([*acknowledged_checks(tables, rows)])
     sent = lost(rows).withColumnRenamed("body_crc", "crc")
     unknown = {name: F.lit(None).cast("long") for name in ("fields", "born")}
@@ -198,7 +198,7 @@ def _with_copies(
 
 
 def _not_judged(
-    tables: Tables, history: str | None, acknowledged: str | None, topic: str
+    tables: Tables, history: str | None, acknowledged: str | None, topic: str, others: int
 ) -> Iterator[str]:
     if tables.since is not None:
         at = datetime.fromtimestamp(tables.since.audited_at_ms / 1000, UTC)
@@ -206,6 +206,8 @@ def _not_judged(
             f"the log before {tables.since.position:,}: "
             f"the audit of {at:%Y-%m-%d %H:%M} UTC found nothing wrong with it"
         )
+    if others:
+        yield f"{others:,} messages that other broker groups acknowledged"
     if acknowledged is not None:
         yield "messages never sent, and order: only what was acknowledged is known of the sends"
     elif history is None:

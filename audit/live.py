@@ -20,9 +20,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from raftmq.audit.acknowledged import read_acknowledged
+from raftmq.audit.acknowledged import read_acknowledged, refuse_unjudged
 from raftmq.audit.copied import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores
-from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.job import run
 from raftmq.audit.pulled import pulled_report
 from raftmq.audit.report import AuditReport, CheckResult, Offender
@@ -63,12 +62,9 @@ def audit_cluster(
     if incremental and (results is None or history is not None):
         raise ValueError("an incremental audit needs the results before, and has no history")
     groups = asyncio.run(_groups(connection, group))
-    if acknowledged is not None and len(groups) > 1:
-        nameless = read_acknowledged(spark, acknowledged).where("broker is null").count()
-        if nameless:
-            raise HistoryUnfit(
-                f"{acknowledged} has {nameless} rows without broker, and there are several groups"
-            )
+    if acknowledged is not None:
+        told = read_acknowledged(spark, acknowledged)
+        refuse_unjudged(told, acknowledged, groups, every=group is None)
     reports = []
     for name, replicas in sorted(groups.items()):
         with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:

@@ -159,6 +159,21 @@ def test_a_table_that_is_none_is_told(
         audit(spark, run, path)
 
 
+def test_rows_of_other_groups_are_not_counted_as_judged(spark: SparkSession, run: Run) -> None:
+    run.store().write()
+    rows = rows_of(run)
+    others = [
+        row | {"msg_id": f"other-{n}", "broker": "broker-b"} for n, row in enumerate(rows[:5])
+    ]
+    report = run_audit(spark, run.stores, group="broker-a", acknowledged=write(run, rows + others))
+    assert report.ok and report.figures["acknowledged"] == COUNT
+    assert "5 messages that other broker groups acknowledged" in report.not_judged
+    with pytest.raises(
+        HistoryUnfit, match="5 rows of broker groups that are not audited: broker-b"
+    ):
+        run_audit(spark, run.stores, group="broker-a", acknowledged=write(run, others))
+
+
 def test_the_command(spark: SparkSession, run: Run) -> None:
     run.store().write()
     path = write(run, [*rows_of(run), rows_of(run)[0] | {"msg_id": "gone"}])

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from raftmq.audit import copied, pulled
 from raftmq.audit.cli import main
 from raftmq.audit.copied import NotAudited
+from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.ranges import ends_check
 from raftmq.audit.report import AuditReport
@@ -275,6 +276,21 @@ def test_a_replica_that_names_a_directory_elsewhere_is_not_copied(
 def test_a_group_that_is_not_there_is_named(spark: SparkSession, group: Cluster) -> None:
     with pytest.raises(NotAudited, match=r"no broker group broker-z; there are broker-a"):
         audit_cluster(spark, connection(group), group="broker-z")
+
+
+@pytest.mark.parametrize(
+    ("name", "brokers"), [(None, ["broker-a", "broker-z"]), ("broker-a", ["broker-z"])]
+)
+def test_acknowledged_messages_of_a_group_that_is_not_audited_are_refused(
+    spark: SparkSession, group: Cluster, tmp_path: Path, name: str | None, brokers: list[str]
+) -> None:
+    rows = [{"msg_id": f"M{n}", "topic": "Orders", "broker": at} for n, at in enumerate(brokers)]
+    path = tmp_path / "acks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(
+        HistoryUnfit, match="1 rows of broker groups that are not audited: broker-z"
+    ):
+        audit_cluster(spark, connection(group), group=name, acknowledged=str(path))
 
 
 def test_a_disk_without_room_is_told_before_anything_is_read(

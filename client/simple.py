@@ -204,16 +204,16 @@ class SimpleConsumer:
 
     async def _ack_at(self, broker: str, messages: list[MessageExt]) -> list[MessageExt]:
         if len(messages) > 1:
-            bits: dict[BatchAck, int] = {}  # by what is the same for messages popped together
+            # By what is the same for messages popped together, and the topic that was popped.
+            bits: dict[tuple[BatchAck, str], int] = {}
             for message in messages:
                 handle = _handle(message)
                 topic = _stored_topic(message, handle, self.group)
                 where = BatchAck(self.group, topic, handle.queue_id, *handle[:4], bits=0)
-                bits[where] = bits.get(where, 0) | 1 << (handle.offset - handle.start)
-            acks = [where._replace(bits=mask) for where, mask in bits.items()]
-            body = dumps(
-                {"brokerName": broker, "acks": [one.to_json(messages[0].topic) for one in acks]}
-            )
+                key = where, message.topic
+                bits[key] = bits.get(key, 0) | 1 << (handle.offset - handle.start)
+            acks = [where._replace(bits=mask).to_json(t) for (where, t), mask in bits.items()]
+            body = dumps({"brokerName": broker, "acks": acks})
             answer = await self._ask(broker, RequestCode.BATCH_ACK_MESSAGE, {}, body)
             if answer.code == ResponseCode.SUCCESS:
                 return []

@@ -116,6 +116,7 @@ class FakeBroker:
                 RequestCode.SEND_BATCH_MESSAGE: self._send,
                 RequestCode.SEND_REPLY_MESSAGE_V2: self._reply,
                 RequestCode.END_TRANSACTION: self._scripted,
+                RequestCode.BATCH_ACK_MESSAGE: self._scripted,
                 RequestCode.LOCK_BATCH_MQ: self._lock,
                 RequestCode.UNLOCK_BATCH_MQ: self._unlock,
                 RequestCode.CHECK_CLIENT_CONFIG: self._scripted,

@@ -548,6 +548,10 @@ def _check_target(topic: str, queue: MessageQueue | None) -> None:
     InvalidMessage."""
     if queue is not None and queue.topic != topic:
         raise InvalidMessage(f"the message is of topic {topic!r}, its queue of {queue.topic!r}")
+    if queue is not None and not isinstance(queue.queue_id, int):
+        raise InvalidMessage(f"a queue's id is a number, not {queue.queue_id!r}")
+    if queue is not None and not isinstance(queue.broker_name, str):
+        raise InvalidMessage(f"a queue's broker group is a text, not {queue.broker_name!r}")
     if not isinstance(topic, str):
         raise InvalidMessage(f"the topic is a text, not {type(topic).__name__}")
     problem = topic_name_problem(topic)

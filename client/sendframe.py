@@ -28,6 +28,7 @@ SEND_MESSAGE_V2 = 310
 SEND_BATCH_MESSAGE = 320
 SEND_REPLY_MESSAGE_V2 = 325
 TRANSACTION_PREPARED = 0x4  # sysFlag: a half message
+FLAG_END = 1 << 31  # a record has it as an int32
 ZLIB = Compression()
 FRAME_PREFIX = struct.Struct(">ii")
 _BATCH_ITEM = struct.Struct(">iiiii")
@@ -117,6 +118,8 @@ def outgoing(
         raise InvalidMessage("body is empty")
     if len(body) > BODY_SIZE_BYTES_MAX:
         raise InvalidMessage(f"body of {len(body)} bytes is over {BODY_SIZE_BYTES_MAX}")
+    if message.flag != 0:
+        _check_flag(message.flag)
     if len(body) >= compression.from_bytes:
         body, compressed = compression.apply(body)
         sys_flag |= compressed
@@ -159,6 +162,7 @@ def outgoing_batch(
     for message, key in zip(messages, unique_keys, strict=True):
         if not message.body:
             raise InvalidMessage("body is empty")
+        _check_flag(message.flag)
         properties = encoded_properties(message, key).encode()
         body = message.body
         size = _BATCH_ITEM.size + len(body) + _PROPERTIES_LENGTH.size + len(properties)
@@ -193,6 +197,11 @@ def encoded_properties(message: Message, unique_key: str) -> str:
     if "\x01" in tags or "\x02" in tags or len(tags) > 1000:
         raise InvalidMessage("tag holds a separator byte or is over 1000 characters")
     return f"UNIQ_KEY\x01{unique_key}\x02WAIT\x01true\x02TAGS\x01{tags}\x02"
+
+
+def _check_flag(flag: int) -> None:
+    if not isinstance(flag, int) or not -FLAG_END <= flag < FLAG_END:
+        raise InvalidMessage(f"flag is a number of 32 bits, not {flag!r}")
 
 
 def _constant(text: str) -> bytes:

@@ -39,6 +39,7 @@ from raftmq.client.pulse import Pulses
 from raftmq.client.route import ReplicaGroup
 from raftmq.client.sendframe import SEND_REPLY_MESSAGE_V2, ZLIB
 from raftmq.client.signedframe import Template, template_for
+from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
 
 logger = logging.getLogger(__name__)
@@ -183,17 +184,25 @@ class SendEngine:
             return
         topic, broker_name, queue_id = pending.queue
         item = pending.item
-        try:
-            template = self._templates[broker_name][topic][item.code]
-        except KeyError:
-            template = self._new_template(topic, broker_name, item.code)
         opaque = channel.next_opaque()
+        try:
+            try:
+                template = self._templates[broker_name][topic][item.code]
+            except KeyError:
+                template = self._new_template(topic, broker_name, item.code)
+            frame = template.frame(item, queue_id, opaque)
+        except Exception as error:
+            # The caller may be writing others after this one. End it in a later call, as below.
+            code, reason = ResponseCode.MESSAGE_ILLEGAL, f"cannot be encoded: {error!r}"
+            failure = SendFailed(code, reason, pending.attempts, False)
+            self._loop.call_soon(self.finish, pending, None, failure)
+            return
         pending.channel = channel
         pending.opaque = opaque
         pending.attempts += 1
         pending.sent_at = self.now() if now is None else now
         channel.outstanding[opaque] = pending
-        if not channel.write(template.frame(item, queue_id, opaque)):
+        if not channel.write(frame):
             # It closed a moment ago, and its close callback has not run yet. Handle this in a
             # later call: the caller is in the middle of its own bookkeeping.
             channel.forget(opaque)

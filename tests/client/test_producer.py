@@ -18,11 +18,13 @@ from raftmq.client import (
     SendStatus,
     SplitFailed,
     TooManyInFlight,
+    sending,
     split_batch,
 )
 from raftmq.client.batch import batch_item_size
 from raftmq.client.errors import ClientClosed, InvalidMessage
 from raftmq.client.message import MessageQueue, SendResult
+from raftmq.client.sendframe import OutgoingSend, SendTemplate
 from raftmq.remoting.codes import NOT_STORED, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader
@@ -412,6 +414,10 @@ async def test_unknown_topic_is_certainly_not_stored() -> None:
         (Message("T", b"x", tags=["a"], keys="k"), None, "'TAGS' is a text, not list"),  # type: ignore[arg-type]
         (Message("T", b"x", keys=[1]), None, "keys are a text or texts"),  # type: ignore[list-item]
         (Message("T", b"x", properties={"a": 1}), None, "'a' is a text, not int"),  # type: ignore[dict-item]
+        (Message("T", b"x", flag="1"), None, "flag is a number"),  # type: ignore[arg-type]
+        (Message("T", b"x", flag=1 << 31), None, "flag is a number of 32 bits"),
+        (Message("T", b"x"), MessageQueue("T", "g0", "2"), "id is a number"),  # type: ignore[arg-type]
+        (Message("T", b"x"), MessageQueue("T", ["g0"], 2), "group is a text"),  # type: ignore[arg-type]
     ],
 )
 async def test_what_no_broker_would_store_is_refused_at_once(
@@ -566,6 +572,39 @@ async def test_heartbeat_goes_to_every_replica() -> None:
         await producer.send(Message("T", b"x"))
         brokers = cluster.brokers["g0"]
         await until(lambda: all(b.count(RequestCode.HEART_BEAT) == 1 for b in brokers))
+
+
+@pytest.mark.parametrize("at", [0, 2], ids=["probe", "behind it"])
+async def test_a_send_that_cannot_be_encoded_ends_alone(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait for the leader with it are written, and nothing stays in flight."""
+
+    class Template(SendTemplate):
+        def frame(self, item: OutgoingSend, *rest: int) -> bytes:
+            if item.body == b"bad":
+                raise TypeError("no number")
+            return super().frame(item, *rest)
+
+    monkeypatch.setattr(sending, "template_for", lambda _, *names: Template(*names))
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.no_leader("g0")
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            bodies = [b"%d" % number for number in range(4)]
+            bodies.insert(at, b"bad")
+            sends = [asyncio.ensure_future(producer.send(Message("T", body))) for body in bodies]
+            await until(lambda: producer.in_flight == (5 if at else 4))
+            cluster.lead("g0", 0, tell_route=True)
+            async with asyncio.timeout(10):
+                outcomes = await asyncio.gather(*sends, return_exceptions=True)
+            failure = outcomes.pop(at)
+            assert isinstance(failure, SendFailed) and not failure.retriable
+            assert all(isinstance(outcome, SendResult) for outcome in outcomes)
+            assert producer.in_flight == 0
+            written: list[object] = []
+            producer.send_nowait(Message("T", b"bad"), lambda r, e: written.append(e))
+            assert not written  # a callback is not called from within
+            await until(lambda: written and producer.in_flight == 0)
 
 
 async def test_callback_that_raises_does_not_stop_the_others() -> None:

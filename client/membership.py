@@ -122,12 +122,14 @@ class Membership:
             self.locks.start()
 
     async def stop(self) -> None:
-        """Give up all queues and leave the group."""
-        await self.rebalancer.stop()  # so that it takes no queues while they are given up
-        await self.give_up(list(self.workers))
-        if self.locks is not None:
-            await self.locks.release_all()
-        await self.instance.leave(None, self.group)
+        """Give up all queues and leave the group, which it leaves also if the former fails."""
+        try:
+            await self.rebalancer.stop()  # so that it takes no queues while they are given up
+            await self.give_up(list(self.workers))
+            if self.locks is not None:
+                await self.locks.release_all()
+        finally:
+            await self.instance.leave(None, self.group)
 
     # ---- called by the rebalancer
 

@@ -133,18 +133,25 @@ class OffsetStore:
             )
             return False
         self.table.told(queue, offset)
-        if self._on_commit is not None:
-            self._on_commit(queue, offset)
+        _tell(self._on_commit, queue, offset)
         return True
 
     def _announced(self, queue: MessageQueue, offset: int) -> RemotingCommand:
-        if self._on_committing is not None:
-            self._on_committing(queue, offset)
+        _tell(self._on_committing, queue, offset)
         return self._command(queue, offset)
 
     def _command(self, queue: MessageQueue, offset: int) -> RemotingCommand:
         header = ConsumerOffsetHeader(self._group, queue.topic, queue.queue_id, offset)
         return RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext())
+
+
+def _tell(callback: OnCommit | None, queue: MessageQueue, offset: int) -> None:
+    if callback is None:
+        return
+    try:
+        callback(queue, offset)
+    except Exception:
+        logger.exception("commit_callback_failed")  # the user's mistake must not stop the commits
 
 
 class Offsets(Protocol):

@@ -85,6 +85,25 @@ async def test_a_member_takes_its_queues_and_gives_them_up_when_it_leaves() -> N
         assert not member.instance.running
 
 
+async def test_a_member_whose_last_commit_fails_leaves_its_group_all_the_same() -> None:
+    """Else it would stay a member, with queues that nobody reads."""
+
+    class Failing(Notes):
+        async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+            raise ZeroDivisionError
+
+    async with FakeCluster({"g0": 1}) as cluster:
+        member = member_of(cluster, Failing(), ConsumerConfig(), LockConfig())
+        member.subscribe("T", "*", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        await until(lambda: len(member.queues) == 4)
+        with pytest.raises(ZeroDivisionError):
+            await member.stop()
+        assert cluster.brokers["g0"][0].members == {"g": set()}
+        assert not member.instance.running
+
+
 async def test_a_topic_unsubscribed_from_is_given_up() -> None:
     notes = Notes()
     async with FakeCluster({"g0": 1}) as cluster:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from raftmq.client.instance import ClientInstance
+from raftmq.client.message import MessageQueue
 from raftmq.client.offsetstore import TOLD_AGAIN_S, OffsetStore
 from raftmq.remoting.command import RemotingCommand
 from tests.client.fakes import queue
@@ -107,3 +110,17 @@ async def test_each_request_of_a_commit_is_announced() -> None:
     store.table.advance(queue(0), 5)
     assert await store.commit_confirmed() == {queue(0): 5}
     assert said == [*[("committing", 5)] * 3, ("commit", 5)]
+
+
+async def test_callbacks_that_raise_stop_no_commit(caplog: pytest.LogCaptureFixture) -> None:
+    def bad(_queue: MessageQueue, _offset: int) -> None:
+        raise ValueError("user bug")
+
+    instance = cast(ClientInstance, Repeating())
+    store = OffsetStore("g", instance, on_commit=bad, on_committing=bad)
+    for number in range(2):
+        store.table.begin(queue(number), 0, told=True)
+        store.table.advance(queue(number), 5)
+    assert await store.commit_confirmed() == {queue(0): 5, queue(1): 5}
+    assert store.table.dirty() == {}
+    assert caplog.text.count("commit_callback_failed") == 2 * (3 + 1)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from raftmq.client.errors import BrokerRefused, NameServerUnreachable, NoRoute
+from raftmq.client.errors import BrokerRefused, ClientClosed, NameServerUnreachable, NoRoute
 from raftmq.client.route import (
     BrokerData,
     ReplicaGroup,
@@ -87,6 +87,7 @@ class Directory:
         self._routes: dict[str, TopicRouteData] = {}
         self._groups: dict[str, ReplicaGroup] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
+        self._stopped = False
         self._leader_watchers: list[Callable[[ReplicaGroup], None]] = []
         self._replica_watchers: list[Callable[[tuple[str, ...]], None]] = []
 
@@ -142,7 +143,7 @@ class Directory:
 
     async def route(self, topic: str) -> TopicRouteData:
         """Return the topic's route, asking for it if not known. Raises NoRoute,
-        NameServerUnreachable."""
+        NameServerUnreachable, ClientClosed."""
         return self._routes.get(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> TopicRouteData:
@@ -174,7 +175,9 @@ class Directory:
                 logger.warning("route_refresh_failed topic=%s error=%s", topic, error)
 
     async def stop(self) -> None:
-        """Cancel and await running requests."""
+        """Cancel and await running requests; who waits for one, or asks later, gets
+        ClientClosed."""
+        self._stopped = True
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -195,8 +198,13 @@ class Directory:
             logger.debug("route_request_failed what=%s error=%s", name, error)
 
     async def _shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        # Shielded: one caller's timeout must not cancel the request the others wait for.
-        return await asyncio.shield(self._start(name, make))
+        if self._stopped:
+            raise ClientClosed
+        task = self._start(name, make)
+        await asyncio.wait((task,))  # does not cancel it: others may wait for it too
+        if task.cancelled():
+            raise ClientClosed
+        return task.result()
 
     async def _fetch_route(self, topic: str) -> TopicRouteData:
         request = RemotingCommand.request(

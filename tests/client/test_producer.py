@@ -567,6 +567,35 @@ async def test_stop_ends_what_is_undecided_truthfully() -> None:
             await producer.send(Message("T", b"x"))
 
 
+@pytest.mark.parametrize("silent", [True, False], ids=["asking", "between two attempts"])
+async def test_a_send_that_waits_for_its_route_ends_when_the_producer_stops(silent: bool) -> None:
+    """In an error: nobody cancelled it, and a task group would be silent about a cancellation."""
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.name_server.silent = silent
+        producer = Producer("p", cluster.namesrv)
+        await producer.start()
+        sends = [
+            asyncio.create_task(producer.send(Message("nowhere", b"x"), 60_000)) for _ in range(2)
+        ]
+        await until(lambda: cluster.name_server.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) > 0)
+        await asyncio.sleep(0.05)
+        await producer.stop()
+        done, _ = await asyncio.wait(sends, timeout=5)
+        assert {type(task.exception()) for task in sends if task in done} == {ClientClosed}
+
+
+async def test_a_send_cancelled_while_it_waits_for_its_route_ends_no_other() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        cluster.name_server.silent = True
+        sends = [asyncio.create_task(producer.send(Message("T", b"x"), 30_000)) for _ in range(2)]
+        await until(lambda: cluster.name_server.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) > 0)
+        cluster.name_server.silent = False
+        sends[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sends[0]
+        assert (await sends[1]).status is SendStatus.OK
+
+
 async def test_heartbeat_goes_to_every_replica() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.send(Message("T", b"x"))

@@ -111,7 +111,7 @@ class Producer:
         self._searched: set[str] = set()  # topics whose route a task asks for, for parked sends
         self._looked_at = 0.0
         self._requests = WaitingRequests(self._instance.client_id)
-        self._announced: set[str] = set()  # broker groups that got our heartbeat
+        self._announced: set[str] = set()  # broker groups whose leader got our heartbeat
         self._suffix = IDEMPOTENT_SUFFIX if self.config.idempotent else ""
 
     __aenter__, __aexit__ = entered, left
@@ -280,8 +280,7 @@ class Producer:
         publication = await self._publication_by(message.topic, deadline)
         names = {queue.broker_name for queue in publication.queues}
         if not names <= self._announced:  # brokers that do not know us cannot push us a reply
-            await self._instance.heartbeat_all()
-            self._announced |= names
+            await self._announce(names, deadline)
         correlation_id, marked = self._requests.begin(message, timeout_ms)
         try:
             remaining_ms = round((deadline - engine.now()) * 1000)
@@ -371,6 +370,21 @@ class Producer:
             await self._publication_by(topic, deadline)
         return await self._submit(item, queue, fixed, deadline)
 
+    async def _announce(self, names: set[str], deadline: float) -> None:
+        """Wait until the leaders of these groups have answered a heartbeat, or failed to, but not
+        beyond `deadline`. The other replicas got one when they became known."""
+        instance = self._instance
+        targets = {instance.directory.group(name).target for name in names - self._announced}
+        timeout_ms = instance.config.heartbeat_timeout_ms
+        beats = [
+            instance.spawn(instance.beat(address, timeout_ms), f"heartbeat {address}")
+            for address in targets
+            if address is not None
+        ]
+        if beats:
+            await asyncio.wait(beats, timeout=deadline - self._running().now())
+        self._announced |= names
+
     async def _submit(
         self, item: OutgoingSend, queue: MessageQueue, fixed: bool, deadline: float
     ) -> SendResult:
@@ -400,7 +414,9 @@ class Producer:
                         await engine.wait_for_room()
                 except TimeoutError:
                     continue  # `admit` then raises TooManyInFlight once more
-        engine.submit(pending)
+        now = engine.now()
+        if not engine.expire(pending, now):
+            engine.submit(pending, now)
         return await future
 
     def _choose(self, publication: Publication) -> MessageQueue:

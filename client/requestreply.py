@@ -3,7 +3,8 @@
 The requester marks its message with an id and its own client id. The consumer answers with
 `Producer.reply`, through the broker group that stores the request, and that broker pushes the
 answer (326) over the requester's connection. For that it must know the requester, so a request is
-sent only after a heartbeat to every replica: any of them may lead by the time the answer comes.
+sent only after a heartbeat that the leaders have answered. Every replica gets one, because any of
+them may lead by the time the answer comes.
 
 A request ends in the reply, in SendFailed (no consumer will see it), or in RequestTimedOut or
 SendOutcomeUnknown (it may have been processed). Limit: `REQUESTS_MAX` requests wait at a time.

@@ -78,6 +78,24 @@ async def test_requests_without_an_answer_time_out() -> None:
         assert len(asking._requests) == 0
 
 
+@pytest.mark.parametrize("frozen", [0, 2], ids=["leader", "follower"])
+async def test_a_request_keeps_its_deadline_whichever_replica_is_frozen(frozen: int) -> None:
+    """Only the leader's heartbeat is waited for, and nothing is sent when the time is over."""
+    async with FakeCluster({"g0": 3}) as cluster:
+        cluster.name_server.topics["U"] = {"g0": (4, 6)}
+        cluster.brokers["g0"][frozen].heartbeat_s = 3600.0
+        async with Producer("asks", cluster.namesrv, config=QUICK) as asking:
+            await asking.send(Message("U", b"before"))  # the connection is there
+            begin = asyncio.get_running_loop().time()
+            with pytest.raises(RequestTimedOut if frozen else SendFailed):
+                await asking.request(Message("T", b"ping"), 500)
+            assert asyncio.get_running_loop().time() - begin < 2  # a heartbeat is given 3 s
+            assert cluster.logs["g0"].bodies("T") == ([b"ping"] if frozen else [])
+            assert asking.in_flight == 0
+            with pytest.raises(RequestTimedOut):  # the wait is not repeated
+                await asking.request(Message("T", b"again"), 500)
+
+
 async def test_requests_are_limited() -> None:
     waiting = WaitingRequests("me", 2)
     first, _ = waiting.begin(Message("T", b"x"), 1)

@@ -122,7 +122,7 @@ class PushConsumer:
 
     @property
     def client_id(self) -> str:
-        """Return the id by which brokers know this consumer."""
+        """Return the id by which brokers know this consumer; empty before the first start."""
         return self._instance.client_id
 
     @property

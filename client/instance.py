@@ -59,11 +59,12 @@ class InstanceConfig:
 
 
 class ClientInstance:
-    """One client identity towards a cluster."""
+    """One client identity towards a cluster. Each start makes it anew, because what is built before
+    a fork is started in several processes; until then `client_id` is empty."""
 
     def __init__(self, namesrv: str | Sequence[str], config: InstanceConfig | None = None) -> None:
         self.config = config or InstanceConfig()
-        self.client_id = make_client_id()
+        self.client_id = ""
         self._namesrv = parse_addresses(namesrv)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._remoting: RemotingClient | None = None
@@ -106,6 +107,7 @@ class ClientInstance:
         """Start. `heartbeat()` returns the producer/consumer part of the HeartbeatData; `handlers`
         serve requests that brokers send to this client. Raises TlsError."""
         assert self._remoting is None, "already started"
+        self.client_id = make_client_id()
         tls = None
         if self.config.tls is not None:
             tls = await asyncio.to_thread(Renewed, self.config.tls, "client")

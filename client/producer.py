@@ -31,7 +31,14 @@ from raftmq.client.errors import (
 )
 from raftmq.client.instance import ClientInstance, InstanceConfig, local_address, successful
 from raftmq.client.lifecycle import entered, left
-from raftmq.client.message import Message, MessageExt, MessageQueue, SendResult, process_unique_keys
+from raftmq.client.message import (
+    Message,
+    MessageExt,
+    MessageQueue,
+    SendResult,
+    UniqueKeys,
+    process_unique_keys,
+)
 from raftmq.client.parked import Parked
 from raftmq.client.pending import Pending, SendCallback
 from raftmq.client.requestreply import WaitingRequests, reply_message
@@ -105,12 +112,12 @@ class Producer:
         self.group = group
         self.config = config or SendConfig()
         self._instance = ClientInstance(namesrv, instance_config)
-        self._keys = process_unique_keys(local_address())
+        self._keys: UniqueKeys | None = None  # of the process that started this
         self._engine: SendEngine | None = None
         self._publications: dict[str, Publication] = {}
         self._searched: set[str] = set()  # topics whose route a task asks for, for parked sends
         self._looked_at = 0.0
-        self._requests = WaitingRequests(self._instance.client_id)
+        self._requests = WaitingRequests(lambda: self._instance.client_id)
         self._announced: set[str] = set()  # broker groups whose leader got our heartbeat
         self._suffix = IDEMPOTENT_SUFFIX if self.config.idempotent else ""
 
@@ -119,6 +126,7 @@ class Producer:
     async def start(self) -> None:
         """Start accepting sends, without waiting for any server."""
         await self._instance.start(self._heartbeat, self._handlers())
+        self._keys = process_unique_keys(local_address())
         self._engine = SendEngine(self._instance, self.group, self.config, self._alternative)
         self._engine.start()
 
@@ -170,7 +178,7 @@ class Producer:
         deadline = engine.now() + timeout_ms / 1000
         if self.config.idempotent:
             raise InvalidMessage("brokers take no idempotent batches")
-        keys = [message.unique_key or self._keys.next() for message in messages]
+        keys = [self._key_of(message) for message in messages]
         item = outgoing_batch(messages, keys, int(time.time() * 1000))
         return await self._send_item(item, messages[0].topic, queue, deadline)
 
@@ -332,6 +340,12 @@ class Producer:
             raise ClientClosed
         return self._engine
 
+    def _key_of(self, message: Message) -> str:
+        """Return the message's UNIQ_KEY, or a new one."""
+        if self._keys is None:
+            raise ClientClosed
+        return message.unique_key or self._keys.next()
+
     def _heartbeat(self) -> Mapping[str, Any]:
         return {"producerDataSet": [{"groupName": self.group}]}
 
@@ -349,7 +363,7 @@ class Producer:
             raise InvalidMessage(f"born_timestamp_ms {born_ms} is not in [0, {BORN_MS_MAX}]")
         return outgoing(
             message,
-            message.unique_key or self._keys.next(),
+            self._key_of(message),
             born_ms,
             compression=self.config.compression,
             code=code,

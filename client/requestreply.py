@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 
 from raftmq.client.compression import decompress
@@ -41,9 +42,10 @@ NO_HOST = bytes(8)
 
 
 class WaitingRequests:
-    """Requests of one client that wait for their reply, by correlation id."""
+    """Requests of one client that wait for their reply, by correlation id. `client_id()` is asked
+    at each request, because every start of the client makes another one."""
 
-    def __init__(self, client_id: str, requests_max: int = REQUESTS_MAX) -> None:
+    def __init__(self, client_id: Callable[[], str], requests_max: int = REQUESTS_MAX) -> None:
         self._client_id = client_id
         self._requests_max = requests_max
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
@@ -59,7 +61,7 @@ class WaitingRequests:
         self._waiting[correlation_id] = asyncio.get_running_loop().create_future()
         marks = {
             "CORRELATION_ID": correlation_id,
-            "REPLY_TO_CLIENT": self._client_id,
+            "REPLY_TO_CLIENT": self._client_id(),
             "TTL": str(timeout_ms),
         }
         return correlation_id, replace(message, properties={**message.properties, **marks})

@@ -84,7 +84,7 @@ class SimpleConsumer:
 
     @property
     def client_id(self) -> str:
-        """Return the id by which brokers know this consumer."""
+        """Return the id by which brokers know this consumer; empty before the first start."""
         return self._instance.client_id
 
     async def start(self) -> None:

@@ -119,7 +119,7 @@ class TransactionProducer(Producer):
         """
         if message.is_later:
             raise InvalidMessage("a transactional message cannot be delayed")
-        message.unique_key = message.unique_key or self._keys.next()
+        message.unique_key = self._key_of(message)
         item = self._outgoing(
             message,
             sys_flag=TRANSACTION_PREPARED,

@@ -97,7 +97,7 @@ async def test_a_request_keeps_its_deadline_whichever_replica_is_frozen(frozen: 
 
 
 async def test_requests_are_limited() -> None:
-    waiting = WaitingRequests("me", 2)
+    waiting = WaitingRequests(lambda: "me", 2)
     first, _ = waiting.begin(Message("T", b"x"), 1)
     waiting.begin(Message("T", b"x"), 1)
     with pytest.raises(TooManyInFlight):

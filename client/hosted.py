@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, wait
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -52,14 +52,29 @@ class Hosted(Generic[C_co]):
             self._end_thread()
             raise
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, T], give_back: Callable[[T], None] | None = None) -> T:
         """Run `work` on the loop and wait. Raises what `work` raises; ClientClosed if the thread is
-        not running, or runs in the process that this one was forked from."""
+        not running, or runs in the process that this one was forked from.
+
+        If the wait is interrupted (a signal handler raises), `work` is cancelled and its end is
+        waited for. If it had a result by then, which nobody gets, the loop calls
+        `give_back(result)`."""
         loop = self._loop
         if loop is None or self._pid != os.getpid():
             work.close()
             raise self._closed()
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+        begun: Future[asyncio.Task[T]] = Future()
+        ended = asyncio.run_coroutine_threadsafe(_noted(work, begun), loop)
+        try:
+            return ended.result()
+        except BaseException:
+            if not ended.done():
+                # To cancel `ended` would end it at once, while the task still runs.
+                loop.call_soon_threadsafe(begun.result().cancel)
+                wait((ended,))
+            if give_back is not None and not ended.cancelled() and ended.exception() is None:
+                loop.call_soon_threadsafe(give_back, ended.result())
+            raise
 
     def stop(self) -> None:
         """Stop the client, then the threads, even if that raises. Raises ClientClosed if they are
@@ -96,6 +111,14 @@ class Hosted(Generic[C_co]):
             loop.run_forever()
 
 
+async def _noted(work: Coroutine[Any, Any, T], begun: Future[asyncio.Task[T]]) -> T:
+    """Run `work`; the result of `begun` is the task that does."""
+    task = asyncio.current_task()
+    assert task is not None
+    begun.set_result(task)
+    return await work
+
+
 class Hosting(Protocol[C_co]):
     """An object that has a hosted client."""
 
@@ -113,13 +136,16 @@ def stopped(client: Hosting[LifeCycle]) -> None:
 
 def blocking(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+    give_back: Callable[[C, T], None] | None = None,
 ) -> Callable[Concatenate[Hosting[C], P], T]:
-    """Return a method that runs the client's coroutine method on the loop and waits for it."""
+    """Return a method that runs the client's coroutine method on the loop and waits for it. The
+    client's `give_back` is called with a result that its caller, interrupted, does not get."""
 
     @wraps(method)
     def call(client: Hosting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         hosted = client._hosted
-        return hosted.run(method(hosted.client, *args, **kwargs))
+        back = None if give_back is None else partial(give_back, hosted.client)
+        return hosted.run(method(hosted.client, *args, **kwargs), back)
 
     return call
 

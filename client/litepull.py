@@ -179,6 +179,13 @@ class LitePullConsumer:
             except TimeoutError:
                 return []
 
+    def give_back(self, messages: Sequence[MessageExt]) -> None:
+        """Take back what the latest `poll` returned, unprocessed, and hand it out again."""
+        if messages and messages[0].queue in self.membership.workers:
+            queue, offset = messages[0].queue, messages[0].queue_offset
+            self.membership.workers[queue].reset(offset)
+            self.rewound(queue, offset)
+
     async def commit(
         self, offsets: Mapping[MessageQueue, int] | None = None
     ) -> dict[MessageQueue, int]:

@@ -164,6 +164,11 @@ class PullConsumer:
             self._positions[queue] = max(offset, result.next_offset)
         return result.messages
 
+    def give_back(self, messages: Sequence[MessageExt]) -> None:
+        """Take back what the latest `fetch` of a queue returned: the next one returns it again."""
+        if messages:
+            self.seek(messages[0].queue, messages[0].queue_offset)
+
     def position(self, queue: MessageQueue) -> int | None:
         """Return where `fetch` goes on; None before the first one."""
         return self._positions.get(queue)

@@ -160,7 +160,7 @@ class BlockingLitePullConsumer:
     __enter__, __exit__, start, stop = entered_blocking, left_blocking, started, stopped
     assign = blocking(LitePullConsumer.assign)
     fetch_queues = blocking(LitePullConsumer.fetch_queues)
-    poll = blocking(LitePullConsumer.poll)
+    poll = blocking(LitePullConsumer.poll, LitePullConsumer.give_back)
     commit = blocking(LitePullConsumer.commit)
     committed = blocking(LitePullConsumer.committed)
     offset_for = blocking(LitePullConsumer.offset_for)
@@ -230,5 +230,6 @@ class BlockingPullConsumer:
         self, queue: MessageQueue, count_max: int = 32, expression: str = ALL, wait_ms: int = 0
     ) -> list[MessageExt]:
         """Do as `PullConsumer.fetch`, with TAG expressions only."""
-        fetched = self._hosted.client.fetch(queue, count_max, expression, wait_ms=wait_ms)
-        return self._hosted.run(fetched)
+        consumer = self._hosted.client
+        fetched = consumer.fetch(queue, count_max, expression, wait_ms=wait_ms)
+        return self._hosted.run(fetched, consumer.give_back)

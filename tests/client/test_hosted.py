@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 
@@ -133,3 +135,62 @@ def test_a_stop_before_the_start_changes_nothing() -> None:
         counter.stop()
     with counter:
         assert counter.pool.submit(lambda: 1).result() == 1
+
+
+class Interrupted(BaseException):
+    """Raised by a signal's handler."""
+
+
+def interrupt(signum: int, frame: object) -> None:
+    raise Interrupted
+
+
+@pytest.fixture
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Return a function that interrupts the main thread's wait."""
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    main = threading.get_ident()
+    yield lambda: signal.pthread_kill(main, signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_an_interrupted_caller_waited_for_has_ended(
+    interruptible: Callable[[], None],
+) -> None:
+    """Else it would go on, and take messages for nobody."""
+    life: list[object] = []
+
+    async def work() -> None:
+        try:
+            interruptible()
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.01)
+            life.append("ended")
+
+    with BlockingCounter() as counter:
+        with pytest.raises(Interrupted):
+            counter._hosted.run(work(), life.append)
+        assert life == ["ended"]
+        assert counter.add(1) == 3
+
+
+def test_a_result_that_an_interrupted_caller_does_not_get_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    back: list[tuple[str, int]] = []
+
+    def result(future: Future[int]) -> int:
+        patched.undo()
+        wait((future,))
+        raise Interrupted
+
+    with BlockingCounter() as counter:
+        with monkeypatch.context() as patched, pytest.raises(Interrupted):
+            patched.setattr(Future, "result", result)
+            counter._hosted.run(
+                counter.counter.add(1),
+                lambda given: back.append((threading.current_thread().name, given)),
+            )
+        assert counter.add(1) == 3
+        assert back == [("counter", 3)]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -134,6 +137,61 @@ async def test_blocking_pull_and_lite_pull() -> None:
 
         assert await asyncio.to_thread(pull) == [b"0", b"1", b"2", b"3", b"2"]
         assert await asyncio.to_thread(poll) == [b"3", b"4", b"5", b"8", b"9"]
+
+
+class Interrupted(BaseException):
+    """Raised by a signal's handler."""
+
+
+@contextmanager
+def interrupted(after: Callable[[Future[object]], object]) -> Iterator[None]:
+    """Interrupt the wait for the next result, after `after(future)`."""
+
+    def result(future: Future[object]) -> object:
+        patched.undo()
+        after(future)
+        raise Interrupted
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(Future, "result", result)
+        yield
+
+
+async def test_what_an_interrupted_poll_or_fetch_took_comes_again() -> None:
+    config = LitePullConfig(pull=PullConfig(suspend_ms=200), auto_commit_interval_ms=0)
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        broker, log = cluster.brokers["g0"][0], cluster.logs["g0"]
+
+        def append() -> None:
+            for number in range(10):
+                log.append("T", 0, b"%d" % number)
+            broker.appended()
+
+        def poll() -> list[bytes]:
+            with BlockingLitePullConsumer("g", cluster.namesrv, config=config) as consumer:
+                (queue,) = consumer.fetch_queues("T")
+                consumer.assign([queue])
+                with interrupted(lambda _: None):  # before there is anything
+                    consumer.poll(PATIENCE_MS)
+                loop.call_soon_threadsafe(append)
+                with interrupted(lambda future: wait((future,))):
+                    consumer.poll(PATIENCE_MS, 4)
+                got = consumer.poll(PATIENCE_MS, 6)
+                assert consumer.committed(queue) in (None, 0)
+                got += consumer.poll(PATIENCE_MS, 6)
+                return [message.body for message in got]
+
+        def fetch() -> list[bytes]:
+            with BlockingPullConsumer("other", cluster.namesrv) as consumer:
+                (queue,) = consumer.queues("T")
+                for after in (lambda _: None, lambda future: wait((future,))):
+                    with interrupted(after):
+                        consumer.fetch(queue, 4)
+                return [message.body for message in consumer.fetch(queue, 32)]
+
+        loop = asyncio.get_running_loop()
+        assert await asyncio.to_thread(poll) == [b"%d" % number for number in range(10)]
+        assert await asyncio.to_thread(fetch) == [b"%d" % number for number in range(10)]
 
 
 async def test_blocking_transactions_and_requests() -> None:

@@ -64,7 +64,8 @@ class ConsumerConfig:
     use one `allocation`. `consume_timeout_ms`: messages that a concurrent listener has held for
     longer are sent back to the broker, to be redelivered; 0: never. `listeners_max`: concurrent
     calls of the listener over all queues (each queue has at most `pull.consume_tasks`); 0: no
-    limit. `stop_grace_ms`: how long `stop` waits for listeners."""
+    limit. `stop_grace_ms`: how long `stop` waits for listeners. Of a blocking consumer's, threads
+    that take longer run on, and the interpreter waits for them when it exits."""
 
     orderly: bool = False
     message_model: MessageModel = MessageModel.CLUSTERING

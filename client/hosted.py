@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 class Hosted(Generic[C_co]):
     """A client and the thread that runs its event loop. `pool`, which runs the user's listener if
-    there is one, is shut down at the end."""
+    there is one, is shut down at the end, after the client has given its calls time to finish.
+    Calls that still run are not waited for; the interpreter waits for them when it exits."""
 
     def __init__(self, client: C_co, name: str, pool: Executor | None = None) -> None:
         self.client = client
@@ -86,7 +87,7 @@ class Hosted(Generic[C_co]):
         finally:
             self._end_thread()
             if self._pool is not None:
-                self._pool.shutdown()
+                self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _closed(self) -> ClientClosed:
         if self._loop is None:

@@ -111,6 +111,18 @@ def test_a_stop_that_fails_leaves_no_thread_and_no_pool() -> None:
         counter.pool.submit(print)
 
 
+def test_a_stop_waits_for_no_call_that_the_client_gave_up() -> None:
+    counter = BlockingCounter()
+    counter.start()
+    gate = threading.Event()
+    hangs = counter.pool.submit(gate.wait, 60)
+    waits = counter.pool.submit(print)
+    counter.stop()
+    assert not hangs.done() and waits.cancelled()
+    gate.set()
+    assert hangs.result()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_in_a_forked_process_every_call_is_refused_at_once() -> None:
     """The loop's thread is not in it: whoever waited for that would wait for ever."""

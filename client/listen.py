@@ -19,8 +19,10 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from raftmq.client.listenerlog import ListenerLog
@@ -51,7 +53,8 @@ class Later:
 
 
 ListenerAnswer = ConsumeResult | Later | None
-Listener = Callable[[list[MessageExt]], "ListenerAnswer | Awaitable[ListenerAnswer]"]
+Answering = ListenerAnswer | Awaitable[ListenerAnswer] | Future[ListenerAnswer]
+Listener = Callable[[list[MessageExt]], Answering]  # a Future: a thread of a pool answers
 Finish = Callable[[], None]
 SUSPEND_MS_MIN, SUSPEND_MS_MAX = 10, 30_000
 
@@ -75,11 +78,20 @@ class GuardedListener:
         self.log = log
         self._listener = listener
 
-    async def call(self, messages: list[MessageExt]) -> Later | None:
-        """Call the listener; return None if it succeeded. An exception means: again later."""
+    async def call(
+        self,
+        messages: list[MessageExt],
+        threaded: Callable[[Future[ListenerAnswer]], None] | None = None,
+    ) -> Later | None:
+        """Call the listener; return None if it succeeded. An exception means: again later.
+        `threaded(work)` is called if a thread does the work: it goes on if this is cancelled."""
         restore_topics(messages)
         try:
             given = self._listener(list(messages))
+            if isinstance(given, Future):
+                if threaded is not None:
+                    threaded(given)
+                given = asyncio.wrap_future(given)
             result = await given if inspect.isawaitable(given) else given
         except Exception as error:
             self.log.raised(error, messages)
@@ -244,7 +256,8 @@ class OrderlyDeliverer:
     ) -> None:
         while True:
             await self._locks.hold(queue)
-            answer = await self._listener.call(messages)
+            threaded = partial(self._locks.worked_on, queue)
+            answer = await self._listener.call(messages, threaded)
             failed = failed_of(messages, answer)
             answer = answer or Later()
             messages = [m for m in failed if not await self._given_up(m, answer)]

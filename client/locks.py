@@ -7,6 +7,9 @@ keep locks in memory only: when a group's leader changes, its locks are invalid 
 has granted them again, which the client requests at once. If the new leader refuses, another client
 held the lock meanwhile and went on from the committed offset: the messages cached here are of no
 use any more, and `lost(queue)` is called.
+
+A lock is the client's, and the broker grants it to the same client again at once. So a queue on
+which a thread still works, although the queue was given up, is not asked for before that has ended.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance
@@ -60,6 +65,7 @@ class QueueLocks:
         # knows them from its log, and no other client gets them for a minute unless released.
         self._perhaps: set[MessageQueue] = set()
         self._at_work: set[MessageQueue] = set()  # given up without telling; never unlocked later
+        self._work: dict[MessageQueue, Future[Any]] = {}  # the latest thread's on each queue
         self._changed = asyncio.Event()
 
     def start(self) -> None:
@@ -81,12 +87,21 @@ class QueueLocks:
 
     async def acquire(self, queue: MessageQueue) -> bool:
         """Ask for one lock; if granted, it is renewed from now on. Raises ClientError."""
+        work = self._work.get(queue)
+        if work is not None and not work.done():
+            logger.info("queue_still_worked_on queue=%s", queue)
+            return False
         self._at_work.discard(queue)
         await self._ask(queue.broker_name, [queue])
         if self.valid(queue):
             self._held.add(queue)
             return True
+        logger.info("queue_locked_by_another queue=%s", queue)
         return False
+
+    def worked_on(self, queue: MessageQueue, work: Future[Any]) -> None:
+        """Take note that a thread does `work` on a held queue, which nothing but its end ends."""
+        self._work[queue] = work
 
     async def hold(self, queue: MessageQueue) -> None:
         """Return once the lock is valid; until then ask for it again and again. The callee of

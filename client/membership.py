@@ -145,7 +145,6 @@ class Membership:
         try:
             # Take the lock first: the previous holder commits before it releases it.
             if self.locks is not None and not await self.locks.acquire(queue):
-                logger.info("queue_locked_by_another queue=%s", queue)
                 return False
             committed = await self.offsets.committed(queue)
             start = committed

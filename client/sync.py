@@ -117,9 +117,12 @@ class BlockingConsumer:
         pool = ThreadPoolExecutor(threads, thread_name_prefix=f"listener {group}")
         config = config or ConsumerConfig()
         config = replace(config, listeners_max=min(config.listeners_max or threads, threads))
-        pooled = in_pool(pool, listener)
         consumer = PushConsumer(
-            group, namesrv, pooled, config=config, instance_config=instance_config
+            group,
+            namesrv,
+            lambda messages: pool.submit(listener, messages),
+            config=config,
+            instance_config=instance_config,
         )
         self._hosted = Hosted(consumer, f"consumer {group}", pool)
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
-from raftmq.client import ConsumeResult, FailurePolicy, Later, MessageExt, PushConsumer
+from raftmq.client import (
+    BlockingConsumer,
+    ConsumeResult,
+    FailurePolicy,
+    Later,
+    MessageExt,
+    PushConsumer,
+)
 from raftmq.client.consumer import ConsumerConfig
+from raftmq.client.hosted import on_loop
 from raftmq.client.locks import LockConfig, QueueLocks
 from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -190,6 +200,54 @@ async def test_a_lock_that_is_not_believed_any_more_is_given_back_all_the_same()
             await locks.release([queue(1)], tell=False)  # somebody is still at work there
             await locks.release_all()
             assert {key for key in broker.locks if key[0] == "other"} == {("other", "T", 1)}
+
+
+async def test_a_queue_is_not_acquired_while_a_thread_works_on_it() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        async with orderly(cluster, Seen()) as consumer:
+            await until(lambda: len(consumer.queues) == 4)
+            locks = QueueLocks(
+                "other", consumer.membership.instance, LockConfig(), lambda _queue: None
+            )
+            work: Future[None] = Future()
+            assert await locks.acquire(queue(0))
+            locks.worked_on(queue(0), work)
+            await locks.release([queue(0)], tell=False)
+            assert not await locks.acquire(queue(0)) and await locks.acquire(queue(1))
+            work.set_result(None)
+            assert await locks.acquire(queue(0))
+
+
+async def test_a_queue_given_up_and_taken_again_has_one_listener_at_a_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The broker grants its lock at once to who has it already."""
+    caplog.set_level("INFO")
+    gate = threading.Event()
+    seen: list[int] = []
+    at_once: list[int] = []
+    most = 0
+
+    def listen(messages: list[MessageExt]) -> None:
+        nonlocal most
+        at_once.append(messages[0].queue_offset)
+        most = max(most, len(at_once))
+        gate.wait(60)
+        seen.append(at_once.pop())
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 2, queues=1)
+        config = replace(ORDERLY, stop_grace_ms=10)
+        consumer = BlockingConsumer("g", cluster.namesrv, listen, config=config)
+        consumer.subscribe("T")
+        await asyncio.to_thread(consumer.start)
+        await until(lambda: at_once)
+        await asyncio.to_thread(on_loop(PushConsumer.subscribe), consumer, "T", "*")
+        await until(lambda: len(at_once) > 1 or "queue_still_worked_on" in caplog.text)
+        gate.set()
+        await until(lambda: seen == [0, 0, 1])
+        await asyncio.to_thread(consumer.stop)
+    assert most == 1
 
 
 async def test_a_lock_whose_grant_was_not_heard_is_given_back_at_the_end() -> None:

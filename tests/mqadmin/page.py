@@ -51,15 +51,20 @@ mqadmin help COMMAND
   `--output json`. Where Apache's command has a flag `-o` of its own, only the long form is this.
 - `--watch SECONDS`, on every command that only reads: the answer again and again, until Ctrl-C.
   JSON takes a line for each then, YAML a document. What cannot be had is told, and asked for again.
-- Exit status: 0 done; 1 refused, or not there; 2 asked for wrongly; 3 nobody answered; 4 it is
-  unknown whether it was done; 130 interrupted. What went wrong is one line on stderr. Ctrl-C is how
-  `--watch`, `consume --follow` and `top` end: 0.
+- Exit status: 0 done; 1 refused, not there, or answered only in part; 2 asked for wrongly; 3 nobody
+  answered; 4 it is unknown whether it was done; 130 interrupted. What went wrong is one line on
+  stderr. Ctrl-C is how `--watch`, `consume --follow` and `top` end: 0.
 
 Changes of topics, groups and offsets go to each group's leader and through its log: what was
 answered survives a fail-over exactly. A reset (`resetOffsetByTime`, `skipAccumulatedMessage`,
 `cloneGroupOffset`) is followed by running consumers with their next pull, whoever leads then; what
 they commit until then, of before the reset, changes nothing. `updateBrokerConfig` and
 `updateNamesrvConfig` change live keys (docs/configuration.md) until the process ends.
+
+While a broker group has no leader, nothing can be changed there, nor asked. A change that is for
+that group, too, is refused before any group is changed: `nobody leads broker-a at the moment`.
+`consumerProgress`, `topicStatus`, `writers` and `statsAll` have these words in a line of that
+group, and no total.
 
 ## Contexts
 

@@ -61,7 +61,8 @@ def read_trim_note(content: bytes) -> tuple[int, int, int]:
 
 
 class Trim(NamedTuple):
-    """What retention removes: the frames before `first`, and all segments before `start`."""
+    """The beginning of a log that retention removes: the frames before index `first`, and the
+    segments before offset `start`. `note`: the trim file's content."""
 
     first: int
     start: int

@@ -72,7 +72,7 @@ class Telling(Generic[T]):
 
     @property
     def left(self) -> Sequence[T]:
-        """What has not been written yet; the first of it may be on its way."""
+        """The messages that have not been written yet; the first may be on its way."""
         return self._found[self._passed :]
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""What brokers said of topics and groups, by name, for a while.
+"""A cache of brokers' answers about topics and consumer groups, by name.
 
 An answer that has become old is asked for again, by one question at a time, whose caller does not
 matter. Whoever wants it meanwhile waits OLD_S for the new one and then takes the old: a broker that

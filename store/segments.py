@@ -141,13 +141,9 @@ class NextSegment:
         says that it has come into use. Raises OSError."""
         with self._lock:
             if self._segment is None or self._segment.start != start:
-                existed = self._files.exists(start)
-                try:
-                    self._segment = self._files.allocate(start)
-                except OSError:
-                    if not existed and not self._preparing:  # else `prepare` has it, or removes it
-                        self._files.remove(start)
-                    raise
+                # What fails while `prepare` has the file is left to it: it keeps or removes it.
+                make = self._files.allocate if self._preparing else self._files.open
+                self._segment = make(start)
             return self._segment
 
     def prepare(self) -> None:

@@ -355,7 +355,7 @@ class Reviver:
 
 
 class _Frame:
-    """What is stored together: messages of `bytes_max` bytes, or one."""
+    """The messages to be stored in one frame: of `bytes_max` bytes together, or a larger one."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -313,8 +313,7 @@ class SendPath:
         if topic.message_type:
             check_types(topic, (properties_of(record, topic) for record in records))
         command = written.command
-        if size + len(command) > self._rules.record_bytes_max:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
+        self._check_fits(size, len(command))
         group = self._room(size, len(command))
         group.records += records
         group.replies.append((sender, unique_key, len(records)))
@@ -389,8 +388,7 @@ class SendPath:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"{self.disk_full}", tag="DISK_FULL")
         records = [self._own_record(message) for message in messages]
         size = sum(record[1] for record in records)
-        if size + len(command) > self._rules.record_bytes_max:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
+        self._check_fits(size, len(command))
         group = self._room(size, len(command), reserve_bytes)
         group.records += records
         group.replies.append((OWN, "", len(records)))
@@ -405,8 +403,11 @@ class SendPath:
 
     def check(self, message: Outgoing) -> None:
         """Raise Refused if `store` would not take this message, however little waits."""
-        size = self._own_record(message)[1]
-        if size > self._rules.record_bytes_max:
+        self._check_fits(self._own_record(message)[1])
+
+    def _check_fits(self, size: int, command_size: int = 0) -> None:
+        """Refuse records, with their command, that no frame takes."""
+        if size + command_size > self._rules.record_bytes_max:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
 
     def _own_record(self, message: Outgoing) -> Record:

@@ -11,7 +11,7 @@ whose commit was never answered.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from raftmq.chaos.checks.verdict import Check, Handlers, Offenders
@@ -20,7 +20,7 @@ from raftmq.chaos.history.events import Commit, Kind
 
 @dataclass(slots=True)
 class _Queue:
-    """What is known of a group's queue."""
+    """The commits of a group in one queue that may be in force."""
 
     # By process: the acknowledged commits of which any may be the last.
     last: dict[str, Commit] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class OffsetsBack:
     """The check for consumers whose commits went back."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[str, str, str, int], _Queue] = {}
+        self._queues: defaultdict[tuple[str, str, str, int], _Queue] = defaultdict(_Queue)
         self._wrong = Offenders()
         self._seen = 0
         self._taken_over = 0
@@ -83,11 +83,7 @@ class OffsetsBack:
         return self._wrong.check(name, detail, self._seen)
 
     def _queue(self, commit: Commit) -> _Queue:
-        key = (commit.group, commit.broker, commit.topic, commit.queue)
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._queues[key] = _Queue()
-        return queue
+        return self._queues[commit.group, commit.broker, commit.topic, commit.queue]
 
     def _invoked(self, commit: Commit) -> None:
         self._queue(commit).unanswered[commit.process, _offset(commit)] += 1

@@ -1,4 +1,4 @@
-"""What brokers know, asked of the groups of a topic; some of them are silent."""
+"""A topic's type and a group's settings are had from any broker group that answers in time."""
 
 import asyncio
 from types import SimpleNamespace

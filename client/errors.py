@@ -163,10 +163,14 @@ class RequestTimedOut(ClientError):
 
 
 class ClientClosed(ClientError):
-    """The producer, consumer or admin is not started, or was stopped."""
+    """The producer, consumer or admin is not started, or was stopped. `outcome_unknown` is set on
+    the instance if that ended a call which was under way."""
 
-    def __init__(self, message: str = "the client is not running") -> None:
+    def __init__(
+        self, message: str = "the client is not running", outcome_unknown: bool = False
+    ) -> None:
         super().__init__(CODE_CLOSED, message)
+        self.outcome_unknown = outcome_unknown
 
 
 class UnsupportedCompression(ClientError):

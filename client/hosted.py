@@ -36,6 +36,7 @@ class Hosted(Generic[C_co]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0  # of the process that started it
+        self._lock = threading.RLock()  # a signal handler may call while its thread holds it
 
     def start(self) -> None:
         """Start the thread, then the client. If that raises, the thread has ended again."""
@@ -55,27 +56,34 @@ class Hosted(Generic[C_co]):
 
     def run(self, work: Coroutine[Any, Any, T], give_back: Callable[[T], None] | None = None) -> T:
         """Run `work` on the loop and wait. Raises what `work` raises; ClientClosed if the thread is
-        not running, or runs in the process that this one was forked from.
+        not running, runs in the process that this one was forked from, or ends before `work` does.
 
-        If the wait is interrupted (a signal handler raises), `work` is cancelled and its end is
+        If the caller is interrupted (a signal handler raises), `work` is cancelled and its end is
         waited for. If it had a result by then, which nobody gets, the loop calls
         `give_back(result)`."""
-        loop = self._loop
-        if loop is None or self._pid != os.getpid():
-            work.close()
-            raise self._closed()
-        begun: Future[asyncio.Task[T]] = Future()
-        ended = asyncio.run_coroutine_threadsafe(_noted(work, begun), loop)
+        call = _Call(work)
         try:
-            return ended.result()
+            if not self._ask(call.begin):
+                work.close()
+                raise self._closed()
+            return call.result()
         except BaseException:
-            if not ended.done():
-                # To cancel `ended` would end it at once, while the task still runs.
-                loop.call_soon_threadsafe(begun.result().cancel)
-                wait((ended,))
-            if give_back is not None and not ended.cancelled() and ended.exception() is None:
-                loop.call_soon_threadsafe(give_back, ended.result())
+            if not call.ended.done() and self._ask(call.cancel):
+                wait((call.ended,))
+            if give_back is not None and call.has_result():
+                self._ask(partial(give_back, call.result()))
             raise
+
+    def _ask(self, function: Callable[[], object]) -> bool:
+        """Have the loop call `function`, or return False if it is not running or was told to end.
+        What is asked of it comes before its end."""
+        if self._pid != os.getpid():
+            return False
+        with self._lock:
+            if self._loop is None:
+                return False
+            self._loop.call_soon_threadsafe(function)
+            return True
 
     def stop(self) -> None:
         """Stop the client, then the threads, even if that raises. Raises ClientClosed if they are
@@ -98,10 +106,12 @@ class Hosted(Generic[C_co]):
         )
 
     def _end_thread(self) -> None:
-        loop, thread = self._loop, self._thread
-        self._loop = self._thread = None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+            if loop is not None:
+                loop.call_soon_threadsafe(loop.stop)
+        if thread is not None:
             thread.join()
 
     def _serve(self, ready: threading.Event) -> None:
@@ -112,12 +122,40 @@ class Hosted(Generic[C_co]):
             loop.run_forever()
 
 
-async def _noted(work: Coroutine[Any, Any, T], begun: Future[asyncio.Task[T]]) -> T:
-    """Run `work`; the result of `begun` is the task that does."""
-    task = asyncio.current_task()
-    assert task is not None
-    begun.set_result(task)
-    return await work
+class _Call(Generic[T]):
+    """Work that a thread waits for. `begin` and `cancel` are called on the loop; the result of
+    `ended` is the task that did the work."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.ended: Future[asyncio.Task[T]] = Future()
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self.ended.set_result)
+
+    def cancel(self) -> None:
+        """Cancel the task, or, if it was never begun, the work."""
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._work.close()
+            self.ended.cancel()
+            self.ended.set_running_or_notify_cancel()  # else nobody who waits is woken
+
+    def result(self) -> T:
+        """Wait for the end. Raises what the work raises; ClientClosed if the loop ended first."""
+        task = self.ended.result()
+        if task.cancelled():
+            raise ClientClosed("the client was stopped before the call ended", outcome_unknown=True)
+        return task.result()
+
+    def has_result(self) -> bool:
+        if not self.ended.done() or self.ended.cancelled():
+            return False
+        task = self.ended.result()
+        return not task.cancelled() and task.exception() is None
 
 
 class Hosting(Protocol[C_co]):

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 
 import pytest
 
@@ -185,6 +186,80 @@ def test_what_an_interrupted_caller_waited_for_has_ended(
             counter._hosted.run(work(), life.append)
         assert life == ["ended"]
         assert counter.add(1) == 3
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_caller_interrupted_as_it_asks_leaves_nothing_running(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just after it asked the loop, or just before."""
+    life: list[str] = []
+
+    async def work() -> None:
+        life.append("began")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            life.append("ended")
+
+    with BlockingCounter() as counter:
+        loop = counter._hosted._loop
+        assert loop is not None
+        ask = loop.call_soon_threadsafe
+
+        def interrupted(function: Callable[[], None]) -> None:
+            patched.undo()
+            if asked:
+                ask(function)
+            raise Interrupted
+
+        with monkeypatch.context() as patched, pytest.raises(Interrupted):
+            patched.setattr(loop, "call_soon_threadsafe", interrupted)
+            counter._hosted.run(work())
+        assert life in ([], ["began", "ended"])
+        assert counter.add(1) == 3
+
+
+def test_a_call_under_way_at_the_stop_is_told_that_its_outcome_is_unknown() -> None:
+    counter = BlockingCounter()
+    began, told = threading.Event(), Future[ClientClosed]()
+
+    async def work() -> None:
+        began.set()
+        await asyncio.sleep(3600)
+
+    def call() -> None:
+        with pytest.raises(ClientClosed) as caught:
+            counter._hosted.run(work())
+        told.set_result(caught.value)
+
+    counter.start()
+    caller = threading.Thread(target=call)
+    caller.start()
+    began.wait()
+    counter.stop()
+    assert told.result(60).outcome_unknown
+    caller.join()
+
+
+def test_no_call_waits_for_a_loop_that_ends() -> None:
+    """The stop comes between a caller's look whether the loop runs and its asking."""
+    for _ in range(200):
+        counter = BlockingCounter()
+        counter.start()
+        callers = [threading.Thread(target=until_closed, args=(counter,)) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        counter.stop()
+        for caller in callers:
+            caller.join(60)
+            assert not caller.is_alive()
+
+
+def until_closed(counter: BlockingCounter) -> None:
+    with suppress(ClientClosed):
+        while True:
+            counter.add(1)
 
 
 def test_a_result_that_an_interrupted_caller_does_not_get_is_given_back(

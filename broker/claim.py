@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from dataclasses import replace
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.construction import web_settings
@@ -27,9 +28,10 @@ log = logging.getLogger("raftmq.broker.claim")
 
 def identity_of(config: BrokerConfig) -> StoreIdentity:
     """Return the identity that the directory of such a broker must have."""
+    size = config.mapped_file_size_commit_log
     if config.is_classic:
-        return StoreIdentity("classic", config.broker_name, "")
-    return StoreIdentity("raft", config.group_name, config.dleger_self_id)
+        return StoreIdentity("classic", config.broker_name, "", size)
+    return StoreIdentity("raft", config.group_name, config.dleger_self_id, size)
 
 
 def described(config: BrokerConfig) -> str:
@@ -52,6 +54,7 @@ class Claim:
         self._lent = lock
         self._lock: StoreLock | None = None
         self._replicates = replicates
+        self._size_noted = False
         self._ports: dict[str, BoundPort] = {}
         self.port = config.listen_port  # for listenPort=0 the port that was taken
         self.http_port = 0  # the port where HTTP listens; 0: it does not
@@ -82,8 +85,9 @@ class Claim:
                 self._bind("health", where, LOOPBACK, web.health_port)
         if self._replicates:
             self._bind_replication()
-        if not known:
-            self._note(own)
+        if known is None:
+            self._note(replace(own, segment_size_bytes=0))
+        self._size_noted = known is not None and known.segment_size_bytes > 0
 
     def socket_of(self, name: str) -> socket.socket | None:
         """Return the socket for `client`, `http`, `health` or `replication`; None: bind the
@@ -118,14 +122,14 @@ class Claim:
         except OSError as error:
             raise OSError(error.errno, f"{where}: {error.strerror or error}") from error
 
+    def note_segment_size(self) -> None:
+        """Note the segments' size: the log was opened with it. Raises OSError."""
+        if not self._size_noted:
+            self._size_noted = self._written(identity_of(self._config))
+
     def _note(self, own: StoreIdentity) -> None:
         adopted = self._disk.exists("commitlog")
-        try:
-            note_identity(self._disk, own)
-        except OSError as error:
-            if not passes(error):
-                raise
-            log.warning("store_identity_not_noted: %s", error)  # the next start does it
+        if not self._written(own):
             return
         log.log(
             logging.WARNING if adopted else logging.INFO,
@@ -136,3 +140,14 @@ class Claim:
             own.group,
             own.node,
         )
+
+    def _written(self, identity: StoreIdentity) -> bool:
+        """Write the identity. Return False if there is no room: the next start does it."""
+        try:
+            note_identity(self._disk, identity)
+        except OSError as error:
+            if not passes(error):
+                raise
+            log.warning("store_identity_not_noted: %s", error)
+            return False
+        return True

@@ -135,7 +135,8 @@ class BrokerConfig(PeerTlsOptions):
     store_path_root_dir: str = option("store", "storePathRootDir", "store",
         "The directory of log, queues and tables.")
     mapped_file_size_commit_log: int = option("store", "mappedFileSizeCommitLog", GIB,
-        "A CommitLog segment.", unit=BYTES, low=64 * KIB, high=2 * GIB - 1)
+        "A CommitLog segment: alike in all replicas, and never changed.",
+        unit=BYTES, low=64 * KIB, high=2 * GIB - 1)
     mapped_file_size_consume_queue: int = option("store", "mappedFileSizeConsumeQueue", 6_000_000,
         "A ConsumeQueue file; 20 bytes a message.", unit=BYTES, low=20, high=2 * GIB - 1)
     flush_disk_type: str = option("store", "flushDiskType", "SYNC_FLUSH",

@@ -115,6 +115,7 @@ async def open_store(
         else:
             installed = prepare(disk, store.config, RAFT_DIRECTORY)
         store.open()
+        claim.note_segment_size()
         if files is not None:
             files.load()
         else:

@@ -128,7 +128,10 @@ class Following:
             fits = frame.position in (end, segment_end(end))
             fits = fits and frame.end + BLANK_SIZE_BYTES <= segment_end(frame.position)
         if not fits:
-            raise MessageRefused(sender, f"{frame!r} behind a frame that ends at {end}")
+            what = f"{frame!r} behind a frame that ends at {end}"
+            if segment_end is not None:
+                what += ": its mappedFileSizeCommitLog is another one, or this is no replica"
+            raise MessageRefused(sender, what)
         if frame.kind == FrameKind.CONFIGURATION:
             try:
                 check_proposed(frame.payload)

@@ -1,4 +1,5 @@
-"""The owner of a store directory: which node of which group, and in which mode.
+"""The owner of a store directory: which node of which group, and in which mode; and the size of its
+log's segments, which cannot change.
 
 If another node got the directory by mistake (a copied broker.conf, a wrong volume), it would vote
 and answer with somebody else's promises. So the file `identity`, beside the log, is compared with
@@ -7,6 +8,7 @@ the configuration at each start, before recovery:
     mode=raft            or classic
     group=broker-a       the Raft group, or the broker name
     node=n1              the replica's id; empty in classic mode
+    segment=1073741824   bytes of a segment of the log; absent before the log was first opened
     crc32c=0a1b2c3d      of the lines above
 
 In classic mode a directory belongs to a broker name: which of its brokers serves it, and in which
@@ -14,12 +16,13 @@ role, is changed by hand when a master is lost, and is not compared.
 
 A store without the file, or with a damaged one, is taken for what the configuration says, once:
 `note_identity` writes it down, and the caller logs that. To give a directory to another node
-deliberately, its operator removes the file.
+deliberately, its operator removes the file. The segments' size is noted once the log was opened
+with it: replicas of one group put their frames where that size says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google_crc32c import value as crc32c
 
@@ -37,6 +40,7 @@ class StoreIdentity:
     mode: str  # raft or classic
     group: str
     node: str
+    segment_size_bytes: int = 0  # 0: not noted
 
     def __str__(self) -> str:
         kind = "the Raft group" if self.mode == "raft" else "the classic broker"
@@ -49,21 +53,28 @@ class WrongIdentity(StoreError):
     code = "WRONG_IDENTITY"
 
 
-def check_identity(disk: Disk, root: str, own: StoreIdentity) -> bool:
-    """Return whether the directory says that it is ours; False: it has no readable identity, and
-    the caller must note one. `root` is the operator's name for it. Raises WrongIdentity,
+def check_identity(disk: Disk, root: str, own: StoreIdentity) -> StoreIdentity | None:
+    """Return what the directory says of itself, which is ours; None: it has no readable identity,
+    and the caller must note one. `root` is the operator's name for it. Raises WrongIdentity,
     OSError."""
     found = read_identity(disk)
     if found is None:
-        return False
-    if found != own:
+        return None
+    size = found.segment_size_bytes
+    if found != replace(own, segment_size_bytes=size):
         raise WrongIdentity(
             f"the store {root} is that of {found}, and this is configured to be {own}. Correct the"
             " configuration (dLegerSelfId, dLegerGroup, brokerName, enableDLegerCommitLog), or set"
             f" another storePathRootDir; if the store is to become that of {own}, remove its file"
             f" {IDENTITY_FILE}"
         )
-    return True
+    if size not in (0, own.segment_size_bytes):
+        raise WrongIdentity(
+            f"the log in the store {root} has segments of {size} bytes, and this is configured to"
+            f" have segments of {own.segment_size_bytes}: set mappedFileSizeCommitLog={size}, as it"
+            " was; all replicas of a group have the same"
+        )
+    return found
 
 
 def read_identity(disk: Disk) -> StoreIdentity | None:
@@ -79,12 +90,16 @@ def read_identity(disk: Disk) -> StoreIdentity | None:
     if not mark or checksum != b"%08x\n" % crc32c(body):
         return None
     lines = dict(line.split("=", 1) for line in body.decode().splitlines())
-    return StoreIdentity(lines["mode"], lines["group"], lines["node"])
+    size = int(lines.get("segment", 0))
+    return StoreIdentity(lines["mode"], lines["group"], lines["node"], size)
 
 
 def note_identity(disk: Disk, own: StoreIdentity) -> None:
     """Write the identity; durable on return. Raises OSError."""
-    body = f"mode={own.mode}\ngroup={own.group}\nnode={own.node}\n".encode()
+    text = f"mode={own.mode}\ngroup={own.group}\nnode={own.node}\n"
+    if own.segment_size_bytes:
+        text += f"segment={own.segment_size_bytes}\n"
+    body = text.encode()
     beside = f"{IDENTITY_FILE}.new"
     file = disk.open(beside)
     try:

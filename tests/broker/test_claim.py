@@ -12,6 +12,7 @@ from raftmq.broker.broker import open_broker
 from raftmq.broker.cli import main
 from raftmq.broker.config import Setting, build_config
 from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.store.errors import StoreError
 from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
 from raftmq.store.ownership import StoreInUse, lock_store
 from tests.steadydisk import SteadyDisk
@@ -117,7 +118,8 @@ async def test_a_port_that_is_taken_ends_the_start_before_anything_is_changed(
 
 async def test_a_new_store_is_noted_and_an_old_one_adopted_once(tmp_path, caplog):
     caplog.set_level(logging.INFO, "raftmq.broker.claim")
-    own = StoreIdentity("raft", "group-a", "n0")
+    config = config_of(tmp_path)
+    own = StoreIdentity("raft", "group-a", "n0", config.mapped_file_size_commit_log)
 
     def told():
         found = [(r.levelname, r.getMessage().split()[0]) for r in caplog.records]
@@ -148,6 +150,25 @@ async def test_a_store_is_of_one_node_of_one_group(tmp_path):
     assert state_of(tmp_path) == before
     # What clients call the group may change, and where its members are.
     await run(config_of(tmp_path, dLegerGroup="group-a", brokerName="other"))
+
+
+@pytest.mark.parametrize("mode", ["raft", "classic"])
+async def test_a_log_keeps_the_size_of_its_segments(tmp_path, mode):
+    """A first segment that holds something would grow, and what comes next stand elsewhere than
+    its peers have it. A size that no log was opened with binds nobody."""
+    strange = tmp_path / "commitlog" / "strange"
+    strange.parent.mkdir()
+    strange.touch()
+    too_large = config_of(tmp_path, mode, mappedFileSizeCommitLog=str(1 << 22))
+    await refused(too_large, StoreError, "not a segment")
+    strange.unlink()
+    await run(config_of(tmp_path, mode))
+    before = state_of(tmp_path)
+    for size in (1 << 19, 1 << 21):
+        other = config_of(tmp_path, mode, mappedFileSizeCommitLog=str(size))
+        await refused(other, WrongIdentity, "set mappedFileSizeCommitLog=1048576")
+    assert state_of(tmp_path) == before
+    await run(config_of(tmp_path, mode))
 
 
 async def test_a_classic_store_stays_its_broker_names_whoever_serves_it(tmp_path):

@@ -22,9 +22,9 @@ def disk(tmp_path):
 
 
 def test_a_directory_knows_its_node(disk):
-    assert not check_identity(disk, "store", OWN)
+    assert check_identity(disk, "store", OWN) is None
     note_identity(disk, OWN)
-    assert check_identity(disk, "store", OWN)
+    assert check_identity(disk, "store", OWN) == OWN
     assert read_identity(disk) == OWN
     assert disk.listdir("") == ["identity"]
 
@@ -49,13 +49,26 @@ def test_another_is_told_what_stands_there_what_it_is_and_what_to_do(disk, other
     assert read_identity(disk) == OWN
 
 
+def test_the_segments_of_a_log_keep_their_size(disk):
+    note_identity(disk, OWN)  # by an earlier program: any size goes
+    assert check_identity(disk, "store", replace(OWN, segment_size_bytes=1 << 30)) == OWN
+    noted = replace(OWN, segment_size_bytes=1 << 24)
+    note_identity(disk, noted)
+    assert check_identity(disk, "store", noted) == noted
+    with pytest.raises(WrongIdentity) as wrong:
+        check_identity(disk, "/data/store", replace(OWN, segment_size_bytes=1 << 25))
+    told = str(wrong.value)
+    assert "/data/store has segments of 16777216 bytes" in told
+    assert "set mappedFileSizeCommitLog=16777216" in told
+
+
 def test_a_damaged_file_says_nothing(disk, tmp_path):
     note_identity(disk, OWN)
     whole = (tmp_path / "identity").read_bytes()
     for at in range(len(whole)):
         for wrong in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
             (tmp_path / "identity").write_bytes(wrong)
-            assert not check_identity(disk, "store", replace(OWN, node="n2"))
+            assert check_identity(disk, "store", replace(OWN, node="n2")) is None
     note_identity(disk, OWN)
     assert (tmp_path / "identity").read_bytes() == whole
 

@@ -141,9 +141,18 @@ class GroupIdentity:
             self._save()
         return f"{meeting.own} is empty, and first notes that it is of group id {self._taken.hex()}"
 
+    def doubled(self, peer: NodeId, addresses: tuple[str, str], now_ms: float) -> None:
+        """Note that two processes say that they are `peer`, from these addresses (host:port)."""
+        text = (
+            f"two processes say that they are {peer}, from {addresses[0]} and {addresses[1]}: stop"
+            " the one whose dLegerSelfId is wrong"
+        )
+        if self._note((peer, b"", False), text, now_ms):
+            log.error("same_id_twice %s", text)
+
     def foreign(self, now_ms: float) -> list[str]:
-        """Return the reasons for which this replica refused peers of other groups, of the last
-        FOREIGN_MS."""
+        """Return the reasons for which this replica refused peers of other groups, and which ids
+        two processes have, of the last FOREIGN_MS."""
         for key, (seen_ms, _) in list(self._foreign.items()):
             if now_ms - seen_ms > FOREIGN_MS:
                 del self._foreign[key]
@@ -160,14 +169,18 @@ class GroupIdentity:
             " are two groups of one name; correct the address in dLegerPeers, or empty the store of"
             " the replica that shall join the other group"
         )
-        self.foreign(now_ms)
-        key = meeting.peer, meeting.theirs, meeting.dialled
-        if key not in self._foreign:
+        if self._note((meeting.peer, meeting.theirs, meeting.dialled), text, now_ms):
             log.error("foreign_group %s", text)  # once, and not at each of its attempts
-            if len(self._foreign) >= FOREIGN_MAX:
-                del self._foreign[next(iter(self._foreign))]
-        self._foreign[key] = now_ms, text
         return text
+
+    def _note(self, key: tuple[NodeId, bytes, bool], text: str, now_ms: float) -> bool:
+        """Return whether this is new."""
+        self.foreign(now_ms)
+        new = key not in self._foreign
+        if new and len(self._foreign) >= FOREIGN_MAX:
+            del self._foreign[next(iter(self._foreign))]
+        self._foreign[key] = now_ms, text
+        return new
 
     def _known(self) -> None:
         for listener in self._listeners:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection
 
 from raftmq.dledger.connections import Line, LinkHandler, Reader
-from raftmq.dledger.dialer import Local
+from raftmq.dledger.dialer import Local, now_ms
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.network import FROM_PEER
 from raftmq.dledger.wire import (
@@ -32,6 +33,8 @@ log = logging.getLogger("raftmq.dledger.peers")
 HANDSHAKING_MAX = 64  # accepted connections that have not said hello
 STRANGERS_MAX = 16  # connections of replicas that this one does not dial
 HELLO_SIZE_BYTES_MAX = 1024  # more than the longest hello: 8 + 3 * 255 + 4
+TAKEOVERS_MAX = 8  # of a peer's live connection by another one, in TAKEOVERS_MS: more is no chance
+TAKEOVERS_MS = 10_000
 WAS_REMOVED = "was removed from group"  # in the refusal that a removed replica gets
 
 
@@ -50,6 +53,7 @@ class Incoming:
         self._removed: frozenset[NodeId] = frozenset()
         self._accepted: set[Accepted] = set()
         self._by_peer: dict[NodeId, Accepted] = {}
+        self._takeovers: dict[NodeId, deque[float]] = {}  # when the last ones were
 
     def lines(self) -> list[Line]:
         """Return all accepted connections, also those that have not said hello."""
@@ -112,11 +116,19 @@ class Incoming:
         old = self.line(peer)
         self._by_peer[peer] = connection
         if old is not None:
+            self._took_over(peer, old, connection.line)
             old.abort()  # the peer dialled again: it gave the old one up
         dialer = self._local.dialers.get(peer)
         if dialer is not None:
             dialer.hurry()  # it lives: no need to wait out the back-off
         return self._make_reader(peer, self._local.node_id)
+
+    def _took_over(self, peer: NodeId, old: Line, new: Line) -> None:
+        """Two processes with one id take each other's place for ever."""
+        now, last = now_ms(), self._takeovers.setdefault(peer, deque(maxlen=TAKEOVERS_MAX))
+        if len(last) == TAKEOVERS_MAX and now - last[0] < TAKEOVERS_MS:
+            self._local.identity.doubled(peer, (old.where, new.where), now)
+        last.append(now)
 
     def lost(self, connection: Accepted) -> None:
         """Note that a connection is closed; report it if it brought messages."""
@@ -124,6 +136,7 @@ class Incoming:
         peer = connection.peer
         if peer is not None and self._by_peer.get(peer) is connection:
             del self._by_peer[peer]
+            self._takeovers.pop(peer, None)
             if not self.is_shut:
                 self.handler.on_closed(peer)
 

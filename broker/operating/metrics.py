@@ -401,7 +401,7 @@ class BrokerMetrics:
         if isinstance(foreign, list):
             families.gauge(
                 "raft_foreign_peers",
-                "Replicas of other groups that were refused in the last half minute.",
+                "Replicas of other groups, and ids of two processes, met in the last half minute.",
                 len(foreign),
             )
         last = status.get("last_index")

@@ -11,7 +11,13 @@ import pytest
 from raftmq.dledger.connections import LinkConfig, PeerAddress
 from raftmq.dledger.dialer import Local
 from raftmq.dledger.identity import GroupIdentity
-from raftmq.dledger.incoming import HANDSHAKING_MAX, STRANGERS_MAX, Accepted, Incoming
+from raftmq.dledger.incoming import (
+    HANDSHAKING_MAX,
+    STRANGERS_MAX,
+    TAKEOVERS_MAX,
+    Accepted,
+    Incoming,
+)
 from raftmq.dledger.wire import Hello, MessageReader
 
 
@@ -64,6 +70,25 @@ async def test_a_peer_that_dials_again_gives_up_its_old_connection() -> None:
     world.incoming.lost(new)
     assert world.closed == ["n1"]
     assert world.incoming.line("n1") is None
+
+
+async def test_two_processes_with_one_id_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    for _ in range(TAKEOVERS_MAX + 1):
+        world.accept("n1")
+    assert not world.local.identity.foreign(0.0)
+    world.accept("n1")
+    world.accept("n1")
+    (told,) = world.local.identity.foreign(0.0)
+    assert "two processes say that they are n1" in told
+    assert caplog.text.count("same_id_twice") == 1
+
+
+async def test_a_peer_that_dials_again_now_and_then_is_one() -> None:
+    world = World()
+    for _ in range(3 * TAKEOVERS_MAX):
+        world.incoming.lost(world.accept("n1"))
+    assert not world.local.identity.foreign(0.0)
 
 
 async def test_connections_that_say_nothing_are_bounded_in_number() -> None:

@@ -13,7 +13,7 @@ from raftmq.broker.context import Context
 from raftmq.broker.delivery.timers.service import TimerService
 from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
 from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.sending.outcome import Ended, is_unknown
+from raftmq.broker.sending.outcome import Ended
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import packed_address
 from raftmq.broker.service import Service
@@ -57,15 +57,17 @@ class Recalls:
         born_host = packed_address(connection.peer_address)
         message = recall_message(handle, group or "recall", now_ms, born_host)
         parked = timed(message, decode_properties(message.properties), timers.timing)
-        ended = Ended()
+        ended, over = Ended(), timers.recalling(slot_ms, Key(topic, handle.unique_key))
 
         def done(error: Exception | None) -> None:
-            if error is not None and not is_unknown(error):
-                not_stored()
+            over()
             ended(error)
 
-        sends.store([parked], b"", done)
-        not_stored = timers.recalling(slot_ms, Key(topic, handle.unique_key))
+        try:
+            sends.store([parked], b"", done)
+        except BaseException:
+            over()
+            raise
         sends.wake()
         await ended.stored()
         return RemotingCommand.response_to(request, ext={"msgId": handle.unique_key})

@@ -14,8 +14,8 @@ waits for that. A replica whose disk is fuller than its leader's waits until the
 same.
 
 A message that recalls another (TIMER_DEL_UNIQKEY) waits for the same slot. When the slot is over,
-the other is left out, even if the recalling one is still in flight: the delivery goes into the log
-behind it, so if the delivery is committed, both are.
+the other is left out. While the recalling one is on its way into the log, nobody knows whether it
+will be refused: what is due waits for it. (No recall begins for what is due.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.broker.context import Context
@@ -52,6 +51,7 @@ COUNT_MAX = 128  # messages of one delivery: about 4 ms
 BYTES_MAX = 512 * 1024  # of one delivery; a larger message goes alone
 TAKE_MAX = 4_096  # units in one tick: about 5 ms
 RETRY_MS = 500  # after a failed read or a refusal
+RECALL_MS = 10  # while what is due is being recalled
 AGE_LOOK_MS = 10_000
 NO_TIME_BELOW_MS = 10**11  # 1973; smaller values in a unit are tags codes, from an Apache broker
 
@@ -87,8 +87,7 @@ class TimerService:
         self._clock_ms = context.clock_ms
         self.wheel = wheel
         self._recalls: dict[int, list[int]] = {}  # slot → offsets of messages that recall others
-        # Slot → how often its keys are recalled, maybe by what is not in the queue yet.
-        self._recalled: dict[int, Counter[Key]] = {}
+        self._recalling: Counter[tuple[int, Key]] = Counter()  # slots and keys; on their way
         self._recalled_by: tuple[Sequence[int], set[Key]] = ((), set())  # offsets, keys; one slot
         self._leadership = 0  # its number; late callbacks of an earlier one do nothing
         self._under_way: Progress | None = None
@@ -113,7 +112,7 @@ class TimerService:
         """Forget the delivery in flight, which has ended; a ready leader's table says how."""
         self._leadership += 1
         self._end_move()
-        self._recalled.clear()
+        self._recalling.clear()
         self._pause_until_ms = 0
         self._count_max = COUNT_MAX
 
@@ -180,11 +179,18 @@ class TimerService:
         return position
 
     def recalling(self, slot_ms: int, key: Key) -> Callable[[], None]:
-        """Note a recalling message that is given to the send path in this turn of the loop. Return
-        what to call if it is certainly not stored."""
-        recalled = self._recalled.setdefault(slot_ms, Counter())
-        recalled[key] += 1
-        return partial(recalled.subtract, (key,))
+        """Note a recalling message that is given to the send path. Return what to call at its end:
+        if it was stored, it is in the queue then."""
+        recalled, leadership = (slot_ms, key), self._leadership
+        self._recalling[recalled] += 1
+
+        def ended() -> None:
+            if leadership == self._leadership:
+                self._recalling[recalled] -= 1
+                if not self._recalling[recalled]:
+                    del self._recalling[recalled]
+
+        return ended
 
     def is_delivered(self, slot_ms: int) -> bool:
         """Return whether messages of this slot may have been delivered already."""
@@ -206,8 +212,6 @@ class TimerService:
             wheel.settle(table)
             for slot_ms in [slot_ms for slot_ms in self._recalls if slot_ms < table.due_ms]:
                 del self._recalls[slot_ms]
-            for slot_ms in [slot_ms for slot_ms in self._recalled if slot_ms < table.due_ms]:
-                del self._recalled[slot_ms]
         wheel.skip_to(max(table.floor, queue.min_offset))
         offset = wheel.next_offset
         self._again = lambda: queue.units(offset, TAKE_MAX)
@@ -243,6 +247,9 @@ class TimerService:
         messages, count = self._read(queue, popped)
         self.wheel.put_back(popped[count:])
         del popped[count:]
+        if not popped:
+            self._pause_until_ms = self._clock_ms() + RECALL_MS
+            return False
         self._move(messages, self.wheel.after(popped), len(messages), 0)
         return True
 
@@ -263,7 +270,10 @@ class TimerService:
             message = as_stored(self._record(at, offset))
             if recalls(message) is not None:
                 continue
-            if self._is_recalled(queue, due_ms, message):
+            key = key_of(message) if self._recalling or due_ms in self._recalls else None
+            if key is not None and (due_ms, key) in self._recalling:
+                return found, count
+            if key is not None and self._is_recalled(queue, due_ms, key):
                 log.info("timer_recalled offset=%d", offset)
                 continue
             try:
@@ -272,10 +282,8 @@ class TimerService:
                 log.error("timer_without_target position=%d: %s", at, error)
         return found, len(waiting)
 
-    def _is_recalled(self, queue: ConsumeQueue, slot_ms: int, message: Outgoing) -> bool:
-        offsets, coming = self._recalls.get(slot_ms, ()), self._recalled.get(slot_ms, Counter())
-        if not offsets and not coming:
-            return False
+    def _is_recalled(self, queue: ConsumeQueue, slot_ms: int, key: Key) -> bool:
+        offsets = self._recalls.get(slot_ms, ())
         if self._recalled_by[0] != tuple(offsets):
             keys: set[Key] = set()
             for offset in offsets:
@@ -284,8 +292,7 @@ class TimerService:
                     if recalled is not None:
                         keys.add(recalled)
             self._recalled_by = tuple(offsets), keys
-        key = key_of(message)
-        return coming[key] > 0 or key in self._recalled_by[1]
+        return key in self._recalled_by[1]
 
     # ---- stored once more -------------------------------------------------------------------
 

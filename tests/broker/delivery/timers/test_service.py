@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from raftmq.broker.delivery.timers.service import COUNT_MAX, RETRY_MS, TimerService
+from raftmq.broker.delivery.timers.service import COUNT_MAX, RECALL_MS, RETRY_MS, TimerService
 from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
 from raftmq.broker.delivery.timers.wheel import NOTHING, TimerWheel
 from raftmq.broker.housekeeping import IDLE_MS
@@ -81,8 +81,9 @@ class Stage(test_delay.Stage):
         handle = RecallHandle("T", "b", self.bench.now_ms + delay_ms, key)
         message = recall_message(handle, "pg", 1, BORN)
         message = timed(message, decode_properties(message.properties), timing)
-        sends.store([message], b"", lambda *_: None)
-        self.service.recalling(timing.slot_of(handle.deliver_ms), Key("T", key))
+        over = self.service.recalling(timing.slot_of(handle.deliver_ms), Key("T", key))
+        sends.store([message], b"", lambda *_: over())
+        return over
 
     @property
     def timer(self):
@@ -223,6 +224,24 @@ def test_what_says_no_place_and_what_the_log_lost_is_passed_over(caplog):
     assert "timer_without_target" in caplog.text
 
 
+def test_what_is_due_waits_for_a_recall_that_may_be_refused():
+    stage = Stage()
+    for key in ("before", "doubtful", "behind"):
+        stage.admit(key, 1_000)
+    stage.commit()
+    handle_slot = stage.service.timing.slot_of(stage.bench.now_ms + 1_000)
+    stage.passes(999)
+    refused = stage.service.recalling(handle_slot, Key("T", "doubtful"))
+    stage.passes(1)
+    assert stage.commit() == ["before"]
+    for _ in range(3):
+        stage.passes(RECALL_MS)
+        assert not stage.commit()
+    refused()
+    stage.passes(RECALL_MS)
+    assert stage.commit() == ["doubtful", "behind"]
+
+
 def test_one_is_recalled_also_by_what_is_only_on_its_way_into_the_log():
     stage = Stage()
     for key in ("stays", "goes", "goes too"):
@@ -235,7 +254,7 @@ def test_one_is_recalled_also_by_what_is_only_on_its_way_into_the_log():
     stage.bench.now_ms += 1
     stage.service.tick()
     assert stage.commit() == ["stays"]
-    stage.passes(10)
+    stage.passes(RECALL_MS)
     stage.commit()
     stage.passes(0)
     assert stage.service.look().waiting == 0

@@ -421,7 +421,11 @@ class Receives:
     async def _to_dead_letters(
         self, caller: Caller, topic: str, group: str, receipt: Receipt, message_id: str
     ) -> None:
+        """Have the broker store a dead letter, and acknowledge the message. It is read by its
+        position with the proxy's own rights, so the caller's are asked for first."""
         handle = receipt.handle
+        named = {"topic": receipt.stored_in(topic, group), "consumerGroup": group}
+        self._brokers.permit(caller, RequestCode.ACK_MESSAGE, named)
         await self._brokers.check_broker(caller, topic, handle.broker_name)
         await self._check_position(caller, topic, group, receipt)
         header = SendBackHeader(

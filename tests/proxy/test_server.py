@@ -106,6 +106,38 @@ async def test_accounts_decide_what_a_client_may_do(tmp_path):
         assert proxy.figures().unauthorized >= 7
 
 
+async def test_a_dead_letter_takes_the_right_to_read_its_topic(tmp_path):
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACCOUNTS)
+    settings = {
+        "acl_enable": True,
+        "acl_file": str(path),
+        "inner_client_authentication_credentials": INNER,
+    }
+    async with World(tmp_path / "b", proxy=settings) as world:
+        await world.topic("Secret")
+        proxy = world.proxies[0]
+        async with (
+            Caller(proxy, client_id="u", metadata=signed("user-key", "user-secret")) as user,
+            Caller(proxy, client_id="o", metadata=signed("other-key", "other-secret")) as other,
+        ):
+            assert (await other.send("Secret", b"secret")).status.code == pb.Code.OK
+            (theirs,) = await other.received("Secret", "other")
+            *parts, place = theirs.system_properties.receipt_handle.split(" ")
+            answers = [
+                await user.call(
+                    "ForwardMessageToDeadLetterQueue", group=OWN, topic=theirs.topic,
+                    receipt_handle=" ".join([*parts, position]), message_id="x",
+                )
+                for position in (place, str(int(place) + 1))
+            ]  # fmt: skip
+        right, wrong = (answer.status for answer in answers)
+        assert right.code == pb.Code.FORBIDDEN
+        assert wrong == right  # nor does it tell where messages are
+        broker = await world.group.leading()
+        assert broker.state.topics.get("%DLQ%own") is None
+
+
 async def test_tls_and_a_certificate_that_changes(tmp_path):
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")

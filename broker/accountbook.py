@@ -3,7 +3,8 @@
 Raft mode: in the replicated table `AclTable` (config/plainAcl.json, commands in the log). A group
 that has no accounts yet takes them from the file `aclFile` of whichever replica leads first; until
 then each replica goes by its own file. From then on the file has no effect, unless `aclFileWins` is
-set: then a replica that becomes leader replaces the table with its file, once per start.
+set: then a replica that becomes leader replaces the table with its file, once per start. The file
+is read again at that moment; one that cannot be read replaces nothing.
 
 Classic mode: the accounts are those in the file. A change rewrites the file before it is in force
 or answered. An edited file takes effect within `WATCH_MS`; one that cannot be read changes nothing.
@@ -42,7 +43,7 @@ def load_account_file(config: BrokerConfig, table: AclTable) -> AccountFile:
     file = AccountFile(config.acl_file)
     if not config.acl_enable:
         return file
-    if not file.exists and not config.is_classic:
+    if not file.exists and not config.is_classic and not config.acl_file_wins:
         if table.accounts is not None or config.raft_join:
             LOG.info("acl_file_missing path=%s: the group has its accounts", file.path)
             return file
@@ -119,13 +120,16 @@ class AccountBook:
         after = changed(self._file.accounts)
         await loop.run_in_executor(None, self._file.replace, after)
 
-    def seed_if_needed(self) -> None:
-        """Put the file's accounts into the log if needed; a chore of a leader in Raft mode."""
-        if not self._context.roles.leading or self._changing.locked():
+    async def seed_if_needed(self) -> None:
+        """Put what the file says now into the log if needed; a chore of a leader in Raft mode."""
+        if not self._needs_seed or not self._file.exists:
             return
-        if self._table.accounts is not None and not self._wins:
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._file.read)
+        except AclError as error:
+            LOG.info("acl_not_seeded: %s", error)
             return
-        if not self._file.exists:
+        if not self._needs_seed:  # any more
             return
         force, self._wins = self._wins, False
 
@@ -137,6 +141,13 @@ class AccountBook:
                 LOG.warning("acl_seeded path=%s forced=%s", self._file.path, force)
 
         self._context.log.propose_then(seed(self._file.accounts, force=force), done)
+
+    @property
+    def _needs_seed(self) -> bool:
+        """True if this replica leads, no change is under way, and the file's accounts are due."""
+        if not self._context.roles.leading or self._changing.locked():
+            return False
+        return self._wins or self._table.accounts is None
 
     async def _look_at_file(self) -> None:
         async with self._changing:

@@ -7,6 +7,7 @@ import stat
 import orjson
 import pytest
 
+from raftmq.broker.accountbook import AccountBook
 from raftmq.broker.admission import HELD_BYTES_MAX
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
@@ -278,8 +279,35 @@ async def test_a_snapshot_has_them_and_the_file_is_only_the_first(tmp_path):
         broker = await group.start(name)
         await until(lambda: len(broker.access.book.current().by_key) == 3)
         await group.ask(broker, 51, {"accessKey": "only-writes"})
-        broker.access.book.seed_if_needed()
+        await broker.access.book.seed_if_needed()
         assert "No acl config" in (await send(broker, WRITER)).remark
+
+
+async def test_a_file_that_wins_is_read_when_its_replica_comes_to_lead(tmp_path, monkeypatch):
+    path = tmp_path / "plain_acl.yml"
+    async with guarded(tmp_path) as group:
+        broker = await group.leading()
+        await until(lambda: broker.state.acl.accounts is not None)
+        name = await group.leader()
+        await group.stop(name)
+        group.settings["aclFileWins"] = "true"
+        path.unlink()
+        with pytest.raises(EngineError, match="No such file"):
+            await group.start(name)
+        path.write_text(PLAIN_ACL)
+        with monkeypatch.context() as patched:  # the test is the chore
+            patched.setattr(AccountBook, "seed_if_needed", lambda _: None)
+            broker = await group.start(name)
+            await group.leader()
+        book, before = broker.access.book, broker.state.acl.accounts
+        for text in ("accounts: [", None):
+            path.unlink() if text is None else path.write_text(text)
+            await book.seed_if_needed()
+            assert broker.state.acl.accounts is before
+        path.write_text(PLAIN_ACL.replace("only-writes", "only-sends"))  # edited since the start
+        await book.seed_if_needed()
+        await until(lambda: "only-sends" in book.current().by_key)
+        assert len(book.current().by_key) == 3
 
 
 def leader_awaited(broker, awaited):

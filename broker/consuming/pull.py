@@ -47,6 +47,7 @@ from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.housekeeping import Chore
 from raftmq.broker.service import Service
+from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.topics import PERM_READ, RETRY_PREFIX
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -90,7 +91,7 @@ class PullConnection(ClientConnection, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A pull that passed the checks."""
+    """A pull that passed the checks. While it is held what they looked at may change."""
 
     connection: PullConnection
     request: RemotingCommand
@@ -188,6 +189,13 @@ class PullService:
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._config.broker_ip1}] pulling message is forbidden",
             )
+        if self._permit(header) is None:
+            self._groups.ensure_bare(header.consumer_group)
+        return self._filter(header, connection)
+
+    def _permit(self, header: PullHeader) -> SubscriptionGroup | None:
+        """Return the pull's group, None if it is yet to be created. Raises Refused unless
+        group and queue may be read now; asked again when a held pull goes on."""
         group = self._state.groups.get(header.consumer_group)
         if group is None:
             if not self._config.auto_create_subscription_group:
@@ -209,9 +217,7 @@ class PullService:
                 f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
                 f"{topic.read_queue_count} read queues",
             )
-        if group is None:
-            self._groups.ensure_bare(header.consumer_group)
-        return self._filter(header, connection)
+        return group
 
     def _filter(self, header: PullHeader, connection: PullConnection) -> Filter:
         if not header.sys_flag & PULL_SUBSCRIPTION:
@@ -367,6 +373,7 @@ class PullService:
         response: RemotingCommand | None
         try:
             try:
+                self._permit(pull.header)
                 response = self._run(pull, may_hold=False)
             except Refused as refused:
                 self._count(refused.code)

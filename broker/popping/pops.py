@@ -36,6 +36,7 @@ from raftmq.broker.popping.steps import StepLog
 from raftmq.broker.popping.take import ALL, Attempt, Pop, Taken, Taker
 from raftmq.broker.popping.told import Told
 from raftmq.broker.popping.waiting import Waiter, WaitingPops
+from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.pops import Place
 from raftmq.broker.tables.topics import PERM_READ, topic_name_problem
 from raftmq.remoting.codec import encode_command
@@ -182,6 +183,21 @@ class Pops:
         if max(len(header.attempt_id), len(header.renewed_by)) > NAME_LENGTH_MAX:
             words = f"attemptId and client have at most {NAME_LENGTH_MAX} characters"
             raise Refused(code.INVALID_PARAMETER, words)  # they are kept in the log
+        group = self._permit(header)
+        known = (header.topic, name) in self._state.pops.queues
+        problem = "" if known else topic_name_problem(pop_retry_topic(header.topic, name))
+        if problem:
+            raise Refused(code.INVALID_PARAMETER, f"its retry topic would not be valid: {problem}")
+        if group is None:
+            self._groups.ensure_bare(name)
+        if self._state.pops.batch_count >= self._config.pop_batches_max:
+            raise busy(f"popBatchesMax ({self._config.pop_batches_max}) pops are unacknowledged")
+        return self._filter(header)
+
+    def _permit(self, header: PopHeader) -> SubscriptionGroup | None:
+        """Return the pop's group, None if it is yet to be created. Raises Refused unless group and
+        queue may be read now; asked again when a pop that waited goes on."""
+        name, code = header.consumer_group, ResponseCode
         topic = self._state.topics.existing(header.topic)
         if not topic.readable:
             raise Refused(code.NO_PERMISSION, f"topic[{header.topic}] is not readable")
@@ -191,22 +207,15 @@ class Pops:
                 code.INVALID_PARAMETER,
                 f"{words} topicConfig.readQueueNums:[{topic.read_queue_count}]",
             )
-        known = (header.topic, name) in self._state.pops.queues
-        problem = "" if known else topic_name_problem(pop_retry_topic(header.topic, name))
-        if problem:
-            raise Refused(code.INVALID_PARAMETER, f"its retry topic would not be valid: {problem}")
         group = self._state.groups.get(name)
         if group is None:
             if not self._config.auto_create_subscription_group:
                 words = f"subscription group [{name}] does not exist"
                 raise Refused(code.SUBSCRIPTION_GROUP_NOT_EXIST, words)
-            self._groups.ensure_bare(name)
         elif not group.consume_enable:
             words = f"subscription group no permission, {name}"
             raise Refused(code.NO_PERMISSION, words)
-        if self._state.pops.batch_count >= self._config.pop_batches_max:
-            raise busy(f"popBatchesMax ({self._config.pop_batches_max}) pops are unacknowledged")
-        return self._filter(header)
+        return group
 
     def _filter(self, header: PopHeader) -> Filter:
         if not header.expression:
@@ -318,6 +327,7 @@ class Pops:
         try:
             try:
                 self._gate.check()
+                self._permit(asked.pop.header)
                 self._run(asked)
             except Refused as refused:
                 self._write_error(asked, refused)

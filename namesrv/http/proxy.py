@@ -2,13 +2,13 @@
 
 `broker` is a broker id (0: the current leader), an address, or a replica's name. The caller's role
 is checked here by the broker's rules; the broker never sees the caller's token, but the cluster's
-if it may (`clustertoken`). Query, body, conditional headers and answer pass unchanged; events pass
-as they come.
+if it may, nor an account's secret if it is distrusted (`clustertoken`). Query, body, conditional
+headers and answer pass unchanged; events pass as they come.
 """
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from aiohttp import ClientError, web
 
@@ -43,6 +43,8 @@ class Proxy:
         if tail == EVENTS:
             return await self._events(request, known, path)
         body = await read_body(request) if request.can_read_body else None
+        if _has_secret(request.method, tail, body):
+            self._check_secret_is_safe(known)
         headers = {h: request.headers[h] for h in REQUEST_HEADERS if h in request.headers}
         headers[OPERATOR_HEADER] = quote(caller.name)
         try:
@@ -58,6 +60,12 @@ class Proxy:
             raise ApiProblem(502, "CLUSTER_TOKEN", "the broker refuses this name server's token")
         guards = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
         return web.Response(status=answer.status, body=answer.body, headers=passed | guards)
+
+    def _check_secret_is_safe(self, known: Known) -> None:
+        why = self._cluster.nodes.distrusted(known.http_address) if known.http_address else ""
+        if why:
+            words = f"{known.address} of {known.group} is not sent a secret: {why}"
+            raise unavailable(words, "DISTRUST")
 
     async def _known(self, request: web.Request) -> Known:
         group, broker = request.match_info["group"], request.match_info["broker"]
@@ -95,6 +103,12 @@ class Proxy:
 def role_of(request: web.Request) -> Role:
     """Return the role a caller needs: the one the broker requires of its own callers."""
     return role_at(request.method, _tail(request))
+
+
+def _has_secret(method: str, tail: str, body: bytes | None) -> bool:
+    """Return whether a request gives an account its secret."""
+    is_account = method == "PUT" and unquote(tail).startswith("accounts/")
+    return is_account and b"secretKey" in (body or b"")
 
 
 def _tail(request: web.Request) -> str:

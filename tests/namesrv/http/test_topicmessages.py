@@ -147,9 +147,12 @@ async def test_a_secret_is_not_sent_to_a_broker_that_is_not_trusted(
     nodes = cluster.server.http.cluster.nodes
     monkeypatch.setattr(nodes, "distrusted", lambda address: "it is a stranger")
     body = {"secretKey": "secret-0001"}
-    status, value, _ = await call("PUT", "/accounts/shop-0001", body)
-    assert (status, value["code"]) == (503, "DISTRUST")
-    assert not any(method == "PUT" for method, *_ in cluster.nodes["n0"].asked)
+    for path in ("accounts", "brokers/broker-a/0/accounts", "brokers/broker-a/n1/%61ccounts"):
+        status, value, _ = await call("PUT", f"/{path}/shop-0001", body)
+        assert (status, value["code"]) == (503, "DISTRUST")
+    assert not any(method == "PUT" for node in cluster.nodes.values() for method, *_ in node.asked)
+    await call("PUT", "/brokers/broker-a/0/accounts/shop-0001", {"admin": False})
+    assert cluster.nodes["n0"].last[2] == {"admin": False}  # that is none
 
 
 async def test_a_mode_is_set_in_the_groups_that_have_the_topic(

@@ -96,11 +96,11 @@ class AccountBook:
     async def change(self, changed: Callable[[Accounts], Accounts]) -> None:
         """Put `changed(accounts)` in force; on return the change is durable. Raises AclError,
         Refused, RaftError."""
+        if self._config.is_classic:
+            await self._with_file(lambda: self._rewrite(changed))
+            return
         async with self._changing:
-            if self._config.is_classic:
-                await self._rewrite(changed)
-            else:
-                await self._replicate(changed)
+            await self._replicate(changed)
 
     async def _replicate(self, changed: Callable[[Accounts], Accounts]) -> None:
         await (
@@ -114,11 +114,17 @@ class AccountBook:
         commands += difference(before, after)
         await self._context.log.propose(several(commands))
 
-    async def _rewrite(self, changed: Callable[[Accounts], Accounts]) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._file.read_if_changed)
-        after = changed(self._file.accounts)
-        await loop.run_in_executor(None, self._file.replace, after)
+    def _rewrite(self, changed: Callable[[Accounts], Accounts]) -> None:
+        self._file.read_if_changed()
+        self._file.replace(changed(self._file.accounts))
+
+    async def _with_file(self, work: Callable[[], None]) -> None:
+        """Run what blocks in a thread, as the only change. Nobody ends a thread: if the caller is
+        cancelled, the next change waits all the same until this one has ended."""
+        await self._changing.acquire()
+        running = asyncio.get_running_loop().run_in_executor(None, work)
+        running.add_done_callback(lambda _: self._changing.release())
+        await asyncio.shield(running)
 
     async def seed_if_needed(self) -> None:
         """Put what the file says now into the log if needed; a chore of a leader in Raft mode."""
@@ -150,9 +156,7 @@ class AccountBook:
         return self._wins or self._table.accounts is None
 
     async def _look_at_file(self) -> None:
-        async with self._changing:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, self._file.read_if_changed)
+        await self._with_file(self._file.read_if_changed)
 
 
 def difference(before: Accounts, after: Accounts) -> list[bytes]:

@@ -17,6 +17,7 @@ mode nobody waits for a slave to have the record: it may be gone, and its client
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -40,6 +41,7 @@ NO_DISK = ("DISK_FULL", "DISK_ERROR")  # refusals that do not keep an operator f
 
 T = TypeVar("T")
 HIDDEN = "…"
+CANCELLED = "nobody waited for its end"  # a time limit was over, or the connection ended
 log = logging.getLogger("raftmq.broker.operators")
 
 
@@ -89,6 +91,10 @@ class OperatorLog:
         recorded = await self._asked(deed_id, deed)
         try:
             result = await work()
+        except asyncio.CancelledError:
+            if recorded:
+                self._tell(deed_id, deed, "unknown", CANCELLED)
+            raise
         except Exception as error:
             if recorded:
                 outcome = "unknown" if is_unknown(error) else "failed"
@@ -107,6 +113,9 @@ class OperatorLog:
             self._sends.store([message], b"", ended, reserve_bytes=RESERVE_BYTES)
             self._sends.wake()
             await ended.stored()
+        except asyncio.CancelledError:
+            self._tell(deed_id, deed, "failed", f"it was not begun: {CANCELLED}")
+            raise
         except OutcomeUnknown as error:
             words = f"it was not done, because it could not be recorded: {error}"
             raise Refused(error.code, words, tag="BUSY") from error
@@ -125,6 +134,9 @@ class OperatorLog:
         deed_id = uuid.uuid4().hex.upper()
         try:
             result = await work()
+        except asyncio.CancelledError:
+            self._tell(deed_id, deed, "unknown", CANCELLED)
+            raise
         except Exception as error:
             self._tell(deed_id, deed, "failed", str(error))
             raise

@@ -130,3 +130,39 @@ async def test_an_outcome_that_nobody_knows_is_recorded_as_that():
     with pytest.raises(OutcomeUnknown):
         await OperatorLog(sends, lambda: 1).around(DEED, lost)
     assert sends.stored == ["asked", "unknown"]
+
+
+class Silent(Sends):
+    """Stores without an end."""
+
+    def store(self, messages, command, done, *, reserve_bytes=0):
+        super().store(messages, command, lambda _: None)
+
+
+async def end_while(doing, *, began):
+    """Cancel it once it has begun to wait."""
+    task = asyncio.ensure_future(doing)
+    await until(began)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_what_nobody_waits_for_any_more_has_an_outcome():
+    working = []
+
+    async def for_long():
+        working.append(1)
+        await asyncio.Event().wait()
+
+    sends = Sends()
+    log = OperatorLog(sends, lambda: 1)
+    await end_while(log.around(DEED, for_long), began=lambda: working)
+    assert sends.stored == ["asked", "unknown"]
+    await end_while(log.afterwards(DEED, for_long), began=lambda: len(working) == 2)
+    assert sends.stored == ["asked", "unknown", "unknown"]
+    silent = Silent()
+    await end_while(
+        OperatorLog(silent, lambda: 1).around(DEED, worked), began=lambda: silent.stored
+    )
+    assert silent.stored == ["asked", "failed"]

@@ -5,11 +5,15 @@ there. So at least half of what may be kept is there.
 
 A line is a sample: a JSON object whose first member is the time, `{"t":<ms>,…}`. Nothing is synced:
 what a power failure takes away was a figure. What cannot be read afterwards is passed over.
+
+Lines are in the order of their times. One that is not later than the last is left out: the clock
+was set back a little, or is wrong for a moment. If that goes on, the clock was ahead before, and
+the lines from the time to come are dropped.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 from raftmq.store.disk import Disk, File
@@ -18,6 +22,7 @@ DIRECTORY = "history"
 NAMES = ("0", "1")
 HEAD = b'{"t":'
 TIME_DIGITS_MAX = 16
+LEFT_OUT_MAX = 30  # lines in a row: a clock that is wrong when a machine starts is right by then
 
 
 @dataclass(slots=True)
@@ -50,6 +55,14 @@ class Half:
         self.file.truncate(0)
         self.end, self.times_ms, self.starts = 0, [], []
 
+    def cut(self, time_ms: int) -> None:
+        """Drop the lines from this time on."""
+        number = bisect_left(self.times_ms, time_ms)
+        if number < len(self.starts):
+            self.file.truncate(self.starts[number])
+            self.end = self.starts[number]
+            del self.times_ms[number:], self.starts[number:]
+
     def line(self, number: int) -> bytes:
         start = self.starts[number]
         following = number + 1
@@ -64,6 +77,7 @@ class Ring:
         """Raises OSError."""
         disk.makedirs(DIRECTORY)
         self._half_bytes = bytes_max // 2
+        self._left_out = 0  # lines in a row, because of their time
         self._old, self._new = (Half(disk.open(f"{DIRECTORY}/{name}")) for name in NAMES)
         for half in (self._old, self._new):
             half.load()
@@ -71,15 +85,26 @@ class Ring:
             self._old, self._new = self._new, self._old
 
     def append(self, time_ms: int, line: bytes) -> None:
-        """Add a line, which ends with a newline. One that is not later than the last is left out:
-        the clock was set back. Raises OSError."""
-        last = (self._new.times_ms or self._old.times_ms)[-1:]
-        if (last and time_ms <= last[0]) or len(line) > self._half_bytes:
+        """Add a line, which ends with a newline, if it is in order. Raises OSError."""
+        if len(line) > self._half_bytes or not self._is_in_order(time_ms):
             return
         if self._new.end + len(line) > self._half_bytes:
             self._old.empty()
             self._old, self._new = self._new, self._old
         self._new.add(time_ms, line)
+
+    def _is_in_order(self, time_ms: int) -> bool:
+        """Return whether a line of this time comes next; after too many that do not, drop what is
+        in its way."""
+        last = (self._new.times_ms or self._old.times_ms)[-1:]
+        if last and time_ms <= last[0]:
+            self._left_out += 1
+            if self._left_out <= LEFT_OUT_MAX:
+                return False
+            for half in (self._old, self._new):
+                half.cut(time_ms)
+        self._left_out = 0
+        return True
 
     def latest(self, time_ms: int) -> tuple[int, bytes] | None:
         """Return the last line up to a time, and its time; None if there is none. Raises

@@ -1,6 +1,8 @@
 """The ring of samples: its bound, what a start finds, and what a crash leaves."""
 
-from raftmq.broker.history.ring import DIRECTORY, Ring
+import pytest
+
+from raftmq.broker.history.ring import DIRECTORY, LEFT_OUT_MAX, Ring
 from raftmq.store.disk import OsDisk
 
 BYTES_MAX = 2_000
@@ -51,6 +53,39 @@ def test_a_clock_that_is_set_back_and_a_line_that_is_too_long_are_left_out(tmp_p
         ring.append(n, line(n))
     ring.append(12, line(12, BYTES_MAX // 2 + 1))
     assert times(ring) == [10, 11]
+
+
+@pytest.mark.parametrize("before, ahead", [(3, 1), (3, 15), (0, 1), (0, 60)])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_noted_while_the_clock_was_ahead_is_dropped(tmp_path, before, ahead, restarted):
+    disk = OsDisk(str(tmp_path))
+    ring = Ring(disk, BYTES_MAX)
+    for n in (*range(before), *range(10_000, 10_000 + ahead)):
+        ring.append(n, line(n))
+    if restarted:
+        ring.close()
+        ring = Ring(disk, BYTES_MAX)
+    right = range(100, 105 + LEFT_OUT_MAX)
+    kept = [n for n in times(ring) if n < 10_000]
+    for n in right[:LEFT_OUT_MAX]:
+        ring.append(n, line(n))
+    assert times(ring)[-1] == 9_999 + ahead
+    for n in right[LEFT_OUT_MAX:]:
+        ring.append(n, line(n))
+    expected = [*kept, *right[LEFT_OUT_MAX:]]
+    assert times(ring) == expected
+    ring.close()
+    assert times(Ring(disk, BYTES_MAX)) == expected
+    assert sum(path.stat().st_size for path in (tmp_path / DIRECTORY).iterdir()) <= BYTES_MAX
+
+
+def test_a_clock_that_is_wrong_for_a_moment_drops_nothing(tmp_path):
+    ring = Ring(OsDisk(str(tmp_path)), BYTES_MAX)
+    for n in range(1_000, 1_005):
+        ring.append(n, line(n))
+        for _ in range(LEFT_OUT_MAX):
+            ring.append(1, line(1))
+    assert times(ring) == list(range(1_000, 1_005))
 
 
 def test_what_a_crash_left_unreadable_is_passed_over(tmp_path):

@@ -28,6 +28,7 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
+from raftmq.store.record import MessageRecord, RecordError, decode_record
 
 # Of a request that a broker answers at once. Its leader is doubted then, whatever time the caller
 # has: another one may lead, or sends back here.
@@ -160,6 +161,25 @@ class Brokers:
         except TimeoutError as error:
             raise refusal from error
         raise AssertionError("the retry loop returns or raises")
+
+    async def stored_at(
+        self, caller: Caller, broker_name: str, position: int
+    ) -> MessageRecord | None:
+        """Return the message at a position of a broker group's log; None if none begins there. It
+        is read with the proxy's own rights: whether the caller may know of it is not asked. Raises
+        Refusal."""
+        if position < 0:
+            return None
+        asked = {"offset": str(position)}
+        response = await self.ask(caller, broker_name, RequestCode.VIEW_MESSAGE_BY_ID, asked)
+        if response.code == ResponseCode.SYSTEM_ERROR:
+            return None
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        try:
+            return decode_record(response.body, check_body=False)
+        except RecordError as error:
+            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
 
     async def tell(self, caller: Caller, address: str, command: RemotingCommand) -> bool:
         """Send one replica a request that is not repeated; return whether it was accepted."""

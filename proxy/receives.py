@@ -399,22 +399,11 @@ class Receives:
         """Raise Refusal unless the handle's message is where it says: a client that makes up
         positions would have others' messages put where it reads."""
         handle = receipt.handle
-        if receipt.position >= 0:
-            response = await self._brokers.ask(
-                caller,
-                handle.broker_name,
-                RequestCode.VIEW_MESSAGE_BY_ID,
-                {"offset": str(receipt.position)},
-            )
-            if response.code == ResponseCode.SUCCESS:
-                try:
-                    record = decode_record(response.body, check_body=False)
-                except RecordError as error:
-                    raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
-                found = (record.topic, record.queue_id, record.queue_offset)
-                stored_in = receipt.stored_in(topic, group)
-                if found == (stored_in, handle.queue_id, handle.offset):
-                    return
+        record = await self._brokers.stored_at(caller, handle.broker_name, receipt.position)
+        if record is not None:
+            found = (record.topic, record.queue_id, record.queue_offset)
+            if found == (receipt.stored_in(topic, group), handle.queue_id, handle.offset):
+                return
         words = "the receipt handle does not say where the message is"
         raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
 

@@ -3,11 +3,13 @@
 A transaction's id says where its half message is, so any proxy can end it. A broker asks one of the
 producers of the topic, each of which it knows over the connection of some proxy (39); the proxy
 passes the question on over the line of one of its own clients that send to the topic and have the
-right to: what brokers check for their own connections, they cannot check for a proxy's clients.
+right to: what brokers check for their own connections, they cannot check for a proxy's clients. So
+it is with the half message that a bound caller's id names: the right to its topic is checked here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from raftmq.proxy.access import Access
@@ -26,7 +28,7 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     TransactionResolution,
     TransactionSource,
 )
-from raftmq.proxy.refusals import refused_by, status_of
+from raftmq.proxy.refusals import Refusal, refused_by, status_of
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
@@ -37,6 +39,7 @@ from raftmq.store.record import RecordError, decode_record
 
 log = logging.getLogger("raftmq.proxy.transactions")
 
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 _DECISIONS = {
     TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED: 0,
     TransactionResolution.COMMIT: 8,
@@ -60,6 +63,8 @@ class Transactions:
         place = TransactionId.decode(request.transaction_id)
         message_id = id_of(request.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
         await self._brokers.check_broker(caller, topic, place.broker_name)
+        if caller.account is not None:
+            await self._check_half(caller, topic, place)
         header = EndTransactionHeader(
             topic,
             place.half_offset,
@@ -76,6 +81,19 @@ class Transactions:
         if response.code != ResponseCode.SUCCESS:
             raise refused_by(response)
         return EndTransactionResponse(status=status_of(Code.OK))
+
+    async def _check_half(self, caller: Caller, topic: str, place: TransactionId) -> None:
+        """Raise Refusal unless the id names a half message of a topic that the caller may send to.
+        Which of both is missing is not told."""
+        code = RequestCode.END_TRANSACTION
+        self._brokers.permit(caller, code, {"topic": topic})
+        half = await self._brokers.stored_at(caller, place.broker_name, place.position)
+        if half is not None and half.topic == HALF_TOPIC:
+            sent_to = decode_properties(half.properties).get("REAL_TOPIC") or HALF_TOPIC
+            with contextlib.suppress(Refusal):
+                self._brokers.permit(caller, code, {"topic": sent_to})
+                return
+        raise Refusal(Code.INVALID_TRANSACTION_ID, "the id names no transaction of the caller's")
 
     def asked(self, connection: Connection, request: RemotingCommand) -> None:
         """Handle 39, which is one-way: if nobody can be asked, the broker asks again later."""

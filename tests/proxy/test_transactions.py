@@ -4,6 +4,8 @@ import pytest
 
 from raftmq.proxy.places import TransactionId
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.headers import SendHeader
 from tests.proxy.test_server import ACCOUNTS, INNER, OTHER, OWN, signed
 from tests.proxy.world import Caller, World, producer
 from tests.waiting import until
@@ -132,6 +134,42 @@ async def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions(t
             asked, unasked = proxy.figures().asked, proxy.figures().unasked
             await until(lambda: proxy.figures().unasked > unasked)
             assert proxy.figures().asked == asked
+
+
+async def test_a_transaction_takes_the_right_to_send_to_its_own_topic(tmp_path):
+    """Its producer group, by which brokers know who may end it, may be named as another topic."""
+    accounts = with_accounts(tmp_path)
+    async with World(tmp_path / "b", proxy=accounts) as world:
+        await world.topic("X", kind="TRANSACTION")
+        await world.topic("Own")
+        (proxy,) = world.proxies
+        broker = await world.group.leading()
+        properties = "TRAN_MSG\x01true\x02PGROUP\x01Own\x02UNIQ_KEY\x01H\x02"
+        header = SendHeader("Own", "X", "TBW102", 4, 0, 0x4, 1_700_000_000_000, 0, properties)
+        code = RequestCode.SEND_MESSAGE_V2
+        sent = await world.group.ask(broker, code, header.to_ext(code), b"half")
+        assert sent.code == 0
+        position = int(sent.ext["msgId"][-16:], 16)
+        place = TransactionId("group-a", int(sent.ext["queueOffset"]), position, "H")
+
+        async def ended(caller, place):
+            answer = await caller.call(
+                "EndTransaction", topic=pb.Resource(name="Own"), message_id="H",
+                transaction_id=place.encode(), resolution=COMMIT,
+            )  # fmt: skip
+            return answer.status
+
+        async with (
+            Caller(proxy, client_id="u", metadata=signed("user-key", "user-secret")) as user,
+            Caller(proxy, client_id="o", metadata=signed("other-key", "other-secret")) as other,
+        ):
+            refused = await ended(user, place)
+            assert refused.code == pb.Code.INVALID_TRANSACTION_ID
+            for wrong in (position + 1, -1, 1 << 70):  # nor does it tell where halves are
+                assert await ended(user, place._replace(position=wrong)) == refused
+            assert broker.store.queues.end_of("X", 0) == 0
+            assert (await ended(other, place)).code == pb.Code.OK
+            assert broker.store.queues.end_of("X", 0) == 1
 
 
 async def test_a_topic_that_a_client_has_no_right_to_is_not_taken_as_one_it_uses(tmp_path):

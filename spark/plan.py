@@ -5,7 +5,9 @@ RocketMQ's SelectMessageQueueByHash chooses for it; the others in runs, queue af
 rows are cut into requests by number and size. So everything follows from the plan:
 
     {"version":1,"topic":t,"writer":w,"batch":b,"queues":[[broker,id],…],"files":[name,…],
-     "rows":n,"requestMessages":n,"requestBytes":n}
+     "rows":n,"requestMessages":n,"requestBytes":n,"query":q}
+
+`query` is the id of a stream's query, which its checkpoint keeps; version 1 had none.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import pyarrow as pa
 from raftmq.client.message import MessageQueue
 from raftmq.client.writer import Place
 
-VERSION = 1
+VERSION = 2
 REQUEST_MESSAGES = 1_000  # of a request; it has room for 65,536
 REQUEST_BYTES = 256 << 10
 REQUESTS_BYTES = 64 << 20  # of all queues' requests that are being filled
@@ -57,6 +59,7 @@ class Plan:
     rows: int
     request_messages: int
     request_bytes: int
+    query: str = ""
 
     def to_json(self) -> bytes:
         return orjson.dumps({"version": VERSION, **asdict(self)})
@@ -73,18 +76,20 @@ def new_plan(
     queues: list[MessageQueue],
     files: list[str],
     rows: int,
+    query: str,
 ) -> Plan:
     """Plan a batch for these queues."""
     request_bytes = max(1, min(REQUEST_BYTES, REQUESTS_BYTES // len(queues)))
     places = tuple((queue.broker_name, queue.queue_id) for queue in queues)
-    return Plan(topic, writer, batch, places, tuple(files), rows, REQUEST_MESSAGES, request_bytes)
+    limits = REQUEST_MESSAGES, request_bytes
+    return Plan(topic, writer, batch, places, tuple(files), rows, *limits, query)
 
 
-def plan_of(data: bytes, topic: str, writer: str) -> Plan:
-    """Read a plan. Raises PlanError."""
+def plan_of(data: bytes, topic: str, writer: str, query: str) -> Plan:
+    """Read a plan. `query` "": it is not known. Raises PlanError for one of another sink."""
     try:
         value: dict[str, Any] = orjson.loads(data)
-        if value.pop("version") != VERSION:
+        if value.pop("version") > VERSION:
             raise PlanError("a later version wrote this plan: finish the batch with that one")
         queues = tuple((str(broker), int(number)) for broker, number in value.pop("queues"))
         plan = Plan(**value | {"queues": queues, "files": tuple(value["files"])})
@@ -94,6 +99,11 @@ def plan_of(data: bytes, topic: str, writer: str) -> Plan:
         raise PlanError(
             f"this location holds a batch of writer {plan.writer} for topic {plan.topic}, and not "
             f"of {writer} for {topic}: one sink, one location"
+        )
+    if query and plan.query and plan.query != query:
+        raise PlanError(
+            f"this location holds a batch of another query, {plan.query}, or of one whose "
+            "checkpoint is gone: one sink, one location (option stagingLocation)"
         )
     return plan
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -44,6 +45,7 @@ from raftmq.spark.staging import Staging
 log = logging.getLogger("raftmq.spark")
 
 WAITING_MAX = 2  # requests of a queue that are made and not sent
+QUERY_ID = "sql.streaming.queryId"  # the property in which Spark tells tasks their query's id
 
 
 class NotWritten(Exception):
@@ -52,10 +54,11 @@ class NotWritten(Exception):
 
 @dataclass
 class Staged(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped here
-    """Tells the driver which file a task has staged, and how many rows."""
+    """Tells the driver which file a task has staged, how many rows, and for which query."""
 
     file: str
     rows: int
+    query: str = ""
 
 
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
@@ -71,6 +74,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         staging = self._staging
+        _check_location(staging, self.options.topic, self.writer, "")
         last = staging.last_done()
         if self.options.batch <= last:
             raise NotWritten(
@@ -102,21 +106,36 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as abo
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return _stage(Staging(self.options.staging), iterator)
+        task = TaskContext.get()
+        query = (task and task.getLocalProperty(QUERY_ID)) or ""
+        return _stage(Staging(self.options.staging), iterator, query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         staging = Staging(self.options.staging)
+        writer = self.options.writer or staging.writer()
+        _check_location(staging, self.options.topic, writer, _query(messages))
         if staging.is_done(batchId):  # and Spark had not noted it when it ended
             _abort(staging, batchId, messages)
             return
-        writer = self.options.writer or staging.writer()
         _commit(staging, self.options, writer, batchId, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _abort(Staging(self.options.staging), batchId, messages)
 
 
-def _stage(staging: Staging, batches: Iterator[pa.RecordBatch]) -> Staged:
+def _check_location(staging: Staging, topic: str, writer: str, query: str) -> None:
+    """Raise PlanError if this location has batches of another sink: what it says of a number, for
+    one that is done, too, is not said of ours."""
+    for batch in staging.planned():
+        plan_of(staging.plan(batch) or b"", topic, writer, query)
+
+
+def _query(messages: Sequence[WriterCommitMessage | None]) -> str:
+    """Return the id of the query that staged a batch; "": nobody told."""
+    return next((each.query for each in messages if isinstance(each, Staged)), "")
+
+
+def _stage(staging: Staging, batches: Iterator[pa.RecordBatch], query: str = "") -> Staged:
     """Stage a task's rows. Raises RowError, OSError."""
     count = 0
     with staging.new_rows(STAGED) as (name, out):
@@ -124,7 +143,7 @@ def _stage(staging: Staging, batches: Iterator[pa.RecordBatch]) -> Staged:
             if len(batch):
                 out.write_batch(staged(batch))
                 count += len(batch)
-    return Staged(name, count)
+    return Staged(name, count, query)
 
 
 def _abort(staging: Staging, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -183,7 +202,7 @@ class _Commit:
         writer, batch = self._writer, self._batch
         found = self._staging.plan(batch)
         if found is not None:
-            return plan_of(found, writer.topic, writer.name)
+            return plan_of(found, writer.topic, writer.name, _query(files))
         beyond = [queue for queue in writer.queues if writer.last(queue).batch >= batch]
         if beyond:
             raise NotWritten(
@@ -197,7 +216,8 @@ class _Commit:
                 f"{lost[0]}, which a task has staged, is not to be seen from the driver: give "
                 "option stagingLocation, a place that the driver and all executors reach"
             )
-        plan = new_plan(writer.topic, writer.name, batch, list(writer.queues), names, rows)
+        queues = list(writer.queues)
+        plan = new_plan(writer.topic, writer.name, batch, queues, names, rows, _query(files))
         self._staging.save_plan(batch, writer.epoch, plan.to_json())
         return plan
 

@@ -72,15 +72,20 @@ class Staging:
     def plan(self, batch: int) -> bytes | None:
         """Return the batch's plan; of several that of the highest epoch: lower ones were written
         by processes that had been fenced before, and nothing was sent by them."""
-        epochs = [int(found[2]) for found in map(_PLAN.fullmatch, self._names()) if found
-                  and int(found[1]) == batch]  # fmt: skip
-        return self._read(f"{batch}.{max(epochs)}.json") if epochs else None
+        epoch = self.planned().get(batch)
+        return None if epoch is None else self._read(f"{batch}.{epoch}.json")
+
+    def planned(self) -> dict[int, int]:
+        """Return the batches that have a plan here, each with the highest epoch of its plans."""
+        found = [match for match in map(_PLAN.fullmatch, self._names()) if match]
+        return dict(sorted((int(match[1]), int(match[2])) for match in found))
 
     def save_plan(self, batch: int, epoch: int, plan: bytes) -> None:
         self._write(f"{batch}.{epoch}.json", plan)
 
     def is_done(self, batch: int) -> bool:
-        return f"{batch}.done" in self._names()
+        """Tell if a batch is written. Its plan says whose it is: without that nothing is known."""
+        return f"{batch}.done" in self._names() and batch in self.planned()
 
     def last_done(self) -> int:
         """Return the highest batch that is written; -1: none."""
@@ -92,10 +97,11 @@ class Staging:
         self._write(f"{batch}.done", b"")
 
     def clean(self, batch: int, rows: set[str]) -> None:
-        """Remove what belongs to earlier batches than this one: all rows but these."""
+        """Remove what belongs to other batches than this one: all rows but these. Later ones are
+        of a checkpoint that was set back: their numbers come again, with other rows."""
         for name in self._names():
             found = _PLAN.fullmatch(name) or _DONE.fullmatch(name)
-            if found is not None and int(found[1]) < batch:
+            if found is not None and int(found[1]) != batch:
                 self._remove(name)
         for name in self._names("rows"):
             if f"rows/{name}" not in rows:

@@ -8,8 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.errors import PySparkException
@@ -20,8 +21,11 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.whole import wait_whole
 from raftmq.client import Admin
 from raftmq.client.errors import ClientError
-from raftmq.client.writer import ExactlyOnceWriter
+from raftmq.client.message import MessageQueue
+from raftmq.client.writer import NOWHERE, ExactlyOnceWriter, Place
+from raftmq.spark import sink
 from raftmq.spark.options import write_options
+from raftmq.spark.plan import PlanError
 from raftmq.spark.sink import StreamWriter, _stage
 from raftmq.spark.staging import Staging
 from tests.spark.test_source import bodies, fill
@@ -154,8 +158,9 @@ class Batches:
             for task in tasks
         ]
 
-    def commit(self, number: int, *tasks: list[bytes]) -> None:
-        StreamWriter(self.options).commit(self.staged(*tasks), number)
+    def commit(self, number: int, *tasks: list[bytes], query: str = "") -> None:
+        messages = [replace(each, query=query) for each in self.staged(*tasks)]
+        StreamWriter(self.options).commit(messages, number)
 
     @property
     def files(self) -> list[str]:
@@ -255,6 +260,104 @@ def test_rows_that_the_driver_cannot_see_are_told_before_anything_is_sent(
     assert stored(topic) == [b"first"]
 
 
+class Away:
+    """An ExactlyOnceWriter of brokers that nobody sees: what it is given counts as stored."""
+
+    sent: ClassVar[list[tuple[str, str, int]]] = []  # writer, topic, batch
+    epoch = 1
+
+    def __init__(self, name: str, topic: str, *given: Any, **more: Any) -> None:
+        self.name, self.topic = name, topic
+        self.queues = (MessageQueue(topic, "broker-a", 0),)
+
+    async def __aenter__(self) -> "Away":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def open_at(self, queues: Any) -> None:
+        pass
+
+    def last(self, queue: MessageQueue) -> Place:
+        return NOWHERE
+
+    def unique_key_start(self, queue: MessageQueue, batch: int) -> str:
+        return "A" * 24
+
+    async def write_encoded(self, queue: MessageQueue, place: Place, body: bytes) -> bool:
+        self.sent.append((self.name, self.topic, place.batch))
+        return True
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    monkeypatch.setattr(sink, "ExactlyOnceWriter", Away)
+    monkeypatch.setattr(Away, "sent", [])
+    return Away.sent
+
+
+@pytest.mark.parametrize(
+    ("topic", "more", "query"),
+    [
+        ("T", {"writer": "second"}, ""),  # a checkpoint that begins anew, as the sink advises
+        ("Other", {"writer": "first"}, ""),
+        ("T", {"writer": "first"}, "another query"),
+        ("Other", {"writer": "first", "delivery": "at-least-once"}, ""),
+    ],
+)
+def test_a_number_that_another_sink_has_done_is_not_taken_for_done(
+    sent: list[Any], tmp_path: Path, topic: str, more: dict[str, str], query: str
+) -> None:
+    first = Batches("h:1", "T", tmp_path, writer="first")
+    for number in range(3):
+        first.commit(number, [b"x"], query="this query")
+    second = Batches("h:1", topic, tmp_path, **more)
+    for number in range(4):
+        with pytest.raises(PlanError, match="one sink, one location"):
+            second.commit(number, [b"x"], query=query)
+    first.commit(2, [b"x"], query="this query")
+    first.commit(3, [b"x"], query="this query")
+    assert sent == [("first", "T", number) for number in range(4)]
+
+
+def test_a_done_file_that_nobody_has_planned_says_nothing(sent: list[Any], tmp_path: Path) -> None:
+    Staging(str(tmp_path)).done(7)
+    Batches("h:1", "T", tmp_path, writer="w").commit(7, [b"x"])
+    assert sent == [("w", "T", 7)]
+
+
+def test_two_streams_that_share_a_location_and_name_no_writer(
+    sent: list[Any], tmp_path: Path
+) -> None:
+    sink = Batches("h:1", "T", tmp_path)
+    sink.commit(0, [b"x"], query="one")
+    with pytest.raises(PlanError, match="one sink, one location"):
+        sink.commit(0, [b"y"], query="two")
+
+
+def test_a_plan_of_version_1_is_finished(sent: list[Any], tmp_path: Path) -> None:
+    sink = Batches("h:1", "T", tmp_path, writer="w")
+    sink.commit(0, [b"x"])
+    (tmp_path / "raftmq" / "0.done").unlink()
+    plan = tmp_path / "raftmq" / "0.1.json"
+    old = json.loads(plan.read_text()) | {"version": 1}
+    del old["query"]
+    plan.write_text(json.dumps(old))
+    sink.commit(0, [b"x"], query="this query")
+    assert sent == [("w", "T", 0)] * 2
+    assert sink.files == ["0.1.json", "0.done"]
+
+
+def test_a_checkpoint_that_was_set_back_writes_its_numbers_again(
+    sent: list[Any], tmp_path: Path
+) -> None:
+    sink = Batches("h:1", "T", tmp_path, writer="w", delivery="at-least-once")
+    for number in (0, 1, 2, 3, 1, 2, 3, 4):
+        sink.commit(number, [b"x"], query="this query")
+    assert [batch for _, _, batch in sent] == [0, 1, 2, 3, 1, 2, 3, 4]
+
+
 def test_one_location_is_of_one_sink(namesrv: str, topic: str, tmp_path: Path) -> None:
     Batches(namesrv, topic, tmp_path, writer="one").commit(0, [b"x"])
     (tmp_path / "raftmq" / "0.done").unlink()
@@ -297,7 +400,8 @@ def test_a_topic_into_another_topic_while_leaders_and_queries_die(
     row = rows.where("keys = 'k7' and body <> 'first'").collect()[0]
     assert (row["tags"], row["properties"]["n"]) == ("B", "7")
     plan = next((tmp_path / "c" / "raftmq").glob("*.json"))
-    assert json.loads(plan.read_text())["topic"] == topic
+    told = json.loads(plan.read_text())
+    assert (told["topic"], told["query"]) == (topic, query.id)
 
 
 async def kill_leader(cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -39,6 +39,31 @@ EMPTY_PAUSE_S = 0.05  # after an answer without messages where there are some: a
 
 class DataLost(Exception):
     """Messages that were to be read are not in their queue any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The records of a queue's offsets [start, end), as brokers store them. `strict`: one that is
+    missing is lost data."""
+
+    queue: Queue
+    start: int
+    end: int
+    records: bytes
+    strict: bool
+
+    def check(self, count: int) -> None:
+        """Raise DataLost if `count` records are not all. A queue has no holes of its own; retention
+        makes them, until the queue's beginning is corrected."""
+        if self.strict and count < self.end - self.start:
+            raise DataLost(
+                f"{_named(self.queue)} has {count} messages from {self.start} to {self.end}; "
+                "failOnDataLoss=false reads what is there"
+            )
+
+
+def _named(queue: Queue) -> str:
+    return f"queue {queue.queue_id} of topic {queue.topic} at {queue.broker}"
 
 
 class Cluster:
@@ -132,14 +157,14 @@ class Cluster:
 
     # -- messages -----------------------------------------------------------------------------
 
-    def blocks(self, wanted: QueueRange, fail_on_data_loss: bool) -> Iterator[bytes]:
-        """Yield the records of a range as brokers store them, some megabytes at a time. Raises
-        DataLost, unless what is lost is to be passed over."""
+    def blocks(self, wanted: QueueRange, fail_on_data_loss: bool) -> Iterator[Block]:
+        """Yield the blocks of a range, of some megabytes each. Raises DataLost, unless what is lost
+        is to be passed over."""
         self.queues([wanted.queue.topic])  # learns where its brokers are
         pulls = _Pulls(self._instance, self._connection, wanted, self._policy, fail_on_data_loss)
         try:
-            while block := self._run(pulls.block()):
-                yield block
+            while not pulls.ended:
+                yield self._run(pulls.block())
         finally:
             self._run(pulls.stop())  # the reader may have had enough
 
@@ -163,27 +188,32 @@ class _Pulls:
         self._offset = wanted.start
         self._ahead: asyncio.Task[RemotingCommand] | None = None
 
-    async def block(self) -> bytes:
-        """Return the next block; empty at the end of the range."""
-        parts: list[bytes] = []
+    @property
+    def ended(self) -> bool:
+        return self._offset >= self._wanted.end
+
+    async def block(self) -> Block:
+        """Return the next block."""
+        start, parts = self._offset, list[bytes]()
         size, waited_s = 0, 0.0
-        while self._offset < self._wanted.end and size < BLOCK_BYTES:
+        while not self.ended and size < BLOCK_BYTES:
             answer = await (self._ahead or self._pull())
             self._ahead = None
-            found = self._take(answer)
+            before, found = self._offset, self._take(answer)
             if found:
                 parts.append(found)
                 size += len(found)
                 waited_s = 0.0
-            elif answer.code == ResponseCode.PULL_NOT_FOUND:
+            elif self._offset == before:
                 waited_s += EMPTY_PAUSE_S
                 if waited_s * 1000 > self._connection.timeout_ms:
                     self._ended()
                 await asyncio.sleep(EMPTY_PAUSE_S)
-            if self._offset < self._wanted.end:
+            if not self.ended:
                 self._ahead = asyncio.ensure_future(self._pull())
                 await asyncio.sleep(0)  # it is written now
-        return b"".join(parts)
+        end = min(self._offset, self._wanted.end)
+        return Block(self._wanted.queue, start, end, b"".join(parts), self._strict)
 
     async def stop(self) -> None:
         """Give up the pull that is under way."""
@@ -203,6 +233,8 @@ class _Pulls:
         header = PullResponseHeader.parse(answer.ext)
         if answer.code == ResponseCode.PULL_NOT_FOUND:
             return b""
+        if answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._strict:
+            return b""  # retention is at it, or a replica answers that does not lead
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             self._moved(header)
             return b""
@@ -214,21 +246,18 @@ class _Pulls:
 
     def _ended(self) -> None:
         if self._strict:
-            raise DataLost(f"{self._name()} has nothing at {self._offset} any more")
+            raise DataLost(f"{_named(self._wanted.queue)} has nothing at {self._offset} any more")
         self._offset = self._wanted.end
 
     def _moved(self, header: PullResponseHeader) -> None:
-        held = f"{self._name()} has {header.offset_min} to {header.offset_max}, not {self._offset}"
+        name = _named(self._wanted.queue)
+        held = f"{name} has {header.offset_min} to {header.offset_max}, not {self._offset}"
         if self._strict:
             raise DataLost(f"{held}; failOnDataLoss=false reads what is there")
         if self._offset >= header.offset_max:
             self._offset = self._wanted.end
         else:
             self._offset = max(self._offset + 1, header.offset_min)
-
-    def _name(self) -> str:
-        topic, broker, number = self._wanted.queue
-        return f"queue {number} of topic {topic} at {broker}"
 
     async def _pull(self) -> RemotingCommand:
         topic, broker, number = self._wanted.queue

@@ -277,5 +277,7 @@ def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.Record
     wanted = partition.range
     with Cluster(options.connection) as cluster:
         for block in cluster.blocks(wanted, options.fail_on_data_loss):
-            broker, start, end = wanted.queue.broker, wanted.start, wanted.end
-            yield rows(memoryview(block), broker, start, end, options.columns)
+            data, broker = memoryview(block.records), wanted.queue.broker
+            found = rows(data, broker, block.start, block.end, options.columns)
+            block.check(len(found))
+            yield found

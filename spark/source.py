@@ -212,7 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         begun = positions.of_json(start)
         latest = dict(self._latest() if self._target is None else self._target)
         for queue in list(positions.behind(latest, begun)):
-            if self._target is None and self.options.fail_on_data_loss:
+            if self.options.fail_on_data_loss:
                 raise DataLost(
                     f"{queue} ends at {latest[queue]}, and {begun[queue]} was read before: its "
                     "broker lost messages; failOnDataLoss=false goes on from there"

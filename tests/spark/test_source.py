@@ -4,16 +4,22 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.client import Message, Producer, SendConfig
+from raftmq.spark import positions, source
+from raftmq.spark.cluster import DataLost
+from raftmq.spark.options import read_options
+from raftmq.spark.positions import Queue
+from raftmq.spark.source import StreamReader
 
 COUNT = 900
 PACKED = b"much of the same " * 400  # beyond the size from which our producer compresses
@@ -239,3 +245,58 @@ def test_a_stream_lives_through_the_leaders_death(cluster: Cluster, stream: Stre
     until(lambda: sum(each["numInputRows"] for each in query.recentProgress) >= 300)
     query.stop()
     assert stream.found() == sorted(bodies(0, 300))
+
+
+# -- a stream's offsets, without brokers -----------------------------------------------------------
+
+A, B = (Queue("T", broker, 0) for broker in ("broker-a", "broker-b"))
+
+
+class Told:
+    """A cluster of which is told where its queues begin and end."""
+
+    low: ClassVar[dict[Queue, int]] = {}
+    high: ClassVar[dict[Queue, int]] = {}
+
+    def __init__(self, connection: object) -> None:
+        pass
+
+    def __enter__(self) -> "Told":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def queues(self, topics: Iterable[str]) -> list[Queue]:
+        return list(self.high)
+
+    def earliest(self, queues: Sequence[Queue]) -> dict[Queue, int]:
+        return {queue: self.low[queue] for queue in queues}
+
+    def latest(self, queues: Sequence[Queue]) -> dict[Queue, int]:
+        return {queue: self.high[queue] for queue in queues}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> type[Told]:
+    monkeypatch.setattr(source, "Cluster", Told)
+    return Told
+
+
+def stream_reader(**options: str) -> StreamReader:
+    return StreamReader(read_options({"namesrv": "h:1", "topic": "T", **options}, streaming=True))
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_queue_that_ends_before_what_was_read_is_lost_data(told: type[Told], now: bool) -> None:
+    told.high = {A: 50}
+    start = positions.to_json({A: 100})
+    for fail in (True, False):
+        reader = stream_reader(failOnDataLoss=str(fail))
+        if now:
+            reader.prepareForTriggerAvailableNow()
+        if fail:
+            with pytest.raises(DataLost, match="ends at 50, and 100 was read before"):
+                reader.latestOffset(start, ReadAllAvailable())
+        else:
+            assert reader.latestOffset(start, ReadAllAvailable()) == start

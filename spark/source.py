@@ -220,7 +220,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             latest[queue] = begun[queue]
         end = begun | latest  # a queue that is gone keeps its place
         if isinstance(limit, ReadMaxRows):
-            end = positions.at_most(begun, end, limit.max_rows)
+            come = [queue for queue in latest if queue not in begun]
+            end = positions.at_most(begun | self._earliest(come), end, limit.max_rows)
         elif not isinstance(limit, ReadAllAvailable):
             raise TypeError(f"format raftmq cannot limit a batch by {type(limit).__name__}")
         return positions.to_json(end)
@@ -240,6 +241,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def stop(self) -> None:
         """Do nothing: nothing is open between two questions."""
+
+    def _earliest(self, queues: Sequence[Queue]) -> dict[Queue, int]:
+        if not queues:
+            return {}
+        with Cluster(self.options.connection) as cluster:
+            cluster.queues({queue.topic for queue in queues})  # learns where its brokers are
+            return cluster.earliest(queues)
 
     def _latest(self) -> dict[Queue, int]:
         with Cluster(self.options.connection) as cluster:

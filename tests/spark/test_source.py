@@ -300,3 +300,19 @@ def test_a_queue_that_ends_before_what_was_read_is_lost_data(told: type[Told], n
                 reader.latestOffset(start, ReadAllAvailable())
         else:
             assert reader.latestOffset(start, ReadAllAvailable()) == start
+
+
+@pytest.mark.parametrize("rows_max", [1, 600, 10_000])
+def test_a_queue_that_comes_late_is_limited_from_where_it_begins(
+    told: type[Told], rows_max: int
+) -> None:
+    """A range that is strict begins where the queue holds something."""
+    told.low, told.high = {B: 3000}, {A: 1000, B: 5000}
+    reader, place, read = stream_reader(), {A: 900}, 0
+    while place != told.high and read < 10:
+        following = reader.latestOffset(positions.to_json(place), ReadMaxRows(rows_max))
+        parts = [part.range for part in reader.partitions(positions.to_json(place), following)]
+        assert all(part.start >= 3000 for part in parts if part.queue == B and part.strict)
+        taken = sum(part.end - max(part.start, told.low.get(part.queue, 0)) for part in parts)
+        assert taken == min(rows_max, 2100 - read * rows_max)
+        place, read = positions.of_json(following), read + 1

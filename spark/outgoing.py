@@ -17,16 +17,20 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raftmq.spark.plan import STAGED
+from raftmq.spark.plan import KEY_BYTES, STAGED
 from raftmq.store.properties import (
     ADDED_PROPERTIES,
     KEYS,
+    PROPERTIES_SIZE_BYTES_MAX,
     TAGS,
     encode_properties,
     java_string_hash,
 )
 
 BODY_BYTES_MAX = (4 << 20) - (64 << 10)  # what a broker takes as a batch, besides properties
+# A record's, without UNIQ_KEY and what brokers add: WAIT, TRACE_ON, and the names of their region
+# and cluster, which have 28 bytes unless they are changed and here room for 80.
+PROPERTIES_BYTES_MAX = PROPERTIES_SIZE_BYTES_MAX - KEY_BYTES - 128
 SHARDING_KEY = "__SHARDINGKEY"
 COLUMNS = ("body", "tags", "keys", "sharding_key", "properties", "flag")
 _TEXTS = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
@@ -117,9 +121,12 @@ def _encoded(columns: Mapping[str, pa.Array], given: pa.Array) -> tuple[pa.Array
 def _properties(given: Mapping[str, str | None]) -> bytes:
     """Return properties as on the wire; those without a value are left out. Raises RowError."""
     try:
-        return encode_properties({name: value for name, value in given.items() if value})
+        encoded = encode_properties({name: value for name, value in given.items() if value})
     except ValueError as error:
         raise RowError(f"a row's properties: {error}") from None
+    if len(encoded) > PROPERTIES_BYTES_MAX:
+        raise RowError(f"a row's properties have over {PROPERTIES_BYTES_MAX} bytes")
+    return encoded
 
 
 def _hashes(keys: Sequence[str | None] | None, count: int) -> pa.Array:

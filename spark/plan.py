@@ -40,7 +40,7 @@ STAGED = pa.schema(
 )
 _ITEM = struct.Struct(">iiiii")
 _INT16 = struct.Struct(">h")
-_KEY_BYTES = len(b"UNIQ_KEY\x01") + 32 + 1
+KEY_BYTES = len(b"UNIQ_KEY\x01") + 32 + 1
 
 
 class PlanError(ValueError):
@@ -170,7 +170,7 @@ class Requests:
     def _fill(self, at: int, messages: Iterable[tuple[bytes, bytes, int]]) -> Iterator[Request]:
         filling, plan = self._fillings[at], self._plan
         for body, properties, flag in messages:
-            size = _ITEM.size + len(body) + _INT16.size + _KEY_BYTES + len(properties)
+            size = _ITEM.size + len(body) + _INT16.size + KEY_BYTES + len(properties)
             if filling.count and (
                 filling.count >= plan.request_messages
                 or filling.size_bytes + size > plan.request_bytes
@@ -180,7 +180,7 @@ class Requests:
             filling.parts += (
                 _ITEM.pack(size, 0, 0, flag, len(body)),
                 body,
-                _INT16.pack(_KEY_BYTES + len(properties)),
+                _INT16.pack(KEY_BYTES + len(properties)),
                 b"UNIQ_KEY\x01%b%04X%04X\x02" % (self._keys[at], sequence, count),
                 properties,
             )

@@ -81,6 +81,13 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
                 f"writer {self.writer} has written its batch {last} already: "
                 "give this one a higher number (option batch), or another writer"
             )
+        planned = staging.planned()
+        begun = [batch for batch in planned if batch > last]
+        if begun and self.options.batch not in planned:
+            raise NotWritten(
+                f"batch {begun[0]} of writer {self.writer} is begun and not done: repeat it before "
+                f"batch {self.options.batch}"
+            )
         once = not self.options.writer
         _commit(staging, self.options, self.writer, self.options.batch, messages, once=once)
         self._forget()

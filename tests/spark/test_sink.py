@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +27,7 @@ from raftmq.client.writer import NOWHERE, ExactlyOnceWriter, Place
 from raftmq.spark import sink
 from raftmq.spark.options import write_options
 from raftmq.spark.plan import PlanError
-from raftmq.spark.sink import StreamWriter, _stage
+from raftmq.spark.sink import BatchWriter, NotWritten, StreamWriter, _stage
 from raftmq.spark.staging import Staging
 from tests.spark.test_source import bodies, fill
 
@@ -150,8 +151,6 @@ class Batches:
         self.location = location
 
     def staged(self, *tasks: list[bytes]) -> list[Any]:
-        import pyarrow as pa
-
         schema = pa.schema([("body", pa.binary())])
         return [
             StreamWriter(self.options).write(iter([pa.record_batch([task], schema=schema)]))
@@ -347,6 +346,49 @@ def test_a_plan_of_version_1_is_finished(sent: list[Any], tmp_path: Path) -> Non
     sink.commit(0, [b"x"], query="this query")
     assert sent == [("w", "T", 0)] * 2
     assert sink.files == ["0.1.json", "0.done"]
+
+
+def job(location: Path, number: int) -> None:
+    """Write a batch job's data as Spark does."""
+    given = {"namesrv": "h:1", "topic": "T", "writer": "etl", "stagingLocation": str(location)}
+    writer = BatchWriter(write_options(given | {"batch": str(number)}, streaming=False))
+    messages = [writer.write(iter([pa.record_batch([[b"x"]], names=["body"])]))]
+    try:
+        writer.commit(messages)
+    except Exception:
+        writer.abort(messages)
+        raise
+
+
+@pytest.mark.parametrize("other", [5, 3])
+def test_a_job_that_was_broken_off_is_finished_before_another(
+    sent: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: int
+) -> None:
+    async def breaking(self: Away, *given: Any) -> bool:
+        raise ClientError(1, "broken off")
+
+    job(tmp_path, 2)
+    with monkeypatch.context() as broken:
+        broken.setattr(Away, "write_encoded", breaking)
+        with pytest.raises(ClientError, match="broken off"):
+            job(tmp_path, 4)
+    with pytest.raises(NotWritten, match=f"batch 4 of writer etl is begun.*before batch {other}"):
+        job(tmp_path, other)
+    job(tmp_path, 4)
+    job(tmp_path, 5)
+    assert sent == [("etl", "T", number) for number in (2, 4, 5)]
+
+
+def test_a_job_whose_cleaning_was_broken_off_is_finished(sent: list[Any], tmp_path: Path) -> None:
+    """The done file of the batch before is gone, and its plan is not."""
+    job(tmp_path, 4)
+    before = (tmp_path / "raftmq" / "4.1.json").read_bytes()
+    job(tmp_path, 5)
+    (tmp_path / "raftmq" / "5.done").unlink()
+    (tmp_path / "raftmq" / "4.1.json").write_bytes(before)
+    job(tmp_path, 5)
+    job(tmp_path, 6)
+    assert [number for _, _, number in sent] == [4, 5, 5, 6]
 
 
 def test_a_checkpoint_that_was_set_back_writes_its_numbers_again(

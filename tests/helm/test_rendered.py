@@ -145,7 +145,7 @@ def test_only_what_is_asked_for_by_name_is_open(case: str, tmp_path: Path) -> No
             assert config.raft_tls_mode == tls
             assert config.registration_key_file
         if isinstance(config, NameServerConfig):
-            assert config.registrations_must_be_signed
+            assert config.registrations_must_be_signed is (case != "open")
             assert config.http_cluster_token_in_the_clear is (case == "open")
         else:
             assert (config.inner_credentials is not None) is (case != "open")

@@ -48,7 +48,7 @@
   "raftTlsTrustCertPath" "/etc/raftmq/raft-tls/ca.crt"
 ) $keys -}}
 {{- end -}}
-{{- include "raftmq.properties" (merge (deepCopy .Values.broker.settings) $keys) | trim -}}
+{{- include "raftmq.properties" (mergeOverwrite $keys (deepCopy .Values.broker.settings)) | trim -}}
 {{- end -}}
 
 {{- define "raftmq.nameServerConf" -}}
@@ -62,7 +62,7 @@
 {{- if not (include "raftmq.withTls" .) -}}
 {{- $_ := set $keys "httpClusterTokenInTheClear" "true" -}}
 {{- end -}}
-{{- include "raftmq.properties" (merge (deepCopy .Values.nameServer.settings) $keys) | trim -}}
+{{- include "raftmq.properties" (mergeOverwrite $keys (deepCopy .Values.nameServer.settings)) | trim -}}
 {{- end -}}
 
 {{- define "raftmq.proxyConf" -}}
@@ -70,7 +70,7 @@
 {{- if eq .Values.tls.mode "permissive" -}}
 {{- $_ := set $keys "tlsServerMode" "disabled" -}}{{/* a gRPC port takes one or the other */}}
 {{- end -}}
-{{- include "raftmq.properties" (merge (deepCopy .Values.proxy.settings) $keys) | trim -}}
+{{- include "raftmq.properties" (mergeOverwrite $keys (deepCopy .Values.proxy.settings)) | trim -}}
 {{- end -}}
 
 {{/* Of mqadmin in a pod; RAFTMQ_TLS_CONFIG_FILE names it. */}}

@@ -47,6 +47,7 @@ from raftmq.store.record import (
 from raftmq.store.segments import NextSegment, Segment, SegmentFiles, SegmentInfo
 
 SEGMENT_SIZE_BYTES = 1 << 30
+SIZE_IS_FIXED = "mappedFileSizeCommitLog must be what the store was made with"
 _FIRST_READ_BYTES = 4096  # most records are shorter: one read fetches them
 # After a kill the mark is where the last sync ended: less than this is behind it. After a power cut
 # it may be further back, but then nothing is in the page cache that is not on the disk.
@@ -116,7 +117,8 @@ class CommitLog:
             if start - previous == size or (start == starts[-1] and files.drop_stray(start)):
                 continue
             if not restore or (start - previous) % size:
-                raise StoreError(f"segments {previous} and {start} are not {size} bytes apart")
+                why = f"segments {previous} and {start} are not {size} bytes apart"
+                raise StoreError(f"{why}; {SIZE_IS_FIXED}")
         starts = [start for start in starts if files.exists(start)]
         if restore and starts:
             there, last = set(starts), starts[-1]
@@ -127,7 +129,8 @@ class CommitLog:
             # The last one may be short: killed between creating and allocating it.
             segment = files.reopen(start, sparse=restore and start != starts[-1])
             if segment.file.size_bytes != size:
-                raise StoreError(f"{segment.path} has {segment.file.size_bytes} bytes")
+                why = f"{segment.path} has {segment.file.size_bytes} bytes"
+                raise StoreError(f"{why}; {SIZE_IS_FIXED}")
             self._segments.append(segment)
         if starts:
             self.min_offset, self.max_offset = starts[0], starts[-1] + size

@@ -165,6 +165,24 @@ def test_open_refuses_what_is_no_log(disk: OsDisk, name: str) -> None:
         new_log(disk, SIZE)
 
 
+@pytest.mark.parametrize(
+    ("segments", "size", "why"),
+    [
+        (2, 2 * SIZE, f"segments 0 and {SIZE} are not {2 * SIZE} bytes apart; "),
+        (1, SIZE // 2, f"{0:020d} has {SIZE} bytes; "),
+    ],
+)
+def test_another_size_of_segments_is_refused_by_its_key(
+    disk: OsDisk, segments: int, size: int, why: str
+) -> None:
+    log = new_log(disk, SIZE)
+    for _ in range(segments):
+        put(log, b"a" * (SIZE // 2))
+    log.close()
+    with pytest.raises(StoreError, match=f"{why}mappedFileSizeCommitLog must be"):
+        new_log(disk, size)
+
+
 def test_begins_elsewhere(disk: OsDisk) -> None:
     log = CommitLog(disk, "commitlog", SIZE)
     log.open(start_offset=5 * SIZE)

@@ -38,7 +38,7 @@ from raftmq.ops.options import (
 from raftmq.ops.settings import gather, parse_properties
 from raftmq.ops.tlsoptions import OFF, PeerTlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
-from raftmq.remoting.names import name_problem
+from raftmq.remoting.names import address_problem, name_problem
 from raftmq.web.loopback import is_loopback
 
 __all__ = [
@@ -633,6 +633,10 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
         peer = Peer(match[1], match[2].strip("[]"), int(match[3]))
         if peer.node_id in {other.node_id for other in peers}:
             raise ValueError(f"peer id {peer.node_id!r} appears twice")
+        for other in peers:
+            if (other.host.lower(), other.port) == (peer.host.lower(), peer.port):
+                ids = f"{other.node_id} and {peer.node_id}"
+                raise ValueError(f"peers {ids} have the same address {peer.host}:{peer.port}")
         peers.append(peer)
     return tuple(peers)
 
@@ -646,6 +650,15 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
     for name in ("broker_name", "broker_cluster_name"):
         if problem := name_problem("name", getattr(config, name)):
             fail(name, problem)
+    for name, addresses in (
+        ("namesrv_addr", config.name_servers),
+        ("ha_master_address", (config.ha_master_address,)),
+        ("master_address", (config.master_address,)),
+        ("http_advertised_address", (config.http_advertised_address,)),
+    ):
+        for address in filter(None, addresses):
+            if problem := address_problem("address", address):
+                fail(name, problem)
     try:
         peers = config.peers
     except ValueError as error:

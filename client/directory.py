@@ -21,6 +21,7 @@ from raftmq.client.route import (
     parse_broker,
     parse_route,
 )
+from raftmq.remoting.address import parse_address_list
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -39,10 +40,10 @@ T = TypeVar("T")
 
 
 def parse_addresses(namesrv: str | Sequence[str]) -> tuple[str, ...]:
-    """Parse "host:port;host:port", or a sequence of addresses. Raises ValueError if none is
-    given."""
-    parts = namesrv.split(";") if isinstance(namesrv, str) else list(namesrv)
-    addresses = tuple(part.strip() for part in parts if part.strip())
+    """Parse "host:port;host:port" or "host:port,host:port", or a sequence of addresses. Raises
+    ValueError if none is given."""
+    parts = namesrv if isinstance(namesrv, str) else ";".join(namesrv)
+    addresses = tuple(parse_address_list(parts))
     if not addresses:
         raise ValueError("no name server address given")
     return addresses

@@ -23,6 +23,7 @@ from raftmq.ops.options import (
 from raftmq.ops.settings import gather
 from raftmq.ops.tlsoptions import TlsOptions
 from raftmq.remoting.budgets import BudgetLimits
+from raftmq.remoting.names import address_problem
 from raftmq.remoting.registration import UNPACKED_BYTES_MAX
 
 __all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
@@ -160,6 +161,9 @@ def load(
     config = NameServerConfig(**values)
     if (wrong := config.wrong_tls()) is not None:
         raise wrong_value(OPTIONS, config, places, *wrong)
+    advertised = config.http_advertised_address
+    if advertised and (problem := address_problem("address", advertised)):
+        raise wrong_value(OPTIONS, config, places, "http_advertised_address", problem)
     if config.registrations_must_be_signed and not config.registration_key_file:
         where = places.get("registrations_must_be_signed", "default")
         raise ConfigError(f"{where}: registrationsMustBeSigned=true needs registrationKeyFile")

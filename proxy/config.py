@@ -23,7 +23,7 @@ from raftmq.ops.settings import gather
 from raftmq.ops.tlsoptions import TlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.address import format_address, parse_address, parse_address_list
-from raftmq.remoting.errors import ConnectError
+from raftmq.remoting.names import address_problem
 
 __all__ = ["OPTIONS", "ConfigError", "Loaded", "ProxyConfig", "load"]
 
@@ -141,11 +141,10 @@ class ProxyConfig(TlsOptions):
             told, equals, reached = (part.strip() for part in entry.partition("="))
             if not equals:
                 raise ValueError(f"not of the form told=reached: {entry}")
-            try:
-                found[format_address(*parse_address(told))] = reached
-                parse_address(reached)
-            except ConnectError as error:
-                raise ValueError(str(error)) from error
+            for address in (told, reached):
+                if problem := address_problem("address", address):
+                    raise ValueError(problem)
+            found[format_address(*parse_address(told))] = reached
         return found
 
     def wrong(self) -> tuple[str, str] | None:
@@ -154,6 +153,12 @@ class ProxyConfig(TlsOptions):
             return "tls_server_mode", "a gRPC port takes TLS or plain connections, not both"
         if self.poll_ms_min > self.poll_ms_max:
             return "poll_ms_min", "is above grpcClientConsumerMaxLongPollingTimeoutMillis"
+        name_servers = parse_address_list(self.namesrv)
+        if not name_servers:
+            return "namesrv", "names no name server"
+        for address in name_servers:
+            if problem := address_problem("address", address):
+                return "namesrv", problem
         try:
             _ = self.reached_at
         except ValueError as error:

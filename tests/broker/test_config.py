@@ -43,6 +43,14 @@ def test_overrides_win(tmp_path):
         ("brokerClusterName=" + "c" * 256, ["brokerClusterName", "the longest is 255"]),
         ("dLegerPeers=n0+host", ["f:1", "dLegerPeers", "'n0+host'"]),
         ("dLegerPeers=n0-a:1;n0-b:2", ["'n0'", "twice"]),
+        ("dLegerPeers=n0-a:1;n1-b:1;n2-A:1", ["n0 and n2", "the same address A:1"]),
+        ("namesrvAddr=127.0.0.1", ["f:1", "namesrvAddr", "no host:port"]),
+        ("namesrvAddr=ns1:9876;ns2:0", ["'ns2:0' has port 0"]),
+        ("namesrvAddr=http://127.0.0.1:9876", ["no host:port"]),
+        ("namesrvAddr=127.0.0.1:99999", ["no host:port"]),
+        ("haMasterAddress=master", ["haMasterAddress", "no host:port"]),
+        ("masterAddress=master", ["masterAddress", "no host:port"]),
+        ("httpAdvertisedAddress=10.0.0.1", ["httpAdvertisedAddress", "no host:port"]),
         ("enableDLegerCommitLog=true", ["dLegerPeers", "needs the peers"]),
         (
             "dLegerSelfId=n7\nenableDLegerCommitLog=true\ndLegerPeers=n0-a:1",
@@ -64,6 +72,13 @@ def test_wrong_settings_explain_themselves(text, parts):
         build_config(parse(text, "f"))
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["ns1:9876;ns2:9876", "ns1:9876, 10.0.0.2:9876;", "[::1]:9876", "not.yet.there:1"]
+)
+def test_addresses_of_name_servers_need_not_resolve(text):
+    assert build_config(parse(f"namesrvAddr={text}", "f")).name_servers
 
 
 def test_missing_file_is_a_config_error(tmp_path):

@@ -18,6 +18,7 @@ from raftmq.client.compression import (
     decompress,
 )
 from raftmq.client.decode import decode_messages
+from raftmq.client.directory import parse_addresses
 from raftmq.client.errors import ClientError, SendFailed, SendOutcomeUnknown, UnsupportedCompression
 from raftmq.client.fault import FaultAvoidance
 from raftmq.client.listen import restore_topics
@@ -34,6 +35,20 @@ from raftmq.remoting.connection import Connection
 from raftmq.remoting.headers import PullResponseHeader, SendHeader
 from raftmq.store.record import RecordError
 from tests.client.fakes import SharedLog, queue
+
+# ---- addresses of name servers
+
+
+@pytest.mark.parametrize("given", ["a:1;b:2", "a:1, b:2;", ["a:1", " b:2 "]])
+def test_name_servers_are_given_as_brokers_and_commands_take_them(given: str | list[str]) -> None:
+    assert parse_addresses(given) == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize("given", ["", " ;", []])
+def test_no_name_server_is_refused(given: str | list[str]) -> None:
+    with pytest.raises(ValueError, match="no name server"):
+        parse_addresses(given)
+
 
 # ---- unique keys
 

@@ -58,3 +58,9 @@ def test_without_accounts_this_machine_alone_is_served_unless_somebody_says_othe
     settings, address
 ):
     assert load(None, settings).config.bind == address
+
+
+def test_an_address_that_nobody_could_dial_is_refused():
+    with pytest.raises(ConfigError, match=r"httpAdvertisedAddress=10.*no host:port"):
+        load(None, ["httpAdvertisedAddress=10.0.0.1"])
+    assert load(None, ["httpAdvertisedAddress=10.0.0.1:9880"])

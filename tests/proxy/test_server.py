@@ -252,6 +252,9 @@ async def test_the_health_check_says_why_a_proxy_cannot_serve(tmp_path, monkeypa
         ("grpcServerPort=x", "grpcServerPort"),
         ("brokerAddressMap=a:1", "told=reached"),
         ("brokerAddressMap=a:1=b", "host:port"),
+        ("brokerAddressMap=a:1=http://b:1", "host:port"),
+        ("namesrvAddr=ns1:9876;ns2", "'ns2' is no host:port"),
+        ("namesrvAddr=;", "names no name server"),
     ],
 )
 def test_a_wrong_configuration_is_named(setting, words):

@@ -5,10 +5,11 @@ every `registerNameServerPeriod`, at once when `trigger` says that the role or a
 soon after a name server's connection was lost, because with the connection the name server forgets
 the broker. The ready leader registers as brokerId 0, every other replica with its own id;
 `raftTerm` lets a name server refuse a deposed leader's claim. A failed attempt is repeated after
-RETRY_MS. A replica that is no member of its Raft group (any more, or yet) leaves the routes and
-stays out. With a key (`registrationKeyFile`) registrations are signed, with a nonce that the name
-server gives for the connection (remoting.registrationproof). A name server that gives none has no
-key, and gets unsigned registrations.
+RETRY_MS. The leader's is logged each time, another replica's if it was registered, and once when
+FAILURES_TOLD failed in a row. A replica that is no member of its Raft group (any more, or yet)
+leaves the routes and stays out. With a key (`registrationKeyFile`) registrations are signed, with a
+nonce that the name server gives for the connection (remoting.registrationproof). A name server that
+gives none has no key, and gets unsigned registrations.
 
 Topics: a name server of ours puts `topicDelta`=true in its answers. From then on it gets the
 changes since the table that it last took, mostly none, in a few hundred bytes however many topics
@@ -48,6 +49,7 @@ log = logging.getLogger("raftmq.broker.registration")
 RETRY_MS = 1_000  # a name server that comes back gets a registration a second later
 LOST_PAUSE_MS = 100  # one that closes every connection is not dialled more often than that
 UNREGISTER_TIMEOUT_MS = 500
+FAILURES_TOLD = 30  # a replica that is in no routes says so when half a minute or more has passed
 SPREAD_S = 1.0  # creating a topic waits for name servers no longer than that
 
 
@@ -112,6 +114,7 @@ class Registrar:
         self._body: tuple[DataVersion, bytes] | None = None  # of the last whole table
         self._taken: dict[str, DataVersion] = {}  # versions of name servers that take deltas
         self._told: dict[str, int] = {}  # by name server: counter of the version it was told last
+        self._failures: dict[str, int] = {}  # by name server: in a row, without any answer
         self._news = asyncio.Event()  # set when a name server was told
         self.body_bytes_sent = 0
         self.registered: dict[str, Identity] = {}  # by name server: what it was last told
@@ -184,9 +187,12 @@ class Registrar:
         try:
             response = await self._tell(server, command, self._timeout_ms)
         except RemotingError as error:
-            if self._gone(server, str(error)) or identity.broker_id == 0:
+            failures = self._failures[server] = self._failures.get(server, 0) + 1
+            was_there = self._gone(server, str(error))
+            if was_there or identity.broker_id == 0 or failures == FAILURES_TOLD:
                 log.warning("register_failed namesrv=%s: %s", server, error)
             return False
+        self._failures[server] = 0
         if response.code != ResponseCode.SUCCESS:
             log.warning(
                 "register_refused namesrv=%s code=%d remark=%s",

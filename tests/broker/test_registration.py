@@ -13,6 +13,7 @@ from raftmq.namesrv.server import NameServerConfig
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.server import RemotingServer
 from tests.broker.cluster import Group
+from tests.ports import bound
 from tests.waiting import until
 
 
@@ -201,3 +202,33 @@ async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting_for_long(
             assert (await group.create_topic(broker, "T")).code == 0
     finally:
         await names.server.stop()
+
+
+async def test_a_follower_that_never_reaches_a_name_server_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(registration, "RETRY_MS", 1)
+    monkeypatch.setattr(registration, "FAILURES_TOLD", 5)
+    said = []  # before each attempt: the lines so far
+
+    def identity():
+        said.append(caplog.text.count("register_failed"))
+        return registration.Identity(broker_id=2, term=1, role="follower")
+
+    with bound() as nobody:
+        server = f"127.0.0.1:{nobody.getsockname()[1]}"
+        registrar = registration.Registrar(
+            [server],
+            cluster="c",
+            broker_name="g",
+            address="127.0.0.1:1",
+            ha_address=str,
+            identity=identity,
+            topics=RegisteredTopics(TopicTable(), None),
+            on_master=lambda address, ha_address: None,
+            needs_master=lambda: False,
+            period_ms=30_000,
+            timeout_ms=1_000,
+        )
+        registrar.start()
+        await until(lambda: len(said) > 20)
+        await registrar.stop()
+    assert said[:20] == [0] * 5 + [1] * 15

@@ -12,7 +12,8 @@ cluster share:
     peer.secret        the brokers of a group prove to each other that they have it (peerSecretFile)
     registration.key   brokers sign their registrations with it (registrationKeyFile)
 
-The directory is RAFTMQ_SECRETS (default /run/raftmq); no other user may read the files.
+The directory is RAFTMQ_SECRETS (default /run/raftmq); no other user may read the files. What cannot
+be used is named in a line, and the exit status is 2, as for a wrong configuration.
 """
 
 import json
@@ -20,13 +21,19 @@ import os
 import secrets
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 ROLES = ("viewer", "operator", "admin")
+WRONG = 2  # exit status: started again as it is, it would end again
+
+
+class Unusable(Exception):
+    """A file of the directory is not what it must be."""
 
 
 def make_secrets(directory: Path) -> None:
     """Make the files that are not there. If several containers do so at once, the first one's
-    count."""
+    count. Raises Unusable, OSError."""
     tokens = directory / "tokens.json"
     if not tokens.exists():
         entries = [
@@ -36,15 +43,27 @@ def make_secrets(directory: Path) -> None:
     for name, role in (("cluster.token", "admin"), ("metrics.token", "viewer")):
         if (directory / name).exists():
             continue
-        found = json.loads(tokens.read_text(encoding="utf-8"))["tokens"]
-        of_role = [entry["token"] for entry in found if entry["role"] == role]
+        of_role = _tokens(tokens, role)
         if not of_role:
-            raise SystemExit(f"{tokens} has no {role}, and there is no {directory / name}")
+            raise Unusable(f"{tokens} has no {role}, and there is no {directory / name}")
         _place(directory / name, of_role[0])
     if not (directory / "peer.secret").exists():
         _place(directory / "peer.secret", secrets.token_urlsafe(32))
     if not (directory / "registration.key").exists():
         _place(directory / "registration.key", secrets.token_urlsafe(32) + "\n")
+
+
+def _tokens(path: Path, role: str) -> list[str]:
+    """Return a role's tokens. Raises Unusable, OSError."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["tokens"]
+        found = [entry["token"] for entry in entries if entry["role"] == role]
+        if not all(isinstance(token, str) for token in found):
+            raise TypeError("a token is no text")
+        return found
+    except (ValueError, TypeError, KeyError) as error:
+        form = '{"tokens": [{"token": "...", "role": "admin", "name": "..."}]}'
+        raise Unusable(f"{path} is not of the form {form}") from error
 
 
 def _place(path: Path, text: str) -> None:
@@ -62,10 +81,24 @@ def _place(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    make_secrets(Path(os.environ.get("RAFTMQ_SECRETS", "/run/raftmq")))
+    directory = Path(os.environ.get("RAFTMQ_SECRETS", "/run/raftmq"))
+    try:
+        make_secrets(directory)
+    except Unusable as error:
+        _end(str(error))
+    except OSError as error:
+        _end(f"RAFTMQ_SECRETS={directory}: {error}")
     if len(sys.argv) < 2:
-        raise SystemExit("no command")
-    os.execvp(sys.argv[1], sys.argv[1:])
+        _end("no command")
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        _end(f"{sys.argv[1]}: {error.strerror}")
+
+
+def _end(why: str) -> NoReturn:
+    print(f"raftmq-entrypoint: {why}", file=sys.stderr)
+    sys.exit(WRONG)
 
 
 if __name__ == "__main__":

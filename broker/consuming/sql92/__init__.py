@@ -2,7 +2,8 @@
 
 `compile_expression(text)` parses once and returns an `Expression` whose `matches(properties)` says
 whether a message passes; a result that is not true (false, unknown, or a value that cannot be
-converted) does not pass. The CACHE_MAX compiled expressions used last are kept.
+converted) does not pass. The CACHE_MAX expressions used last are kept, compiled or refused: a
+client repeats its subscriptions with each heartbeat.
 
 The grammar and the conversions are Apache's (tests/interop/test_sql92.py compares with its own
 evaluator), with one difference: text behind a complete expression is an error here. Apache's parser
@@ -15,14 +16,26 @@ from functools import lru_cache
 
 from raftmq.broker.consuming.sql92.nodes import Expression
 from raftmq.broker.consuming.sql92.parser import parse
-from raftmq.broker.consuming.sql92.tokens import Sql92Error
+from raftmq.broker.consuming.sql92.tokens import Sql92Error, check_length
 
 __all__ = ["CACHE_MAX", "Expression", "Sql92Error", "compile_expression"]
 
 CACHE_MAX = 1_000  # expressions; one is at most tokens.LENGTH_MAX characters long
 
 
-@lru_cache(maxsize=CACHE_MAX)
 def compile_expression(text: str) -> Expression:
     """Compile an expression. Raises Sql92Error, which says where."""
-    return parse(text)
+    check_length(text)  # here, so that what is longer is not kept either
+    compiled = _compiled(text)
+    if isinstance(compiled, Expression):
+        return compiled
+    raise Sql92Error(text, *compiled)
+
+
+@lru_cache(maxsize=CACHE_MAX)
+def _compiled(text: str) -> Expression | tuple[int, str]:
+    """Compile an expression, or return the position and the reason of its refusal."""
+    try:
+        return parse(text)
+    except Sql92Error as error:
+        return error.position, error.reason

@@ -21,6 +21,7 @@ _TOKEN = re.compile(
       (?P<space>[ \t\n\r\f]+ | --[^\n\r]* | /\*.*?\*/)
     | (?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)? | \.[0-9]+(?:[eE][+-]?[0-9]+)?
         | [0-9]+[eE][+-]?[0-9]+)
+    | (?P<zeros>00+)
     | (?P<integer>[1-9][0-9]*[lL]? | 0)
     | (?P<string>'(?:''|[^'])*')
     | (?P<word>[A-Za-z_$][A-Za-z0-9_$]*)
@@ -39,6 +40,7 @@ class Sql92Error(ValueError):
         column = position - (before.rfind("\n") + 1) + 1
         super().__init__(f"line {line}, column {column}: {reason}")
         self.position = position
+        self.reason = reason
 
 
 class Kind(Enum):
@@ -72,11 +74,15 @@ _KINDS = {
 }
 
 
-def tokenize(text: str) -> list[Token]:
-    """Return all tokens, END last. Raises Sql92Error."""
+def check_length(text: str) -> None:
+    """Refuse an expression that is too long. Raises Sql92Error."""
     if len(text) > LENGTH_MAX:
         reason = f"the expression has {len(text)} characters, allowed are {LENGTH_MAX}"
         raise Sql92Error(text, LENGTH_MAX, reason)
+
+
+def tokenize(text: str) -> list[Token]:
+    """Return all tokens, END last, in time that grows with the length only. Raises Sql92Error."""
     tokens: list[Token] = []
     position = 0
     while position < len(text):
@@ -93,6 +99,10 @@ def tokenize(text: str) -> list[Token]:
             keyword = upper in KEYWORDS
             kind = Kind.KEYWORD if keyword else Kind.IDENTIFIER
             tokens.append(Token(kind, upper if keyword else word, position))
+        elif group == "zeros":
+            # Each 0 is a number, and two in a row are an error. A token for each of thousands
+            # would let the number patterns read the rest of them as often.
+            tokens += (Token(Kind.INTEGER, "0", at) for at in (position, position + 1))
         elif group != "space":
             tokens.append(Token(_KINDS[group], word, position))
         position = found.end()

@@ -1,10 +1,13 @@
 """SQL92 expressions by themselves; tests.interop.test_sql92 compares them with Apache's."""
 
+from time import process_time
+
 import pytest
 
+from raftmq.broker.consuming import sql92
 from raftmq.broker.consuming.sql92 import CACHE_MAX, Sql92Error, compile_expression
 from raftmq.broker.consuming.sql92.nodes import DEPTH_MAX
-from raftmq.broker.consuming.sql92.tokens import LENGTH_MAX
+from raftmq.broker.consuming.sql92.tokens import LENGTH_MAX, tokenize
 from raftmq.broker.consuming.sql92.values import Incomparable, to_double
 
 ORDER = {"price": "17", "region": "Hangzhou", "TAGS": "TagA", "vip": "true", "ratio": "0.5"}
@@ -67,6 +70,11 @@ def test_what_does_not_compare_does_not_match(text: str) -> None:
         ("a > 0.0", 4, "zero is written 0"),
         ("a > 9223372036854775808", 4, "is greater than 9223372036854775807"),
         ("(a = 1", 6, "expected ')', found the end"),
+        ("a = 05", 5, "expected an operator or the end, found '5'"),
+        ("a = 00", 5, "expected an operator or the end, found '0'"),
+        ("a = 0005", 5, "expected an operator or the end, found '0'"),
+        ("a BETWEEN 00e AND 1", 11, "expected 'AND', found '0'"),
+        ("a = 0L", 5, "expected an operator or the end, found 'L'"),
     ],
 )
 def test_errors_say_where(text: str, position: int, reason: str) -> None:
@@ -108,11 +116,53 @@ def test_operators_in_a_row_are_bounded_too_but_and_and_or_are_not() -> None:
 
 
 def test_an_expression_is_compiled_once_and_the_cache_is_bounded() -> None:
-    compile_expression.cache_clear()
+    sql92._compiled.cache_clear()
     assert compile_expression("a = 1") is compile_expression("a = 1")
     for number in range(CACHE_MAX + 10):
         compile_expression(f"a = {number}")
-    assert compile_expression.cache_info().currsize == CACHE_MAX
+    assert sql92._compiled.cache_info().currsize == CACHE_MAX
+
+
+def test_a_refusal_is_found_once_and_said_each_time() -> None:
+    sql92._compiled.cache_clear()
+    said = set()
+    for _ in range(3):
+        with pytest.raises(Sql92Error) as caught:
+            compile_expression("a = 1\nAND = 2")
+        said.add((caught.value.position, str(caught.value)))
+    assert said == {(10, "line 2, column 5: expected a property, a value or '(', found '='")}
+    assert sql92._compiled.cache_info().misses == 1
+    with pytest.raises(Sql92Error):
+        compile_expression("a" * (LENGTH_MAX + 1))
+    assert sql92._compiled.cache_info().currsize == 1, "too long to be kept"
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "00", "9", "09", "'", "''x", ".5", "0.", "5e", " ", "-", "/"]
+)
+def test_no_text_takes_long_to_refuse(text: str) -> None:
+    long = (text * LENGTH_MAX)[:LENGTH_MAX]
+    begin = process_time()
+    for attempt in (long, f"a > {long}"[:LENGTH_MAX], long[:-1] + "e"):
+        try:
+            tokenize(attempt)
+        except Sql92Error:
+            pass  # how long it takes is what matters
+    assert process_time() - begin < 1
+
+
+def test_floats_with_leading_zeros_are_numbers() -> None:
+    assert compile_expression("ratio = 000.50 AND price > 001e1").matches(ORDER)
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 30_000 + "x", "0x" + "f" * 30_000, "1." + "0" * 30_000 + "x", "." * 30_000]
+)
+def test_a_long_property_is_converted_in_linear_time(text: str) -> None:
+    begin = process_time()
+    with pytest.raises(Incomparable):
+        to_double(text)
+    assert process_time() - begin < 1
 
 
 def test_doubles_as_java_reads_them() -> None:

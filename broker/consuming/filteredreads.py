@@ -2,9 +2,10 @@
 
 The store selects by tags codes, from the ConsumeQueue alone. An expression needs each message's
 properties: records are read in pieces and parsed in place, and their bodies are skipped. One pull
-looks at no more units than a filter by tags does, and at no more than SCAN_BYTES_MAX of records.
-Then it answers with the matches so far, and the consumer goes on behind them. If the store finds
-nothing at the offset, or that it moved, the answer is as for any pull.
+looks at no more units than a filter by tags does, at no more than SCAN_BYTES_MAX of records, and at
+no further record once its filter has done WORK_MAX. Then it answers with the matches so far, and
+the consumer goes on behind them. If the store finds nothing at the offset, or that it moved, the
+answer is as for any pull.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V2, hosts_extra
 from raftmq.store.selection import GetStatus, scan_count
 
 SCAN_BYTES_MAX = 4 << 20
+WORK_MAX = 50_000  # of the filter in one read, as Matcher.work counts: some 50 ms of the loop
 PIECE_UNITS = 128
 PIECE_BYTES = 256 << 10
 WAKE_UNITS_MAX = 800  # units of one arrival looked at for held pulls; with more, all wake
@@ -48,12 +50,13 @@ def records_in(data: bytes) -> Iterator[tuple[int, int, int, Mapping[str, str]]]
 
 @dataclass(slots=True)
 class _Kept:
-    """The records that the matcher took so far."""
+    """The records that the matcher took so far, and the work that is left for it."""
 
     count_max: int
     bytes_max: int
     buffers: list[bytes]
     size_bytes: int = 0
+    work_left: int = WORK_MAX
 
     def takes(self, size: int) -> bool:
         if not self.buffers:
@@ -121,9 +124,13 @@ class FilteredReads:
         )
 
     def _take(self, buffers: list[bytes], matcher: Matcher, kept: _Kept) -> int | None:
-        """Keep what matches; return the queue offset to go on at if no more fits, else None."""
+        """Keep what matches; return the queue offset to go on at if no more fits, or the work is
+        done, else None. The first record is looked at whatever it takes: so reads go on."""
         for data in buffers:
             for at, size, queue_offset, properties in records_in(data):
+                if kept.work_left <= 0:
+                    return queue_offset
+                kept.work_left -= matcher.work(properties)
                 if not matcher.matches(properties):
                     continue
                 if not kept.takes(size):

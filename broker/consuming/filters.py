@@ -35,6 +35,10 @@ class Matcher(Protocol):
 
     def matches(self, properties: Mapping[str, str]) -> bool: ...
 
+    def work(self, properties: Mapping[str, str]) -> int:
+        """Return what that takes at most, in microseconds or so."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -157,7 +161,13 @@ class RetryMatcher:
     subscription: Callable[[str], Subscription | None]
 
     def matches(self, properties: Mapping[str, str]) -> bool:
+        matcher = self._matcher(properties)
+        return matcher is None or matcher.matches(properties)
+
+    def work(self, properties: Mapping[str, str]) -> int:
+        matcher = self._matcher(properties)
+        return 0 if matcher is None else matcher.work(properties)
+
+    def _matcher(self, properties: Mapping[str, str]) -> Matcher | None:
         subscription = self.subscription(properties.get(RETRY_TOPIC, ""))
-        if subscription is None or subscription.matcher is None:
-            return True
-        return subscription.matcher.matches(properties)
+        return None if subscription is None else subscription.matcher

@@ -1,8 +1,9 @@
 """Long polling: pulls that found nothing wait here for the next message of their queue. Pure.
 
 A held pull is released by the first dispatched unit of its queue that its filter takes (tags codes,
-then the matcher over properties, if there is one), or when its time is over; the table's owner then
-runs it again. One whose connection ends is forgotten. Bounds: `heldPullsMax`, `keptBytesMax`.
+then the matcher over properties, if there is one), or whose filter was not asked because others had
+done WORK_MAX for that arrival, or when its time is over; the table's owner then runs it again. One
+whose connection ends is forgotten. Bounds: `heldPullsMax`, `keptBytesMax`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from raftmq.remoting.budgets import Allowance
 
 T = TypeVar("T")
 Properties = Sequence[Mapping[str, str]] | None
+WORK_MAX = 10_000  # of all filters for one arrival, as Matcher.work counts: some 10 ms of an apply
 _TAGS_CODE = struct.Struct(">12xq")  # of a consume-queue unit
 
 
@@ -128,7 +130,7 @@ def _wants(wanted: Filter, arrival: _Arrival) -> bool:
 class _Arrival:
     """Units that were added; what filters look at is extracted once, when first needed."""
 
-    __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units")
+    __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units", "_work_left")
 
     def __init__(self, units: bytes, properties_of: Callable[[bytes], Properties]) -> None:
         self._units = units
@@ -136,6 +138,7 @@ class _Arrival:
         self._codes: frozenset[int] | None = None
         self._properties: Properties = None
         self._asked = False
+        self._work_left = WORK_MAX
 
     def passes(self, codes: Codes, matcher: Matcher | None) -> bool:
         if codes is not None:
@@ -148,4 +151,10 @@ class _Arrival:
         if not self._asked:
             self._asked, self._properties = True, self._properties_of(self._units)
         known = self._properties
-        return known is None or any(matcher.matches(properties) for properties in known)
+        return known is None or any(self._takes(matcher, properties) for properties in known)
+
+    def _takes(self, matcher: Matcher, properties: Mapping[str, str]) -> bool:
+        """Return whether the matcher takes the message, or True if that would be too much work: the
+        pull looks for itself."""
+        self._work_left -= matcher.work(properties)
+        return self._work_left < 0 or matcher.matches(properties)

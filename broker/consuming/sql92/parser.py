@@ -43,7 +43,9 @@ class _Parser:
         if token.kind is not Kind.END:
             raise self._error(f"expected an operator or the end, found {token}")
         with self._blaming(self._tokens[0]):
-            return Expression(self._text, nodes.truth_of(node))
+            identifiers = (token for token in self._tokens if token.kind is Kind.IDENTIFIER)
+            names = frozenset(token.text for token in identifiers)
+            return Expression(self._text, node, names)
 
     # ---- rules ----------------------------------------------------------------------------
 

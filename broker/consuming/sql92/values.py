@@ -24,10 +24,10 @@ DOUBLE_MAX = 1.7976931348623157e308
 DOUBLE_MIN = 5e-324  # the smallest above zero
 _INTEGER = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(
-    r"[+-]?(?:NaN|Infinity|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)"
+    r"[+-]?(?:NaN|Infinity|(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]+)?[fFdD]?)"
 )
 _HEXADECIMAL = re.compile(
-    r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?"
+    r"([+-]?0[xX](?:[0-9a-fA-F]++\.?|[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]+)[fFdD]?"
 )
 _TRIMMED = "".join(map(chr, range(0x21)))  # the characters that String.trim removes
 DIGITS_MAX = 400  # of an integer: longer ones fit no type and are not converted

@@ -6,8 +6,14 @@ import orjson
 import pytest
 
 from raftmq.broker.config import change_live
-from raftmq.broker.consuming.filteredreads import WAKE_UNITS_MAX, FilteredReads, records_in
+from raftmq.broker.consuming.filteredreads import (
+    WAKE_UNITS_MAX,
+    WORK_MAX,
+    FilteredReads,
+    records_in,
+)
 from raftmq.broker.consuming.filters import Filter, RetryMatcher, subscription_from_json
+from raftmq.broker.consuming.hold import WORK_MAX as ARRIVAL_WORK_MAX
 from raftmq.broker.consuming.hold import Held, HoldTable
 from raftmq.broker.consuming.sql92 import compile_expression
 from raftmq.remoting.budgets import Allowance
@@ -101,6 +107,40 @@ async def test_one_pull_looks_at_so_many_messages_and_no_more(group):
     assert (first.code, first.ext["nextBeginOffset"]) == (20, "800")
     second = await pull(group, broker, "n = 1", offset=800)
     assert bodies(second.body) == [b"last"]
+
+
+async def test_one_pull_judges_so_much_and_no_more(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    await asyncio.gather(*(group.send(broker, "T", properties=properties(n=0)) for _ in range(99)))
+    await group.send(broker, "T", b"last", properties=properties(n=1))
+    text = " OR ".join(f"n = {number}" for number in range(1, 1_000))
+    judged = WORK_MAX // compile_expression(text).work({"n": "0"}) + 1
+    first = await pull(group, broker, text)
+    assert (first.code, first.ext["nextBeginOffset"]) == (20, str(judged))
+    offset = pulls = 0
+    while (found := await pull(group, broker, text, offset=offset)).code == 20:
+        offset, pulls = int(found.ext["nextBeginOffset"]), pulls + 1
+    assert (bodies(found.body), pulls) == ([b"last"], 99 // judged)
+
+
+async def test_a_read_judges_one_message_whatever_it_takes(group):
+    class Heavy:
+        def work(self, _properties):
+            return 10 * WORK_MAX
+
+        def matches(self, properties):
+            return properties["n"] == "1"
+
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    for number in range(2):
+        await group.send(broker, "T", b"m%d" % number, properties=properties(n=number))
+    reads = FilteredReads(broker.store)
+    first = reads.get_messages("T", 0, 0, 32, 1 << 20, Heavy())
+    assert (first.status.name, first.next_offset) == ("NO_MATCHED_MESSAGE", 1)
+    second = reads.get_messages("T", 0, 1, 32, 1 << 20, Heavy())
+    assert (bodies(second.buffers[0]), second.next_offset) == ([b"m1"], 2)
 
 
 async def test_long_polling_wakes_for_what_matches_only(group):
@@ -313,6 +353,7 @@ def test_a_retry_of_an_unknown_topic_passes():
     assert matcher.matches({"RETRY_TOPIC": "U", "n": "1"})
     assert matcher.matches({"n": "1"})
     assert not matcher.matches({"RETRY_TOPIC": "T", "n": "1"})
+    assert [matcher.work({"RETRY_TOPIC": topic}) for topic in "TU"] == [2, 0]
 
 
 @pytest.mark.parametrize("topic", ["T", "L" * 200])  # a long name makes it a V2 record
@@ -341,6 +382,26 @@ def test_a_matcher_is_asked_once_for_the_properties_of_an_arrival():
         holds.hold(Held(("T", 0), wanted, 100, number))
     holds.arrived("T", 0, units(0, 0))
     assert (released, len(asked), holds.count) == ([1, 2], 1, 1)
+
+
+def test_an_arrival_that_takes_much_to_judge_wakes_whoever_was_not_judged():
+    class Counted:
+        judged = 0
+
+        def work(self, _properties):
+            return ARRIVAL_WORK_MAX // 3
+
+        def matches(self, _properties):
+            Counted.judged += 1
+            return False
+
+    released = []
+    holds = HoldTable(10, Allowance(0), released.append, lambda units: [{}])
+    for number in range(5):
+        holds.hold(Held(("T", 0), Filter(matcher=Counted()), 100, number))
+    holds.hold(Held(("T", 0), Filter(frozenset({7}), Counted()), 100, "other tag"))
+    holds.arrived("T", 0, units(0, 0))
+    assert (Counted.judged, released, holds.count) == (3, [3, 4], 4)
 
 
 async def test_what_cannot_be_looked_at_wakes_whoever_waits(group):

@@ -6,7 +6,7 @@ import pytest
 
 from raftmq.broker.consuming import sql92
 from raftmq.broker.consuming.sql92 import CACHE_MAX, Sql92Error, compile_expression
-from raftmq.broker.consuming.sql92.nodes import DEPTH_MAX
+from raftmq.broker.consuming.sql92.nodes import CHARACTERS_PER_OPERAND, DEPTH_MAX, OPERANDS_MAX
 from raftmq.broker.consuming.sql92.tokens import LENGTH_MAX, tokenize
 from raftmq.broker.consuming.sql92.values import Incomparable, to_double
 
@@ -113,6 +113,34 @@ def test_operators_in_a_row_are_bounded_too_but_and_and_or_are_not() -> None:
         compile_expression("a" + " IS NULL" * (DEPTH_MAX + 1))
     for word in (" AND ", " OR "):
         assert compile_expression(word.join(["price = 17"] * 1_000)).matches(ORDER)
+
+
+@pytest.mark.parametrize("term", ["price = 17", "region CONTAINS 'z'", "price"])
+def test_the_limit_of_operands(term: str) -> None:
+    within = OPERANDS_MAX if term == "price" else OPERANDS_MAX // 2
+    length = LENGTH_MAX // len(term + " OR ")
+    compile_expression(" OR ".join([term] * min(within, length)))
+    if within < length:
+        with pytest.raises(Sql92Error, match=f"more than {OPERANDS_MAX} operands"):
+            compile_expression(" OR ".join([term] * (within + 1)))
+
+
+def test_what_is_evaluated_twice_counts_twice() -> None:
+    text = "price = 17"
+    for _ in range(15):  # the operand of each BETWEEN is evaluated twice
+        text = f"-({text}) BETWEEN 1 AND 2"
+    with pytest.raises(Sql92Error, match="operands"):
+        compile_expression(text)
+
+
+def test_work_is_counted_by_operands_and_by_what_they_read() -> None:
+    expression = compile_expression("price > 5 AND region CONTAINS 'x' OR vip IS NULL")
+    assert expression.work({}) == 5
+    assert expression.work(ORDER | {"unasked": "x" * 30_000}) == 5
+    assert expression.work({"region": "x" * 2 * CHARACTERS_PER_OPERAND}) == 15
+    members = ", ".join(["'x'"] * 1_000)
+    assert compile_expression(f"region IN ({members})").work(ORDER) == 1
+    assert compile_expression("TRUE").work(ORDER) == 1
 
 
 def test_an_expression_is_compiled_once_and_the_cache_is_bounded() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from raftmq.broker.consuming.sql92.values import (
+    DIGITS_MAX,
     DOUBLE_MAX,
     DOUBLE_MIN,
     INT32,
@@ -105,8 +106,9 @@ def constant(value: Value, text: str) -> Node:
 
 
 def integer(text: str) -> Node:
-    value = int(text.rstrip("lL"))
-    if value > INT64[1]:
+    digits = text.rstrip("lL")
+    # Python's int() refuses thousands of digits by an error of its own.
+    if len(digits) > DIGITS_MAX or (value := int(digits)) > INT64[1]:
         raise Rejection(f"{text} is greater than {INT64[1]}")
     return constant(value if value <= INT32[1] else Long(value), text)
 

@@ -2,8 +2,8 @@
 345), queue units (321).
 
 Served by any replica from what it has applied; a group's offsets by the leader alone, behind a
-barrier, so that a deposed one does not show old ones. Queues are looked at in pieces, so that a
-group with many does not hold up messages.
+barrier, so that a deposed one does not show old ones. Queues, topics and groups are looked at in
+pieces, so that many of them do not hold up messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from raftmq.store.record import HEAD_SIZE_BYTES, store_timestamp_at
 if TYPE_CHECKING:
     from raftmq.store.messagestore import MessageStore
 
-QUEUES_PER_TURN = 32  # then others have the loop
+STEPS_PER_TURN = 32  # queues, topics or groups; then others have the loop
 UNITS_MAX = 1_000  # of one answer to 321
 UNIT_BYTES = 20
 JAVA_LONG_MAX = (1 << 63) - 1
@@ -65,6 +65,7 @@ class ProgressQueries:
         name = text(request.ext, "topic")
         topic = self.context.state.topics.existing(name)
         table = {}
+        steps = Steps()
         for queue_id in range(topic.queue_count):
             low, high = self._ends(name, queue_id)
             table[self._queue(name, queue_id)] = {
@@ -72,7 +73,7 @@ class ProgressQueries:
                 "maxOffset": high,
                 "minOffset": low,
             }
-            await _yield_after(queue_id)
+            await steps.done()
         return RemotingCommand.response_to(request, body=await _written({"offsetTable": table}))
 
     def groups_of_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -90,6 +91,7 @@ class ProgressQueries:
         topic = self.context.state.topics.existing(name)
         await self.context.log.barrier()
         spans = []
+        steps = Steps()
         for queue_id in range(topic.queue_count):
             low, high = self._ends(name, queue_id)
             offset = self.context.state.offsets.get(name, group, queue_id) or 0
@@ -105,7 +107,7 @@ class ProgressQueries:
                     "minTimeStamp": self._stored_ms(name, queue_id, low),
                 }
             )
-            await _yield_after(queue_id)
+            await steps.done()
         body = await _written({"consumeTimeSpanSet": spans})
         return RemotingCommand.response_to(request, body=body)
 
@@ -120,7 +122,7 @@ class ProgressQueries:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group[{group}] does not exist"
             )
-        stats = await self._stats(group, names)
+        stats = await self._stats(group, names, Steps())
         return RemotingCommand.response_to(request, body=await _written(stats))
 
     async def broker_consume_stats(
@@ -131,13 +133,19 @@ class ProgressQueries:
         await self.context.log.barrier()
         total = 0
         listed = []
+        steps = Steps()
+        committed: dict[str, set[str]] = {}
+        for topic_name, group in list(self.context.state.offsets.offsets):
+            committed.setdefault(group, set()).add(topic_name)
+            await steps.done()
         for group in sorted({*self.context.state.groups.entries, *self.clients.consumers}):
             parts = []
-            for name in self._topics_of(group):
+            await steps.done()
+            for name in self._topics_beside(group, committed.get(group, set())):
                 topic = self.context.state.topics.get(name)
                 if topic is None or (ordered and not topic.order):
                     continue
-                part = await self._stats(group, [name])
+                part = await self._stats(group, [name], steps)
                 parts.append(part)
                 queues = part["offsetTable"].values()
                 total += sum(q["brokerOffset"] - q["consumerOffset"] for q in queues)
@@ -147,12 +155,12 @@ class ProgressQueries:
         value = {"brokerAddr": self.context.address, "consumeStatsList": listed, "totalDiff": total}
         return RemotingCommand.response_to(request, body=await _written(value))
 
-    async def _stats(self, group: str, names: Iterable[str]) -> dict[str, Any]:
+    async def _stats(self, group: str, names: Iterable[str], steps: Steps) -> dict[str, Any]:
         """Return Apache's ConsumeStats bean."""
         table = {}
         tps = 0.0
-        number = 0
         for name in names:
+            await steps.done()
             topic = self.context.state.topics.get(name)
             if topic is None:
                 continue
@@ -170,14 +178,18 @@ class ProgressQueries:
                     # consumer knows what is fetched and not committed.
                     "pullOffset": read,
                 }
-                number += 1
-                await _yield_after(number)
+                await steps.done()
         return {"consumeTps": tps, "offsetTable": table}
 
     def _topics_of(self, group: str) -> list[str]:
         """Return the topics that the group committed offsets in, or subscribes to. One that
         broadcasts keeps its offsets to itself: how far it has come is not known here."""
-        found = {topic for topic, name in self.context.state.offsets.offsets if name == group}
+        pairs = self.context.state.offsets.offsets
+        return self._topics_beside(group, {topic for topic, name in pairs if name == group})
+
+    def _topics_beside(self, group: str, committed: set[str]) -> list[str]:
+        """Return the group's topics, given those that it committed offsets in."""
+        found = set(committed)
         online = self.clients.consumers.get(group)
         if online is not None and not online.is_broadcasting:
             found |= set(online.subscriptions)
@@ -262,9 +274,16 @@ def stored_ms(store: MessageStore, topic: str, queue_id: int, offset: int) -> in
     return store_timestamp_at(log.read(position, HEAD_WITH_HOSTS_BYTES), 0)
 
 
-async def _yield_after(number: int) -> None:
-    if number % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
-        await asyncio.sleep(0)
+class Steps:
+    """The steps of one request: after every STEPS_PER_TURN of them others have the loop."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    async def done(self) -> None:
+        self._count += 1
+        if self._count % STEPS_PER_TURN == 0:
+            await asyncio.sleep(0)
 
 
 async def _written(value: dict[str, Any]) -> bytes:

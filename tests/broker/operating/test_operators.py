@@ -1,5 +1,6 @@
 """Requests of tools: bodies, and the limits of what is kept and answered."""
 
+import asyncio
 from types import SimpleNamespace
 
 import orjson
@@ -10,9 +11,12 @@ from raftmq.broker.consuming.resets import ResetMarks, Wait
 from raftmq.broker.errors import Refused
 from raftmq.broker.operating import progress, stats
 from raftmq.broker.operating.stats import GroupRates
+from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import BrokerState, commit_offsets, reset_offsets
+from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import MessageQueue, loads_object
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
 
 DAY_S = 86_400
 
@@ -85,6 +89,49 @@ async def test_how_far_a_group_that_broadcasts_has_come_is_not_known_here(group)
         assert code == 0 and sum(of.topic == "T" for of in found["offsetTable"]) == queues
         _, found = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
         assert found["totalDiff"] == lag
+
+
+class Pairs(dict):
+    """Offsets by (topic, group) that count how often all are looked at."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return super().__iter__()
+
+
+async def test_the_progress_of_many_groups_holds_nobody_up(monkeypatch):
+    """Their topics are found in one pass, and others have the loop all the time."""
+
+    async def barrier():
+        pass
+
+    async def written(value):  # without a thread, during which there are turns anyway
+        return dumps(value)
+
+    monkeypatch.setattr(progress, "_written", written)
+    state, count = BrokerState(), 200
+    names = [f"g{number:03}" for number in range(count)]
+    state.topics.entries["T"] = TopicConfig("T", 1, 1)
+    state.groups.entries.update((name, SubscriptionGroup(name)) for name in names)
+    pairs = state.offsets.offsets = Pairs({("T", name): {0: 7} for name in names})
+    store = SimpleNamespace(queues=SimpleNamespace(queue=lambda *_: None), commitlog=None)
+    log, config = SimpleNamespace(barrier=barrier), SimpleNamespace(broker_name="b")
+    context = SimpleNamespace(state=state, store=store, log=log, config=config, address="x")
+    clients, rates = SimpleNamespace(consumers={}), GroupRates(state, lambda: 0)
+    queries = progress.ProgressQueries(context, clients, rates)
+    request = RemotingCommand.request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+    answer = asyncio.ensure_future(queries.broker_consume_stats(None, request))
+    turns = 0
+    while not answer.done():
+        turns += 1
+        await asyncio.sleep(0)
+    found = loads_object((await answer).body)
+    assert len(found["consumeStatsList"]) == count and found["totalDiff"] == -7 * count
+    assert pairs.passes == 1
+    # A step for each pair, each group, each topic in a group, and its queue.
+    assert turns >= 4 * count // progress.STEPS_PER_TURN
 
 
 async def test_units_are_answered_up_to_a_limit(group, monkeypatch):

@@ -65,7 +65,7 @@ class QueueLocks:
         # knows them from its log, and no other client gets them for a minute unless released.
         self._perhaps: set[MessageQueue] = set()
         self._at_work: set[MessageQueue] = set()  # given up without telling; never unlocked later
-        self._work: dict[MessageQueue, Future[Any]] = {}  # the latest thread's on each queue
+        self._working: dict[Future[Any], MessageQueue] = {}  # what threads do on queues
         self._changed = asyncio.Event()
 
     def start(self) -> None:
@@ -87,8 +87,8 @@ class QueueLocks:
 
     async def acquire(self, queue: MessageQueue) -> bool:
         """Ask for one lock; if granted, it is renewed from now on. Raises ClientError."""
-        work = self._work.get(queue)
-        if work is not None and not work.done():
+        working = list(self._working.items())  # threads that end take out theirs
+        if any(place == queue and not work.done() for work, place in working):
             logger.info("queue_still_worked_on queue=%s", queue)
             return False
         self._at_work.discard(queue)
@@ -101,7 +101,8 @@ class QueueLocks:
 
     def worked_on(self, queue: MessageQueue, work: Future[Any]) -> None:
         """Take note that a thread does `work` on a held queue, which nothing but its end ends."""
-        self._work[queue] = work
+        self._working[work] = queue
+        work.add_done_callback(self._working.pop)
 
     async def hold(self, queue: MessageQueue) -> None:
         """Return once the lock is valid; until then ask for it again and again. The callee of
@@ -162,14 +163,17 @@ class QueueLocks:
             logger.info("locks_not_renewed group=%s error=%s", name, error)
 
     async def _ask(self, name: str, queues: Sequence[MessageQueue]) -> None:
-        """Ask the leader of one group for `queues`, and note what it granted."""
-        body = self._body(queues)
+        """Ask the leader of one group for `queues`, and note what it granted. A queue that is given
+        up meanwhile is in no further attempt: one that came behind its unlocking would lock it
+        again, for nobody."""
         asked_at = 0.0
+        asked: list[MessageQueue] = []
 
         def command() -> RemotingCommand:
-            nonlocal asked_at
+            nonlocal asked_at, asked
             asked_at = _now()  # the last attempt is the one that is answered
-            return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, body)
+            asked = [queue for queue in queues if queue in self._perhaps]
+            return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, self._body(asked))
 
         self._perhaps.update(queues)
         response = await self._instance.invoke_leader(name, command, leader_only=True)
@@ -182,7 +186,9 @@ class QueueLocks:
         except (KeyError, TypeError, RemotingError) as error:
             logger.error("lock_answer_broken error=%r", error)
             return
-        for queue in queues:
+        for queue in asked:
+            if queue not in self._perhaps:
+                continue  # given up: the unlocking came behind this attempt
             if queue in granted:
                 self._asked_at[queue] = asked_at
                 continue

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -19,9 +21,11 @@ from raftmq.client import (
 )
 from raftmq.client.consumer import ConsumerConfig
 from raftmq.client.hosted import on_loop
+from raftmq.client.instance import ClientInstance
 from raftmq.client.locks import LockConfig, QueueLocks
 from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendBackHeader, SendHeader
 from raftmq.store.properties import decode_properties
 from tests.client.fakes import FakeCluster, queue
@@ -216,6 +220,54 @@ async def test_a_queue_is_not_acquired_while_a_thread_works_on_it() -> None:
             assert not await locks.acquire(queue(0)) and await locks.acquire(queue(1))
             work.set_result(None)
             assert await locks.acquire(queue(0))
+            assert not locks._working, "what has ended is not kept"
+
+
+class Delayed:
+    """An instance whose next questions for locks are lost once, and asked again at `again`."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        self.client_id = instance.client_id
+        self._instance = instance
+        self.again = asyncio.Event()
+        self.again.set()
+
+    async def invoke_leader(
+        self, name: str, command: Callable[[], RemotingCommand], **rest: Any
+    ) -> RemotingCommand:
+        if not self.again.is_set() and command().code == RequestCode.LOCK_BATCH_MQ:
+            await self.again.wait()
+        return await self._instance.invoke_leader(name, command, **rest)
+
+
+@pytest.mark.parametrize("tell", [True, False])
+async def test_a_queue_given_up_while_its_lock_is_asked_for_is_not_asked_for_again(
+    tell: bool,
+) -> None:
+    """It belonged to nobody for a minute: this client did not know that it had the lock."""
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        async with orderly(cluster, Seen()) as consumer:
+            await until(lambda: len(consumer.queues) == 4)
+            delayed = Delayed(consumer.membership.instance)
+            lost: list[MessageQueue] = []
+            locks = QueueLocks("other", cast(ClientInstance, delayed), LockConfig(), lost.append)
+            for number in range(3):
+                assert await locks.acquire(queue(number))
+            delayed.again.clear()
+            renewal = asyncio.ensure_future(locks._renew("g0"))
+            await asyncio.sleep(0)
+            await locks.release([queue(0), queue(1)], tell)
+            for number in range(2):
+                broker.locks.pop(("other", "T", number), None)  # unlocked, or over by then
+            delayed.again.set()
+            assert await locks.acquire(queue(1)), "by a question of its own"
+            await renewal
+            assert {key for key in broker.locks if key[0] == "other"} == {
+                ("other", "T", 1), ("other", "T", 2),
+            }  # fmt: skip
+            assert [locks.valid(queue(number)) for number in range(3)] == [False, True, True]
+            assert lost == [] and locks.held(queue(1))
 
 
 async def test_a_queue_given_up_and_taken_again_has_one_listener_at_a_time(

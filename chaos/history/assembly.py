@@ -96,6 +96,8 @@ class Assembler:
     def __init__(self) -> None:
         self.meta: dict[str, Any] | None = None
         self.ended = False
+        self.skipped: tuple[str, ...] = ()
+        self.stuck: tuple[str, ...] | None = None
         self._open: dict[int, Any] = {}  # operations without an outcome, by op
         self._begun: dict[int, int] = {}  # faults being injected or healed: op → t_ns of invoke
         self._unhealed: dict[tuple[int, str], Fault] = {}  # by number; old ones by node
@@ -110,6 +112,7 @@ class Assembler:
             "meta_read": self._meta_read,
             "inject": self._inject,
             "heal": self._heal,
+            "inflicted": self._inflicted,
             "replicas": self._replicas,
             **TAKERS,
             "note": _nothing,  # words for a person; no check uses them
@@ -322,6 +325,9 @@ class Assembler:
         del self._unhealed[record["fault"], ""]
         return Kind.HEALED, fault
 
+    def _inflicted(self, record: Record) -> None:
+        self.skipped, self.stuck = tuple(record["skipped"]), tuple(record["stuck"])
+
     def _old_fault(self, record: Record) -> Event | None:
         """Take a fault of an old history: "kill" or "start" of one node, among others."""
         op, t_ns, node = record["op"], record["t_ns"], record["node"]
@@ -389,6 +395,7 @@ def assemble(records: Iterable[Record]) -> History:
         raise HistoryError("a history begins with a meta line")
     history.meta = assembler.meta
     history.ended = assembler.ended
+    history.skipped, history.stuck = assembler.skipped, assembler.stuck
     history.unanswered = [c for c in assembler.unanswered() if isinstance(c, Commit)]
     return history
 

@@ -276,6 +276,9 @@ class History:
     later: list[tuple[Kind, Any]] = field(default_factory=list)  # chaos.history.later
     torn: bool = False  # the file's last line was not finished: the writer was killed
     ended: bool = False  # the run came to its end and said so
+    skipped: tuple[str, ...] = ()  # faults that could not be done or healed, in words
+    # After which faults the cluster was not whole in time, in words; None: the history does not say
+    stuck: tuple[str, ...] | None = None
 
     @property
     def start_ns(self) -> int:

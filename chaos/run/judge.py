@@ -59,31 +59,41 @@ def judge(
     path: Path,
     directory: Path,
     say: Callable[[str], None],
-    *,
-    skipped: Sequence[str] = (),
-    stuck: Sequence[str] | None = None,
     page: Path | None = None,
 ) -> RunResult:
-    """Check the history at `path`; write verdict.json and report.html into `directory`.
-
-    `stuck`: after which faults the cluster did not become whole again; None: nobody looked.
-    Raises HistoryError, OSError."""
+    """Check the history at `path`; write verdict.json and report.html into `directory`. Raises
+    HistoryError, OSError."""
     say("checking the history")
     history = read_history(path)
+    if history.stuck is None:
+        _recall(history, path.with_name("verdict.json"))
     suite = suite_of(history)
     checks = (took_place(history), *suite.results())
-    if stuck is not None:
-        checks = (*checks, whole_check(history, stuck))
+    if history.stuck is not None:
+        checks = (*checks, whole_check(history, history.stuck))
     found = recoveries(history)
     page = page or directory / "report.html"
     write_report(history, checks, page)
     load = load_of(history)
-    data = verdict_data(history, checks, found, load, suite.lost(), skipped)
+    data = verdict_data(history, checks, found, load, suite.lost())
     text = orjson.dumps(data, option=orjson.OPT_INDENT_2)
     (directory / "verdict.json").write_bytes(text)
     return RunResult(
-        merge(checks), checks, found, load, suite.lost(), tuple(skipped), path, page, data
+        merge(checks), checks, found, load, suite.lost(), history.skipped, path, page, data
     )
+
+
+def _recall(history: History, verdict: Path) -> None:
+    """Take what became of the faults from the run's own verdict, if it left one: histories did not
+    say it, and a verdict that is made anew must not be better than the run's."""
+    try:
+        said = orjson.loads(verdict.read_bytes())
+        history.skipped = tuple(said["skipped"])
+        whole = [check for check in said["checks"] if check["name"] == WHOLE]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if whole:
+        history.stuck = tuple(whole[0]["examples"])
 
 
 def whole_check(history: History, stuck: Sequence[str]) -> Check:
@@ -109,7 +119,6 @@ def verdict_data(
     found: Sequence[Recovery],
     load: Load,
     lost: Sequence[LostMessage],
-    skipped: Sequence[str],
 ) -> dict[str, Any]:
     """Return the content of verdict.json: plain data."""
     counts = {check.name: check.count for check in checks}
@@ -132,7 +141,7 @@ def verdict_data(
             for check in checks
         ],
         "faults": Counter(fault.kind for fault in inflicted(history)),
-        "skipped": list(skipped),
+        "skipped": list(history.skipped),
         "recovery": summary(found),
         "lateness": lateness_of(history),
         "lost": [asdict(message) for message in lost],

@@ -107,6 +107,14 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
             for words in skipped:
                 note(history, f"not done: {words}")
             inflicted = await _torment(config, plan, cluster, history, say)
+            history.event(
+                "ok",
+                "inflicted",
+                RUNNER,
+                history.next_op(),
+                skipped=[*skipped, *inflicted.failed],
+                stuck=inflicted.stuck,
+            )
 
             async def stop() -> None:
                 if config.existing is None and config.on == PROCESSES:
@@ -115,10 +123,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
 
             await config.system.evidence(cluster, history, stop)
             history.event("ok", "end", RUNNER, history.next_op())
-    skipped = [*skipped, *inflicted.failed]
-    return await asyncio.to_thread(
-        judge, path, config.directory, say, skipped=skipped, stuck=inflicted.stuck
-    )
+    return await asyncio.to_thread(judge, path, config.directory, say)
 
 
 def note(history: HistoryWriter, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from raftmq.chaos.history.assembly import assemble
@@ -113,6 +114,9 @@ class HistoryBuilder:
         for function in ("inject", "heal")[: 1 + heal]:
             op = self.add("invoke", function, "nemesis", **fields)
             self.add("ok", function, "nemesis", op, **fields)
+
+    def inflicted(self, skipped: Sequence[str] = (), stuck: Sequence[str] = ()) -> None:
+        self.add("ok", "inflicted", "runner", skipped=list(skipped), stuck=list(stuck))
 
     def logs(self, lines: int, *bad: tuple[str, str], **more: Any) -> None:
         """Logs of `lines` lines were searched; `bad` are (node, line)."""

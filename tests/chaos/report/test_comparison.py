@@ -21,8 +21,9 @@ from tests.chaos.builder import HistoryBuilder, clean
 def candidate(directory: Path, name: str, builder: HistoryBuilder) -> Candidate:
     directory.mkdir()
     path = directory / "history.jsonl"
+    builder.inflicted(["flapping: no proxies"])
     path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in builder.records))
-    result = judge(path, directory, lambda words: None, skipped=("flapping: no proxies",), stuck=())
+    result = judge(path, directory, lambda words: None)
     return Candidate(name, 1234.5, result.data, result.recoveries, directory.name)
 
 

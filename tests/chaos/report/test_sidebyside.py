@@ -20,8 +20,9 @@ def outcome(
 ) -> Outcome:
     directory.mkdir()
     path = directory / "history.jsonl"
+    builder.inflicted(["x: no proxies"], stuck)
     path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in builder.records))
-    result = judge(path, directory, lambda _: None, skipped=("x: no proxies",), stuck=stuck)
+    result = judge(path, directory, lambda _: None)
     return Outcome(words, result.data)
 
 

@@ -1,0 +1,49 @@
+"""A history judged again says what the run's own verdict said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from raftmq.chaos.cli import main
+from raftmq.chaos.run.judge import WHOLE, judge
+from tests.chaos.builder import HistoryBuilder, clean
+
+STUCK = ("after kill:leader: not whole after 120 s",)
+
+
+def written(directory: Path, builder: HistoryBuilder) -> Path:
+    path = directory / "history.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in builder.records))
+    return path
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["as written now", "of an older run"])
+def test_a_report_is_as_bad_as_the_run(tmp_path: Path, says: bool) -> None:
+    builder = clean()
+    builder.fault("kill", "n0")
+    builder.inflicted(["kill:n7: no such node"], STUCK)
+    path = written(tmp_path, builder)
+    judge(path, tmp_path, lambda words: None)
+    verdict = (tmp_path / "verdict.json").read_bytes()
+    assert orjson.loads(verdict)["verdict"] == "fail"
+    if not says:
+        del builder.records[-1]
+        written(tmp_path, builder)
+    said = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "again.html")])
+    assert said.exit_code == 1, said.output
+    assert STUCK[0] in said.output and "not done: kill:n7: no such node" in said.output
+    assert (tmp_path / "verdict.json").read_bytes() == verdict
+
+
+def test_an_older_history_without_a_verdict_is_not_asked(tmp_path: Path) -> None:
+    builder = clean()
+    builder.fault("kill", "n0")
+    path = written(tmp_path, builder)
+    for _ in range(2):  # its own verdict does not say it either
+        result = judge(path, tmp_path, lambda words: None)
+        assert WHOLE not in [check.name for check in result.checks]
+        assert result.skipped == ()

@@ -1,9 +1,11 @@
-"""Judges whether a chaos run counts: load was sent, faults struck, it ran to its end. Pure.
+"""Judges whether a chaos run counts: load was sent, faults struck and were healed, it ran to its
+end. Pure.
 
-A run that made too few of its sends, or none of its faults, or that was interrupted, tells nothing
-about the cluster, whatever the other checks say: it is INVALID, which is neither pass nor fail.
-Sends that the load never made, because its backlog was full, are expected while a fault keeps the
-cluster from answering; in calm they mean that the machine could not carry the load.
+A run that made too few of its sends, or none of its faults, that could not heal one, or that was
+interrupted, tells nothing about the cluster, whatever the other checks say: it is INVALID, which
+is neither pass nor fail. Sends that the load never made, because its backlog was full, are expected
+while a fault keeps the cluster from answering; in calm they mean that the machine could not carry
+the load.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ def took_place(history: History) -> Check:
         *_unmade(sends, faults),
         *(["no send was acknowledged"] if made and not _acknowledged(made) else []),
         *(["no fault struck"] if planned and not faults else []),
+        *(_unhealed(faults) if planned else []),
         *(["the run was interrupted"] if history.meta.get(ENDS) and not history.ended else []),
     ]
     if wrong:
@@ -47,6 +50,16 @@ def took_place(history: History) -> Check:
 
 def _acknowledged(sends: Sequence[Send]) -> bool:
     return any(send.outcome is Outcome.OK for send in sends)
+
+
+def _unhealed(faults: Sequence[Fault]) -> list[str]:
+    """Return in words which faults were never healed. One that goes on by itself, as a change of
+    members does, may not even have happened: its healing waits for it."""
+    return [
+        f"{fault.kind} of {', '.join(fault.nodes) or fault.whom} was not healed"
+        for fault in faults
+        if not fault.healed_ns
+    ]
 
 
 def _unmade(sends: Sequence[Send], faults: Sequence[Fault]) -> list[str]:

@@ -74,6 +74,16 @@ def test_nothing_acknowledged_is_no_experiment() -> None:
     assert took_place(found).examples == ("no send was acknowledged",)
 
 
+@pytest.mark.parametrize("planned", [2, None], ids=["planned", "of an older history"])
+def test_a_fault_that_was_not_healed_is_no_experiment(planned: int | None) -> None:
+    """A member that could not be replaced says so only when it is to be healed."""
+    found = history(CALM, 2, planned)
+    found.faults[1].healed_ns = 0
+    check = took_place(found)
+    assert check.verdict is (Verdict.INVALID if planned else Verdict.PASS)
+    assert check.examples == (("kill of n0 was not healed",) if planned else ())
+
+
 @pytest.mark.parametrize(("ends", "says_end"), [(True, True), (True, False), (False, False)])
 def test_an_interrupted_run_is_no_experiment(tmp_path: Path, ends: bool, says_end: bool) -> None:
     builder = clean()

@@ -4,7 +4,7 @@ A *kind* is data: name, family, which nodes it may hit, what it needs. A *planne
 with a time, a target and drawn numbers, pure data made from a seed. A *fault* carries a planned one
 out on one cluster: it injects and heals. `Injection` is the usual fault. It has a `Deed`, which
 does and undoes the damage; the injection itself writes the history records, and heals even after an
-`inject` that failed or was cancelled.
+`inject` that failed or was cancelled, and where the history cannot be written any more.
 
 Every module of faults has one table `KINDS: Table` and, if its kinds need something of the machine
 or the cluster, one table `NEEDS`; chaos.faults.catalogue joins them.
@@ -194,17 +194,24 @@ class Injection:
         try:
             await self.deed.do(hit)
         except (ClusterError, OSError) as error:
-            self._write("fail", "inject", hit, op, error)
-            await self.deed.undo(hit)
+            try:
+                await self.deed.undo(hit)
+            finally:
+                self._write("fail", "inject", hit, op, error)
             self.hit = None
             raise ClusterError(f"{self.planned.kind}: {error}") from error
         self._write("ok", "inject", hit, op)
 
     async def heal(self) -> None:
-        """Undo it, with the same two records."""
+        """Undo it, with the same two records. Raises OSError if they cannot be written."""
         if self.hit is None:
             return
-        op = self._write("invoke", "heal", self.hit)
+        try:
+            op = self._write("invoke", "heal", self.hit)
+        except OSError:
+            await self.deed.undo(self.hit)
+            self.hit = None
+            raise
         try:
             await self.deed.undo(self.hit)
         except (ClusterError, OSError) as error:

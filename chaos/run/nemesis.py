@@ -120,7 +120,7 @@ class Nemesis:
             try:
                 await fault.heal()
                 return
-            except ClusterError as error:
+            except (ClusterError, OSError) as error:  # OSError: the history cannot be written
                 if tried == HEAL_TRIES:
                     self.result.failed.append(f"{planned.kind}:{planned.whom}: {error}")
                     self._context.say(f"  not healed: {error}")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.faults.base import Context, Fault, Planned
+from raftmq.chaos.faults.base import Context, Fault, Hit, Injection, Planned
 from raftmq.chaos.history.files import HistoryWriter, read_history
 from raftmq.chaos.run import nemesis
 from raftmq.chaos.run.nemesis import Nemesis
@@ -50,6 +54,58 @@ async def test_what_cannot_be_done_is_noted_and_the_rest_goes_on(context: Contex
     assert sorted(fault.kind for fault in faults) == ["kill", "pause"]
     assert all(fault.healed_ns > fault.done_ns for fault in faults)
     assert all(status.state == "running" for status in await context.cluster.status())
+
+
+def full(*_: object, **__: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("kind", ["pause", "kill"])
+async def test_what_cannot_be_written_down_is_healed_all_the_same(
+    context: Context, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    async def states() -> set[str]:
+        return {status.state for status in await context.cluster.status()}
+
+    plan = [planned(1, kind, "n1", for_s=600.0)]
+    inflicter = Nemesis(context, 0.0)
+    inflicting = asyncio.create_task(inflicter.inflict(plan, lambda: None))
+    await until(lambda: inflicter.result.done == 1)
+    assert await states() > {"running"}
+    monkeypatch.setattr(context.history, "event", full)
+    inflicting.cancel()
+    await asyncio.wait([inflicting])
+    assert await states() == {"running"}
+
+
+class HalfDone:
+    """A deed that fails in the middle; notes that it was undone."""
+
+    undone = False
+
+    async def do(self, hit: Hit) -> None:
+        raise ClusterError("half done")
+
+    async def undo(self, hit: Hit) -> None:
+        self.undone = True
+
+    def describe(self, targets: str) -> str:
+        return targets
+
+
+async def test_what_failed_half_way_is_undone_though_nobody_can_write_it_down(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deed, write = HalfDone(), context.history.event
+
+    def last(*what: Any, **fields: Any) -> int:
+        monkeypatch.setattr(context.history, "event", full)
+        return write(*what, **fields)
+
+    monkeypatch.setattr(context.history, "event", last)
+    with pytest.raises(OSError):
+        await Injection(planned(1, "kill", "n1"), context, deed).inject()
+    assert deed.undone
 
 
 class Slow(Fault):

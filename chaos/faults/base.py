@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from raftmq.chaos.cluster.cluster import Cluster, NodeStatus
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
@@ -27,6 +27,8 @@ from raftmq.chaos.history.files import HistoryWriter
 
 if TYPE_CHECKING:
     from raftmq.chaos.faults.links import Links
+
+T = TypeVar("T")
 
 PROCESS = "nemesis"
 CHOOSE_TIMEOUT_S = 30.0  # many elections long, on a busy machine, too
@@ -135,7 +137,8 @@ class Deed(Protocol):
     """The work of a fault on the nodes that it hits.
 
     `undo` must be harmless after a `do` that failed or was cancelled half way, because it is called
-    then, and for nodes that came back or were started again by somebody else meanwhile.
+    then, and for nodes that came back or were started again by somebody else meanwhile. No
+    thread of `do` may still run then: `in_thread` waits for it.
     """
 
     async def do(self, hit: Hit) -> None:
@@ -255,6 +258,23 @@ class Injection:
 def injected(deed: Callable[[Planned, Context], Deed]) -> Factory:
     """Return what makes a fault of such a deed, with the planned nodes."""
     return lambda planned, context: Injection(planned, context, deed(planned, context))
+
+
+async def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end, also if this is cancelled meanwhile, and raise that only then. A
+    second cancellation reaches `work`."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
+async def in_thread(function: Callable[..., T], *values: object) -> T:
+    """Run a blocking function in a thread. A thread cannot be cancelled: this returns when it is
+    over, so that what it does is not undone before it is done."""
+    return await finished(asyncio.to_thread(function, *values))
 
 
 def role_of(node: Node, statuses: Sequence[NodeStatus]) -> str:

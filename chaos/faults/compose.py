@@ -5,11 +5,9 @@ A cut takes a container off its networks, so nobody reaches it by name, address 
 
 from __future__ import annotations
 
-import asyncio
-
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.compose import ComposeCluster
-from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Planned, injected
+from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Planned, in_thread, injected
 
 _BY_FAMILY = {
     "process": "",
@@ -49,12 +47,12 @@ class CutContainers:
 
     async def do(self, hit: Hit) -> None:
         for name in hit.names:
-            self._networks[name] = await asyncio.to_thread(self.cluster.networks_of, name)
-            await asyncio.to_thread(self.cluster.cut_off, name, self._networks[name])
+            self._networks[name] = await in_thread(self.cluster.networks_of, name)
+            await in_thread(self.cluster.cut_off, name, self._networks[name])
 
     async def undo(self, hit: Hit) -> None:
         for name, networks in list(self._networks.items()):
-            await asyncio.to_thread(self.cluster.join, name, networks)
+            await in_thread(self.cluster.join, name, networks)
             del self._networks[name]
 
     def describe(self, targets: str) -> str:

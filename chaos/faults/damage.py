@@ -33,7 +33,16 @@ from raftmq.chaos.faults.aim import (
     slots,
     used_units,
 )
-from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Planned, Table, injected
+from raftmq.chaos.faults.base import (
+    Context,
+    Factory,
+    Hit,
+    Kind,
+    Planned,
+    Table,
+    in_thread,
+    injected,
+)
 from raftmq.chaos.faults.disk import POLL_S, STEADY_S, lose_disk, store_of
 from raftmq.chaos.faults.power import owned
 from raftmq.chaos.faults.process import Kill
@@ -75,12 +84,12 @@ class Damage:
         for node in hit.nodes:
             rng = random.Random(f"{self._planned.number}:{self._planned.choice}:{node.name}")
             store = store_of(self._context, node)
-            self._done[node.name] = await asyncio.to_thread(self._hurt, store, rng, may_cut)
+            await in_thread(self._hurt, node.name, store, rng, may_cut)
         await self._kill.undo(hit)
 
-    def _hurt(self, store: Path, rng: random.Random, may_cut: bool) -> str:
+    def _hurt(self, name: str, store: Path, rng: random.Random, may_cut: bool) -> None:
         with owned(store):
-            return self._harm(store, rng, may_cut)
+            self._done[name] = self._harm(store, rng, may_cut)
 
     async def undo(self, hit: Hit) -> None:
         await self._kill.undo(hit)
@@ -116,7 +125,7 @@ class Damage:
             raise ClusterError(f"{node.name} does not come back: {words}")
         self._replaced.add(node.name)
         self._done[node.name] += f"; it refused ({words}) and was given an empty disk"
-        await asyncio.to_thread(lose_disk, self._context, node)
+        await in_thread(lose_disk, self._context, node)
 
     def describe(self, targets: str) -> str:
         done = "; ".join(f"{name}: {what}" for name, what in self._done.items())

@@ -19,7 +19,17 @@ from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from raftmq.chaos.cluster.launch import node_directory
 from raftmq.chaos.cluster.topology import CLASSIC, MODES
 from raftmq.chaos.faults import power
-from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Need, Planned, Table, injected
+from raftmq.chaos.faults.base import (
+    Context,
+    Factory,
+    Hit,
+    Kind,
+    Need,
+    Planned,
+    Table,
+    in_thread,
+    injected,
+)
 from raftmq.chaos.faults.power import FAULTS, Cut, LoopDisk, owned
 from raftmq.chaos.faults.process import Kill, alive
 from raftmq.chaos.faults.steering import (
@@ -122,7 +132,7 @@ class PowerCut:
         for node in hit.nodes:
             rng = random.Random(f"{self._planned.number}:{self._planned.choice}:{node.name}")
             home, store = faults_of(self._context, node), store_of(self._context, node)
-            self._cuts[node.name] = await asyncio.to_thread(power.cut, home, store, rng, temper)
+            self._cuts[node.name] = await in_thread(power.cut, home, store, rng, temper)
 
     async def undo(self, hit: Hit) -> None:
         await self._kill.undo(hit)
@@ -144,7 +154,7 @@ class KernelPowerCut:
         disks = [LoopDisk.of_store(store_of(self._context, node)) for node in hit.nodes]
         await self._kill.do(hit)
         for disk in disks:
-            await asyncio.to_thread(disk.cut)
+            await in_thread(disk.cut)
 
     async def undo(self, hit: Hit) -> None:
         await self._kill.undo(hit)
@@ -167,7 +177,7 @@ class DiskLoss:
     async def do(self, hit: Hit) -> None:
         await self._kill.do(hit)
         for node in hit.nodes:
-            await asyncio.to_thread(lose_disk, self._context, node)
+            await in_thread(lose_disk, self._context, node)
 
     async def undo(self, hit: Hit) -> None:
         cluster = self._context.cluster
@@ -186,7 +196,7 @@ class DiskLoss:
         if alive(slave):
             process = cluster.signal(slave.name, signal.SIGTERM)
             await cluster.wait_dead(process, END_S)
-        await asyncio.to_thread(copy_store, self._context, slave, master)
+        await in_thread(copy_store, self._context, slave, master)
         cluster.start(slave.name)
 
     def describe(self, targets: str) -> str:
@@ -208,7 +218,7 @@ class OldDisk:
         await self._stop.do(hit)
         for node in hit.nodes:
             store = store_of(self._context, node)
-            await asyncio.to_thread(copy_files, store, self._image(node))
+            await in_thread(copy_files, store, self._image(node))
             self._taken.append(node.name)
         await self._stop.undo(hit)
 
@@ -217,7 +227,7 @@ class OldDisk:
             if node.name in self._taken:
                 if self._context.cluster.is_alive(node.name):
                     await self._kill.do(Hit((node,)))
-                await asyncio.to_thread(self._put_back, node)
+                await in_thread(self._put_back, node)
                 self._taken.remove(node.name)
             shutil.rmtree(self._image(node), ignore_errors=True)
         await self._kill.undo(hit)

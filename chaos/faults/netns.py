@@ -8,7 +8,6 @@ cluster from the clients' host, so it does not see a node that clients do not re
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from raftmq.chaos.cluster import namespaces
@@ -24,6 +23,7 @@ from raftmq.chaos.faults.base import (
     Planned,
     Table,
     choose_nodes,
+    in_thread,
 )
 from raftmq.chaos.faults.select import pick_some
 
@@ -69,7 +69,7 @@ class WireCut:
             device = "br0" if source == HUB else "eth0"
             targets = [target for sender, target in self._pairs if sender == source]
             commands = ["neigh " + words.format(_address(state, t), device) for t in targets]
-            await asyncio.to_thread(namespaces.ip, commands, f"{state.netns}-{source}")
+            await in_thread(namespaces.ip, commands, f"{state.netns}-{source}")
 
 
 # ---- which pairs are cut: pure ------------------------------------------------------------------

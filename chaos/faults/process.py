@@ -10,7 +10,7 @@ import signal
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.cluster.process import state
+from raftmq.chaos.cluster.process import ProcessId, state
 from raftmq.chaos.cluster.restart import ORDERLY_S
 from raftmq.chaos.cluster.topology import MODES, RAFT
 from raftmq.chaos.cluster.transfer import transfer
@@ -37,7 +37,8 @@ class Kill:
     def __init__(self, cluster: Cluster, number: signal.Signals = signal.SIGKILL) -> None:
         self._cluster = cluster
         self._number = number
-        self.taken: list[str] = []  # down because of this fault
+        # Down because of this fault, or about to be: the processes that it signalled, by node.
+        self.taken: dict[str, ProcessId] = {}
 
     async def do(self, hit: Hit) -> None:
         processes = []
@@ -46,24 +47,31 @@ class Kill:
             if (
                 cluster.is_alive(node.name) or len(hit.nodes) == 1
             ):  # of several some may be down already
-                processes.append(cluster.signal(node.name, self._number))
-                self.taken.append(node.name)
+                process = self.taken[node.name] = cluster.signal(node.name, self._number)
+                processes.append(process)
         if not processes:
             raise ClusterError("none of them is running")
         for process in processes:
-            if self._number == signal.SIGKILL:
-                await cluster.wait_dead(process)
-            else:
-                await cluster.wait_dead(process, ORDERLY_S)
+            await self._wait_dead(process)
 
     async def undo(self, hit: Hit) -> None:
-        """Start the nodes that this fault took down and that are still down; not those that have
-        left the cluster meanwhile."""
-        names = {node.name for node in self._cluster.state().nodes}
-        for name in list(self.taken):
-            if name in names and not self._cluster.is_alive(name):
+        """Start the nodes that this fault took down and that are still down, once those that still
+        end have ended; not those that have left the cluster meanwhile."""
+        for name, process in list(self.taken.items()):
+            if self._is_member(name):
+                await self._wait_dead(process)
+            if self._is_member(name) and not self._cluster.is_alive(name):
                 self._cluster.start(name)
-            self.taken.remove(name)
+            del self.taken[name]
+
+    def _is_member(self, name: str) -> bool:
+        return name in {node.name for node in self._cluster.state().nodes}
+
+    async def _wait_dead(self, process: ProcessId) -> None:
+        if self._number == signal.SIGKILL:
+            await self._cluster.wait_dead(process)
+        else:
+            await self._cluster.wait_dead(process, ORDERLY_S)
 
     def describe(self, targets: str) -> str:
         return f"kill -{self._number.value} of {targets}, started again later"

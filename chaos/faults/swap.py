@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 
 from raftmq.chaos.cluster.clusterfile import Node
-from raftmq.chaos.faults.base import Context, Hit, Kind, Planned, Table, injected
+from raftmq.chaos.faults.base import Context, Hit, Kind, Planned, Table, in_thread, injected
 from raftmq.chaos.faults.disk import store_of
 from raftmq.chaos.faults.power import LoopDisk
 from raftmq.chaos.faults.process import Kill
@@ -45,7 +45,7 @@ class MajoritySwap:
         await self._first.do(Hit(tuple(self._minority)))
         await asyncio.sleep(ALONE_S)
         await self._crash.do(hit)
-        await asyncio.to_thread(disk.cut)
+        await in_thread(disk.cut)
         await self._second.do(Hit(tuple(self._rest)))
         await self._first.undo(hit)
         await self._crash.undo(hit)

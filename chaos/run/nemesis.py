@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.probe import ReplicaView
 from raftmq.chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
-from raftmq.chaos.faults.base import Context, Fault, Planned
+from raftmq.chaos.faults.base import Context, Fault, Planned, finished, in_thread
 from raftmq.chaos.faults.catalogue import make
 from raftmq.chaos.faults.disk import lose_disk
 
@@ -113,7 +113,7 @@ class Nemesis:
             self._context.say(f"  not done: {error}")
         finally:
             if fault is not None:
-                await self._heal(planned, fault)
+                await finished(self._heal(planned, fault))
 
     async def _heal(self, planned: Planned, fault: Fault) -> None:
         for tried in range(1, HEAL_TRIES + 1):
@@ -143,7 +143,7 @@ class Nemesis:
                 return False
             rebuilt.add(view.node)
             self._context.say(f"  {view.node} refuses to follow; made anew from its master")
-            await self._rebuild(view.node)
+            await finished(self._rebuild(view.node))
             return True
 
         try:
@@ -158,7 +158,7 @@ class Nemesis:
         cluster = self._context.cluster
         await cluster.wait_dead(cluster.signal(name, signal.SIGKILL))
         try:
-            await asyncio.to_thread(lose_disk, self._context, cluster.state().node(name))
+            await in_thread(lose_disk, self._context, cluster.state().node(name))
         except OSError as error:
             raise ClusterError(f"{name} cannot be made anew: {error}") from error
         cluster.start(name)

@@ -28,7 +28,7 @@ from raftmq.chaos.cluster.credentials import signing
 from raftmq.chaos.cluster.topology import RAFT, Shape, nodes_of
 from raftmq.chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
 from raftmq.chaos.faults import power
-from raftmq.chaos.faults.base import Context, Planned
+from raftmq.chaos.faults.base import Context, Planned, in_thread
 from raftmq.chaos.faults.links import Links
 from raftmq.chaos.faults.power import LoopDisk
 from raftmq.chaos.history.files import HistoryWriter
@@ -235,7 +235,7 @@ async def _cluster(
         for node in (node for node in nodes_of(shape) if node.kind == "broker"):
             disk = LoopDisk(cluster.store_of(node))
             stack.callback(disk.remove)
-            await asyncio.to_thread(disk.make)
+            await in_thread(disk.make)
     mode = f": mode {shape.mode or RAFT}" if config.system is OURS else ""
     say(f"starting a cluster{mode}")
     await cluster.up(shape, config.settings)

@@ -15,6 +15,11 @@ STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "print('ready', flush=True); time.sleep(600)"
 )
+SLOW_TO_END = (
+    "import signal, sys, time\n"
+    "def end(*_): print('ends', flush=True); time.sleep(1); sys.exit()\n"
+    "signal.signal(signal.SIGTERM, end); print('ready', flush=True); time.sleep(600)"
+)
 ENDS = "print('cannot open the store', flush=True); raise SystemExit(3)"
 
 

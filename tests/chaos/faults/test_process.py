@@ -17,7 +17,7 @@ from raftmq.chaos.faults import base, process
 from raftmq.chaos.faults.base import Context, Fault, Planned
 from raftmq.chaos.faults.catalogue import make
 from raftmq.chaos.history.files import HistoryWriter
-from tests.chaos.doubles import STUBBORN, AgreeingProbe, Programs
+from tests.chaos.doubles import SLOW_TO_END, STUBBORN, AgreeingProbe, Programs
 
 
 class Scene:
@@ -192,6 +192,27 @@ async def test_a_node_that_does_not_obey_is_said_and_nothing_is_left(
     await cluster.down(timeout_s=0.5)
 
 
+async def test_a_node_that_still_ends_is_waited_for_and_started(tmp_path: Path) -> None:
+    """The injection is cancelled while the node shuts down in order."""
+    cluster = Cluster(tmp_path / "c", AgreeingProbe(), Programs(n1=SLOW_TO_END))
+    await cluster.up()
+    log = tmp_path / "c" / "n1" / "log.txt"
+    while b"ready" not in log.read_bytes():
+        await cluster.status()
+    with HistoryWriter(tmp_path / "h.jsonl") as history:
+        scene = Scene(cluster, history)
+        before, fault = scene.pids(), scene.fault("term", "n1")
+        injecting = asyncio.create_task(fault.inject())
+        while b"ends" not in log.read_bytes():
+            await cluster.status()
+        injecting.cancel()
+        await asyncio.wait([injecting])
+        await fault.heal()
+        assert await scene.down() == []
+        assert scene.pids()["n1"] != before["n1"]
+    await cluster.down()
+
+
 async def test_rolling_restart_takes_one_after_the_other_the_leader_last(scene: Scene) -> None:
     before = scene.pids()
     fault = scene.fault("rolling-restart", "all")
@@ -229,13 +250,14 @@ async def test_a_cancelled_injection_can_be_healed(
     async def never(_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(scene.cluster, "wait_dead", never)
-    task = asyncio.create_task(fault.inject())
-    while len(await scene.down()) < 2:  # noqa: ASYNC110 - there is no event for it
-        await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.cluster, "wait_dead", never)
+        task = asyncio.create_task(fault.inject())
+        while len(await scene.down()) < 2:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     await fault.heal()
     assert await scene.down() == []
     assert [r["f"] for r in scene.records()] == ["inject", "heal", "heal"]

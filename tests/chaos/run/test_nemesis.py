@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.faults import disk
 from raftmq.chaos.faults.base import Context, Fault, Hit, Injection, Planned
 from raftmq.chaos.history.files import HistoryWriter, read_history
 from raftmq.chaos.run import nemesis
@@ -76,6 +78,29 @@ async def test_what_cannot_be_written_down_is_healed_all_the_same(
     inflicting.cancel()
     await asyncio.wait([inflicting])
     assert await states() == {"running"}
+
+
+async def test_a_disk_is_not_emptied_under_a_node_that_was_started_again(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a thread empties it: threads are not cancelled."""
+    cluster = context.cluster
+    emptying, up_meanwhile = threading.Event(), []
+
+    def slowly(store: Path) -> None:
+        emptying.set()
+        time.sleep(0.3)
+        up_meanwhile.append(cluster.is_alive("n1"))
+
+    (cluster.directory / "n1" / "store").mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(disk, "empty", slowly)
+    plan = [planned(1, "disk-loss", "n1")]
+    inflicting = asyncio.create_task(Nemesis(context, 0.0).inflict(plan, lambda: None))
+    await until(emptying.is_set)
+    inflicting.cancel()
+    await asyncio.wait([inflicting])
+    assert up_meanwhile == [False]
+    assert cluster.is_alive("n1")
 
 
 class HalfDone:
@@ -146,6 +171,29 @@ async def test_a_later_part_comes_after_the_first_however_long_that_takes(
     assert began == ["first begins", "first is done", "second begins", "second is done"]
     inflicting.cancel()
     await asyncio.wait([inflicting])
+
+
+async def test_a_fault_that_is_being_healed_is_healed_to_its_end(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class SlowToHeal(Slow):
+        async def heal(self) -> None:
+            said.append("heals")
+            await asyncio.sleep(0.2)
+            said.append("is healed")
+
+    soon = asyncio.Event()
+    soon.set()
+    monkeypatch.setattr(nemesis, "make", lambda *_: SlowToHeal([], "", soon))
+    inflicter = Nemesis(context, 0.0)
+    inflicting = asyncio.create_task(inflicter.inflict([planned(1, "any", "n0")], lambda: None))
+    await until(lambda: said == ["heals"])
+    inflicting.cancel()
+    await asyncio.wait([inflicting])
+    assert inflicting.cancelled()
+    assert said == ["heals", "is healed"]
 
 
 async def test_where_the_first_part_cannot_be_done_the_others_are(context: Context) -> None:

@@ -42,11 +42,16 @@ class Finding:
 
 
 def write_findings(
-    history: HistoryWriter, logs: Mapping[str, Path], zone: tzinfo | None = None
+    history: HistoryWriter,
+    logs: Mapping[str, Path],
+    zone: tzinfo | None = None,
+    since_ns: int | None = None,
 ) -> int:
-    """Search each node's log; write a record for every finding and one for the search.
+    """Search each node's log; write a record for every finding, at most FINDINGS_MAX, and one for
+    the search.
 
     A missing log has no lines. `zone`: of times that do not say theirs (None: this machine's).
+    What was logged before `since_ns`, on the history's clock, is not the run's, and left out.
     Returns the number of findings.
     """
     lines: dict[str, int] = {}
@@ -57,8 +62,13 @@ def write_findings(
         if not path.exists():
             continue
         counted = _Counted(path)
+        of_node = 0
         for finding in search(counted):
-            found += 1
+            logged_ns = _logged_ns(finding.time, zone, zero_ns)
+            early = since_ns is not None and logged_ns != 0 and logged_ns < since_ns
+            if early or of_node == FINDINGS_MAX:
+                continue
+            of_node += 1
             history.event(
                 "ok",
                 "log_line",
@@ -67,22 +77,21 @@ def write_findings(
                 node=node,
                 line=finding.line,
                 level=finding.level,
-                logged_ns=_logged_ns(finding.time, zone, zero_ns),
+                logged_ns=logged_ns,
             )
+        found += of_node
         lines[node] = counted.count
     history.event("ok", "logs", "observer", history.next_op(), lines=lines)
     return found
 
 
 def search(lines: Iterable[str]) -> Iterator[Finding]:
-    """Yield the findings of a log, at most FINDINGS_MAX."""
-    count = 0
+    """Yield the findings of a log."""
     before = ""
     numbered = iter(enumerate(lines, 1))
     for number, line in numbered:
         text = line.rstrip("\n")
-        if BAD.search(text) and count < FINDINGS_MAX:
-            count += 1
+        if BAD.search(text):
             words = head = text.strip()
             is_traceback = TRACEBACK in text
             if is_traceback:

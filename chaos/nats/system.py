@@ -53,7 +53,7 @@ def make(planned: Planned, context: Context) -> Fault:
     return made(planned, context) if made is not None else catalogue.make(planned, context)
 
 
-async def evidence(cluster: Cluster, history: HistoryWriter, stop: Stop) -> None:
+async def evidence(cluster: Cluster, history: HistoryWriter, stop: Stop, began_ns: int) -> None:
     """Record what every server says of its own health. Replicas are compared by what they show
     (chaos.nats.workload), not by their files."""
     probe = NatsProbe(cluster.directory)

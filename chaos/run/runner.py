@@ -81,6 +81,7 @@ class RunConfig:
 
 async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
     """Run, judge, report. Raises ClusterError, ClientError, OSError; `command` repeats the run."""
+    began_ns = time.monotonic_ns()  # before the cluster is started, if it is this run's own
     scenario = find_scenario(config.scenario)
     path = config.directory / "history.jsonl"
     async with AsyncExitStack() as stack:
@@ -121,7 +122,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
                     say("stopping the cluster")
                     await cluster.down()
 
-            await config.system.evidence(cluster, history, stop)
+            await config.system.evidence(cluster, history, stop, began_ns)
             history.event("ok", "end", RUNNER, history.next_op())
     return await asyncio.to_thread(judge, path, config.directory, say)
 

@@ -26,23 +26,24 @@ Stop = Callable[[], Awaitable[None]]
 class System:
     """One kind of cluster, in a directory.
 
-    `evidence` looks at the running cluster, stops it by its last argument, and records what its
-    nodes leave. `meta` says for the history what it is. `roles` makes the probe that is asked who
-    leads; None: brokers are asked as ours are.
+    `evidence` looks at the running cluster, stops it by the third argument, and records what its
+    nodes leave; the last says when the run began, on the history's clock. `meta` says for the
+    history what it is. `roles` makes the probe that is asked who leads; None: brokers are asked as
+    ours are.
     """
 
     cluster: Callable[[Path], Cluster]
     make: Callable[[Planned, Context], Fault]
-    evidence: Callable[[Cluster, HistoryWriter, Stop], Awaitable[None]]
+    evidence: Callable[[Cluster, HistoryWriter, Stop, int], Awaitable[None]]
     meta: Callable[[ClusterState], Mapping[str, str]]
     roles: Callable[[Path], Probe] | None = None
 
 
-async def our_evidence(cluster: Cluster, history: HistoryWriter, stop: Stop) -> None:
+async def our_evidence(cluster: Cluster, history: HistoryWriter, stop: Stop, began_ns: int) -> None:
     """Search logs, compare each group's stores."""
     committed = await _committed(cluster)
     await stop()
-    await asyncio.to_thread(_write_evidence, cluster, history, committed)
+    await asyncio.to_thread(_write_evidence, cluster, history, committed, began_ns)
 
 
 async def _committed(cluster: Cluster) -> dict[str, int]:
@@ -58,10 +59,12 @@ async def _committed(cluster: Cluster) -> dict[str, int]:
     return found
 
 
-def _write_evidence(cluster: Cluster, history: HistoryWriter, committed: Mapping[str, int]) -> None:
+def _write_evidence(
+    cluster: Cluster, history: HistoryWriter, committed: Mapping[str, int], began_ns: int
+) -> None:
     """Record what the nodes left behind. Blocking."""
     state = cluster.state()
-    write_findings(history, cluster.collect_logs(), cluster.log_zone)
+    write_findings(history, cluster.collect_logs(), cluster.log_zone, began_ns)
     for group in state.groups:
         members = state.members(group)
         if len(members) > 1:

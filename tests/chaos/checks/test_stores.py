@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -230,10 +231,26 @@ def test_a_time_that_is_none_is_not_known(tmp_path: Path) -> None:
     assert [line.logged_ns for line in read_history(tmp_path / "h.jsonl").log_lines] == [0]
 
 
-def test_findings_and_lines_are_bounded() -> None:
-    endless = ["AssertionError " + "x" * 2_000] * (FINDINGS_MAX + 5)
-    found = list(search(endless))
-    assert len(found) == FINDINGS_MAX
+def test_what_was_logged_before_the_run_is_not_its_failure(tmp_path: Path) -> None:
+    """However much it is; but a line counts if nobody knows its time."""
+    log = tmp_path / "n1.log"
+    at = datetime.now(UTC)
+    stamps = [at - timedelta(minutes=1)] * (FINDINGS_MAX + 5) + [at + timedelta(minutes=1)]
+    lines = [f"{stamp:%Y-%m-%d %H:%M:%S},000 ERROR store | StoreDamaged" for stamp in stamps]
+    log.write_text("\n".join([*lines, "StoreDamaged"]))
+    with HistoryWriter(tmp_path / "h.jsonl") as writer:
+        assert write_findings(writer, {"n1": log}, UTC, time.monotonic_ns()) == 2
+    history = read_history(tmp_path / "h.jsonl")
+    assert history.logs[0].lines == {"n1": FINDINGS_MAX + 7}
+    assert [line.logged_ns > 0 for line in history.log_lines] == [True, False]
+
+
+def test_findings_and_lines_are_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "n0.log"
+    log.write_text(("AssertionError " + "x" * 2_000 + "\n") * (FINDINGS_MAX + 5))
+    with HistoryWriter(tmp_path / "h.jsonl") as writer:
+        assert write_findings(writer, {"n0": log}) == FINDINGS_MAX
+    found = read_history(tmp_path / "h.jsonl").log_lines
     assert {len(finding.line) for finding in found} == {logs_module.LINE_LENGTH_MAX}
 
 

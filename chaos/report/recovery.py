@@ -1,11 +1,14 @@
 """Computes from a history how long writes stood still after each fault. Pure.
 
-The recovery time of a fault, for a set of clients, begins when the nemesis starts to inject it
-(before the signal, so that the figure is not too good). It ends at the first acknowledgement that
-cannot come from the leader that the fault took away: that of a send invoked after that moment, or
-of one that needed another attempt. An answer already in flight does not count. The client's own
-retries are included. `everybody` takes all clients as one, so the first client that is served ends
-it. `per_client` takes each by itself; the worst client's time is the honest figure for a user.
+The recovery time of a fault, for a set of clients, is the longest time without an acknowledgement
+from when the nemesis starts to inject it (before the signal, so that the figure is not too good)
+until the first acknowledgement that shows that the fault is over: that of a send invoked after the
+fault was done, as it may hold only then, or of one that needed another attempt. An answer already
+in flight does not count: it may come from the leader that the fault took away. Sends that are
+served while a fault takes long to be injected (a rolling restart) divide the time and do not end
+it. So such a fault costs its longest outage, and not as long as it took. The client's own retries
+are included. `everybody` takes all clients as one, so the first client that is served ends it.
+`per_client` takes each by itself; the worst client's time is the honest figure for a user.
 `normal` is when acknowledgements came at the earlier rate again.
 """
 
@@ -15,6 +18,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from raftmq.chaos.history.events import Fault, History, Outcome, Send
@@ -39,7 +43,9 @@ class Recovery:
     injected_ns: int
     everybody_ms: float | None
     per_client_ms: dict[str, float | None]
-    longest_gap_ms: float  # longest time between two acknowledgements until the next fault
+    # Longest time between two acknowledgements until the next fault, or until nobody asked any
+    # more; the silence at its end counts.
+    longest_gap_ms: float
     normal_ms: float | None  # None: the earlier rate did not come back by then
 
     @property
@@ -74,14 +80,16 @@ def recoveries(history: History) -> list[Recovery]:
     )
     done = [send.done_ns for send in acknowledged]
     clients = sorted({send.process for send in sends})
+    end_ns = max((max(send.invoked_ns, send.done_ns) for send in sends), default=0)
     faults = sorted(inflicted(history), key=lambda fault: fault.invoked_ns)
     found = []
     for number, fault in enumerate(faults):
-        following = faults[number + 1].invoked_ns if number + 1 < len(faults) else None
+        last = number + 1 == len(faults)
+        until_ns = end_ns if last else faults[number + 1].invoked_ns
         begin = bisect_left(done, fault.invoked_ns)
-        end = len(done) if following is None else bisect_left(done, following)
+        end = len(done) if last else bisect_left(done, until_ns)
         normal_ms = _normal_ms(done, fault.invoked_ns, begin, end)
-        found.append(_recovery(fault, acknowledged[begin:end], clients, normal_ms))
+        found.append(_recovery(fault, acknowledged[begin:end], until_ns, clients, normal_ms))
     return found
 
 
@@ -153,29 +161,43 @@ def _plain(found: Spread | None) -> dict[str, float | None] | None:
 
 
 def _recovery(
-    fault: Fault, until_next: Sequence[Send], clients: Sequence[str], normal_ms: float | None
+    fault: Fault,
+    until_next: Sequence[Send],
+    until_ns: int,
+    clients: Sequence[str],
+    normal_ms: float | None,
 ) -> Recovery:
-    first: dict[str, float] = {}
-    gap_ns = 0
-    last_ns = fault.invoked_ns
+    of_client: dict[str, list[Send]] = {client: [] for client in clients}
     for send in until_next:
-        gap_ns = max(gap_ns, send.done_ns - last_ns)
-        last_ns = send.done_ns
-        if send.process in first:
-            continue
-        if send.invoked_ns >= fault.invoked_ns or send.attempts > 1:
-            first[send.process] = (send.done_ns - fault.invoked_ns) / NS_PER_MS
+        of_client[send.process].append(send)
+    moments = (fault.invoked_ns, *(send.done_ns for send in until_next), until_ns)
+    gap_ns = max(0, *(later - earlier for earlier, later in pairwise(moments)))
     return Recovery(
         fault.kind,
         fault.whom or fault.role,
         fault.node,
         fault.role,
         fault.invoked_ns,
-        min(first.values()) if first else None,
-        {client: first.get(client) for client in clients},
+        _outage_ms(fault, until_next),
+        {client: _outage_ms(fault, sends) for client, sends in of_client.items()},
         gap_ns / NS_PER_MS,
         normal_ms,
     )
+
+
+def _outage_ms(fault: Fault, acknowledged: Iterable[Send]) -> float | None:
+    """Return the longest time without an acknowledgement until the fault is over; None: none shows
+    that it is."""
+    longest_ns, last_ns = 0, fault.invoked_ns
+    for send in acknowledged:
+        again = send.attempts > 1
+        if send.invoked_ns < fault.invoked_ns and not again:
+            continue  # its answer was in flight
+        longest_ns = max(longest_ns, send.done_ns - last_ns)
+        last_ns = send.done_ns
+        if (send.done_ns if again else send.invoked_ns) >= fault.done_ns:
+            return longest_ns / NS_PER_MS
+    return None
 
 
 def _normal_ms(done: Sequence[int], injected_ns: int, begin: int, end: int) -> float | None:

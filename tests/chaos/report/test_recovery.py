@@ -46,6 +46,48 @@ def test_kill_without_recovery_before_the_next_says_so() -> None:
     assert figures["everybody"] == {"count": 1, "p50_ms": 3.0, "p99_ms": None, "max_ms": 3.0}
 
 
+def test_a_send_from_before_the_fault_holds_does_not_end_it() -> None:
+    """Proxies are told one after the other: the link is cut some time after the nemesis began."""
+    builder = HistoryBuilder()
+    fields = {"fault": 1, "kind": "cut-node", "whom": "leader", "nodes": ["n0"]}
+    op = builder.add("invoke", "inject", "nemesis", **fields)
+    builder.sent("a", 0, 0)
+    builder.add("ok", "inject", "nemesis", op, **fields)
+    builder.wait(2)
+    builder.sent("b", 0, 1)
+    (found,) = recoveries(builder.build())
+    assert found.everybody_ms == found.worst_client_ms == 2003.0
+    assert found.longest_gap_ms == 2003.0
+
+
+def test_a_fault_that_takes_long_to_inject_costs_its_longest_outage() -> None:
+    builder = HistoryBuilder()
+    fields = {"fault": 1, "kind": "rolling-restart", "whom": "all", "nodes": ["n0", "n1"]}
+    op = builder.add("invoke", "inject", "nemesis", **fields)  # 1 ms
+    for number, seconds in enumerate((0.1, 3.0, 0.1)):
+        builder.wait(seconds)
+        builder.sent(str(number), 0, number)
+    builder.add("ok", "inject", "nemesis", op, **fields)
+    builder.sent("x", 0, 3)
+    (found,) = recoveries(builder.build())
+    assert found.everybody_ms == 3002.0
+
+
+def test_silence_until_the_next_fault_or_the_end_is_a_gap() -> None:
+    builder = HistoryBuilder()
+    builder.sent("a", 0, 0)
+    builder.kill("n0")
+    builder.wait(5)
+    builder.kill("n1")
+    builder.sent("b", 0, 1)
+    for name in ("c", "d"):
+        builder.wait(1)
+        builder.ended(name, "unknown")
+    first, second = recoveries(builder.build())
+    assert first.longest_gap_ms == 5002.0
+    assert second.longest_gap_ms == 2004.0  # until the last was given up
+
+
 def test_the_usual_rate_is_back_when_as_many_are_acknowledged_as_before() -> None:
     builder = HistoryBuilder()
     names = iter(range(10_000))

@@ -59,7 +59,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault of a plan. Seconds from the start of the load; `choice` in [0, 1) picks targets."""
+    """A fault of a plan. Seconds from the start of the load; `choice` in [0, 1) picks targets.
+    Faults with the same `slot` are parts of one wish and happen together."""
 
     number: int
     at_s: float
@@ -68,6 +69,7 @@ class Planned:
     whom: str
     choice: float
     params: Mapping[str, str | float] = field(default_factory=dict)
+    slot: int = 0
 
     def figure(self, name: str, default: float) -> float:
         """Return a drawn or given number. Raises ClusterError if it is no number."""

@@ -56,18 +56,18 @@ def plan(
         order = list(range(len(wanted)))
         rng.shuffle(order)
         for place, index in enumerate(order):
-            begin_s = slot_s * (round_ * len(wanted) + place)
-            found += _slot(rng, wanted[index], begin_s, slot_s, len(found))
+            slot = round_ * len(wanted) + place
+            found += _slot(rng, wanted[index], slot, slot_s, len(found))
     found.sort(key=lambda planned: planned.at_s)
     return tuple(found)
 
 
 def _slot(
-    rng: random.Random, parts: Sequence[Want], begin_s: float, slot_s: float, before: int
+    rng: random.Random, parts: Sequence[Want], slot: int, slot_s: float, before: int
 ) -> list[Planned]:
     """Plan the faults of one slot."""
     most_s = slot_s * LASTS_MAX
-    first_at_s = begin_s + slot_s * rng.uniform(*BEGINS)
+    first_at_s = slot_s * slot + slot_s * rng.uniform(*BEGINS)
     found: list[Planned] = []
     for want in parts:
         if want.for_s > most_s:
@@ -90,6 +90,7 @@ def _slot(
                 want.whom or want.kind.whom[0],
                 rng.random(),
                 params | dict(want.params),
+                slot,
             )
         )
     return found

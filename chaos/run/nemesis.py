@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.probe import ReplicaView
@@ -74,8 +75,8 @@ class Nemesis:
     async def _together(
         self, together: Sequence[Planned], late_s: float, check_load: Callable[[], None]
     ) -> None:
-        """Inflict overlapping faults: the first at its time, the others at their planned distance
-        from when it was done, so a slow machine does not bring them closer together."""
+        """Inflict the parts of one wish: the first at its time, the others at their planned
+        distance from when it was done, so a slow machine does not bring them closer together."""
         first, *others = together
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
@@ -165,14 +166,7 @@ class Nemesis:
 
 
 def simultaneous(plan: Sequence[Planned]) -> list[list[Planned]]:
-    """Return the plan in its order, with overlapping faults in one list."""
-    groups: list[list[Planned]] = []
-    end_s = 0.0
-    for planned in sorted(plan, key=lambda planned: planned.at_s):
-        if groups and planned.at_s < end_s:
-            groups[-1].append(planned)
-        else:
-            groups.append([planned])
-            end_s = 0.0
-        end_s = max(end_s, planned.at_s + planned.for_s)
-    return groups
+    """Return the plan in its order, with the parts of each wish in one list, the first one first.
+    They belong together even if the first is over at once."""
+    ordered = sorted(plan, key=lambda planned: (planned.slot, planned.at_s))
+    return [list(parts) for _, parts in groupby(ordered, key=lambda planned: planned.slot)]

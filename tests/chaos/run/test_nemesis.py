@@ -35,16 +35,18 @@ async def context(tmp_path: Path) -> AsyncIterator[Context]:
     await cluster.down()
 
 
-def planned(number: int, kind: str, whom: str, at_s: float = 0.0, for_s: float = 0.05) -> Planned:
-    return Planned(number, at_s, for_s, kind, whom, 0.0)
+def planned(
+    number: int, kind: str, whom: str, at_s: float = 0.0, for_s: float = 0.05, slot: int = 0
+) -> Planned:
+    return Planned(number, at_s, for_s, kind, whom, 0.0, slot=slot)
 
 
 async def test_what_cannot_be_done_is_noted_and_the_rest_goes_on(context: Context) -> None:
     inflicter = Nemesis(context, 0.0)
     plan = [
         planned(1, "kill", "n7"),  # there is no such node
-        planned(2, "pause", "n1", 1.0),
-        planned(3, "kill", "n2", 1.0),  # together with the second
+        planned(2, "pause", "n1", 1.0, slot=1),
+        planned(3, "kill", "n2", 1.0, slot=1),  # together with the second
     ]
     result = await inflicter.inflict(plan, lambda: None)
     assert result.done == 2

@@ -79,3 +79,10 @@ def test_faults_that_overlap_are_inflicted_together() -> None:
     assert sorted(len(group) for group in groups) == [1, 1, 2, 2]
     for before, after in pairwise(groups):
         assert max(p.at_s + p.for_s for p in before) <= min(p.at_s for p in after)
+
+
+@pytest.mark.parametrize("wish", ["transfer:follower+kill:leader", "rolling-restart+delay:leader"])
+def test_parts_of_a_wish_are_together_though_the_first_is_over_at_once(wish: str) -> None:
+    groups = simultaneous(make_plan(1, find_scenario(f"{wish} pause:leader").wants(), 1.0, 2))
+    written = ["+".join(f"{p.kind}:{p.whom}" for p in group) for group in groups]
+    assert sorted(written) == sorted([wish.replace("restart+", "restart:all+"), "pause:leader"] * 2)

@@ -8,7 +8,8 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -131,10 +132,8 @@ def run(
 def report(history: Path, output: Path) -> None:
     """Do `mqchaos report`."""
     console = make_console()
-    try:
+    with operating():
         result = judge(history, output.absolute().parent, lambda words: None, page=output)
-    except (HistoryError, OSError) as error:
-        give_up(str(error))
     print_result(result, console)
     sys.exit(EXIT_OF[result.verdict])
 
@@ -144,10 +143,8 @@ def watch_run(path: Path) -> None:
     history = path if path.suffix == ".jsonl" else path / "history.jsonl"
     if not history.exists():
         click.echo(f"waiting {WAIT_FOR_FILE_S:g} s for {history} to be begun", err=True)
-    try:
+    with operating():
         scene = watch(history, Console())
-    except (HistoryError, OSError) as error:
-        give_up(str(error))
     sys.exit(EXIT_OF[final_verdict(history, scene.suite.verdict())])
 
 
@@ -329,16 +326,23 @@ def make_console() -> Console:
 
 
 def attempt(work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work`; turn an operating error into words and exit status 2."""
-    try:
+    """Run `work`; end as `operating` does."""
+    with operating():
         return uvloop.run(_interruptible(work))
+
+
+@contextmanager
+def operating() -> Iterator[None]:
+    """Turn an operating error, and an interruption, into words and exit status 2."""
+    try:
+        yield
     except Exception as error:
         words = operating_words(error)
         if words is None:
             raise
         give_up(words)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        raise click.Abort from None
+        give_up("interrupted")
 
 
 def print_result(result: RunResult, console: Console) -> None:
@@ -412,7 +416,11 @@ def operating_words(error: BaseException) -> str | None:
         words = [operating_words(inner) for inner in error.exceptions]
         known = [text for text in words if text is not None]
         return "; ".join(known) if len(known) == len(words) else None
-    return str(error) if isinstance(error, ClusterError | ClientError | OSError) else None
+    return (
+        str(error)
+        if isinstance(error, ClusterError | ClientError | HistoryError | OSError)
+        else None
+    )
 
 
 async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:

@@ -12,12 +12,14 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from raftmq.chaos.cluster.clusterfile import ClusterError
+
 PORT_MIN = 10_000
 PORT_STEP = 4  # port-2 .. port+1 belong to one listener
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-class NoFreePort(Exception):
+class NoFreePort(ClusterError):
     """Too few free ports below the ephemeral range."""
 
 

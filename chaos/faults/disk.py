@@ -45,6 +45,7 @@ from raftmq.chaos.faults.steering import (
     WRITE,
     Rule,
     Steering,
+    TooManyRules,
 )
 from raftmq.chaos.faults.undo import LOSE_ALL
 from raftmq.store.ownership import LOCK_FILE
@@ -83,7 +84,10 @@ class Told:
     async def do(self, hit: Hit) -> None:
         self._ran = [node.name for node in hit.nodes if alive(node)]
         for node in hit.nodes:
-            self._steering(node).put(self._key, self._rules)
+            try:
+                self._steering(node).put(self._key, self._rules)
+            except TooManyRules as error:
+                raise ClusterError(str(error)) from error
 
     async def undo(self, hit: Hit) -> None:
         for node in hit.nodes:
@@ -251,12 +255,13 @@ def needs_restoring(state: ClusterState, node: Node) -> bool:
 
 
 def copy_store(context: Context, source: Node, target: Node) -> None:
-    """Copy the store of a stopped node to another's disk. Blocking. Raises StoreInUse, OSError."""
+    """Copy the store of a stopped node to another's disk. Blocking. Raises ClusterError,
+    OSError."""
     copy_files(store_of(context, source), store_of(context, target))
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy one store into another. Blocking. Raises StoreInUse, OSError.
+    """Copy one store into another. Blocking. Raises ClusterError, OSError.
 
     The index is left out: its files are sparse and large, a copy would fill them, and the broker
     rebuilds them from the log.
@@ -273,8 +278,7 @@ def copy_files(source: Path, target: Path) -> None:
 
 
 def lose_disk(context: Context, node: Node) -> None:
-    """Remove everything in a dead node's store. Blocking. Raises ClusterError, StoreInUse,
-    OSError."""
+    """Remove everything in a dead node's store. Blocking. Raises ClusterError, OSError."""
     store = store_of(context, node)
     if not store.exists():
         raise ClusterError(f"{node.name} has no store yet")
@@ -283,7 +287,7 @@ def lose_disk(context: Context, node: Node) -> None:
 
 
 def empty(store: Path) -> None:
-    """Remove everything in a store. Blocking. Raises StoreInUse, OSError."""
+    """Remove everything in a store. Blocking. Raises ClusterError, OSError."""
     with owned(store):
         for entry in list(store.iterdir()):  # not the directory: it may be where a disk is mounted
             if entry.is_dir():

@@ -37,7 +37,7 @@ from raftmq.chaos.faults.undo import (
     rebuild,
     surviving,
 )
-from raftmq.store.ownership import lock_store
+from raftmq.store.ownership import StoreInUse, lock_store
 
 FAULTS = "faults"  # below a node's directory, beside its store
 
@@ -68,7 +68,8 @@ class Cut:
 def cut(home: Path, store: Path, rng: random.Random, temper: Temper | None = None) -> Cut:
     """Take from `store` what was not synced; `home` is the node's directory of faults. Blocking.
 
-    Without a `temper` one is drawn. Raises StoreInUse while a process has the store open, OSError.
+    Without a `temper` one is drawn. Raises ClusterError while a process has the store open,
+    OSError.
     """
     with owned(store):
         return _cut(home, store, rng, temper or draw_temper(rng))
@@ -76,8 +77,12 @@ def cut(home: Path, store: Path, rng: random.Random, temper: Temper | None = Non
 
 @contextmanager
 def owned(store: Path) -> Iterator[None]:
-    """Own a dead node's store while its files are changed. Raises StoreInUse, OSError."""
-    lock = lock_store(str(store), "mqchaos")
+    """Own a dead node's store while its files are changed. Raises ClusterError while a process has
+    it open, OSError."""
+    try:
+        lock = lock_store(str(store), "mqchaos")
+    except StoreInUse as error:
+        raise ClusterError(str(error)) from error
     try:
         yield
     finally:
@@ -193,7 +198,7 @@ class LoopDisk:
 
     def cut(self) -> None:
         """Lose what is not on the device now. Nobody may have a file open there, or have it as a
-        working directory. Raises StoreInUse."""
+        working directory. Raises ClusterError."""
         with owned(self.mount_point):
             pass  # no process runs there; an open lock file would prevent unmounting
         descriptor = os.open(self.mount_point, os.O_RDONLY | os.O_DIRECTORY)

@@ -9,13 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.clusterfile import Node as ClusterNode
 from raftmq.chaos.faults import faultdisk
-from raftmq.chaos.faults.disk import copy_files, empty
+from raftmq.chaos.faults.base import Context, Hit, Planned
+from raftmq.chaos.faults.disk import Told, copy_files, empty
 from raftmq.chaos.faults.faultdisk import FaultDisk, FaultFile, Journal
-from raftmq.chaos.faults.power import cut, forget
+from raftmq.chaos.faults.power import FAULTS, cut, forget
 from raftmq.chaos.faults.steering import (
     ALLOCATE,
     ERROR,
@@ -35,7 +40,7 @@ from raftmq.chaos.faults.steering import (
 )
 from raftmq.chaos.faults.undo import LOSE_ALL, SECTOR_BYTES, Record, RecordKind, Temper
 from raftmq.store.disk import DiskUsage, OsDisk
-from raftmq.store.ownership import StoreInUse, lock_store
+from raftmq.store.ownership import lock_store
 
 MIXED = Temper(0.3, 0.3)
 KEEP_ALL = Temper(0.0, 1.0, 1.0)
@@ -522,6 +527,18 @@ def test_so_many_rules_and_no_more(node: Node) -> None:
     node.steering.put("3", [rule] * (SLOTS_MAX - 2))
 
 
+async def test_a_fault_for_which_there_are_no_more_rules_cannot_be_done(tmp_path: Path) -> None:
+    """It says so as every fault does: the run goes on without it."""
+    faults = tmp_path / "n1" / FAULTS
+    faults.mkdir(parents=True)
+    Steering(faults).put("1", [Rule(ERROR, (WRITE,), "nothing")] * SLOTS_MAX)
+    context = cast(Context, SimpleNamespace(cluster=SimpleNamespace(directory=tmp_path)))
+    planned = Planned(2, 0, 1, "disk-full", "n1", 0.0)
+    fault = Told(planned, context, lambda _: [Rule(FULL, (WRITE,))], "full", may_end=False)
+    with pytest.raises(ClusterError, match="64 rules at most"):
+        await fault.do(Hit((ClusterNode("n1", "broker", "127.0.0.1", 1, 0),)))
+
+
 def test_the_wall_clock_is_put_off_and_strobed(tmp_path: Path) -> None:
     monotonic_ms = [0]
     control = Control(tmp_path, lambda: 5_000_000_000, lambda: monotonic_ms[0] * 1_000_000)
@@ -556,7 +573,7 @@ def test_a_store_in_use_is_neither_cut_nor_emptied_nor_copied(node: Node, tmp_pa
         lambda: copy_files(other, node.store),
     ]
     for deed in deeds:
-        with pytest.raises(StoreInUse, match="a broker"):
+        with pytest.raises(ClusterError, match="in use by a broker"):
             deed()
         assert node.read("f") == b"not synced"
     lock.release()

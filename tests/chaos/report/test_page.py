@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from click.testing import CliRunner
 from raftmq.chaos.checks.suite import check_all
 from raftmq.chaos.cli import main
 from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.ports import NoFreePort
 from raftmq.chaos.faults.catalogue import REGISTRY
-from raftmq.chaos.history.events import Outcome
+from raftmq.chaos.history.events import HistoryError, Outcome
 from raftmq.chaos.report.figures import load_of
 from raftmq.chaos.report.page import chaos_page, figure, recovery_figure, render, write_report
 from raftmq.chaos.report.recovery import Recovery
@@ -30,7 +32,7 @@ from raftmq.chaos.report.series import (
     series_of,
 )
 from raftmq.chaos.run.scenario import SCENARIOS
-from raftmq.chaos.work import operating_words
+from raftmq.chaos.work import attempt, operating_words
 from raftmq.chaos.workloads.catalogue import WORKLOADS
 from raftmq.ops.page import document
 from tests.chaos.builder import HistoryBuilder, clean
@@ -161,6 +163,28 @@ def test_operating_errors_are_told_apart_from_bugs() -> None:
     group = ExceptionGroup("", [ClusterError("a"), ExceptionGroup("", [OSError("b")])])
     assert operating_words(group) == "a; b"
     assert operating_words(ExceptionGroup("", [ClusterError("a"), KeyError("b")])) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoFreePort("found 1 of 3 free ports"),
+        HistoryError("h.jsonl:7: not a JSON object"),
+        KeyboardInterrupt(),
+        asyncio.CancelledError(),
+    ],
+    ids=repr,
+)
+def test_a_run_that_cannot_go_on_breaks_no_promise(
+    error: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fails() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        attempt(fails)
+    assert ended.value.code == 2  # 1 says that a promise was broken
+    assert (str(error) or "interrupted") in capsys.readouterr().err
 
 
 def largest() -> Series:

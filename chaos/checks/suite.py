@@ -63,7 +63,10 @@ class Suite:
             pops.PopBook(),
         )
         self._posted: tuple[Book, ...] = posted
-        self.checkers = all_checkers(self.ledger, *posted, settle_ns, expected_lines)
+        self._metadata = MetadataRegisters()
+        self.checkers = all_checkers(
+            self.ledger, *posted, self._metadata, settle_ns, expected_lines
+        )
         unknown = set(expected) - set(self.names())
         if unknown:
             raise ValueError(f"there is no check called {', '.join(sorted(unknown))}")
@@ -105,9 +108,11 @@ class Suite:
         """Return every check that was asked for or has something to look at, in a fixed order.
 
         The essential checks are left out if messages were promised only as transactions, delayed
-        messages, retries or popped messages.
+        messages, retries or popped messages, and if there were none and only metadata was written.
         """
-        elsewhere = any(book.applies for book in self._posted)
+        elsewhere = any(book.applies for book in self._posted) or (
+            self._metadata.applies and not self.ledger.applies
+        )
         return tuple(
             checker.result()
             for checker in self.checkers
@@ -131,6 +136,7 @@ def all_checkers(
     delay_book: delayed.DelayBook,
     retry_book: retries.RetryBook,
     pop_book: pops.PopBook,
+    metadata: MetadataRegisters,
     settle_ns: int,
     expected_lines: Mapping[str, Sequence[str]],
 ) -> tuple[Checker[Any], ...]:
@@ -177,7 +183,7 @@ def all_checkers(
         Checker("popped before its time", pop_book, pops.pops_early),
         Checker(OFFSETS, OffsetRegisters(), OffsetRegisters.result),
         Checker(OFFSETS_BACK, OffsetsBack(), OffsetsBack.result),
-        Checker(METADATA, MetadataRegisters(), MetadataRegisters.result),
+        Checker(METADATA, metadata, MetadataRegisters.result),
         Checker("two leaders in one term", TwoLeaders(), TwoLeaders.result),
         Checker("replicas differ", ReplicasDiffer(), ReplicasDiffer.result),
         Checker("failures in server logs", BadLogLines(expected_lines), BadLogLines.result),

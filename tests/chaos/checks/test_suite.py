@@ -180,6 +180,17 @@ def test_checks_keep_their_names_and_order() -> None:
     assert found == [name for name in names if name in found]
 
 
+def test_a_run_that_only_wrote_metadata_is_asked_about_no_messages() -> None:
+    builder = HistoryBuilder()
+    builder.wrote(1)
+    builder.read(1)
+    suite = suite_of(builder.records)
+    assert METADATA in {check.name for check in suite.results()}
+    assert suite.verdict() is Verdict.PASS
+    builder.sent("a", 0, 0)  # but one that sent something is
+    assert suite_of(builder.records).verdict() is Verdict.UNKNOWN
+
+
 def test_what_was_expected_is_not_left_out() -> None:
     assert METADATA not in {c.name for c in suite_of(clean().records).results()}
     suite = suite_of(clean().records, expected=[METADATA])

@@ -163,6 +163,8 @@ class Poppers:
                 continue  # nothing has come again yet
             except ClientError:
                 return None
+            if stats.headless:
+                return None
             behind += sum(part.behind for part in stats.queues.values())
         return behind
 

@@ -9,6 +9,8 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -22,11 +24,12 @@ from raftmq.chaos.workloads.base import Environment, Tally
 from raftmq.chaos.workloads.catalogue import settings_for
 from raftmq.chaos.workloads.delayed import DELAYED, delay_levels, delayed_workload
 from raftmq.chaos.workloads.locks import LOCKS, locks_workload
-from raftmq.chaos.workloads.pops import POP, pop_workload
+from raftmq.chaos.workloads.pops import POP, Poppers, pop_workload
 from raftmq.chaos.workloads.posted import LATE_S, Deliveries, Paced, PostedWorkload, Posting
 from raftmq.chaos.workloads.retries import FAILURES, RETRIES, retries_workload
 from raftmq.chaos.workloads.transactions import PLANS, TRANSACTIONS, Transacted
-from raftmq.client import Later, MessageExt
+from raftmq.client import Admin, Later, MessageExt, MessageQueue
+from raftmq.client.admin.bodies import ConsumeStats, Progress
 from raftmq.client.message import properties_text
 from tests.waiting import until
 
@@ -205,3 +208,17 @@ async def test_nothing_new_for_long_ends_the_waiting(tmp_path: Path) -> None:
         assert not await posting.wait_arrived(time.monotonic() + 3600)
     posting.arrived("lost")
     assert await posting.wait_arrived(time.monotonic() + 3600)
+
+
+@pytest.mark.parametrize(("missing", "lag"), [((), 0), (("broker-b",), None)])
+async def test_a_group_without_a_leader_says_nothing_of_what_was_popped(
+    missing: tuple[str, ...], lag: int | None
+) -> None:
+    """Its queues are missing from the answer, and so is what waits there."""
+
+    async def stats(group: str, topic: str) -> ConsumeStats:
+        return ConsumeStats(0.0, {MessageQueue(topic, "b", 0): Progress(7, 7, 7, 0)}, missing)
+
+    poppers = Poppers(Posting(POP), {})
+    admin = cast(Admin, SimpleNamespace(group=SimpleNamespace(stats=stats)))
+    assert await poppers.lag(admin, ()) == lag

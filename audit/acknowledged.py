@@ -10,10 +10,10 @@ Parquet file (or a directory of them), or JSON lines:
     queue_offset  long
     body_crc      long    zlib.crc32(body) & 0x7FFFFFFF, if known
 
-What retention has removed since cannot be judged: it is counted apart. Without a `queue_offset`
-nobody can say whether that is the reason, so then nothing that is not found in a log whose
-beginning was removed is judged. An incremental audit (audit.since) counts with it what stood in its
-queue before the part that is read.
+What retention has removed since cannot be judged: it is counted apart (audit.removed). Without a
+`queue_offset` nobody can say whether that is the reason, so then nothing that is not found is
+judged where every log has lost its beginning. An incremental audit (audit.since) counts with it
+what stood in its queue before the part that is read.
 """
 
 from collections.abc import Collection, Iterator
@@ -24,9 +24,10 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from raftmq.audit.checks import Check
 from raftmq.audit.history import HistoryUnfit
+from raftmq.audit.removed import with_gone
 from raftmq.audit.session import SPARK_ERRORS, cause
 from raftmq.audit.subject import RAFT
-from raftmq.audit.tables import Tables
+from raftmq.audit.tables import Tables, records
 
 SCHEMA = StructType(
     [
@@ -95,24 +96,19 @@ def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
         F.collect_set("content_crc").alias("crcs"),
         F.min("position").alias("first_position"),
     )
-    begins = log.groupBy("topic", "queue_id").agg(F.min("queue_offset").alias("begin"))
-    removed = F.lit(tables.limits.begin > 0)
-    before = F.col("begin").isNull() | F.col("queue_offset").isNull()
-    before = before | (F.col("queue_offset") < F.col("begin"))
     # What stood behind the end of the audit before stands in what this one has read.
     first = 0 if tables.since is not None and tables.since.begin == 0 else None
     ended = F.when(F.col("queue_id").isNotNull(), F.coalesce("ended", F.lit(first).cast("long")))
-    before = before & F.coalesce(F.col("queue_offset") < ended, F.lit(True))
+    before = F.coalesce(F.col("queue_offset") < ended, F.lit(True))
     ours = acknowledged.withColumnRenamed("msg_id", "id_text")
     if tables.group is not None:
         ours = ours.where(F.coalesce("broker", F.lit(tables.group)) == tables.group)
-    rows = (
-        ours.join(stored, ["topic", "id_text"], "left")
-        .join(F.broadcast(begins), ["topic", "queue_id"], "left")
-        .join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
-        .withColumn("gone", F.col("copies").isNull() & removed & before)
+    rows = with_gone(
+        ours.join(stored, ["topic", "id_text"], "left"),
+        *(records(tables.shared_items), tables.limits, "queue_id", "queue_offset"),
     )
-    return tables.staged(rows, "acknowledged")
+    rows = rows.join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
+    return tables.staged(rows.withColumn("gone", F.col("gone") & before), "acknowledged")
 
 
 def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:

@@ -94,7 +94,8 @@ def history_checks(tables: Tables) -> Iterator[Check]:
 
 
 def ledger_checks(tables: Tables) -> Iterator[Check]:
-    """Yield the checks on one row per message id: missing, misplaced, never sent, altered."""
+    """Yield the checks on one row per message id: missing, misplaced, never sent, altered, removed
+    by retention."""
     acknowledged = F.col("outcome") == "ok"
     stored = F.col("copies") > 0
     check = _ledger_check(tables.ledger)
@@ -103,7 +104,16 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
         "missing",
         f"acknowledged, but not stored by {enough}",
         True,
-        acknowledged & ~stored,
+        acknowledged & ~stored & ~F.col("gone"),
+        "ack_offset",
+        "ack_queue",
+        "op",
+    )
+    yield check(
+        "removed",
+        "acknowledged, and perhaps removed by retention since: not judged",
+        False,
+        acknowledged & F.col("gone"),
         "ack_offset",
         "ack_queue",
         "op",

@@ -111,7 +111,7 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
             {name: own[0].begin for name, own in files.items()},
             frozenset(n for n, d in tables.stores.items() if not (Path(d) / ABORT).exists()),
         )
-        tasks = _tasks(files, tables.limits.begin)
+        tasks = _tasks(files, tables.limits.read_from)
         context = tables.spark.sparkContext
         found = context.parallelize(tasks, len(tasks)).map(judge).collect() if tasks else []
         reached: dict[tuple[str, int], tuple[int, int]] = {}
@@ -349,7 +349,7 @@ def _missing(
     there = by_store((digest.stores, digest.ids) for digest in tables.staged_log.digests)
     missing: list[Offender] = []
     for store, own in files.items():
-        begin, end = max(own[0].begin, tables.limits.begin - 1), own[-1].end
+        begin, end = max(own[0].begin, tables.limits.read_from - 1), own[-1].end
         edges = begin // RANGE_BYTES, end // RANGE_BYTES
         for part in range(edges[0], edges[1] + 1):
             found = reached.get((store, part), (0, 0))

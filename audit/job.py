@@ -167,7 +167,7 @@ def _sent_results(
             later += orderly_checks(tables)
         for together in pool.map(evaluate, _by_table((*seen, *later))):
             results += together
-    unlike = (F.col("copies") == 0) | (F.col("altered") > 0)
+    unlike = ((F.col("copies") == 0) & ~F.col("gone")) | (F.col("altered") > 0)
     lost = tables.ledger.where((F.col("outcome") == "ok") & unlike).select("topic", "id_text")
     return _with_copies(
         tables,

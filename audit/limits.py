@@ -92,6 +92,13 @@ class Limits:
 
     @property
     def begin(self) -> int:
+        """The log position from which on so many voters as are needed still have the log. (Each
+        removes old segments at a time of its own.)"""
+        begins = sorted(store.begin for store in self.stores if store.store in self.voting)
+        return begins[min(self.needed, len(begins)) - 1]
+
+    @property
+    def read_from(self) -> int:
         """The smallest log position that any store still has."""
         return min(store.begin for store in self.stores)
 

@@ -18,6 +18,7 @@ from raftmq.audit import history
 from raftmq.audit.digests import Alike, UnitDigest, all_alike, data_ends
 from raftmq.audit.files import STORES_SEPARATOR, segments
 from raftmq.audit.limits import Limits, find_limits
+from raftmq.audit.removed import with_gone
 from raftmq.audit.since import Ended
 from raftmq.audit.sources import LogReader, QueueReader
 from raftmq.audit.staging import StagedLog, staged, staged_log, staged_units
@@ -59,7 +60,8 @@ class Tables:
         born_timestamp, store_timestamp, reconsume_times, sysflag
     events: the history's lines; sends: one row per send (history.sends)
     since: where the audit before ended, if this one begins there
-    ledger: one row per topic and message id, sent or stored: see `_ledger`
+    ledger: one row per topic and message id, sent or stored: see `_ledger`; `gone`: retention may
+        have removed it (audit.removed)
     """
 
     spark: SparkSession
@@ -174,7 +176,14 @@ def stage(
         of_logs, alike, units, unit_digests, limits, log = of_stores.result()
         events, sends = of_history.result()
     topics = (topic,) if topic or history_path is None else _topics(sends)
-    ledger = sends if history_path is None else written(_ledger(log, sends, topics), "ledger")
+    ledger = sends
+    if history_path is not None:
+        ledger = _ledger(log, sends, topics)
+        places = records(of_logs.items), limits, "ack_queue", "ack_offset"
+        # Where the message id says the position, it is known what stood there.
+        before = F.coalesce(F.col("ack_position") < limits.begin, F.lit(True))
+        ledger = with_gone(ledger, *places).withColumn("gone", F.col("gone") & before)
+        ledger = written(ledger, "ledger")
     return Tables(
         *(
             spark,
@@ -254,9 +263,9 @@ def _log(spark: SparkSession, logs: StagedLog, limits: Limits, place: str) -> Da
 def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFrame:
     """Return one row per topic and id: what was sent under it, and what is stored under it.
 
-    topic, id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset (null if
-    never sent); copies; altered (copies with another body, other fields or another born time than
-    the sent one);
+    topic, id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset, ack_position
+    (null if never sent); copies; altered (copies with another body, other fields or another born
+    time than the sent one);
     at_ack (a copy stands where the acknowledgement says); first_position, first_queue,
     first_offset.
     """
@@ -281,7 +290,8 @@ def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFram
     other_fields = F.col("fields").isNotNull() & (F.col("fields_sum") != F.col("fields"))
     other_birth = F.col("born").isNotNull() & (F.col("born_timestamp") != F.col("born"))
     altered = other_body | other_fields | other_birth
-    once = ("op", "outcome", "attempts", "order", "seq", "ack_queue", "ack_offset")
+    acknowledged = ("ack_queue", "ack_offset", "ack_position")
+    once = ("op", "outcome", "attempts", "order", "seq", *acknowledged)
     stored = F.col("position").isNotNull()
     return (
         copies.join(sent, ["topic", "id"], "full_outer")

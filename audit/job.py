@@ -116,7 +116,7 @@ def run(
             results.append(ends_check(shown, queue_ends(tables)))
         ranges: list[Range] = []
         if kept is not None:
-            check, ranges = ranges_check(tables, [] if incremental else kept.ranges(), begun_ms)
+            check, ranges = ranges_check(tables, [] if since else kept.ranges(), begun_ms)
             results.append(check)
         end = time.monotonic()
         report = AuditReport(
@@ -142,7 +142,7 @@ def run(
             not_judged=(*_not_judged(tables, history, acknowledged, topic, others), *beside.gaps),
         )
         if kept is not None and report.ok:
-            earlier = kept.ranges() if incremental else []
+            earlier = kept.ranges() if since else []
             kept.save(ended_at(tables, held, beside, begun_ms), [*earlier, *ranges])
         return report
 

@@ -82,16 +82,21 @@ class Kept:
         self._group = group
 
     def ended(self) -> Ended | None:
-        """Return where the audit before ended; None without one. Raises StoreError, OSError."""
+        """Return where the audit before ended; None without one, or without its queues. Raises
+        StoreError, OSError."""
         rows = self._rows("ended", ENDED)
         if not rows:
             return None
         row = rows[-1]
         configuration = orjson.loads(row["configuration"] or "null")
+        of_any_end = self._rows("queues", QUEUES)
         queues = {
             (each["topic"], each["queue_id"]): each["next_offset"]
-            for each in self._rows("queues", QUEUES)
+            for each in of_any_end
+            if each["audited_at"] == row["audited_at"]
         }
+        if of_any_end and not queues:
+            return None  # nobody knows where they were there
         return Ended(
             _ms(row["audited_at"]),
             row["position"],
@@ -105,10 +110,13 @@ class Kept:
         )
 
     def ranges(self) -> list[Range]:
-        """Return the ranges that were found right. Raises StoreError, OSError."""
-        rows = self._rows("ranges", RANGES)
+        """Return the ranges that were found right, up to the end that is noted. Raises StoreError,
+        OSError."""
+        end = max((row["position"] for row in self._rows("ended", ENDED)), default=0)
         return [
-            Range(row["begin"], row["end"], row["sha256"], _ms(row["audited_at"])) for row in rows
+            Range(row["begin"], row["end"], row["sha256"], _ms(row["audited_at"]))
+            for row in self._rows("ranges", RANGES)
+            if row["end"] <= end
         ]
 
     def save(self, ended: Ended, ranges: Sequence[Range]) -> None:
@@ -133,10 +141,13 @@ class Kept:
             for each in ranges
         ]
         self._directory.mkdir(parents=True, exist_ok=True)
-        # The end comes last: what it is of is there by then.
+        # A kill at any place leaves an end and the queues of its stamp: those of the one before go
+        # when it has gone. What ranges have beyond an end is not read.
+        before = [{**each, "at": each["audited_at"]} for each in self._rows("queues", QUEUES)]
         self._replace("ranges", RANGES, known, stamp)
-        self._replace("queues", QUEUES, queues, stamp)
+        self._replace("queues", QUEUES, [*before, *queues], stamp)
         self._replace("ended", ENDED, [row], stamp)
+        self._replace("queues", QUEUES, queues, stamp)
 
     def _rows(self, name: str, schema: pa.Schema) -> list[dict[str, Any]]:
         return [row for row in self._all(name, schema) if row["group"] == self._group]

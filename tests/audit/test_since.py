@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from raftmq.audit import limits, since
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.cli import main
 from raftmq.audit.files import StoreError
-from raftmq.audit.since import TAIL_BYTES, Kept
+from raftmq.audit.since import TAIL_BYTES, Ended, Kept, Range
 from tests.audit.planted import Hit, group_at, write_beside
 from tests.audit.run import NAMES, TOPIC, Run
 from tests.audit.stores import Log, queue_units, write_store
@@ -129,6 +130,54 @@ def test_a_gap_between_the_audits_is_found(
     stores = write(tmp_path, log)
     report = run_audit(spark, stores, results=results_of(begun, tmp_path), incremental=True)
     assert {"frame_sequence", "offset_holes"} <= wrong(report)
+
+
+class Killed(BaseException):
+    """The audit's process ends."""
+
+
+@pytest.mark.parametrize("replaced", range(5))
+def test_a_kill_while_an_end_is_saved_leaves_this_one_or_the_one_before(
+    replaced: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth file that is replaced is the last one."""
+    kept = Kept(tmp_path, "broker-a")
+    old = Ended(1_000, 100, 5, 2, "old", {("T", 0): 7})
+    new = Ended(2_000, 200, 9, 2, "new", {("T", 0): 9, ("T", 1): 1})
+    first, second = Range(0, 100, "1", 1_000), Range(100, 200, "2", 2_000)
+    kept.save(old, [first])
+    others = Kept(tmp_path, "broker-b")
+    others.save(old, [first])
+    room = iter(range(replaced))
+
+    def replace(source: Path, target: Path) -> None:
+        if next(room, None) is None:
+            raise Killed
+        shutil.move(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", replace)
+        try:
+            kept.save(new, [first, second])
+            assert replaced == 4
+        except Killed:
+            assert replaced < 4
+    is_new = replaced > 2
+    assert kept.ended() == (new if is_new else old)
+    assert kept.ranges() == ([first, second] if is_new else [first])
+    assert others.ended() == old and others.ranges() == [first]
+    kept.save(new, [first, second])
+    assert kept.ended() == new
+    assert pq.read_table(tmp_path / "queues.parquet").num_rows == 3
+
+
+def test_an_end_without_its_queues_is_not_gone_on_with(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "")
+    kept.save(Ended(1_000, 100, 5, 2, "old", {("T", 0): 7}), [])
+    ended = (tmp_path / "ended.parquet").read_bytes()
+    kept.save(Ended(2_000, 200, 9, 2, "new", {("T", 0): 9}), [])
+    (tmp_path / "ended.parquet").write_bytes(ended)
+    assert kept.ended() is None
 
 
 def test_another_log_is_not_gone_on_with(

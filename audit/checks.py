@@ -258,7 +258,7 @@ def _expected(tables: Tables, rows: DataFrame, first: str, last: str) -> DataFra
     start = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col(first)
     if tables.since is not None:
         rows = rows.join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
-        start = F.coalesce("ended", F.lit(0))
+        start = F.coalesce("ended", F.col(first) if tables.since.begin else F.lit(0))
     return rows.withColumn("expected", F.coalesce(F.lag(last).over(in_queue) + 1, start))
 
 

@@ -16,10 +16,11 @@ from raftmq.audit import limits, since
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.cli import main
 from raftmq.audit.files import StoreError
+from raftmq.audit.report import Offender
 from raftmq.audit.since import TAIL_BYTES, Ended, Kept, Range
 from tests.audit.planted import Hit, group_at, write_beside
 from tests.audit.run import NAMES, TOPIC, Run
-from tests.audit.stores import Log, queue_units, write_store
+from tests.audit.stores import Log, Message, queue_units, write_store
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -290,6 +291,34 @@ def test_where_an_earlier_queue_ended_may_not_be_known(
     told = acks(tmp_path, ("removed", "Idle", 0, 9))
     report = run_audit(spark, stores, acknowledged=told, results=results, incremental=True)
     assert ids(report, "removed") == {"removed"} and report.ok
+
+
+def test_a_queue_that_was_empty_for_the_audit_before_goes_on(
+    spark: SparkSession, run: Run, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention had removed all of its messages before the first audit."""
+    for module in (limits, since):
+        monkeypatch.setattr(module, "TAIL_BYTES", 64)  # segments are small here
+    log = until(run.log, middle(run))
+    stores = write(tmp_path, log)
+    for store in stores.values():
+        (Path(store) / "commitlog" / f"{0:020d}").unlink()
+    results = tmp_path / "results"
+    assert wrong(run_audit(spark, stores, results=results)) == set()
+    log.next_offsets["Idle", 0] = 9
+    log.frame(5, [Message("idle", b"the tenth", topic="Idle")])
+    for store in stores.values():
+        shutil.rmtree(store)
+        write_store(Path(store), log, log.end, queue_units(log))
+    assert not wrong_offsets(run_audit(spark, stores, results=results, incremental=True))
+    # One that had read the whole log knows that there was no such queue.
+    known = shutil.copytree(begun, tmp_path / "known")
+    (hole,) = wrong_offsets(run_audit(spark, stores, results=known, incremental=True))
+    assert (hole["expected"], hole["queue_offset"]) == (0, 9)
+
+
+def wrong_offsets(report: AuditReport) -> tuple[Offender, ...]:
+    return report.check("offset_holes").offenders + report.check("offset_repeats").offenders
 
 
 def test_a_log_that_begins_behind_it_is_refused(

@@ -65,11 +65,16 @@ def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
 
 
 def refuse_unjudged(
-    acknowledged: DataFrame, path: str, audited: Collection[str], *, every: bool
+    acknowledged: DataFrame,
+    path: str,
+    audited: Collection[str],
+    *,
+    every: bool,
+    what: str = "are not audited",
 ) -> None:
     """Refuse a table with rows that the audit of these groups leaves out: of groups that are not
-    among them, if `every` row has to be judged, or if all rows are of such groups; and without a
-    group where there are several. Raises HistoryUnfit."""
+    among them (they are `what`), if `every` row has to be judged, or if all rows are of such
+    groups; and without a group where there are several. Raises HistoryUnfit."""
     rows = {row["broker"]: row["count"] for row in acknowledged.groupBy("broker").count().collect()}
     nameless = rows.pop(None, 0)
     if nameless and len(audited) > 1:
@@ -81,9 +86,7 @@ def refuse_unjudged(
     if others and (every or not judged):
         count = sum(rows[name] for name in others)
         names = ", ".join(others)
-        raise HistoryUnfit(
-            f"{path} has {count} rows of broker groups that are not audited: {names}"
-        )
+        raise HistoryUnfit(f"{path} has {count} rows of broker groups that {what}: {names}")
 
 
 def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:

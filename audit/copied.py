@@ -80,7 +80,7 @@ async def copied_stores(
     it is no Raft group. Raises NotAudited, ClientError."""
     leader = group.leader
     async with admin_of(connection) as admin:
-        if not await _is_raft(admin, group):
+        if not await is_raft(admin, group):
             return None
         if not leader:
             raise NotAudited(
@@ -163,7 +163,7 @@ def _written(offer: Offer, root: Path) -> Path:
     return store
 
 
-async def _is_raft(admin: Admin, group: BrokerData) -> bool:
+async def is_raft(admin: Admin, group: BrokerData) -> bool:
     """Ask the group's brokers which kind they are. Raises ClientError if none answers."""
     complaint: ClientError | None = None
     for address in group.addresses.values():

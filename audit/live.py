@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from raftmq.audit.acknowledged import read_acknowledged, refuse_unjudged
-from raftmq.audit.copied import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores
+from raftmq.audit.copied import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
+from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.job import run
 from raftmq.audit.pulled import pulled_report
 from raftmq.audit.report import AuditReport, CheckResult, Offender
@@ -62,9 +63,18 @@ def audit_cluster(
     if incremental and (results is None or history is not None):
         raise ValueError("an incremental audit needs the results before, and has no history")
     groups = asyncio.run(_groups(connection, group))
+    if history is not None or acknowledged is not None:
+        compared = asyncio.run(_raft_groups(connection, groups))
+        if not compared:
+            raise HistoryUnfit(
+                f"what was sent is compared with the logs of Raft groups, and {', '.join(groups)} "
+                "are none: stop the brokers, and name their stores"
+            )
     if acknowledged is not None:
-        told = read_acknowledged(spark, acknowledged)
-        refuse_unjudged(told, acknowledged, groups, every=group is None)
+        told, every = read_acknowledged(spark, acknowledged), group is None
+        refuse_unjudged(told, acknowledged, groups, every=every)
+        what = "are no Raft groups, whose logs alone are compared"
+        refuse_unjudged(told, acknowledged, compared, every=every, what=what)
     reports = []
     for name, replicas in sorted(groups.items()):
         with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
@@ -112,6 +122,12 @@ async def _groups(connection: Connection, group: str | None) -> dict[str, Broker
     if group is not None and group not in found:
         raise NotAudited(f"there is no broker group {group}; there are {', '.join(sorted(found))}")
     return found if group is None else {group: found[group]}
+
+
+async def _raft_groups(connection: Connection, groups: Mapping[str, BrokerData]) -> set[str]:
+    """Return the names of the Raft groups. Raises ClientError, NotAudited."""
+    async with admin_of(connection) as admin:
+        return {name for name, replicas in groups.items() if await is_raft(admin, replicas)}
 
 
 async def _topics(connection: Connection, group: BrokerData) -> list[str]:

@@ -327,6 +327,17 @@ def test_a_classic_group_is_judged_by_what_it_gives(spark: SparkSession, pair: C
     assert any("slaves" in each for each in report.not_judged)
 
 
+def test_what_was_sent_to_a_classic_group_alone_is_refused(
+    spark: SparkSession, pair: Cluster, tmp_path: Path
+) -> None:
+    """Nothing of it could be judged: that nothing is wrong must not be said."""
+    path = tmp_path / "told.jsonl"
+    path.write_text(json.dumps({"msg_id": "gone", "topic": "Orders"}) + "\n")
+    for told in ({"acknowledged": str(path)}, {"history": str(path)}):
+        with pytest.raises(HistoryUnfit, match="compared with the logs of Raft groups"):
+            audit_cluster(spark, connection(pair), **told)  # type: ignore[arg-type]
+
+
 def test_a_message_that_a_classic_group_lacks_is_a_hole(
     spark: SparkSession, pair: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import orjson
 
 from raftmq.broker.consuming.sql92 import Expression, Sql92Error, compile_expression
+from raftmq.broker.consuming.sql92.tokens import LENGTH_MAX
 from raftmq.broker.errors import Refused
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import BodyError
@@ -48,10 +50,10 @@ class Filter:
     matcher: Matcher | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subscription:
-    """One consumer group's interest in one topic. `problem`: why its expression cannot be used; a
-    consumer is told when it pulls."""
+    """One consumer group's interest in one topic. An expression of another type than TAG is
+    compiled when a pull first needs it: one heartbeat may bring many, from many clients."""
 
     topic: str
     expression: str
@@ -59,9 +61,26 @@ class Subscription:
     codes: Codes
     version: int
     fields: dict[str, Any] = field(default_factory=dict, compare=False)  # as the client wrote it
-    matcher: Expression | None = field(default=None, compare=False)
-    problem: str = ""
     kept_bytes: int = field(default=0, compare=False)  # roughly, of memory
+
+    @property
+    def matcher(self) -> Expression | None:
+        """The compiled expression; None for tags, and if there is a `problem`."""
+        return self._compiled[0]
+
+    @property
+    def problem(self) -> str:
+        """Why the expression cannot be used; a consumer is told when it pulls."""
+        return self._compiled[1]
+
+    @cached_property
+    def _compiled(self) -> tuple[Expression | None, str]:
+        if self.expression_type == TAG:
+            return None, ""
+        try:
+            return parse_expression(self.expression_type, self.expression), ""
+        except Refused as refused:
+            return None, str(refused)
 
 
 def parse_tags(expression: str) -> Codes:
@@ -118,7 +137,6 @@ def subscription_from_json(fields: Any) -> Subscription:
     expression = str(fields.get("subString") or "")
     expression_type = str(fields.get("expressionType") or TAG)
     codes: Codes = None
-    matcher, problem = None, ""
     if expression_type == TAG:
         codes = parse_tags(expression)
         told = fields.get("codeSet")
@@ -129,11 +147,6 @@ def subscription_from_json(fields: Any) -> Subscription:
                 codes = frozenset(int(code) for code in told)
             except ValueError:
                 raise BodyError("codeSet is not a list of numbers") from None
-    else:
-        try:
-            matcher = parse_expression(expression_type, expression)
-        except Refused as refused:
-            problem = str(refused)
     version = fields.get("subVersion")
     return Subscription(
         fields["topic"],
@@ -142,9 +155,7 @@ def subscription_from_json(fields: Any) -> Subscription:
         codes,
         version if type(version) is int else 0,
         fields,
-        matcher,
-        problem,
-        _kept_bytes(fields, codes, expression if matcher is not None else ""),
+        _kept_bytes(fields, codes, "" if expression_type == TAG else expression[:LENGTH_MAX]),
     )
 
 

@@ -15,7 +15,7 @@ from raftmq.broker.consuming.filteredreads import (
 from raftmq.broker.consuming.filters import Filter, RetryMatcher, subscription_from_json
 from raftmq.broker.consuming.hold import WORK_MAX as ARRIVAL_WORK_MAX
 from raftmq.broker.consuming.hold import Held, HoldTable
-from raftmq.broker.consuming.sql92 import compile_expression
+from raftmq.broker.consuming.sql92 import _compiled, compile_expression
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -421,3 +421,17 @@ async def test_what_cannot_be_looked_at_wakes_whoever_waits(group):
     holds.hold(Held(("T", 0), Filter(matcher=compile_expression("n = 5")), 100, "woken"))
     holds.arrived("T", 0, unit)
     assert released == ["woken"]
+
+
+def test_an_expression_is_compiled_when_it_is_first_needed():
+    """A heartbeat may bring as many as fit into it, and each takes its time."""
+    before = _compiled.cache_info().misses
+    text = "a > 1 AND b = 'only here'"
+    told = {"topic": "T", "subString": text, "expressionType": "SQL92"}
+    subscription = subscription_from_json(told)
+    broken = subscription_from_json(told | {"subString": "a > AND 'only here'"})
+    assert _compiled.cache_info().misses == before
+    assert subscription.matcher is subscription.matcher is not None
+    assert not subscription.problem
+    assert broken.matcher is None
+    assert "parse the consumer's subscription failed" in broken.problem

@@ -30,24 +30,26 @@ async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     topics = sorted(await admin.cluster.topics())
     if not arguments.on("clusterModel"):
         return [Table([{"topic": topic} for topic in topics], columns=("topic",))]
-    rows = []
+    rows, complete = [], True
     for topic in topics:
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             continue
         try:
-            route = await admin.cluster.route(topic)
+            brokers = await admin.cluster.groups_of(topic)
         except NoRoute:  # deleted meanwhile, or a name that the name server adds itself
             continue
         groups: set[str] = set()
-        for broker in route.brokers:
-            if broker.leader:
-                groups |= set(await admin.topic.groups(broker.leader, topic))
-        for cluster in sorted({broker.cluster for broker in route.brokers}):
+        for leader in leaders_in(brokers).values():
+            groups |= set(await admin.topic.groups(leader, topic))
+        named = sorted(groups)
+        if without := headless(brokers):
+            named.append(nobody_leads(without))
+            complete = False
+        for cluster in sorted({broker.cluster for broker in brokers.values()}):
             rows += [
-                {"cluster": cluster, "topic": topic, "group": group}
-                for group in sorted(groups) or [""]
+                {"cluster": cluster, "topic": topic, "group": group} for group in named or [""]
             ]
-    return [Table(rows, columns=("cluster", "topic", "group"))]
+    return [Table(rows, columns=("cluster", "topic", "group"), complete=complete)]
 
 
 async def topic_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:

@@ -63,8 +63,8 @@ they commit until then, of before the reset, changes nothing. `updateBrokerConfi
 
 While a broker group has no leader, nothing can be changed there, nor asked. A change that is for
 that group, too, is refused before any group is changed: `nobody leads broker-a at the moment`.
-`consumerProgress`, `topicStatus`, `writers` and `statsAll` have these words in a line of that
-group, and no total.
+`consumerProgress`, `topicStatus`, `topicList -c`, `writers` and `statsAll` have these words in a
+line of that group, and no total; they end with status 1.
 
 ## Contexts
 

@@ -64,6 +64,7 @@ class AccountBook:
         self._file = file
         self._wins = context.config.acl_file_wins
         self._seen = self.current()
+        self._told = ""  # why the file did not take the place of the group's accounts
         self._changing = asyncio.Lock()  # one change at a time: each builds on the last one
 
     @property
@@ -133,7 +134,9 @@ class AccountBook:
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._file.read)
         except AclError as error:
-            LOG.info("acl_not_seeded: %s", error)
+            if (told := str(error)) != self._told:
+                LOG.error("acl_not_seeded: %s", told)
+            self._told = told
             return
         if not self._needs_seed:  # any more
             return

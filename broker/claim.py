@@ -66,7 +66,8 @@ class Claim:
         if self._lent is None:
             self._lock = lock_store(self._disk.root, described(config))
         own = identity_of(config)
-        known = check_identity(self._disk, config.store_path_root_dir, own)
+        empty = not (self._disk.exists("commitlog") and self._disk.listdir("commitlog"))
+        known = check_identity(self._disk, config.store_path_root_dir, own, empty=empty)
         if config.is_classic and not known and self._disk.exists(RAFT_DIRECTORY):
             raise EngineError(
                 f"storePathRootDir={config.store_path_root_dir} is a Raft replica's: set "
@@ -87,7 +88,7 @@ class Claim:
             self._bind_replication()
         if known is None:
             self._note(replace(own, segment_size_bytes=0))
-        self._size_noted = known is not None and known.segment_size_bytes > 0
+        self._size_noted = known == own
 
     def socket_of(self, name: str) -> socket.socket | None:
         """Return the socket for `client`, `http`, `health` or `replication`; None: bind the

@@ -51,7 +51,7 @@ __all__ = [
     "build_config",
     "load",
     "load_config",
-    "parse_peers",
+    "parse_founders",
     "parse_properties",
 ]
 
@@ -483,7 +483,7 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        return parse_peers(self.dleger_peers)
+        return (parse_peers if self.raft_join else parse_founders)(self.dleger_peers)
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
@@ -633,12 +633,20 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
         peer = Peer(match[1], match[2].strip("[]"), int(match[3]))
         if peer.node_id in {other.node_id for other in peers}:
             raise ValueError(f"peer id {peer.node_id!r} appears twice")
-        for other in peers:
-            if (other.host.lower(), other.port) == (peer.host.lower(), peer.port):
-                ids = f"{other.node_id} and {peer.node_id}"
-                raise ValueError(f"peers {ids} have the same address {peer.host}:{peer.port}")
         peers.append(peer)
     return tuple(peers)
+
+
+def parse_founders(text: str) -> tuple[Peer, ...]:
+    """Parse the peers of a group that begins: no two at one address. (Who joins may have taken the
+    place of a member that is lost.) Raises ValueError."""
+    peers, ids = parse_peers(text), dict[tuple[str, int], str]()
+    for peer in peers:
+        other = ids.setdefault((peer.host.lower(), peer.port), peer.node_id)
+        if other != peer.node_id:
+            where = f"{peer.host}:{peer.port}"
+            raise ValueError(f"peers {other} and {peer.node_id} have the same address {where}")
+    return peers
 
 
 def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:

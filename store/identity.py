@@ -53,10 +53,12 @@ class WrongIdentity(StoreError):
     code = "WRONG_IDENTITY"
 
 
-def check_identity(disk: Disk, root: str, own: StoreIdentity) -> StoreIdentity | None:
+def check_identity(
+    disk: Disk, root: str, own: StoreIdentity, *, empty: bool = False
+) -> StoreIdentity | None:
     """Return what the directory says of itself, which is ours; None: it has no readable identity,
-    and the caller must note one. `root` is the operator's name for it. Raises WrongIdentity,
-    OSError."""
+    and the caller must note one. `root` is the operator's name for it, `empty`: its log has no
+    segment, whose size may be any. Raises WrongIdentity, OSError."""
     found = read_identity(disk)
     if found is None:
         return None
@@ -68,11 +70,12 @@ def check_identity(disk: Disk, root: str, own: StoreIdentity) -> StoreIdentity |
             f" another storePathRootDir; if the store is to become that of {own}, remove its file"
             f" {IDENTITY_FILE}"
         )
-    if size not in (0, own.segment_size_bytes):
+    if not empty and size not in (0, own.segment_size_bytes):
         raise WrongIdentity(
             f"the log in the store {root} has segments of {size} bytes, and this is configured to"
             f" have segments of {own.segment_size_bytes}: set mappedFileSizeCommitLog={size}, as it"
-            " was; all replicas of a group have the same"
+            " was. If the other replicas of the group have the size configured here, empty this"
+            " store instead"
         )
     return found
 

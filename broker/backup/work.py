@@ -25,7 +25,7 @@ from raftmq.broker.backup.source import RemoteSource, choose, replicas_of
 from raftmq.broker.backup.stopped import StoppedSource
 from raftmq.broker.backup.take import Taken, take
 from raftmq.broker.backup.verify import complaints
-from raftmq.broker.config import BrokerConfig, load, parse_peers
+from raftmq.broker.config import BrokerConfig, load, parse_founders
 from raftmq.broker.construction import store_config
 from raftmq.broker.errors import ConfigError, StateError
 from raftmq.dledger.errors import RaftError
@@ -157,7 +157,7 @@ def restore(
         _end(WRONG, "restore: give either --to-index or --to-time")
     try:
         if peers is not None:
-            members = parse_peers(peers)
+            members = parse_founders(peers)
         else:
             found = _raft_config(path, settings)
             members, stores = found.peers, (found.store_path_root_dir,)

@@ -152,23 +152,26 @@ async def test_a_store_is_of_one_node_of_one_group(tmp_path):
     await run(config_of(tmp_path, dLegerGroup="group-a", brokerName="other"))
 
 
-@pytest.mark.parametrize("mode", ["raft", "classic"])
-async def test_a_log_keeps_the_size_of_its_segments(tmp_path, mode):
+async def test_a_log_keeps_the_size_of_its_segments(tmp_path):
     """A first segment that holds something would grow, and what comes next stand elsewhere than
     its peers have it. A size that no log was opened with binds nobody."""
     strange = tmp_path / "commitlog" / "strange"
     strange.parent.mkdir()
     strange.touch()
-    too_large = config_of(tmp_path, mode, mappedFileSizeCommitLog=str(1 << 22))
+    too_large = config_of(tmp_path, mappedFileSizeCommitLog=str(1 << 22))
     await refused(too_large, StoreError, "not a segment")
     strange.unlink()
-    await run(config_of(tmp_path, mode))
+    wrong = config_of(tmp_path, mappedFileSizeCommitLog=str(1 << 21))
+    broker = await broker_of(wrong)  # nothing came: a replica that was only begun
+    await broker.stop()
+    assert not list(strange.parent.iterdir())
+    await run(config_of(tmp_path))
     before = state_of(tmp_path)
     for size in (1 << 19, 1 << 21):
-        other = config_of(tmp_path, mode, mappedFileSizeCommitLog=str(size))
+        other = config_of(tmp_path, mappedFileSizeCommitLog=str(size))
         await refused(other, WrongIdentity, "set mappedFileSizeCommitLog=1048576")
     assert state_of(tmp_path) == before
-    await run(config_of(tmp_path, mode))
+    await run(config_of(tmp_path))
 
 
 async def test_a_classic_store_stays_its_broker_names_whoever_serves_it(tmp_path):

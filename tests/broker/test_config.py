@@ -2,7 +2,15 @@
 
 import pytest
 
-from raftmq.broker.config import OPTIONS, BrokerConfig, Peer, build_config, load_config, parse_peers
+from raftmq.broker.config import (
+    OPTIONS,
+    BrokerConfig,
+    Peer,
+    build_config,
+    load_config,
+    parse_peers,
+    parse_properties,
+)
 from raftmq.broker.config import parse_properties as parse
 from raftmq.broker.errors import ConfigError
 
@@ -97,6 +105,12 @@ def test_missing_file_is_a_config_error(tmp_path):
 )
 def test_peers(text, peers):
     assert parse_peers(text) == tuple(peers)
+
+
+def test_who_joins_may_have_the_address_of_a_member_that_is_lost():
+    text = "enableDLegerCommitLog=true\ndLegerSelfId=n3\ndLegerPeers=n0-a:1;n1-b:1;n2-c:1;n3-b:1\n"
+    joining = build_config(parse_properties(text + "raftJoin=true\n", "f"))
+    assert [peer.host for peer in joining.peers] == ["a", "b", "c", "b"]
 
 
 def test_properties_text_reads_back():

@@ -60,6 +60,8 @@ def test_the_segments_of_a_log_keep_their_size(disk):
     told = str(wrong.value)
     assert "/data/store has segments of 16777216 bytes" in told
     assert "set mappedFileSizeCommitLog=16777216" in told
+    other = replace(OWN, segment_size_bytes=1 << 25)
+    assert check_identity(disk, "store", other, empty=True) == noted
 
 
 def test_a_damaged_file_says_nothing(disk, tmp_path):

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.containment import Contained
+from raftmq.broker.delivery.progress import keep_within
 from raftmq.broker.housekeeping import Activity
 from raftmq.broker.replication.ha.acks import AckBook, Answered, SlaveWish
 from raftmq.broker.replication.ha.follower import Follower
@@ -117,6 +118,13 @@ class LocalApplication:
         change = self.state.apply(self.state.applied_index + 1, now_ms, payload, records_at)
         self.topics_changed(change.topics)
         return change
+
+    async def begin_as_master(self) -> None:
+        """Take back, and save, progress that is ahead of the log, before anything is stored behind
+        the log's end. Raises OSError."""
+        if keep_within(self.state, self.store.queues.end_of):
+            log.info("progress_taken_back: it was ahead of the log")
+            await self.files.save()
 
     def topics_changed(self, names: Sequence[str]) -> None:
         for name in names:
@@ -216,6 +224,7 @@ class ClassicEngine:
         if self.is_slave:
             event = RoleEvent(Role.FOLLOWER, 0, None, False, "brokerRole")
         else:
+            await self._application.begin_as_master()
             await self.master.start(
                 config.bind_address, config.ha_port, config.broker_ip1, self._listen_socket
             )

@@ -69,6 +69,7 @@ class RequestCode(IntEnum):
     GET_BROKER_CLUSTER_ACL_INFO = 52
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG = 53
     GET_BROKER_CLUSTER_ACL_CONFIG = 54
+    GET_TIMER_CHECK_POINT = 60  # answered by Apache's brokers; ours only ask
     # name server
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101

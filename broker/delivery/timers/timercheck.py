@@ -1,7 +1,7 @@
 """Apache's checkpoint of timer messages, `config/timercheck`: what its broker has delivered. Pure.
 
-A store that an Apache broker had last has no progress of ours. Its file begins with four integers
-(int64, big-endian):
+A store that an Apache broker had last has no progress of ours, nor has an Apache master for its
+slaves. Its file, and its answer to 60, begin with four integers (int64, big-endian):
 
     lastReadTimeMs | lastTimerLogFlushPos | lastTimerQueueOffset | masterTimerQueueOffset
 

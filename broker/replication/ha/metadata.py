@@ -2,7 +2,8 @@
 progress (45) and subscription groups (201), every `slaveSyncMetadataIntervalMs`.
 
 Changes on the master since the last round are lost with it: that is the classic design, and
-`last_sync_ms` says how old the copy is. Topics and groups become the master's; its offsets win over
+`last_sync_ms` says how old the copy is. An Apache master's delay progress says nothing of timer
+messages: its check point (60) does. Topics and groups become the master's; its offsets win over
 the slave's own, which consumers may have committed while the master was away.
 
 `LogComparison` asks the same master whether this slave's log is a prefix of its own.
@@ -15,6 +16,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from raftmq.broker.delivery.timers import timercheck
+from raftmq.broker.delivery.timers.wheel import NOTHING, Progress
 from raftmq.broker.errors import StateError
 from raftmq.broker.replication.ha.slave import LogsDiffer
 from raftmq.broker.tables.configfiles import ConfigFiles
@@ -140,11 +143,24 @@ class MetadataSync:
         offsets = _object(await ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
         _load(offsets, lambda: state.offsets.merge(offsets))
         delays = _object(await ask(RequestCode.GET_ALL_DELAY_OFFSET))
+        if not delays.get("timer"):
+            delays["timer"] = (await self._timer_progress())._asdict()
         _load(delays, lambda: state.delays.load(delays, state.delays.applied_index))
         await self._files.saved()
         await self._on_round()
         self.last_sync_ms = self._wall_ms()
         self.rounds += 1
+
+    async def _timer_progress(self) -> Progress:
+        """Return what the master's check point tells, or what is known here if it has none: one of
+        ours has none, nor has it a `timer` before it delivered any. Raises RemotingError."""
+        known = self._state.delays.timer
+        try:
+            answer = await self._master.ask(RequestCode.GET_TIMER_CHECK_POINT)
+        except MetadataError:
+            return known
+        told = timercheck.progress_of(answer.body)
+        return known if told == NOTHING else told
 
 
 class LogComparison:

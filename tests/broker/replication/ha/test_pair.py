@@ -2,15 +2,18 @@
 
 import asyncio
 import errno
+import struct
 
 import orjson
 import pytest
 
 from raftmq.broker.construction import template_topic
+from raftmq.broker.delivery.timers.wheel import Progress
 from raftmq.broker.errors import EngineError, StateError
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
 from raftmq.store.identity import WrongIdentity
@@ -478,6 +481,35 @@ async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monke
             missing = [n for n in groups if pair.slave.state.topics.get(f"%RETRY%{n}") is None]
             assert missing == []
         assert "cg-GET_ALL_TOPIC_CONFIG" in groups
+
+
+async def test_a_slave_asks_apaches_master_which_timer_messages_were_delivered(
+    tmp_path, monkeypatch
+):
+    async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
+        await pair.followed()
+        metadata, state = pair.slave.log.classic.follower.metadata, pair.slave.state
+        await until(lambda: metadata.rounds > 0)
+        ask, told = metadata._master.ask, []
+
+        async def ask_apaches(code, ext=None):
+            if code == RequestCode.GET_TIMER_CHECK_POINT and told:
+                return RemotingCommand(OK, body=told.pop())
+            return await ask(code, ext)  # ours has no `timer` either, and does not know 60
+
+        monkeypatch.setattr(metadata._master, "ask", ask_apaches)
+        check_point = struct.pack(">7q", 1_900_000_000_000, 104, 2, 2, 0, 0, 1)
+        for answers in ([check_point], [], [bytes(56)]):  # what is not told stays known
+            told[:] = answers
+            await metadata.sync()
+            assert state.delays.timer == Progress(1_900_000_000_000, -1, 2, 0)
+        pair.master.state.delays.advance(1, 7)
+        pair.master.state.delays.advance_timer(Progress(1_900_000_000_001, 5, 6, 3))
+        await metadata.sync()
+        assert (state.delays.timer.end, state.delays.offsets) == (6, {1: 7})
+        await pair.kill("slave1")
+        await pair.start("slave1")
+        assert pair.slave.state.delays.timer.end == 6
 
 
 async def test_a_slave_takes_no_sends_and_no_topics(tmp_path):

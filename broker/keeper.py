@@ -196,10 +196,13 @@ class ClassicKeeper:
         await flush_queues(self._store, self._pool)
 
     async def retain(self, *, at_once: bool = False) -> None:
-        """Delete old segments."""
+        """Delete old segments. What waits for delivery does not keep a slave's on a full disk: its
+        master alone can store that once more, and has it."""
         store = self._store
         before = store.commitlog.min_offset
-        position = self._spare(self._retention.expired_before(at_once=at_once))
+        position = self._retention.expired_before(at_once=at_once)
+        if not (self._config.is_slave and self._retention.disk_is_full):
+            position = self._spare(position)
         if position > before and await self._context.log.engine.delete_before(position) > before:
             log.info("log_trimmed from=%d to=%d", before, store.commitlog.min_offset)
 

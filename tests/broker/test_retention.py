@@ -6,7 +6,7 @@ import pytest
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.housekeeping import IDLE_MS
-from raftmq.broker.keeper import RaftKeeper
+from raftmq.broker.keeper import ClassicKeeper, RaftKeeper
 from raftmq.broker.retention import Retention
 from raftmq.broker.tables.state import BrokerState
 from raftmq.store.config import StoreConfig, StoreMode
@@ -171,6 +171,29 @@ async def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
     needed_from = None if needed is None else starts[needed]
     keeper = keeper_of(store, disk, retention, engine, needed_from)
     keeper.fallback_index = 1
+    await keeper.retain()
+    assert store.commitlog.min_offset == starts[kept_from]
+
+
+@pytest.mark.parametrize(
+    ("role", "space", "kept_from"),
+    [("SLAVE", HALF_FULL, 2), ("SLAVE", FULL, -1), ("ASYNC_MASTER", FULL, 2)],
+)
+async def test_what_waits_for_delivery_stays_but_for_a_classic_slave_whose_disk_is_full(
+    store, disk, clocks, role, space, kept_from
+):
+    starts = [segment.start for segment in store.commitlog.segments()]
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    clocks.now = MONTH
+    disk.space = space
+    context = SimpleNamespace(
+        config=BrokerConfig(broker_role=role),
+        store=store,
+        log=SimpleNamespace(engine=Engine(store, [])),
+    )
+    keeper = ClassicKeeper(
+        context, None, retention, files=None, spare=lambda position: min(position, starts[2])
+    )
     await keeper.retain()
     assert store.commitlog.min_offset == starts[kept_from]
 

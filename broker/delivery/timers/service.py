@@ -11,7 +11,7 @@ A message may wait for longer than its segment is kept. One that has waited for 
 `fileReservedTime` is therefore stored once more, at the end of the queue, in a frame that says so;
 so are, at once, those that stand in the way when a segment is to be deleted (`spare`): retention
 waits for that. A replica whose disk is fuller than its leader's waits until the leader does the
-same.
+same, but a classic slave whose disk is full does not wait (broker.keeper).
 
 A message that recalls another (TIMER_DEL_UNIQKEY) waits for the same slot. When the slot is over,
 the other is left out. While the recalling one is on its way into the log, nobody knows whether it

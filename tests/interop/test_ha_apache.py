@@ -223,6 +223,39 @@ async def test_our_slave_of_apaches_master(mixed):
     assert (sent.code, sent.ext["queueOffset"]) == (ResponseCode.SUCCESS, "10")
 
 
+@pytest.mark.long
+async def test_our_slave_of_apaches_master_knows_which_timer_messages_were_delivered(mixed):
+    wheel = {"timerWheelEnable": "true", "timerPrecisionMs": "100"}
+    await mixed.start_apache(brokerRole="ASYNC_MASTER", brokerId="0", **wheel)
+    master = mixed.apache.address
+    await mixed.start_ours(brokerRole="SLAVE", brokerId="1")
+    assert (await mixed.send(master, "T", b"at once")).code == ResponseCode.SUCCESS
+    for number in range(3):
+        properties = "TIMER_DELAY_MS\x01500\x02"
+        sent = await mixed.send(master, "T", b"timer %d" % number, 0, properties)
+        assert sent.code == ResponseCode.SUCCESS
+
+    async def settled():
+        queue, timers = mixed.ours.store.queues.queue("T", 0), mixed.ours.timers
+        return queue is not None and queue.max_offset == 4 and timers.wheel.count == 0
+
+    await mixed.eventually(settled)
+    assert mixed.ours.state.delays.timer.end == 3
+    await mixed.ours.stop()
+    mixed.apache.kill()
+    await mixed.start_ours(brokerRole="ASYNC_MASTER", brokerId="0")
+    address = mixed.ours.address
+    later = await mixed.send(address, "T", b"ours", 0, "TIMER_DELAY_MS\x01500\x02")
+    assert later.code == ResponseCode.SUCCESS
+
+    async def delivered():
+        return mixed.ours.store.queues.end_of("T", 0) > 4
+
+    await mixed.eventually(delivered)
+    found = bodies((await mixed.pull(address, "T", 0)).body)
+    assert sorted(found) == [b"at once", b"ours", b"timer 0", b"timer 1", b"timer 2"]
+
+
 async def commit_of(mixed, address, queue):
     ext = {"consumerGroup": "cg", "topic": "T", "queueId": str(queue)}
     answer = await mixed.ask(address, RequestCode.QUERY_CONSUMER_OFFSET, ext)

@@ -69,7 +69,7 @@ class MessageStore:
             if config.index_enable
             else None
         )
-        self.repairs = QueueRepairs(log, self.queues)
+        self.repairs = QueueRepairs(log, self.queues, config.delay_levels_ms)
         self.derived = derived = DerivedFiles(
             log, checkpoint, self.queues, self.index, self.repairs, config.delay_levels_ms
         )

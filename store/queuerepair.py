@@ -48,12 +48,13 @@ class QueueStep:
     end: int
     segment_end: int
     hold: SegmentHold
+    dispatcher: Dispatcher  # of this step alone
     units: dict[int, bytes] = field(default_factory=dict)  # by queue offset
     bad_position: int | None = None  # where there is no record
 
     def run(self) -> None:
         """Walk the piece and collect the queue's units. Blocking. Raises OSError."""
-        dispatcher, topic = Dispatcher(), self.topic.encode()
+        topic = self.topic.encode()
         window, stop = WINDOW_BYTES, min(self.end, self.segment_end, self.position + STEP_BYTES)
         while self.position < stop:
             data = self.hold.read(self.position, min(window, self.segment_end - self.position))
@@ -62,7 +63,7 @@ class QueueStep:
                 position = self.position + at
                 queue_offset = queue_offset_at(data, at, position, size, topic, self.queue_id)
                 if queue_offset >= 0:
-                    found = dispatcher.index(data[at : at + size], position)
+                    found = self.dispatcher.index(data[at : at + size], position)
                     self.units.update({u.first_queue_offset: u.units for u in found})
             self.position += walk.end
             if walk.stop in (StopReason.BLANK, StopReason.ZEROS):
@@ -83,9 +84,12 @@ class QueueRepairs:
     """The units known to be wrong, and the walk that repairs them. For one caller (the loop),
     except `QueueStep.run`."""
 
-    def __init__(self, commitlog: CommitLog, queues: ConsumeQueueStore) -> None:
+    def __init__(
+        self, commitlog: CommitLog, queues: ConsumeQueueStore, delay_levels_ms: tuple[int, ...]
+    ) -> None:
         self.commitlog = commitlog
         self._queues = queues
+        self._delay_levels_ms = delay_levels_ms
         self._noted: dict[UnitKey, int] = {}  # unit → where it points; may be damaged
         self._wanted: dict[UnitKey, tuple[int, int] | None] = {}  # wrong; how far the walk is
         self.rewritten = 0
@@ -125,7 +129,8 @@ class QueueRepairs:
                 del self._wanted[key]
                 continue
             segment_end, hold = log.segment_end(start), log.hold(start)
-            return QueueStep(topic, queue_id, offset, start, end, segment_end, hold)
+            dispatcher = Dispatcher(self._delay_levels_ms)
+            return QueueStep(topic, queue_id, offset, start, end, segment_end, hold, dispatcher)
         return None
 
     def finish(self, step: QueueStep) -> int | None:

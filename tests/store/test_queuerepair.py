@@ -11,7 +11,7 @@ import pytest
 
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
-from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
+from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT, UNIT_SIZE_BYTES
 from raftmq.store.errors import UnitDamaged
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.pointing import body_is_whole, queue_offset_at
@@ -360,6 +360,33 @@ def test_a_lost_page_is_mended_whole_while_the_queue_grows(filled: Filled) -> No
     assert queue is not None
     assert queue.max_offset == COUNT + 1
     assert store.reads.get_messages("T", 0, COUNT, 1, 99).message_count == 1
+    store.close()
+
+
+def test_a_mended_queue_of_delayed_messages_has_the_stores_delays(tmp_path: Path) -> None:
+    levels_ms = (10_000, 3_600_000)
+    config = StoreConfig(mode=StoreMode.RAFT, segment_size_bytes=SEGMENT, delay_levels_ms=levels_ms)
+    store = MessageStore(OsDisk(str(tmp_path)), config)
+    store.open()
+    parked = record(topic=SCHEDULE_TOPIC, queue_id=1, properties=b"DELAY\x012\x02")
+    writer = FrameWriter(store.commitlog)
+    for _ in range(10):
+        store.derived.dispatch_frame(writer.messages([parked]))
+    store.flush()
+    queue = store.queues.queue(SCHEDULE_TOPIC, 1)
+    assert queue is not None
+    units = queue.units(0, 10)
+    due_ms = {UNIT.unpack(units[at : at + UNIT_SIZE_BYTES])[2] for at in range(0, 200, 20)}
+    assert due_ms == {parked.store_timestamp_ms + 3_600_000}
+    for offset in (3, 4, 5):
+        queue.rewrite(offset, bytes(UNIT_SIZE_BYTES))
+    with pytest.raises(UnitDamaged):
+        store.reads.get_messages(SCHEDULE_TOPIC, 1, 3, 3, 1 << 20)
+    while (step := begin(store)) is not None:
+        step.run()
+        store.repairs.finish(step)
+    assert queue.units(0, 10) == units
+    assert store.repairs.rewritten == 3
     store.close()
 
 

@@ -254,7 +254,7 @@ class Broker:
             clock_ms, wall_ms, lambda: self.sends.put_count, lambda: self.pulls.get_count
         )
         self.catalog = Catalog(context, self.registrar.spread)
-        keys = KeyQueries(config, store.derived)
+        keys = KeyQueries(config, store.derived, self.log.frame_is_damaged)
         group_rates = GroupRates(state, clock_ms)
         self.history = History(
             context,

@@ -140,11 +140,17 @@ class DerivedFiles:
 
     def index_step(self, budget_bytes: int = STEP_BYTES) -> int:
         """Index about `budget_bytes` more of the dispatched part; return how many are left. Called
-        when there is time for it (store.messageindex). Raises OSError; then call again."""
+        when there is time for it (store.messageindex). Raises StoreDamaged; OSError; then call
+        again."""
         return 0 if self.index is None else self.index.step(self.dispatched_offset, budget_bytes)
 
+    def pass_damage(self, position: int) -> None:
+        """Have `index_step` go on behind the damage that it met at `position`."""
+        if self.index is not None:
+            self.index.pass_damage(position)
+
     def index_all(self) -> None:
-        """Index everything dispatched. Blocking. Raises OSError."""
+        """Index everything dispatched. Blocking. Raises StoreDamaged, OSError."""
         while self.index_step():
             pass
 

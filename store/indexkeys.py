@@ -52,6 +52,11 @@ _PAIR_END = 0x02  # behind a property's value
 _MASK = 0xFFFFFFFF
 _BASE, _SEPARATOR = np.uint32(31), np.uint32(ord("#"))  # of Java's hash; between topic and key
 _UNUSUAL = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6 | SYS_TRANSACTION_MASK
+# Where a record and a frame tell their CommitLog offset.
+_TOLD_AT = tuple(
+    ((magic & _MASK).to_bytes(4, "big"), at)
+    for magic, at in ((MAGIC_V1, 28), (MAGIC_V2, 28), (FRAME_MAGIC, 24))
+)
 _AT_ONCE = 2048  # records: what is made of so many is small enough to be given back and got again
 _ROWS_MIN = 6  # equally long records; fewer are decoded one by one, which is then faster
 _SHAPES_MAX = 4  # of one size
@@ -84,6 +89,11 @@ class Keys(NamedTuple):
     def since(self, first: int) -> Keys:
         """Return the keys from number `first` on."""
         return Keys(self.hashes[first:], self.offsets[first:], self.store_ms[first:])
+
+    def before(self, offset: int) -> Keys:
+        """Return the keys of the records that begin before CommitLog `offset`."""
+        count = int(np.searchsorted(self.offsets, offset))
+        return Keys(self.hashes[:count], self.offsets[:count], self.store_ms[:count])
 
 
 NO_KEYS = Keys(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
@@ -125,6 +135,21 @@ def keys_of(properties: dict[str, str]) -> list[str]:
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
     """Return whether the message really has this topic and key: a hash only suggests it."""
     return record.topic == topic and key in keys_of(decode_properties(record.properties))
+
+
+def find_sound(data: bytes, base: int) -> int:
+    """Return where in `data`, which begins at CommitLog offset `base` and in the midst of anything,
+    the first record or frame begins that tells its own place rightly; -1 if none does."""
+    found = -1
+    for magic, told_at in _TOLD_AT:
+        mark = data.find(magic, 4)
+        while mark >= 4 and (found < 0 or mark - 4 < found):
+            begin = mark - 4
+            told = data[begin + told_at : begin + told_at + 8]
+            if told == (base + begin).to_bytes(8, "big"):
+                found = begin
+            mark = data.find(magic, mark + 1)
+    return found
 
 
 class KeyWalker:

@@ -19,6 +19,10 @@ The checkpoint's indexMsgTimestamp (`full_until_ms`) is the store time up to whi
 files reach. After an unclean stop Apache drops every file that goes beyond it; here such a file,
 and one that is not full, is read through and its slots are rebuilt.
 
+Where the log is damaged the index stops before the last record that it could read there, so that it
+goes on in the repaired log. Its caller says when to wait no longer: then it goes on with the next
+record or frame that says that it stands where it does.
+
 Messages that the log no longer has are not indexed; files wholly below its beginning are removed.
 """
 
@@ -33,8 +37,9 @@ from dataclasses import dataclass, replace
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk
 from raftmq.store.dispatch import Units
+from raftmq.store.errors import StoreDamaged
 from raftmq.store.indexfile import FileFlush, IndexFile, IndexLimits
-from raftmq.store.indexkeys import Keys, KeyWalker, Walk, has_key, key_hash
+from raftmq.store.indexkeys import Keys, KeyWalker, Walk, find_sound, has_key, key_hash
 from raftmq.store.record import HEAD_SIZE_BYTES, RecordError, decode_record, store_timestamp_at
 
 log = logging.getLogger("raftmq.store.index")
@@ -128,6 +133,7 @@ class MessageIndex:
         self._walker = KeyWalker()
         self._skip = 0  # keys of the record at `position` that are indexed already
         self.notes = UnitNotes()
+        self._passed = -1  # the damage there is not waited for
         self._last = -1, 0  # offset and store time of the last record walked
         self._directory_dirty = False
         self._flushing = False
@@ -226,7 +232,10 @@ class MessageIndex:
     def step(self, limit: int, budget_bytes: int = STEP_BYTES) -> int:
         """Index about `budget_bytes` more of the log, never beyond `limit`, which is the end of a
         record or frame; or, after a start, load some of the last file. Return how many bytes are
-        left. Raises OSError; then call again."""
+        left.
+
+        Raises StoreDamaged where the log cannot be read: call again when it is repaired, or
+        `pass_damage`. Raises OSError; then call again."""
         if self.position < self._commitlog.min_offset:
             self.position, self._skip = self._commitlog.min_offset, 0
         if self.position >= limit:
@@ -238,15 +247,20 @@ class MessageIndex:
         if end == start:
             end = min(limit, start + max(HEAD_SIZE_BYTES, budget_bytes))
         walk = self._read(end, limit, units)
-        self.position, self._skip = min(walk.end, limit), 0
+        keys, stop = walk.keys, min(walk.end, limit)
         if walk.error:
-            gap_end = min(self._commitlog.segment_end(walk.end), limit)
-            log.error("index_gap from=%d to=%d reason=%s", walk.end, gap_end, walk.error)
-            self.position = gap_end
-        if walk.last_offset >= 0:
+            stop = max(start, walk.last_offset)  # the size that stands there may be what is wrong
+            if walk.end == self._passed:
+                stop = self._passed = self._next_sound(stop + 1, limit, budget_bytes)
+            elif stop == start:
+                raise StoreDamaged(walk.end, walk.error)
+            else:
+                keys = keys.before(stop)
+        elif walk.last_offset >= 0:
             self._last = walk.last_offset, walk.last_store_ms
+        self.position, self._skip = stop, 0
         try:
-            self._append(walk.keys.since(skip))
+            self._append(keys.since(skip))
         except OSError:  # entries already written count: continue behind them
             self._resume()
             if self.position < start:
@@ -254,6 +268,20 @@ class MessageIndex:
             raise
         self._mark()
         return max(0, limit - self.position)
+
+    def pass_damage(self, position: int) -> None:
+        """Have `step` go on behind the damage that it met at `position`."""
+        self._passed = position
+
+    def _next_sound(self, begin: int, limit: int, budget_bytes: int) -> int:
+        """Return where the next record or frame from `begin` on stands, as far as `budget_bytes`
+        reach; else how far nothing stands."""
+        end = min(self._commitlog.segment_end(begin), limit)
+        data = self._commitlog.read(begin, min(end - begin, budget_bytes + HEAD_SIZE_BYTES))
+        found = find_sound(data, begin)
+        if found >= 0:
+            return begin + found
+        return end if begin + len(data) >= end else begin + budget_bytes
 
     def _read(self, end: int, limit: int, units: bytes = b"") -> Walk:
         """Walk the log from `position` to `end`, or further if one record is larger, but not beyond

@@ -12,6 +12,10 @@ answer from what is indexed so far. Every replica does this for itself and answe
 
 If writing the index fails, for example because the disk is full, it is tried again after RETRY_NS;
 messages are stored and delivered meanwhile.
+
+Where the log is damaged the index waits for the repair, which it asks for, but not for ever: after
+REPAIR_NS_MAX, or at once where nothing repairs frames (classic mode, pysyncobj), it leaves out what
+cannot be read.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.store.derived import DerivedFiles
-from raftmq.store.errors import StoreError
+from raftmq.store.errors import StoreDamaged, StoreError
 from raftmq.store.messageindex import STEP_BYTES, KeyQuery
 
 log = logging.getLogger("raftmq.broker.index")
@@ -44,6 +48,8 @@ FORCED_NS = 8 * MS
 BEHIND_BYTES_MAX = 256 * MIB  # of log
 CATCH_UP_NS_MAX = 2_000 * MS  # below the 3 s that clients wait
 RETRY_NS = 10_000 * MS
+REPAIR_POLL_NS = 1_000 * MS
+REPAIR_NS_MAX = 60_000 * MS  # waited for a peer's copy of a damaged frame; there may be none
 NOT_FOUND = "can not find message, maybe time range not correct"  # as Apache's broker says it
 
 
@@ -66,14 +72,18 @@ class KeyQueries:
         self,
         config: BrokerConfig,
         store: DerivedFiles,
+        frame_is_damaged: Callable[[int], bool],
         clock_ns: Callable[[], int] = lambda: time.monotonic_ns(),
     ) -> None:
         self._config = config
         self._store = store
+        self._frame_is_damaged = frame_is_damaged
         self._clock_ns = clock_ns
         self._seen_offset = -1
         self._due_ns = 0  # when little is indexed, too
         self._resume_ns = 0
+        self._damage_at = -1  # met there last
+        self._give_up_ns = 0
 
     def service(self) -> Service:
         return Service(
@@ -111,13 +121,29 @@ class KeyQueries:
     def _step(self) -> int:
         """Do one step; return how much is left to do, 0 if the disk refuses it."""
         try:
-            left = self._store.index_step()
+            left = self._step_or_wait()
         except (OSError, StoreError) as error:
             log.warning("index_refused retry_s=%d error=%r", RETRY_NS // (1000 * MS), error)
             self._resume_ns = self._clock_ns() + RETRY_NS
             return 0
         self._due_ns = self._clock_ns() + STEP_INTERVAL_NS
         return left
+
+    def _step_or_wait(self) -> int:
+        """Do one step; where the log is damaged, wait until it is repaired, or go on behind it."""
+        store, now_ns = self._store, self._clock_ns()
+        try:
+            return store.index_step()
+        except StoreDamaged as damage:
+            if damage.position != self._damage_at:
+                self._damage_at, self._give_up_ns = damage.position, now_ns + REPAIR_NS_MAX
+            places = (store.indexed_offset, damage.position)
+            if now_ns < self._give_up_ns and any(map(self._frame_is_damaged, places)):
+                self._resume_ns = now_ns + REPAIR_POLL_NS
+                return 0
+            log.error("index_gap at=%d reason=%s", damage.position, damage.reason)
+            store.pass_damage(damage.position)
+            return self._behind_bytes
 
     async def catch_up(self) -> None:
         """Index what is dispatched by now, if that can be done in time; the loop runs in

@@ -58,6 +58,11 @@ class ReplicatedLog:
         """The Raft engine; None in classic mode and over pysyncobj."""
         return self._engine if isinstance(self._engine, RaftMember) else None
 
+    def frame_is_damaged(self, position: int) -> bool:
+        """Return whether the frame at this CommitLog offset is damaged, and a peer asked for it.
+        Raises OSError."""
+        return self.raft is not None and self.raft.frame_is_damaged(position)
+
     @property
     def classic(self) -> ClassicEngine:
         """The engine of classic mode."""

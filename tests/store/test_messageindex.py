@@ -9,6 +9,7 @@ import pytest
 from raftmq.store import messageindex
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import Disk, File, OsDisk
+from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import Frame
 from raftmq.store.indexfile import ENTRY, IndexFile, IndexLimits
 from raftmq.store.indexkeys import keys_of
@@ -592,28 +593,69 @@ def test_a_full_disk_stops_the_index_only(tmp_path: Path, before: int) -> None:
     assert contents(tmp_path) == made_anew(disk, tmp_path, StoreMode.RAFT)
 
 
-def test_damage_in_the_log_leaves_a_gap_and_no_more(
-    disk: OsDisk, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("harm", ["magic", "size", "length", "zeros", "header"])
+def test_damage_in_the_log_is_waited_for(disk: OsDisk, harm: str) -> None:
+    store = open_store(disk)
+    write(store, 63)
+    sound = damage(store, harm)
+    seen = []
+    for _ in range(2):
+        with pytest.raises(StoreDamaged):
+            store.derived.index_all()
+        seen.append(store.derived.indexed_offset)
+    assert seen == [seen[0]] * 2
+    found = numbers(store, "all")
+    assert found == list(range(len(found)))
+    file = disk.open(store.commitlog.segments()[1].path)
+    file.pwrite(0, sound)
+    file.close()
+    store.derived.index_all()
+    assert numbers(store, "all") == list(range(63))
+    store.close_unclean()
+
+
+@pytest.mark.parametrize(
+    ("harm", "lost"), [("magic", 1), ("size", 1), ("length", 1), ("zeros", 23), ("header", 0)]
+)
+@pytest.mark.parametrize("budget", [200, messageindex.STEP_BYTES])
+def test_damage_that_nobody_repairs_costs_what_it_hit(
+    disk: OsDisk, harm: str, lost: int, budget: int
 ) -> None:
     store = open_store(disk)
     write(store, 63)
-    assert len(store.commitlog.segments()) >= 3
-    second = store.commitlog.segments()[1]
-    (first, _), (position, _) = list(walk_records(store.commitlog.read(second.start, SEGMENT)))[:2]
-    file = disk.open(second.path)
-    file.pwrite(position, b"\xff" * 8)
-    file.close()
-    store.derived.index_all()
-    assert f"index_gap from={second.start + position} to={second.end}" in caplog.text
+    damage(store, harm)
+    left = 1
+    while left:
+        try:
+            left = store.derived.index_step(budget)
+        except StoreDamaged as error:
+            store.derived.pass_damage(error.position)
+    assert store.index is not None
+    entries = [file.entry(n)[1] for file in store.index.files for n in range(1, file.count)]
+    assert entries == sorted(entries)
+    assert len(set(entries)) == 63 - lost
     found = numbers(store, "all")
-    kept = [int(decode_record(store.commitlog.record_at(second.start + first) or b"").body)]
-    following = [
-        int(decode_record(data).body)
-        for data in records(store)
-        if decode_record(data).physical_offset >= second.end
-    ]
-    assert found == [*range(kept[0] + 1), *following]
+    assert len(found) == 63 - lost
     store.close_unclean()
+
+
+def damage(store: MessageStore, harm: str) -> bytes:
+    """Damage the second segment's second message; return what stood in the segment."""
+    second = store.commitlog.segments()[1]
+    data = store.commitlog.read(second.start, SEGMENT)
+    at, size = list(walk_records(data))[1]
+    header = next(at for at in range(at, SEGMENT) if data[at + 4 : at + 8] == data[4:8])
+    changed = {
+        "magic": (at + 4, b"\xff"),
+        "size": (at, (size - 7).to_bytes(4, "big")),
+        "length": (at, (1 << 20).to_bytes(4, "big")),
+        "zeros": (at, bytes(SEGMENT - at - 500)),
+        "header": (header, b"\xff" * 60),
+    }
+    file = store.disk.open(second.path)
+    file.pwrite(*changed[harm])
+    file.close()
+    return data
 
 
 def test_an_entry_is_verified_before_its_record_is_served(disk: OsDisk) -> None:

@@ -13,6 +13,7 @@ from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.store.errors import StoreDamaged
 from raftmq.store.messageindex import STEP_BYTES, KeyQuery
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
@@ -32,6 +33,7 @@ class Store:
         self.now_ns = 10**15
         self.error = None
         self.asked = []
+        self.damaged = set()  # frames, by position
 
     def index_step(self):
         self.steps += 1
@@ -41,13 +43,17 @@ class Store:
         self.indexed_offset = min(self.indexed_offset + keyquery.MIB, self.dispatched_offset)
         return self.dispatched_offset - self.indexed_offset
 
+    def pass_damage(self, position):
+        assert position == self.error.position
+        self.error = None
+
     def query(self, topic, key, max_count, begin_ms, end_ms):
         self.asked.append((topic, key, max_count, begin_ms, end_ms))
         return KeyQuery([], 5, 7)
 
 
 def queries(store):
-    return KeyQueries(BrokerConfig(), store, lambda: store.now_ns)
+    return KeyQueries(BrokerConfig(), store, store.damaged.__contains__, lambda: store.now_ns)
 
 
 async def steps_of_a_tick(store, keeper):
@@ -120,6 +126,42 @@ async def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
     store.error = None
     store.now_ns += keyquery.RETRY_NS
     assert await steps_of_a_tick(store, keeper) == 8
+
+
+@pytest.mark.parametrize("position", [5, 0])  # 0: the frame before it has a wrong size
+async def test_the_index_waits_for_the_repair_of_what_it_met(caplog, position):
+    store = Store(behind=8 * keyquery.MIB)
+    keeper = queries(store)
+    store.error = StoreDamaged(5, "no record")
+    store.damaged.add(position)
+    assert [await steps_of_a_tick(store, keeper) for _ in range(3)] == [1, 0, 0]
+    await keeper.catch_up()  # a lookup answers from what is there
+    assert store.steps == 1
+    store.error = None
+    store.damaged.clear()
+    store.now_ns += keyquery.REPAIR_POLL_NS
+    assert await steps_of_a_tick(store, keeper) == 8
+    assert not caplog.text
+
+
+async def test_the_index_goes_on_behind_what_nobody_repairs(caplog):
+    store = Store(behind=8 * keyquery.MIB)
+    keeper = queries(store)
+    store.error = StoreDamaged(5, "no record")
+    store.damaged.add(5)
+    polls = 0
+    while store.error:
+        await keeper.tick()
+        store.now_ns += keyquery.REPAIR_POLL_NS
+        polls += 1
+    assert polls == pytest.approx(keyquery.REPAIR_NS_MAX // keyquery.REPAIR_POLL_NS, abs=2)
+    assert "index_gap at=5 reason=no record" in caplog.text
+    store.dispatched_offset += 8 * keyquery.MIB
+    store.error = StoreDamaged(7, "no record")  # of no frame that is being repaired
+    await keeper.tick()
+    assert store.error is None
+    await keeper.catch_up()
+    assert store.indexed_offset == store.dispatched_offset
 
 
 async def test_a_lookup_catches_up_but_not_for_ever():

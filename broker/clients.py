@@ -316,6 +316,13 @@ class ClientTable:
         found = self.consumers.get(group)
         return found.subscriptions.get(topic) if found is not None else None
 
+    def has_left(self, group: str, topic: str) -> bool:
+        """Return whether the consumers that are connected subscribe to other topics only.
+        Retries are the group's own."""
+        found = self.consumers.get(group)
+        subscribed = found.subscriptions if found is not None else {}
+        return bool(subscribed) and topic not in subscribed and not topic.startswith(RETRY_PREFIX)
+
     def producer_connection(self, client_id: str) -> ClientConnection | None:
         """Return the connection of a client that produces, in whatever group: the one heard of
         last. If there was no heartbeat yet, the connection that a request of the client came

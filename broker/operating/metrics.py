@@ -572,16 +572,20 @@ def name_of(code: int, codes: type[RequestCode] | type[ResponseCode]) -> str:
 
 
 def lags_of(parts: Parts) -> tuple[list[tuple[int, str, str]], int]:
-    """Return (lag, group, topic) of the pairs looked at, and the number of all pairs."""
+    """Return (lag, group, topic) of the pairs looked at, and the number of all pairs. A topic that
+    a group has left is none of its pairs."""
     state = parts.context.state
     offsets = state.offsets.offsets
     queue_of = parts.context.store.queues.queue
     lags: list[tuple[int, str, str]] = []
-    room = LAG_QUEUES_MAX
+    room, pairs = LAG_QUEUES_MAX, len(offsets)
     for (topic, group), queues in offsets.items():
         room -= len(queues)
         if room < 0:
             break
+        if parts.clients.has_left(group, topic):
+            pairs -= 1
+            continue
         lag = 0
         for queue_id in queues:
             queue = queue_of(topic, queue_id)
@@ -589,4 +593,4 @@ def lags_of(parts: Parts) -> tuple[list[tuple[int, str, str]], int]:
                 position, in_flight = state.progress(topic, group, queue_id)
                 lag += in_flight + max(0, queue.max_offset - (position or 0))
         lags.append((lag, group, topic))
-    return lags, len(offsets)
+    return lags, pairs

@@ -114,7 +114,8 @@ class ProgressQueries:
     # ---- groups ---------------------------------------------------------------------------
 
     async def consume_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer GET_CONSUME_STATS (208): a group in one topic, or in all it has consumed."""
+        """Answer GET_CONSUME_STATS (208): a group in one topic, or in all it has consumed; not in
+        one that it has left."""
         group, name = text(request.ext, "consumerGroup"), text_or(request.ext, "topic")
         await self.context.log.barrier()
         names = [name] if name else self._topics_of(group)
@@ -122,6 +123,7 @@ class ProgressQueries:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group[{group}] does not exist"
             )
+        names = [name for name in names if not self.clients.has_left(group, name)]
         stats = await self._stats(group, names, Steps())
         return RemotingCommand.response_to(request, body=await _written(stats))
 
@@ -144,6 +146,8 @@ class ProgressQueries:
             for name in self._topics_beside(group, committed.get(group, set())):
                 topic = self.context.state.topics.get(name)
                 if topic is None or (ordered and not topic.order):
+                    continue
+                if self.clients.has_left(group, name):
                     continue
                 part = await self._stats(group, [name], steps)
                 parts.append(part)

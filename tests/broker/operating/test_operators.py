@@ -17,6 +17,7 @@ from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
+from tests.ops.scrape import Scrape
 
 DAY_S = 86_400
 
@@ -91,6 +92,33 @@ async def test_how_far_a_group_that_broadcasts_has_come_is_not_known_here(group)
         assert found["totalDiff"] == lag
 
 
+@pytest.mark.parametrize(("subscribed", "lag"), [(["U"], 0), (["T", "U"], 15), ([], 15)])
+async def test_a_topic_that_an_online_group_has_left_has_no_lag(group, subscribed, lag):
+    broker = await group.leading()
+    await group.create_topic(broker, "T", 1)
+    await group.create_topic(broker, "U", 1)
+    for _ in range(20):
+        await group.send(broker, "T")
+    await group.commit(broker, "T", 0, 5)
+    subscriptions = [{"topic": t, "subString": "*", "subVersion": 1} for t in subscribed]
+    member = {"groupName": "cg", "messageModel": "CLUSTERING"}
+    consumers = [{**member, "subscriptionDataSet": subscriptions}]
+    body = orjson.dumps({"clientID": "c", "producerDataSet": [], "consumerDataSet": consumers})
+    assert (await group.ask(broker, RequestCode.HEART_BEAT, None, body)).code == 0
+    for ext in ({}, {"topic": "T"}):
+        code, found = await asked(
+            group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="cg", **ext
+        )
+        ends = [at["brokerOffset"] for of, at in found["offsetTable"].items() if of.topic == "T"]
+        assert (code, ends) == (0, [20] if lag else [])
+    _, found = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
+    assert found["totalDiff"] == lag
+    scrape = Scrape(broker.metrics.render()[0].decode())
+    lags = [value for name, _, value in scrape.samples if name == "rocketmq_consumer_lag_messages"]
+    assert lags == ([lag] if lag else [])
+    assert scrape.sum("rocketmq_consumer_lag_omitted") == 0
+
+
 class Pairs(dict):
     """Offsets by (topic, group) that count how often all are looked at."""
 
@@ -119,7 +147,10 @@ async def test_the_progress_of_many_groups_holds_nobody_up(monkeypatch):
     store = SimpleNamespace(queues=SimpleNamespace(queue=lambda *_: None), commitlog=None)
     log, config = SimpleNamespace(barrier=barrier), SimpleNamespace(broker_name="b")
     context = SimpleNamespace(state=state, store=store, log=log, config=config, address="x")
-    clients, rates = SimpleNamespace(consumers={}), GroupRates(state, lambda: 0)
+    clients, rates = (
+        SimpleNamespace(consumers={}, has_left=lambda *_: False),
+        GroupRates(state, lambda: 0),
+    )
     queries = progress.ProgressQueries(context, clients, rates)
     request = RemotingCommand.request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
     answer = asyncio.ensure_future(queries.broker_consume_stats(None, request))

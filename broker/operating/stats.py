@@ -4,7 +4,8 @@ The windows are a minute, an hour and a day.
 
 The number of messages stored is looked up in the log itself by store time, so it is exact, and the
 same on every replica and after a failover. The number of messages consumed is the distance by which
-the group's committed offsets moved. Every replica samples them every SAMPLE_MS, so the count starts
+the group's committed offsets moved on, queue by queue: where an offset comes to be, or is set back,
+nothing was consumed. Every replica samples them every SAMPLE_MS, so the count starts
 anew with a process, but not with a leader. Bound: PAIRS_MAX pairs of topic and group; others are
 not reported.
 """
@@ -34,9 +35,18 @@ SAMPLES = 6
 
 @dataclass(slots=True)
 class _Pair:
-    """The sums of a pair's offsets: per window (time in ms, sum), oldest first."""
+    """How far a pair's offsets have moved on: per window (time in ms, distance), oldest first."""
 
     windows: tuple[deque[tuple[int, int]], ...]
+    offsets: dict[int, int]  # by queue id, when the last sample was taken
+    moved: int = 0
+
+    def moved_to(self, queues: dict[int, int]) -> int:
+        """Return how far they have moved on when they are at `queues`."""
+        before = self.offsets
+        return self.moved + sum(
+            max(0, offset - before.get(queue_id, offset)) for queue_id, offset in queues.items()
+        )
 
 
 class GroupRates:
@@ -58,30 +68,32 @@ class GroupRates:
             if pair is None:
                 if len(self._pairs) >= PAIRS_MAX:
                     continue
-                pair = self._pairs[key] = _Pair(tuple(deque() for _ in WINDOWS_S))
-            total = sum(queues.values())
+                pair = self._pairs[key] = _Pair(tuple(deque() for _ in WINDOWS_S), {})
+            if queues != pair.offsets:
+                pair.moved, pair.offsets = pair.moved_to(queues), dict(queues)
             for samples, (_, seconds) in zip(pair.windows, WINDOWS_S, strict=True):
-                _keep(samples, now_ms, total, seconds * 1000)
+                _keep(samples, now_ms, pair.moved, seconds * 1000)
 
     def stats(self, topic: str, group: str) -> dict[str, Any]:
-        """Return Apache's BrokerStatsData bean. A group that was moved back consumed nothing."""
+        """Return Apache's BrokerStatsData bean."""
         pair = self._pairs.get((topic, group))
         now_ms = self._clock_ms()
-        total = sum(self._state.offsets.offsets.get((topic, group), {}).values())
+        queues = self._state.offsets.offsets.get((topic, group), {})
+        moved = 0 if pair is None else pair.moved_to(queues)
         value = {}
         for number, (name, seconds) in enumerate(WINDOWS_S):
             taken, span_ms = 0, seconds * 1000
             if pair is not None and pair.windows[number]:
                 since_ms, before = pair.windows[number][0]
-                taken = max(0, total - before)
+                taken = moved - before
                 span_ms = max(1000, min(span_ms, now_ms - since_ms))
             value[name] = _window(taken, span_ms / 1000)
         return value
 
 
-def _keep(samples: deque[tuple[int, int]], now_ms: int, total: int, window_ms: int) -> None:
+def _keep(samples: deque[tuple[int, int]], now_ms: int, moved: int, window_ms: int) -> None:
     if not samples or now_ms - samples[-1][0] >= window_ms // SAMPLES:
-        samples.append((now_ms, total))
+        samples.append((now_ms, moved))
     while len(samples) > 1 and samples[1][0] <= now_ms - window_ms:
         samples.popleft()
 
@@ -113,11 +125,11 @@ class StatsQueries:
 
     def _came(self, topic: str) -> dict[str, Any]:
         now_ms = self.context.wall_ms()
-        queue_ids = self.context.store.queues.topics().get(topic, [])
+        queue_count = self.context.state.topics.entries[topic].queue_count
         value = {}
         for name, seconds in WINDOWS_S:
             total = 0
-            for queue_id in queue_ids:
+            for queue_id in range(queue_count):
                 queue = self.context.store.queues.queue(topic, queue_id)
                 if queue is not None and queue.max_offset > queue.min_offset:
                     since_ms = now_ms - seconds * 1000

@@ -235,6 +235,41 @@ def test_what_groups_take_is_sampled_up_to_a_limit(monkeypatch):
     assert rates.stats("U", "h")["statsMinute"]["sum"] == 0
 
 
+def test_a_group_took_what_its_offsets_moved_on_in_each_queue():
+    now, state = [0], BrokerState()
+    rates, index = GroupRates(state, lambda: now[0]), iter(range(1, 99))
+
+    def took(change) -> int:
+        now[0] += 5_000
+        state.apply(next(index), 0, change)
+        seen = rates.stats("T", "g")["statsMinute"]["sum"]
+        now[0] += 5_000
+        rates.sample()
+        assert rates.stats("T", "g")["statsMinute"]["sum"] == seen
+        return seen
+
+    assert took(commit_offsets([("T", "g", 0, 1_000_000)])) == 0
+    assert took(commit_offsets([("T", "g", 0, 1_000_010)])) == 10
+    assert took(commit_offsets([("T", "g", queue, 1_000_000) for queue in range(1, 8)])) == 10
+    assert took(commit_offsets([("T", "g", 1, 1_000_005)])) == 15
+    assert took(reset_offsets([("T", "g", 0, 10), ("T", "g", 1, 1_000_007)])) == 17
+    state.offsets.resets.clear()  # it has gone there
+    assert took(commit_offsets([("T", "g", 0, 13)])) == 20
+
+
+async def test_what_came_into_a_topic_does_not_take_all_queues_of_the_broker(group, monkeypatch):
+    broker = await group.leading()
+    await group.create_topic(broker, "T", 2)
+    for queue in (0, 1, 1):
+        await group.send(broker, "T", b"m", queue)
+    monkeypatch.delattr(broker.store.queues.__class__, "topics")
+    _, found = await asked(
+        group, broker, RequestCode.VIEW_BROKER_STATS_DATA, statsName="TOPIC_PUT_NUMS", statsKey="T"
+    )
+    assert found["statsDay"]["sum"] == 3
+    monkeypatch.undo()
+
+
 def test_only_so_many_pulls_wait_for_a_reset_to_be_taken(monkeypatch):
     monkeypatch.setattr(resets, "TAKING_MAX", 2)
     state = BrokerState()

@@ -86,7 +86,7 @@ class ProgressQueries:
 
     async def time_span(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer QUERY_CONSUME_TIME_SPAN (303): the store times at the ends of each queue, and at
-        the group's position in it."""
+        the group's position in it, and for how long the next message has waited."""
         name, group = text(request.ext, "topic"), text(request.ext, "group")
         topic = self.context.state.topics.existing(name)
         await self.context.log.barrier()
@@ -95,14 +95,13 @@ class ProgressQueries:
         for queue_id in range(topic.queue_count):
             low, high = self._ends(name, queue_id)
             offset = self.context.state.offsets.get(name, group, queue_id) or 0
-            newest = self._stored_ms(name, queue_id, high - 1)
-            consumed = self._stored_ms(name, queue_id, offset - 1)
-            behind = newest - consumed if consumed and offset < high else 0
+            waiting = self._stored_ms(name, queue_id, max(offset, low))
             spans.append(
                 {
-                    "consumeTimeStamp": consumed,
-                    "delayTime": max(0, behind),
-                    "maxTimeStamp": newest,
+                    # That of the first message while none is consumed that is still there.
+                    "consumeTimeStamp": self._stored_ms(name, queue_id, max(offset - 1, low)),
+                    "delayTime": max(0, self.context.wall_ms() - waiting) if waiting else 0,
+                    "maxTimeStamp": self._stored_ms(name, queue_id, high - 1),
                     "messageQueue": self._queue(name, queue_id).as_fields(),
                     "minTimeStamp": self._stored_ms(name, queue_id, low),
                 }

@@ -92,6 +92,35 @@ async def test_how_far_a_group_that_broadcasts_has_come_is_not_known_here(group)
         assert found["totalDiff"] == lag
 
 
+async def test_a_group_is_as_late_as_its_next_message_is_old(group):
+    broker = await group.leading()
+    await group.create_topic(broker, "T", 1)
+
+    async def span() -> tuple[int, int, int]:
+        code = RequestCode.QUERY_CONSUME_TIME_SPAN
+        _, found = await asked(group, broker, code, topic="T", group="cg")
+        (one,) = found["consumeTimeSpanSet"]
+        return one["consumeTimeStamp"], one["delayTime"], one["minTimeStamp"]
+
+    assert await span() == (0, 0, 0)
+    stored = []
+    for _ in range(4):
+        await group.send(broker, "T")
+        number = len(stored)
+        stored.append(progress.stored_ms(broker.store, "T", 0, number))
+        await asyncio.sleep(0.02)
+    broker.store.queues.queue("T", 0).correct_min(broker.store.queues.queue("T", 0).unit(1)[0])
+    for offset, consumed, waiting in ((0, 1, 1), (1, 1, 1), (2, 1, 2), (3, 2, 3), (4, 3, None)):
+        await group.commit(broker, "T", 0, offset)
+        before_ms = broker.context.wall_ms()
+        consumed_ms, delay_ms, min_ms = await span()
+        assert (consumed_ms, min_ms) == (stored[consumed], stored[1])
+        if waiting is None:
+            assert delay_ms == 0
+        else:
+            assert before_ms <= stored[waiting] + delay_ms <= broker.context.wall_ms()
+
+
 @pytest.mark.parametrize(("subscribed", "lag"), [(["U"], 0), (["T", "U"], 15), ([], 15)])
 async def test_a_topic_that_an_online_group_has_left_has_no_lag(group, subscribed, lag):
     broker = await group.leading()

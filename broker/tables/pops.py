@@ -107,6 +107,12 @@ class PopQueue:
         """How many messages were popped and not acknowledged."""
         return self.in_flight + len(self.left)
 
+    @property
+    def first_unfinished(self) -> int | None:
+        """Return the first message that was popped and not acknowledged; None: there is none."""
+        pending = (batch.pending_offsets[0] for batch in self.batches.values())
+        return min([*pending, *(offset for offset, _ in self.left)], default=None)
+
     def make_void(self, name: BatchKey, until_ms: int, offsets: Sequence[int]) -> None:
         """Note that these messages are in flight under this handle no more."""
         known = self.void.pop(name, (0, ()))
@@ -390,6 +396,11 @@ class PopTable:
         self.used = bool(value["used"])
         self.queues, self.modes, self.batch_count = queues, modes, batch_count
         self.applied_index = applied_index
+
+    def replace_by(self, other: PopTable) -> None:
+        """Take another table's content, which nobody else may use from now on."""
+        self.queues, self.modes, self.used = other.queues, other.modes, other.used
+        self.batch_count = other.batch_count
 
 
 def _batch(

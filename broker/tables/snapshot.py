@@ -20,7 +20,7 @@ import copy
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from google_crc32c import extend
@@ -33,6 +33,7 @@ from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.store.disk import Disk
 
+T = TypeVar("T", bound=Table)
 DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 CHECKSUM_KEY = "raftChecksum"
@@ -107,7 +108,7 @@ def capture(state: BrokerState) -> Snapshot:
     return Snapshot(tuple((name, twin_of(table)) for name, table in _files(state)))
 
 
-def twin_of(table: Table) -> Table:
+def twin_of(table: T) -> T:
     """Return a copy that does not change with the table; a thread may read it."""
     twin = copy.copy(table)
     twin.own()

@@ -1,10 +1,12 @@
-"""The tables that a classic slave copies from its master: topics (21), consumer offsets (43), delay
-progress (45) and subscription groups (201), every `slaveSyncMetadataIntervalMs`.
+"""The tables that a classic slave copies from its master: topics (21), consumer offsets and popped
+messages (43), delay progress (45) and subscription groups (201), every
+`slaveSyncMetadataIntervalMs`.
 
 Changes on the master since the last round are lost with it: that is the classic design, and
 `last_sync_ms` says how old the copy is. An Apache master's delay progress says nothing of timer
 messages: its check point (60) does. Topics and groups become the master's; its offsets win over
-the slave's own, which consumers may have committed while the master was away.
+the slave's own, which consumers may have committed while the master was away. Popped messages are
+copied with the offsets, as of one moment (broker.tables.popcopy).
 
 `LogComparison` asks the same master whether this slave's log is a prefix of its own.
 """
@@ -20,6 +22,7 @@ from raftmq.broker.delivery.timers import timercheck
 from raftmq.broker.delivery.timers.wheel import NOTHING, Progress
 from raftmq.broker.errors import StateError
 from raftmq.broker.replication.ha.slave import LogsDiffer
+from raftmq.broker.tables import popcopy
 from raftmq.broker.tables.configfiles import ConfigFiles
 from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.acl.signature import Credentials
@@ -141,7 +144,7 @@ class MetadataSync:
             self._on_topics()
         _load(groups, lambda: state.groups.load(groups, state.groups.applied_index))
         offsets = _object(await ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
-        _load(offsets, lambda: state.offsets.merge(offsets))
+        _load(offsets, lambda: popcopy.take(state.offsets, state.pops, offsets))
         delays = _object(await ask(RequestCode.GET_ALL_DELAY_OFFSET))
         if not delays.get("timer"):
             delays["timer"] = (await self._timer_progress())._asdict()
@@ -229,5 +232,5 @@ def _object(response: RemotingCommand) -> dict[str, Any]:
 def _load(value: Mapping[str, Any], load: Callable[[], None]) -> None:
     try:
         load()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MetadataError(f"the master's table is no table: {error!r}") from error

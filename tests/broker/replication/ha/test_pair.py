@@ -19,6 +19,7 @@ from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
 from raftmq.store.identity import WrongIdentity
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
+from tests.broker.popping.consumer import Popper
 from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
 from tests.waiting import until
 
@@ -455,6 +456,79 @@ async def test_metadata_follow_on_a_timer(tmp_path):
         await pair.start("slave1")
         assert pair.slave.state.offsets.get("T", "cg", 0) == 2
         assert pair.slave.state.topics.get("T") is not None
+
+
+async def test_what_is_popped_and_not_acknowledged_comes_again_from_the_slave(tmp_path):
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        await pair.create_topic(pair.master, "T", 1)
+        await filled(pair, 10)
+        popper = Popper(pair)
+        popped = await popper.pop(pair.master, count=10, invisible_ms=1_000)
+        assert len(popped) == 10
+        assert await popper.batch_ack(pair.master, popped[:4]) == 0
+        await pair.caught_up()
+        await synced(pair)
+        assert pair.slave.state.pops.in_flight("T", "cg") == 6
+        await pair.kill("master")
+        await pair.stop("slave1")
+        pair.own["slave1"] = {"brokerRole": "ASYNC_MASTER", "brokerId": 0, "haMasterAddress": ""}
+        promoted = await pair.start("slave1")
+        again = []
+
+        async def all_again():
+            again.extend(await popper.pop(promoted))
+            return len(again) == 6
+
+        await until(all_again)
+        assert sorted(one.body for one in again) == [b"%d" % n * 10 for n in range(4, 10)]
+
+
+async def test_what_a_slave_popped_as_the_master_gives_way_to_its_masters_table(
+    tmp_path, monkeypatch
+):
+    """With a master that tells of no pops, an Apache broker, it has none; modes stay."""
+    async with Classic(tmp_path) as pair:
+        await pair.followed()
+        await pair.create_topic(pair.master, "T", 1)
+        await filled(pair, 10)
+        await pair.caught_up()
+        own = [*TAKEN, ("mode", "T", "old", "POP", 4)]
+        pair.slave.state.pops.apply({"steps": own})
+        popper = Popper(pair)
+        assert len(await popper.pop(pair.master, count=5)) == 5
+        await synced(pair)
+        assert pair.slave.state.pops.to_json() == pair.master.state.pops.to_json()
+        assert pair.slave.state.offsets.get("T", "cg", 0) == 5
+
+        metadata = pair.slave.log.classic.follower.metadata
+        ask = metadata._master.ask
+
+        async def ask_an_apache_broker(code, ext=None):
+            answer = await ask(code, ext)
+            if code == RequestCode.GET_ALL_CONSUMER_OFFSET:
+                table = loads_object(answer.body)
+                del table["popTable"]
+                answer.body = orjson.dumps(table)
+            return answer
+
+        monkeypatch.setattr(metadata._master, "ask", ask_an_apache_broker)
+        await synced(pair)
+        pair.slave.state.pops.apply({"steps": own})
+        await synced(pair)
+        pops = pair.slave.state.pops
+        assert (pops.queues, pops.batch_count) == ({}, 0)
+        assert pops.modes == {("T", "old"): ("POP", 4)}
+
+
+TAKEN = [("take", "T", "cg", 0, 0, 9, 0, 1_000, 2_000, 9, "", "", False)]
+
+
+async def synced(pair):
+    """A round has begun and ended."""
+    metadata = pair.slave.log.classic.follower.metadata
+    rounds = metadata.rounds
+    await until(lambda: metadata.rounds >= rounds + 2)
 
 
 async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monkeypatch):

@@ -1,0 +1,83 @@
+"""What a classic master tells of offsets and pops, and how a slave takes it."""
+
+import pytest
+
+from raftmq.broker.tables.offsets import OffsetTable
+from raftmq.broker.tables.popcopy import KEY, take, tell
+from raftmq.broker.tables.pops import PopTable
+from raftmq.remoting.fastjson import loads_object
+
+
+def pop(queue_id, before, after, *, order=False):
+    told = after - before
+    return ("take", "T", "g", queue_id, before, after, before, 1_000, 2_000, told, "", "", order)
+
+
+def tables(*steps):
+    offsets, pops = OffsetTable(), PopTable()
+    pops.apply({"steps": steps})
+    offsets.commit(("T", "g", queue_id, queue.next) for (_, _, queue_id), queue in pops.places())
+    return offsets, pops
+
+
+def test_a_slave_has_the_masters_pops_in_place_of_its_own():
+    offsets, pops = tables(pop(0, 0, 10), ("done", "T", "g", 0, 0, 1_000, 3))
+    mine = tables(pop(0, 0, 30), pop(1, 0, 5))
+    take(*mine, loads_object(tell(offsets, pops)))
+    assert mine[1].to_json() == pops.to_json()
+    assert mine[0].offsets == {("T", "g"): {0: 10, 1: 5}}
+
+
+def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
+    offsets, pops = tables(
+        pop(0, 0, 10),
+        ("done", "T", "g", 0, 0, 1_000, 0b111),  # 3 to 9 are in flight
+        pop(1, 0, 4),
+        ("done", "T", "g", 1, 0, 1_000, 0b1111),  # nothing is
+        pop(2, 0, 4, order=True),
+        pop(2, 4, 6, order=True),  # 0 to 3 are left for later
+        ("mode", "T", "g", "POP", 4),
+    )
+    offsets.delete_group("g")
+    offsets.commit([("T", "g", 0, 10), ("T", "g", 1, 4)])
+    mine = tables(pop(0, 0, 30))
+    take(*mine, loads_object(tell(offsets, pops, bytes_max=100)))
+    assert mine[0].offsets == {("T", "g"): {0: 3, 1: 4, 2: 0}}
+    assert (mine[1].queues, mine[1].batch_count, mine[1].used) == ({}, 0, True)
+    assert mine[1].modes == {("T", "g"): ("POP", 4)}
+
+
+def test_a_master_that_tells_of_no_pops_has_none():
+    offsets, _ = tables(pop(0, 0, 10))
+    mine = tables(pop(0, 0, 30), ("mode", "T", "g", "POP", 4))
+    take(*mine, offsets.to_json())
+    assert (mine[1].queues, mine[1].batch_count) == ({}, 0)
+    assert mine[1].modes == {("T", "g"): ("POP", 4)}
+
+
+NO_BATCH = [0, 1, [], "0", 1, 1, "", "", False, [], []]  # of no messages
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"offsetTable": []},
+        {"offsetTable": {}, KEY: [1]},
+        {"offsetTable": {}, KEY: {"used": True, "modes": []}},
+        {
+            "offsetTable": {},
+            KEY: {
+                "used": True,
+                "modes": [],
+                "queues": [["T", "g", 0, 9, 0, 0, 9, [], [], [NO_BATCH]]],
+            },
+        },
+    ],
+)
+def test_what_is_no_table_changes_nothing(value):
+    mine = tables(pop(0, 0, 30))
+    before = [table.to_json() for table in mine]
+    with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
+        take(*mine, value)
+    assert [table.to_json() for table in mine] == before

@@ -2,17 +2,30 @@
 
 A master appends records that the send path has encoded; a slave copies bytes of its master's log as
 they stand there. Nothing is durable until a GroupFlusher or a flush of the store says so.
+
+In a log that Apache's broker wrote, a topic that was deleted and made again has queue offsets from
+0 on once more. There its queues begin anew here, too: the units before are dropped, as that broker
+dropped them. Our own masters let such a queue go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.derived import DerivedFiles
-from raftmq.store.dispatch import Units
-from raftmq.store.errors import Diverged, StoreDamaged
+from raftmq.store.dispatch import (
+    UNIT,
+    UNIT_SIZE_BYTES,
+    DispatchError,
+    QueueBegunAnew,
+    Units,
+)
+from raftmq.store.errors import Diverged, FlushUnderWay, StoreDamaged
 from raftmq.store.record import BLANK, MAGIC_BLANK, store_timestamp_at, walk_records
+
+logger = logging.getLogger("raftmq.store.classiclog")
 
 _REDISPATCH_BYTES = 4 << 20  # read at once
 
@@ -34,19 +47,18 @@ class ClassicLog:
 
     def copy(self, data: bytes, newest_ms: int) -> Sequence[Units]:
         """Append whole records of a master's log at the end of this one and dispatch them; return
-        the units by queue. Raises Diverged, having written nothing; OSError; DispatchError."""
+        the units by queue. Raises Diverged, FlushUnderWay, having written nothing; OSError."""
         position = self._commitlog.max_offset
-        units = self._derived.dispatcher.index(data, position)
-        for topic, queue_id, first, _ in units:
-            queue = self._derived.queues.queue(topic, queue_id)
-            end = 0 if queue is None else queue.max_offset
-            if end not in (first, 0):  # 0: the log may begin in the middle of the master's
-                text = f"queue offset {first} of {topic}/{queue_id} follows {end - 1}"
-                raise Diverged(position, text)
+        try:
+            parts = list(self._parts(data, position, len(data)))
+        except DispatchError as error:
+            raise Diverged(position, str(error)) from error
+        self._check(parts, position)
         self._derived.make_room()
         self._commitlog.copy(data)
-        self._derived.append(units, position + len(data), newest_ms)
-        return units
+        for units, end in parts:
+            self._dispatch(units, end, newest_ms)
+        return [one for units, _ in parts for one in units]
 
     def copy_blank(self, data: bytes) -> None:
         """Append the rest of a segment of a master's log, from its blank record on."""
@@ -72,7 +84,50 @@ class ClassicLog:
                 if record is None:
                     raise StoreDamaged(position, walk.detail)
                 data, walk.end = record, len(record)
-            units = derived.dispatcher.index(data, position, 0, walk.end)
-            position, stamp_ms = position + walk.end, store_timestamp_at(data, last)
-            derived.append(units, position, stamp_ms)
+            stamp_ms = store_timestamp_at(data, last)
+            for units, end in self._parts(data, position, walk.end):
+                self._dispatch(units, end, stamp_ms)
+            position += walk.end
         derived.append((), log.max_offset, stamp_ms)
+
+    # ---- queues that begin anew -------------------------------------------------------------
+
+    def _parts(self, data: bytes, position: int, size: int) -> Iterator[tuple[list[Units], int]]:
+        """Yield the units of data[:size], which is at `position`, in parts in which no queue begins
+        anew, and where each part ends in the log. Raises DispatchError."""
+        index = self._derived.dispatcher.index
+        start = 0
+        while start < size:
+            try:
+                units, stop = index(data, position + start, start, size), size
+            except QueueBegunAnew as begun:
+                units, stop = index(data, position + start, start, begun.at), begun.at
+            yield [*units], position + stop
+            start = stop
+
+    def _check(self, parts: Sequence[tuple[Sequence[Units], int]], position: int) -> None:
+        """Check that the parts continue the queues. Raises Diverged, FlushUnderWay."""
+        queues = self._derived.queues
+        ends: dict[tuple[str, int], int] = {}
+        for units, _ in parts:
+            for topic, queue_id, first, packed in units:
+                end = ends.get((topic, queue_id), queues.end_of(topic, queue_id))
+                if end not in (first, 0):  # 0: the log may begin in the middle of the master's
+                    if first:
+                        text = f"queue offset {first} of {topic}/{queue_id} follows {end - 1}"
+                        raise Diverged(position, text)
+                    if queues.flushing:
+                        raise FlushUnderWay(f"{topic}/{queue_id} begins anew")
+                ends[topic, queue_id] = first + len(packed) // UNIT_SIZE_BYTES
+
+    def _dispatch(self, units: Sequence[Units], end: int, newest_ms: int) -> None:
+        """Dispatch a part of the log that ends at `end`. Raises OSError."""
+        queues = self._derived.queues
+        for topic, queue_id, first, packed in units:
+            queue = queues.queue(topic, queue_id)
+            if first or queue is None or not queue.max_offset:
+                continue
+            if queue.last_position < UNIT.unpack_from(packed)[0]:  # else it has these units
+                logger.info("queue_begun_anew topic=%s queue=%d", topic, queue_id)
+                queues.discard(topic, queue_id)
+        self._derived.append(units, end, newest_ms)

@@ -72,6 +72,15 @@ class DispatchError(AssertionError):
     """The records contradict each other: a bug or damage; they must not be indexed."""
 
 
+class QueueBegunAnew(DispatchError):
+    """A queue's next record has queue offset 0. In a classic log that Apache's broker wrote this is
+    a topic that was deleted and made again. `at` is where in the data the record begins."""
+
+    def __init__(self, text: str, at: int) -> None:
+        super().__init__(text)
+        self.at = at
+
+
 class Dispatcher:
     """Makes consume-queue units from records. Holds the delay table and the tag cache."""
 
@@ -147,10 +156,11 @@ class Dispatcher:
                 first, units = groups.setdefault((topic, queue_id), (queue_offset, []))
                 run_next = first + len(units)
             if queue_offset != run_next:
-                raise DispatchError(
+                text = (
                     f"queue offset {queue_offset} at {offset + shift} after {run_next - 1} of "
                     f"{topic!r}/{queue_id}"
                 )
+                raise DispatchError(text) if queue_offset else QueueBegunAnew(text, offset)
             units.append(pack(offset + shift, size, code))
             run_next += 1
             offset = next_offset

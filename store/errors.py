@@ -58,6 +58,13 @@ class Diverged(StoreError):
         self.reason = reason
 
 
+class FlushUnderWay(StoreError):
+    """A queue begins anew, and cannot while its files are being flushed. Nothing was written."""
+
+    code = "FLUSH_UNDER_WAY"
+    retriable = True
+
+
 class UnitDamaged(StoreDamaged):
     """A ConsumeQueue unit points at no record of its queue. It is rebuilt from the log; until then
     its readers have to wait."""

@@ -87,7 +87,7 @@ class LocalApplication:
         self._arrived(batch.units)
 
     def copy(self, run: Run) -> None:
-        """Do the same for bytes of the master's log. Raises Diverged, OSError, DispatchError."""
+        """Do the same for bytes of the master's log. Raises Diverged, FlushUnderWay, OSError."""
         if run.last_record < 0:
             self._log.copy_blank(run.data)
         else:

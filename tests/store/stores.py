@@ -28,9 +28,12 @@ def raft_store(disk: Disk, **changes: object) -> MessageStore:
     return store
 
 
-def classic_store(disk: Disk) -> MessageStore:
+def classic_store(disk: Disk, segment_size_bytes: int = SEGMENT) -> MessageStore:
     config = StoreConfig(
-        mode=StoreMode.CLASSIC, segment_size_bytes=SEGMENT, units_per_file=50, hot_span_bytes=HOT
+        mode=StoreMode.CLASSIC,
+        segment_size_bytes=segment_size_bytes,
+        units_per_file=50,
+        hot_span_bytes=HOT,
     )
     store = MessageStore(disk, config)
     store.open()

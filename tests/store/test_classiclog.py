@@ -1,10 +1,13 @@
+import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
-from raftmq.store.errors import Diverged, RecordTooLarge
+from raftmq.store.errors import Diverged, FlushUnderWay, RecordTooLarge
+from raftmq.store.messagestore import MessageStore
 from raftmq.store.record import decode_record, encode_record, walk_records
 from tests.store.make import (
     append_classic,
@@ -76,3 +79,83 @@ def test_records_that_do_not_continue_a_queue_are_not_copied(disk: OsDisk) -> No
     with pytest.raises(Diverged):
         slave.classic.copy(encode_record(record(queue_offset=5, physical_offset=end)), 1000)
     assert slave.commitlog.max_offset == slave.derived.dispatched_offset == end
+
+
+def written(store: MessageStore, *items: tuple[int, int]) -> bytes:
+    """Records of (queue id, queue offset), to be copied to the end of the store's log."""
+    data = b""
+    for queue_id, offset in items:
+        position = store.commitlog.max_offset + len(data)
+        body = b"%d@%d" % (offset, position)
+        one = record(queue_id=queue_id, queue_offset=offset, physical_offset=position, body=body)
+        data += encode_record(one)
+    return data
+
+
+@pytest.mark.parametrize("cuts", [(), (3,), (2, 4)])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_topic_that_the_master_made_again_begins_at_0(
+    disk: OsDisk, cuts: tuple[int, ...], flushed: bool
+) -> None:
+    """Apache's broker deletes a topic's queues with it."""
+    slave = classic_store(disk)
+    assert slave.classic is not None
+    items = [(0, 0), (0, 1), (0, 2), (1, 0), (0, 0), (0, 1), (1, 1)]
+    told: list[tuple[str, int, int]] = []
+    for begin, end in pairwise((0, *cuts, len(items))):
+        units = slave.classic.copy(written(slave, *items[begin:end]), 1000)
+        told += [(topic, queue_id, first) for topic, queue_id, first, _ in units]
+        if flushed:
+            slave.flush()
+    assert told.count(("T", 0, 0)) == 2
+    expected = [bodies(slave, 0), bodies(slave, 1)]
+    assert [[body.partition(b"@")[0] for body in found] for found in expected] == [
+        [b"0", b"1"],
+        [b"0", b"1"],
+    ]
+    slave.close()
+    again = classic_store(disk)
+    assert [bodies(again, 0), bodies(again, 1)] == expected
+    # And after a crash without the queues, from the log alone.
+    again.close_unclean()
+    shutil.rmtree(Path(disk.root) / "consumequeue")
+    assert [bodies(classic_store(disk), n) for n in (0, 1)] == expected
+
+
+def test_after_a_crash_a_queue_begins_anew_where_the_log_says(disk: OsDisk) -> None:
+    slave = classic_store(disk, 1 << 16)
+    assert slave.classic is not None
+    slave.classic.copy(written(slave, *((0, n) for n in range(120))), 1000)
+    slave.flush()  # three files
+    slave.classic.copy(written(slave, (0, 120), (0, 0)), 1000)
+    slave.queues.write_tails()
+    expected = bodies(slave)
+    assert len(expected) == 1
+    slave.close_unclean()
+    again = classic_store(disk, 1 << 16)
+    assert bodies(again) == expected
+    assert (again.queues.end_of("T", 0), again.last_stop_clean) == (1, False)
+
+
+def test_a_queue_does_not_begin_anew_while_it_is_flushed(disk: OsDisk) -> None:
+    slave = classic_store(disk)
+    assert slave.classic is not None
+    slave.classic.copy(written(slave, (0, 0), (0, 1)), 1000)
+    end = slave.commitlog.max_offset
+    data = written(slave, (0, 0))
+    ticket = slave.queues.begin_flush()
+    with pytest.raises(FlushUnderWay):
+        slave.classic.copy(data, 1000)
+    assert slave.commitlog.max_offset == slave.derived.dispatched_offset == end
+    ticket.run()
+    slave.queues.finish_flush(ticket, synced=True)
+    slave.classic.copy(data, 1000)
+    assert bodies(slave) == [b"0@%d" % end]
+
+
+def test_records_that_contradict_each_other_end_no_slave(disk: OsDisk) -> None:
+    slave = classic_store(disk)
+    assert slave.classic is not None
+    with pytest.raises(Diverged):
+        slave.classic.copy(written(slave, (0, 0), (0, 1), (0, 5)), 1000)
+    assert slave.commitlog.max_offset == 0

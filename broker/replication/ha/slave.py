@@ -31,7 +31,7 @@ from raftmq.remoting.address import parse_address
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
-from raftmq.store.errors import Diverged
+from raftmq.store.errors import Diverged, FlushUnderWay
 
 log = logging.getLogger("raftmq.broker.ha.slave")
 
@@ -64,7 +64,8 @@ class HaSlave:
         tls: Renewed | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """`verify()` raises LogsDiffer. `append(run)` raises Diverged, OSError (fatal).
+        """`verify()` raises LogsDiffer. `append(run)` raises Diverged; FlushUnderWay (the link
+        begins again); OSError (fatal).
         `reported()` is the offset to report; `on_link(up)` is called when a link begins and ends.
         With a `gate` the master must prove itself first."""
         self._gate = gate
@@ -222,6 +223,8 @@ class MasterLink(asyncio.Protocol):
         except (HaProtocolError, Diverged) as error:
             self.differs = str(error)
             self.close(str(error))
+        except FlushUnderWay as error:
+            self.close(f"not now: {error}")
         except (AssertionError, OSError) as error:
             self.failure = error
             self.close(f"cannot append: {error!r}")

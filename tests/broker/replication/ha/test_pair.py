@@ -16,6 +16,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
+from raftmq.store.errors import FlushUnderWay
 from raftmq.store.identity import WrongIdentity
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
@@ -406,6 +407,27 @@ async def test_a_stream_that_does_not_continue_the_log_is_refused(tmp_path):
         await pair.start("slave1")
         await until(lambda: pair.slave.log.classic.slave.refused)
         assert pair.slave.store.queues.queue("Other", 0) is None
+
+
+async def test_a_slave_that_cannot_append_yet_asks_again(tmp_path):
+    """A topic that Apache's master made again may come while its queues are flushed."""
+    async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
+        await pair.followed()
+        follower = pair.slave.log.classic.slave
+        append, refusals = follower.append, []
+
+        def append_later(run):
+            if not refusals:
+                refusals.append(run)
+                raise FlushUnderWay("T/0 begins anew")
+            append(run)
+
+        follower.append = append_later
+        assert (await filled(pair, 3)) == [OK] * 3
+        await pair.caught_up()
+        assert len(refusals) == 1
+        assert follower.refused == ""
+        assert log_bytes(pair.slave) == log_bytes(pair.master)
 
 
 def cut_tail(directory, count):

@@ -3,7 +3,7 @@
 The store selects by tags codes, from the ConsumeQueue alone. An expression needs each message's
 properties: records are read in pieces and parsed in place, and their bodies are skipped. One pull
 looks at no more units than a filter by tags does, at no more than SCAN_BYTES_MAX of records, and at
-no further record once its filter has done WORK_MAX. Then it answers with the matches so far, and
+no further record once the work is done that it may do. Then it answers with the matches so far, and
 the consumer goes on behind them. If the store finds nothing at the offset, or that it moved, the
 answer is as for any pull.
 """
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from raftmq.broker.consuming.filters import Matcher
+from raftmq.broker.consuming.filters import RECORD_WORK, Matcher, Work
 from raftmq.store.errors import StoreError
 from raftmq.store.messagereads import GetResult
 from raftmq.store.messagestore import MessageStore
@@ -23,7 +23,7 @@ from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V2, hosts_extra
 from raftmq.store.selection import GetStatus, scan_count
 
 SCAN_BYTES_MAX = 4 << 20
-WORK_MAX = 50_000  # of the filter in one read, as Matcher.work counts: some 50 ms of the loop
+WORK_MAX = 50_000  # of the filter in the read of a new pull, as Matcher.work counts: some 50 ms
 PIECE_UNITS = 128
 PIECE_BYTES = 256 << 10
 WAKE_UNITS_MAX = 800  # units of one arrival looked at for held pulls; with more, all wake
@@ -55,8 +55,8 @@ class _Kept:
     count_max: int
     bytes_max: int
     buffers: list[bytes]
+    work: Work
     size_bytes: int = 0
-    work_left: int = WORK_MAX
 
     def takes(self, size: int) -> bool:
         if not self.buffers:
@@ -84,10 +84,11 @@ class FilteredReads:
         count_max: int,
         bytes_max: int,
         matcher: Matcher,
+        work: Work,
     ) -> GetResult:
-        """Read what the matcher takes. Raises StoreDamaged, OSError."""
+        """Read what the matcher takes, as far as `work` allows. Raises StoreDamaged, OSError."""
         units_left, bytes_left = scan_count(count_max), SCAN_BYTES_MAX
-        kept = _Kept(count_max, bytes_max, [])
+        kept = _Kept(count_max, bytes_max, [], work)
         at, result, cold = offset, None, False
         config = self.store.config
         while units_left > 0 and bytes_left > 0:
@@ -125,12 +126,13 @@ class FilteredReads:
 
     def _take(self, buffers: list[bytes], matcher: Matcher, kept: _Kept) -> int | None:
         """Keep what matches; return the queue offset to go on at if no more fits, or the work is
-        done, else None. The first record is looked at whatever it takes: so reads go on."""
+        done, else None. A record is looked at if any work is left, whatever it takes: so reads go
+        on."""
         for data in buffers:
             for at, size, queue_offset, properties in records_in(data):
-                if kept.work_left <= 0:
+                if kept.work.left <= 0:
                     return queue_offset
-                kept.work_left -= matcher.work(properties)
+                kept.work.left -= RECORD_WORK + matcher.work(properties)
                 if not matcher.matches(properties):
                     continue
                 if not kept.takes(size):

@@ -30,6 +30,16 @@ PARSED = 4
 COMPILED = 16
 RETRY_TOPIC = "RETRY_TOPIC"  # the property that names a retried message's original topic
 Codes = frozenset[int] | None
+RECORD_WORK = 8  # to find the properties of one message, as Matcher.work counts
+
+
+class Work:
+    """What filters may still do before others have their turn, as Matcher.work counts."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
 
 
 class Matcher(Protocol):

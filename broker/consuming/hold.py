@@ -1,24 +1,28 @@
 """Long polling: pulls that found nothing wait here for the next message of their queue. Pure.
 
 A held pull is released by the first dispatched unit of its queue that its filter takes (tags codes,
-then the matcher over properties, if there is one), or whose filter was not asked because others had
-done WORK_MAX for that arrival, or when its time is over; the table's owner then runs it again. One
-whose connection ends is forgotten. Bounds: `heldPullsMax`, `keptBytesMax`.
+then the matcher over properties, if there is one), or when its time is over; the table's owner then
+runs it again. One whose connection ends is forgotten. Bounds: `heldPullsMax`, `keptBytesMax`.
+
+Matchers may do WORK_MAX from one `turn` to the next, when they judge arrivals and when their pulls
+run again. Who comes too late for that is judged in a later turn, or run if its time is over or more
+than BEHIND_BYTES_MAX of units came meanwhile. Pulls without a matcher never wait for others'.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from raftmq.broker.consuming.filters import Codes, Filter, Matcher
+from raftmq.broker.consuming.filters import RECORD_WORK, Codes, Filter, Matcher, Work
 from raftmq.broker.consuming.waits import AT_ONCE_MAX, Waits
 from raftmq.remoting.budgets import Allowance
 
 T = TypeVar("T")
 Properties = Sequence[Mapping[str, str]] | None
-WORK_MAX = 10_000  # of all filters for one arrival, as Matcher.work counts: some 10 ms of an apply
+WORK_MAX = 20_000  # of all filters in one turn, as Matcher.work counts: some 15 ms of the loop
+BEHIND_BYTES_MAX = 800 * 20  # of units for which the same pulls are still to be judged
 _TAGS_CODE = struct.Struct(">12xq")  # of a consume-queue unit
 
 
@@ -62,6 +66,8 @@ class HoldTable(Generic[T]):
         self._release = release
         self._by_queue: dict[tuple[str, int], dict[Held[T], None]] = {}
         self._waits: Waits[Held[T]] = Waits(lambda: count_max, kept)
+        self._behind: dict[tuple[str, int], _Behind[T]] = {}
+        self.work = Work(WORK_MAX)  # until the next turn; the pulls that are released draw on it
 
     @property
     def count(self) -> int:
@@ -76,20 +82,44 @@ class HoldTable(Generic[T]):
 
     def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
         """Release the pulls that want one of the units that were added to the queue."""
-        waiting = self._by_queue.get((topic, queue_id))
+        key = topic, queue_id
+        waiting = self._by_queue.get(key)
         if waiting is None:
             return
-        arrival = _Arrival(units, self._properties_of)
-        self._release_these([held for held in waiting if _wants(held.wanted, arrival)])
+        behind = self._behind.get(key)
+        if behind is None:
+            self._judge(key, units, waiting)
+            return
+        behind.units += units
+        self._judge(key, units, [held for held in waiting if held not in behind.pulls])
+        if len(behind.units) > BEHIND_BYTES_MAX:
+            self._behind.pop(key, None)
+            for held in behind.pulls:
+                self._waits.hurry(held)
+
+    def turn(self, now_ms: int) -> None:
+        """Give the matchers new work: first for the pulls whose time is over, then for those that
+        are still to be judged, queue after queue."""
+        self.work.left = WORK_MAX
+        self.expire(now_ms)
+        for key in list(self._behind):
+            if self.work.left <= 0:
+                break
+            behind = self._behind.pop(key, None)  # None: released by what was done for another
+            if behind is not None:
+                self._judge(key, behind.units, behind.pulls)
 
     def expire(self, now_ms: int) -> None:
         """Release the pulls whose time is over."""
         for held in self._waits.due(now_ms):
-            self._let_go(held)
+            if self._may_run(held):
+                self._let_go(held)
+            else:
+                self._waits.put_off(held, now_ms)
 
     def rest_ms(self, now_ms: int) -> float:
-        """Return in how many milliseconds the first held pull's time is over."""
-        return self._waits.rest_ms(now_ms)
+        """Return in how many milliseconds the next turn has something to do."""
+        return self._waits.rest_ms(now_ms) if self.work.left == WORK_MAX else 0
 
     def release_all(self) -> None:
         """Run every held pull again now, because the broker stops or roles changed."""
@@ -100,13 +130,31 @@ class HoldTable(Generic[T]):
         for held in self._waits.owned_by(owner):
             self._forget(held)
 
+    def _judge(self, key: tuple[str, int], units: bytes, pulls: Iterable[Held[T]]) -> None:
+        """Release those of a queue's pulls that want one of the units; what cannot be judged now
+        is kept for a later turn."""
+        arrival = _Arrival(units, self._properties_of, self.work)
+        wanting: list[Held[T]] = []
+        for held in pulls:
+            wants = arrival.wanted_by(held.wanted)
+            if wants:
+                wanting.append(held)
+            elif wants is None:
+                self._behind.setdefault(key, _Behind(units)).pulls[held] = None
+        self._release_these(wanting)
+
+    def _may_run(self, held: Held[T]) -> bool:
+        return held.wanted.matcher is None or self.work.left > 0
+
     def _release_these(self, pulls: Sequence[Held[T]]) -> None:
         """Release the first of them, and the others as if their time was over."""
-        for held in pulls[:AT_ONCE_MAX]:
-            if not held.done:
+        for number, held in enumerate(pulls):
+            if held.done:
+                continue
+            if number < AT_ONCE_MAX and self._may_run(held):
                 self._let_go(held)
-        for held in pulls[AT_ONCE_MAX:]:
-            self._waits.hurry(held)
+            else:
+                self._waits.hurry(held)
 
     def _let_go(self, held: Held[T]) -> None:
         self._forget(held)
@@ -118,43 +166,72 @@ class HoldTable(Generic[T]):
         del waiting[held]
         if not waiting:
             del self._by_queue[held.key]
+        behind = self._behind.get(held.key)
+        if behind is not None:
+            behind.pulls.pop(held, None)
+            if not behind.pulls:
+                del self._behind[held.key]
 
 
-def _wants(wanted: Filter, arrival: _Arrival) -> bool:
-    try:
-        return arrival.passes(wanted.codes, wanted.matcher)
-    except Exception:  # from a filter: the pull meets it again when run, and answers
-        return True
+class _Behind(Generic[T]):
+    """Pulls of one queue that are still to be judged, and the units for which they are."""
+
+    __slots__ = ("pulls", "units")
+
+    def __init__(self, units: bytes) -> None:
+        self.units = units
+        self.pulls: dict[Held[T], None] = {}
 
 
 class _Arrival:
     """Units that were added; what filters look at is extracted once, when first needed."""
 
-    __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units", "_work_left")
+    __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units", "_work")
 
-    def __init__(self, units: bytes, properties_of: Callable[[bytes], Properties]) -> None:
+    def __init__(
+        self, units: bytes, properties_of: Callable[[bytes], Properties], work: Work
+    ) -> None:
         self._units = units
         self._properties_of = properties_of
         self._codes: frozenset[int] | None = None
         self._properties: Properties = None
         self._asked = False
-        self._work_left = WORK_MAX
+        self._work = work
 
-    def passes(self, codes: Codes, matcher: Matcher | None) -> bool:
-        if codes is not None:
-            if self._codes is None:
-                self._codes = frozenset(code for (code,) in _TAGS_CODE.iter_unpack(self._units))
-            if self._codes.isdisjoint(codes):
-                return False
-        if matcher is None:
+    def wanted_by(self, wanted: Filter) -> bool | None:
+        """Return whether the filter takes one of the units' messages; None if no work is left to
+        find out."""
+        if not self._has(wanted.codes):
+            return False
+        if wanted.matcher is None:
             return True
+        if self._work.left <= 0:
+            return None
+        try:
+            return self._passes(wanted.matcher)
+        except Exception:  # from a filter: the pull meets it again when run, and answers
+            return True
+
+    def _has(self, codes: Codes) -> bool:
+        if codes is None:
+            return True
+        if self._codes is None:
+            self._codes = frozenset(code for (code,) in _TAGS_CODE.iter_unpack(self._units))
+        return not self._codes.isdisjoint(codes)
+
+    def _passes(self, matcher: Matcher) -> bool | None:
+        """Return None if the work ends before the last message. A filter that had half of a turn's
+        for itself then passes, and its pull looks for itself: a later turn may not suffice, too."""
         if not self._asked:
             self._asked, self._properties = True, self._properties_of(self._units)
-        known = self._properties
-        return known is None or any(self._takes(matcher, properties) for properties in known)
-
-    def _takes(self, matcher: Matcher, properties: Mapping[str, str]) -> bool:
-        """Return whether the matcher takes the message, or True if that would be too much work: the
-        pull looks for itself."""
-        self._work_left -= matcher.work(properties)
-        return self._work_left < 0 or matcher.matches(properties)
+            self._work.left -= RECORD_WORK * (len(self._units) // _TAGS_CODE.size)
+        if self._properties is None:
+            return True
+        work, at_first = self._work, self._work.left
+        for properties in self._properties:
+            if work.left <= 0:
+                return True if at_first >= WORK_MAX // 2 else None
+            work.left -= matcher.work(properties)
+            if matcher.matches(properties):
+                return True
+        return False

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from raftmq.broker.clients import ClientConnection, ClientTable
 from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.consuming.filteredreads import FilteredReads
+from raftmq.broker.consuming.filteredreads import WORK_MAX, FilteredReads
 from raftmq.broker.consuming.filters import (
     Filter,
     RetryMatcher,
+    Work,
     is_tag,
     parse_expression,
     parse_tags,
@@ -144,7 +145,7 @@ class PullService:
                 Chore(
                     "holds",
                     0,
-                    lambda: holds.expire(clock_ms()),
+                    lambda: holds.turn(clock_ms()),
                     lambda: holds.rest_ms(clock_ms()),
                 )
             ],
@@ -178,7 +179,7 @@ class PullService:
             self._commits.commit(
                 header.topic, header.consumer_group, header.queue_id, header.commit_offset
             )
-        return self._run(pull, may_hold=bool(header.sys_flag & PULL_SUSPEND))
+        return self._run(pull, bool(header.sys_flag & PULL_SUSPEND), Work(WORK_MAX))
 
     # ---- checks ---------------------------------------------------------------------------
 
@@ -272,7 +273,7 @@ class PullService:
 
     # ---- answers --------------------------------------------------------------------------
 
-    def _run(self, pull: Pull, may_hold: bool) -> RemotingCommand | None:
+    def _run(self, pull: Pull, may_hold: bool, work: Work) -> RemotingCommand | None:
         header = pull.header
         moved: int | Wait | None = None
         if self._state.offsets.resets:
@@ -280,7 +281,7 @@ class PullService:
             moved = self._marks.judge(*where, lambda: self._again(pull))
         if isinstance(moved, Wait):
             return None
-        result = self._read(pull)
+        result = self._read(pull, work)
         code, next_offset = self._decide(header, result)
         if moved is not None:
             code, next_offset, may_hold = ResponseCode.PULL_OFFSET_MOVED, moved, False
@@ -301,15 +302,16 @@ class PullService:
         self._write_found(pull, response, result)
         return None
 
-    def _read(self, pull: Pull) -> GetResult:
-        """Read for the pull. Raises Refused if disk or data are bad: a retry may help."""
+    def _read(self, pull: Pull, work: Work) -> GetResult:
+        """Read for the pull, whose filter may do `work`. Raises Refused if disk or data are bad: a
+        retry may help."""
         header, matcher = pull.header, pull.wanted.matcher
         where = (header.topic, header.queue_id, header.queue_offset)
         limits = (self._count_max(header), self._bytes_max(header))
 
         def read() -> GetResult:
             if matcher is not None:
-                return self._filtered.get_messages(*where, *limits, matcher)
+                return self._filtered.get_messages(*where, *limits, matcher, work)
             return self._get_messages(*where, *limits, pull.wanted.codes)
 
         try:
@@ -374,7 +376,7 @@ class PullService:
         try:
             try:
                 self._permit(pull.header)
-                response = self._run(pull, may_hold=False)
+                response = self._run(pull, False, self.holds.work)
             except Refused as refused:
                 self._count(refused.code)
                 response = RemotingCommand.response_to(pull.request, refused.code, refused.remark)

@@ -78,8 +78,14 @@ class Waits(Generic[W]):
             wait.deadline_ms = 0
             self._push(wait)
 
+    def put_off(self, wait: W, now_ms: int) -> None:
+        """Let a wait that was due come behind all others that are."""
+        wait.deadline_ms = now_ms
+        self._push(wait)
+
     def due(self, now_ms: int) -> list[W]:
-        """Return the waits whose time is over, AT_ONCE_MAX at most; the caller ends them."""
+        """Return the waits whose time is over, AT_ONCE_MAX at most; the caller ends them, or puts
+        them off."""
         deadlines = self._deadlines
         due: list[W] = []
         while deadlines and len(due) < AT_ONCE_MAX:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from raftmq.broker.consuming.filteredreads import FilteredReads
-from raftmq.broker.consuming.filters import Filter
+from raftmq.broker.consuming.filteredreads import WORK_MAX, FilteredReads
+from raftmq.broker.consuming.filters import Filter, Work
 from raftmq.broker.context import Context
 from raftmq.broker.popping.live import LiveQueues
 from raftmq.broker.tables.pops import BatchKey, Place, PopQueue, Step
@@ -311,7 +311,7 @@ class Taker:
         topic, _, queue_id = place
         if wanted.matcher is not None:
             return self._filtered.get_messages(
-                topic, queue_id, offset, count_max, bytes_max, wanted.matcher
+                topic, queue_id, offset, count_max, bytes_max, wanted.matcher, Work(WORK_MAX)
             )
         return self._reads.get_messages(topic, queue_id, offset, count_max, bytes_max, wanted.codes)
 

@@ -84,7 +84,11 @@ class Expression:
     def work(self, properties: Properties) -> int:
         """Return what an evaluation takes at most, in microseconds or so. It is not measured, so
         that the same reads end at the same messages everywhere."""
-        longest = max((len(properties.get(name, "")) for name in self._names), default=0)
+        longest = 0
+        for name in self._names:  # no generator: this is done for each message and each pull
+            value = properties.get(name)
+            if value is not None and len(value) > longest:
+                longest = len(value)
         return self._operands * (1 + longest // CHARACTERS_PER_OPERAND)
 
     def matches(self, properties: Properties) -> bool:

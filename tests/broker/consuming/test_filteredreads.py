@@ -12,8 +12,14 @@ from raftmq.broker.consuming.filteredreads import (
     FilteredReads,
     records_in,
 )
-from raftmq.broker.consuming.filters import Filter, RetryMatcher, subscription_from_json
-from raftmq.broker.consuming.hold import WORK_MAX as ARRIVAL_WORK_MAX
+from raftmq.broker.consuming.filters import (
+    RECORD_WORK,
+    Filter,
+    RetryMatcher,
+    Work,
+    subscription_from_json,
+)
+from raftmq.broker.consuming.hold import WORK_MAX as TURN_WORK_MAX
 from raftmq.broker.consuming.hold import Held, HoldTable
 from raftmq.broker.consuming.sql92 import _compiled, compile_expression
 from raftmq.remoting.budgets import Allowance
@@ -115,7 +121,7 @@ async def test_one_pull_judges_so_much_and_no_more(group):
     await asyncio.gather(*(group.send(broker, "T", properties=properties(n=0)) for _ in range(99)))
     await group.send(broker, "T", b"last", properties=properties(n=1))
     text = " OR ".join(f"n = {number}" for number in range(1, 1_000))
-    judged = WORK_MAX // compile_expression(text).work({"n": "0"}) + 1
+    judged = WORK_MAX // (RECORD_WORK + compile_expression(text).work({"n": "0"})) + 1
     first = await pull(group, broker, text)
     assert (first.code, first.ext["nextBeginOffset"]) == (20, str(judged))
     offset = pulls = 0
@@ -137,9 +143,9 @@ async def test_a_read_judges_one_message_whatever_it_takes(group):
     for number in range(2):
         await group.send(broker, "T", b"m%d" % number, properties=properties(n=number))
     reads = FilteredReads(broker.store)
-    first = reads.get_messages("T", 0, 0, 32, 1 << 20, Heavy())
+    first = reads.get_messages("T", 0, 0, 32, 1 << 20, Heavy(), Work(WORK_MAX))
     assert (first.status.name, first.next_offset) == ("NO_MATCHED_MESSAGE", 1)
-    second = reads.get_messages("T", 0, 1, 32, 1 << 20, Heavy())
+    second = reads.get_messages("T", 0, 1, 32, 1 << 20, Heavy(), Work(WORK_MAX))
     assert (bodies(second.buffers[0]), second.next_offset) == ([b"m1"], 2)
 
 
@@ -384,24 +390,131 @@ def test_a_matcher_is_asked_once_for_the_properties_of_an_arrival():
     assert (released, len(asked), holds.count) == ([1, 2], 1, 1)
 
 
-def test_an_arrival_that_takes_much_to_judge_wakes_whoever_was_not_judged():
-    class Counted:
-        judged = 0
+class Costly:
+    """Takes nothing, at a price."""
 
-        def work(self, _properties):
-            return ARRIVAL_WORK_MAX // 3
+    def __init__(self, work, matches=False):
+        self._work = work
+        self._matches = matches
+        self.judged = 0
 
-        def matches(self, _properties):
-            Counted.judged += 1
-            return False
+    def work(self, _properties):
+        return self._work
 
+    def matches(self, _properties):
+        self.judged += 1
+        return self._matches
+
+
+def holding(released, matchers, messages=1):
+    """Return a table that holds a pull for each of the matchers."""
+    holds = HoldTable(100, Allowance(0), released.append, lambda units: [{}] * messages)
+    for number, matcher in enumerate(matchers):
+        holds.hold(Held(("T", 0), Filter(matcher=matcher), 100, number))
+    return holds
+
+
+def test_pulls_that_an_arrival_could_not_judge_are_judged_in_later_turns():
+    released, third = [], TURN_WORK_MAX // 3
+    matchers = [Costly(third) for _ in range(6)] + [Costly(third, matches=True)]
+    holds = holding(released, matchers)
+    holds.hold(Held(("T", 0), Filter(frozenset({7}), Costly(third)), 100, "other tag"))
+    holds.hold(Held(("T", 0), Filter(), 100, "everything"))
+    holds.arrived("T", 0, units(0))
+    assert ([one.judged for one in matchers], released) == ([1, 1, 1, 0, 0, 0, 0], ["everything"])
+    judged = []
+    while holds.rest_ms(0) == 0:
+        holds.turn(0)
+        judged.append(sum(one.judged for one in matchers))
+    assert (judged, released, holds.count) == ([6, 7, 7], ["everything", 6], 7)
+
+
+def test_hundreds_of_ordinary_filters_are_judged_at_once():
     released = []
-    holds = HoldTable(10, Allowance(0), released.append, lambda units: [{}])
-    for number in range(5):
-        holds.hold(Held(("T", 0), Filter(matcher=Counted()), 100, number))
-    holds.hold(Held(("T", 0), Filter(frozenset({7}), Counted()), 100, "other tag"))
-    holds.arrived("T", 0, units(0, 0))
-    assert (Counted.judged, released, holds.count) == (3, [3, 4], 4)
+    holds = HoldTable(500, Allowance(0), released.append, lambda units: [{"price": "3"}] * 10)
+    wanted = Filter(matcher=compile_expression("region = 'eu' AND price > 5"))
+    for number in range(400):
+        holds.hold(Held(("T", 0), wanted, 100, number))
+    holds.arrived("T", 0, units(*range(10)))
+    assert (holds._behind, released) == ({}, [])
+
+
+def test_a_pull_that_is_still_to_be_judged_is_judged_for_later_arrivals_too():
+    asked, released = [], []
+
+    def properties_of(units):
+        asked.append(len(units) // 20)
+        return [{}]
+
+    holds = HoldTable(10, Allowance(0), released.append, properties_of)
+    for number in range(2):
+        holds.hold(Held(("T", 0), Filter(matcher=Costly(TURN_WORK_MAX)), 100, number, "a"))
+    holds.arrived("T", 0, units(0))
+    holds.arrived("T", 0, units(1, 2))  # now neither can be judged
+    holds.turn(0)
+    holds.turn(0)
+    assert (asked, released, holds._behind) == ([1, 3, 3], [], {})
+    holds.arrived("T", 0, units(0))
+    holds.arrived("T", 0, units(0))
+    holds.closed("a")
+    assert (holds._behind, holds.count) == ({}, 0)
+
+
+def test_a_pull_that_is_far_behind_runs_unjudged():
+    released = []
+    holds = holding(released, [Costly(TURN_WORK_MAX) for _ in range(3)])
+    holds.arrived("T", 0, units(0))
+    holds.arrived("T", 0, units(*range(800)))
+    assert (released, holds._behind) == ([], {})
+    holds.turn(0)
+    assert released == [1, 2, 0]
+
+
+def test_a_filter_that_takes_more_than_a_turn_for_one_arrival_runs():
+    released = []
+    holds = holding(released, [Costly(TURN_WORK_MAX // 2) for _ in range(3)], messages=9)
+    holds.arrived("T", 0, units(0))
+    assert released == []
+    while holds.count:
+        holds.turn(0)
+    assert released == [0, 1, 2]
+
+
+def test_released_pulls_run_as_long_as_there_is_work_left():
+    """What their reads do counts, whether a message or the time released them."""
+    released = []
+
+    def release(pull):
+        released.append(pull)
+        holds.work.left -= TURN_WORK_MAX // 2
+
+    holds = HoldTable(100, Allowance(0), release, lambda units: [{}])
+    for number in range(6):
+        matcher = Costly(1, matches=True) if number < 3 else Costly(1)
+        holds.hold(Held(("T", 0), Filter(matcher=matcher), 10, number))
+    holds.hold(Held(("T", 1), Filter(), 20, "no matcher"))
+    holds.arrived("T", 0, units(0))
+    assert released == [0, 1]
+    holds.turn(20)
+    assert released == [0, 1, 2, 3, "no matcher"]
+    holds.turn(20)
+    assert (released[5:], holds.rest_ms(20)) == ([4, 5], 0)
+    holds.turn(20)
+    assert holds.rest_ms(20) == float("inf")
+
+
+async def test_many_costly_pulls_are_run_one_after_the_other(group):
+    """So many reads hold the loop for seconds, if their times are over at the same time."""
+    broker = await group.leading()
+    await group.create_topic(broker, "T")
+    text = " OR ".join(f"n = {number}" for number in range(1, 1_000))
+    held = [asyncio.ensure_future(pull(group, broker, text, flags=0x6)) for _ in range(9)]
+    await until(lambda: broker.pulls.holds.count == 9)
+    await asyncio.gather(*(group.send(broker, "T", properties=properties(n=0)) for _ in range(30)))
+    broker.pulls.holds.turn(0)
+    broker.pulls.holds.release_all()
+    assert broker.pulls.holds.count >= 7
+    assert {answer.code for answer in await asyncio.gather(*held)} == {20}
 
 
 async def test_what_cannot_be_looked_at_wakes_whoever_waits(group):

@@ -2,7 +2,9 @@
 
 A pop looks at its queues one after the other, and in every fifth case at the retries first, as
 Apache's broker does. In each queue it begins where the group's last pop ended. It ends at the
-number of messages asked for, at the bytes of one answer, or when all queues were looked at.
+number of messages asked for, at the bytes of one answer, or when all queues were looked at. Its
+filter may do as much work as in one read; it leaves out the queues for which none is left, and the
+group's next pop begins with the first of these.
 
 In order, a queue whose last messages are not all acknowledged is closed until their time is over;
 then they come again. The same receive attempt repeated (`attempt_id`) gets the same messages.
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from raftmq.store.messagereads import GetResult
 
 RETRIES_FIRST = 5  # one of so many pops looks at the retries first (popFromRetryProbability 20)
+STOPS_MAX = 1_000  # of topics and groups; one that is forgotten begins where its turn is
 _SIZE = struct.Struct(">i")
 _QUEUE_OFFSET = struct.Struct(">q")
 _OFFSET_AT = 20  # in a record
@@ -95,6 +98,7 @@ class Attempt:
         self.count = count  # messages that it still wants
         self.size_bytes = size_bytes  # and bytes
         self.rest = 0  # messages behind, in the queues looked at
+        self.work = Work(WORK_MAX)  # for its filter
 
     @property
     def found(self) -> bool:
@@ -119,19 +123,26 @@ class Taker:
         self._wall_ms = context.wall_ms
         self._live = live
         self._turn = 0
+        self._stops: dict[tuple[str, str], int] = {}  # by topic and group: where work was used up
 
     def attempt(self, pop: Pop) -> Attempt:
         """Return what the pop gets now. Raises StoreError, OSError."""
         header, config = pop.header, self._config
         count_max = min(header.count_max, config.max_transfer_count_on_message_in_memory)
         attempt = Attempt(count_max, config.max_transfer_bytes_on_message_in_memory)
+        left_out: list[int] = []
         for topic, queue_id, wanted in self._sources(pop):
             place = (topic, header.consumer_group, queue_id)
             if attempt.count <= 0 or attempt.size_bytes <= 0:
                 break
+            if wanted.matcher is not None and attempt.work.left <= 0:
+                left_out.append(queue_id)
+                continue
             taken = self._take(place, header, wanted, attempt)
             if taken is not None:
                 attempt.add(taken)
+        if header.queue_id < 0:
+            self._note_stop((header.topic, header.consumer_group), left_out)
         return attempt
 
     def pop_ms(self, attempt: Attempt) -> int:
@@ -169,10 +180,18 @@ class Taker:
         else:
             found = self._state.topics.get(header.topic)
             count = 0 if found is None else found.read_queue_count
+            begin = self._stops.get((header.topic, header.consumer_group), self._turn)
             for n in range(count):
-                yield header.topic, (self._turn + n) % count, pop.wanted
+                yield header.topic, (begin + n) % count, pop.wanted
         if not first:
             yield from retries
+
+    def _note_stop(self, who: tuple[str, str], left_out: Sequence[int]) -> None:
+        self._stops.pop(who, None)
+        if left_out:
+            self._stops[who] = left_out[0]
+            if len(self._stops) > STOPS_MAX:
+                del self._stops[next(iter(self._stops))]
 
     # ---- one queue ------------------------------------------------------------------------
 
@@ -188,10 +207,11 @@ class Taker:
         maximum = self._max_offset(place)
         if cursor == maximum and cursor == before:
             return None
-        found = self._read(place, cursor, attempt.count, attempt.size_bytes, wanted)
+        limits = attempt.count, attempt.size_bytes
+        found = self._read(place, cursor, *limits, wanted, attempt.work)
         if found.status in MOVED:
             cursor = found.next_offset
-            found = self._read(place, cursor, attempt.count, attempt.size_bytes, wanted)
+            found = self._read(place, cursor, *limits, wanted, attempt.work)
         offsets, after = _offsets(found, cursor)
         attempt.rest += max(0, maximum - after)
         if after == before and not offsets:
@@ -221,7 +241,7 @@ class Taker:
             if len(offsets) >= attempt.count or size >= attempt.size_bytes:
                 all_again = False
                 break
-            one = self._read(place, offset, 1, attempt.size_bytes, ALL)
+            one = self._read(place, offset, 1, attempt.size_bytes, ALL, attempt.work)
             if one.message_count and one.next_offset == offset + 1:
                 offsets.append(offset)
                 buffers += one.buffers
@@ -231,13 +251,11 @@ class Taker:
         cursor, before, mark = self._cursor(place, header.init_mode)
         after = cursor
         if all_again and not repeated and len(offsets) < attempt.count:
-            left = attempt.size_bytes - size
-            fresh = self._read(place, cursor, attempt.count - len(offsets), max(1, left), wanted)
+            limits = attempt.count - len(offsets), max(1, attempt.size_bytes - size)
+            fresh = self._read(place, cursor, *limits, wanted, attempt.work)
             if fresh.status in MOVED:
                 cursor = fresh.next_offset
-                fresh = self._read(
-                    place, cursor, attempt.count - len(offsets), max(1, left), wanted
-                )
+                fresh = self._read(place, cursor, *limits, wanted, attempt.work)
             more, after = _offsets(fresh, cursor)
             if more and (not offsets or size + fresh.size_bytes <= attempt.size_bytes):
                 offsets += more
@@ -306,12 +324,18 @@ class Taker:
         return 0 if found is None else found.max_offset
 
     def _read(
-        self, place: Place, offset: int, count_max: int, bytes_max: int, wanted: Filter
+        self,
+        place: Place,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        wanted: Filter,
+        work: Work,
     ) -> GetResult:
         topic, _, queue_id = place
         if wanted.matcher is not None:
             return self._filtered.get_messages(
-                topic, queue_id, offset, count_max, bytes_max, wanted.matcher, Work(WORK_MAX)
+                topic, queue_id, offset, count_max, bytes_max, wanted.matcher, work
             )
         return self._reads.get_messages(topic, queue_id, offset, count_max, bytes_max, wanted.codes)
 

@@ -2,16 +2,22 @@
 
 import asyncio
 import time
+from itertools import pairwise
 
 import pytest
 
+from raftmq.broker.consuming.filteredreads import WORK_MAX
+from raftmq.broker.consuming.filters import RECORD_WORK, Filter
+from raftmq.broker.consuming.sql92 import compile_expression
 from raftmq.broker.errors import Refused
 from raftmq.broker.popping import revive
+from raftmq.broker.popping.take import ALL, STOPS_MAX, Pop, Taker
 from raftmq.broker.tables.state import reset_offsets
 from raftmq.client.admin.bodies import consume_stats
 from raftmq.dledger.wire import POP_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
+from raftmq.remoting.popheaders import PopHeader
 from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT
 from tests.broker.olderreplica import OlderReplica
@@ -273,6 +279,73 @@ async def test_deadlines_of_what_was_acknowledged_are_forgotten(one, monkeypatch
         found = await popper.pop(broker, poll_ms=30_000)
         again += [message for message in found if message.times]
     assert bodies(again) == bodies(kept)
+
+
+LONG = " OR ".join(f"n = {number}" for number in range(1, 1_000))
+
+
+async def with_unwanted(group, broker, popper, monkeypatch, queues=4, unwanted=30):
+    """Put into each queue messages that LONG does not take, then one that it takes, and into the
+    retries one. Return a list that gets the queues that each attempt looks at, and its work."""
+    await group.create_topic(broker, "T", queues)
+    await group.create_topic(broker, f"%RETRY%{popper.name}_T", 1)
+    for queue in range(queues):
+        for n in [0] * unwanted + [1]:
+            await group.send(broker, "T", b"%d" % queue, queue=queue, properties=f"n\x01{n}\x02")
+    attempts = []
+    attempt = Taker.attempt
+
+    def noted(taker, pop):
+        made = attempt(taker, pop)
+        attempts.append(([one.place[2] for one in made.taken if one.before < one.after], made.work))
+        return made
+
+    monkeypatch.setattr(Taker, "attempt", noted)
+    return attempts
+
+
+async def test_the_filter_of_one_attempt_does_so_much_over_all_queues(one, monkeypatch):
+    group, broker, popper = one
+    attempts = await with_unwanted(group, broker, popper, monkeypatch)
+    options = {"expression_type": "SQL92", "expression": LONG}
+    assert bodies(await drained(popper, broker, **options)) == [0, 1, 2, 3]
+    message = RECORD_WORK + compile_expression(LONG).work({})
+    assert all(work.left > -message for _, work in attempts)
+    assert sum(WORK_MAX - work.left for _, work in attempts) == 4 * 31 * message
+
+
+async def test_an_attempt_goes_on_where_the_last_one_stopped(one, monkeypatch):
+    """The first queues may have enough for ever: nothing is taken from them here. And the turns
+    of two groups that alternate begin at every other queue."""
+    group, broker, popper = one
+    attempts = await with_unwanted(group, broker, popper, monkeypatch)
+    header = PopHeader("cg", "T", -1, 32, 60_000, 0)
+    pop = Pop(header, Filter(matcher=compile_expression(LONG)))
+    taker = broker.popping.pops._taker
+    for _ in range(8):
+        taker.attempt(pop)
+        taker.attempt(Pop(PopHeader("other", "T", -1, 32, 60_000, 0), ALL))
+    places = [one for one, _ in attempts[::2]]
+    first = [queues[0] for queues in places]
+    gaps = {(later - earlier) % 4 for earlier, later in pairwise(first)}
+    assert (gaps, {len(queues) for queues in places}) == ({1}, {1})
+
+
+async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeypatch):
+    group, broker, popper = one
+    await with_unwanted(group, broker, popper, monkeypatch)
+    await group.send(broker, "%RETRY%cg_T", b"9", properties="n\x010\x02")
+    options = {"expression_type": "SQL92", "expression": LONG}
+    assert 9 in bodies(await popper.pop(broker, **options))
+
+
+async def test_so_many_stops_are_kept(one):
+    taker = one[1].popping.pops._taker
+    for number in range(STOPS_MAX + 1):
+        taker._note_stop(("T", f"g{number}"), [number, 0])
+    assert (len(taker._stops), ("T", "g0") in taker._stops) == (STOPS_MAX, False)
+    taker._note_stop(("T", "g1"), [])
+    assert len(taker._stops) == STOPS_MAX - 1
 
 
 async def test_an_expression_selects(one):

@@ -32,6 +32,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from raftmq.dledger.messages import NodeId
+from raftmq.dledger.network import FROM_PEER
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
 from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
 from raftmq.store.disk import Disk
@@ -148,7 +149,7 @@ class GroupIdentity:
             " the one whose dLegerSelfId is wrong"
         )
         if self._note((peer, b"", False), text, now_ms):
-            log.error("same_id_twice %s", text)
+            log.warning("same_id_twice %s", text, extra=FROM_PEER)
 
     def foreign(self, now_ms: float) -> list[str]:
         """Return the reasons for which this replica refused peers of other groups, and which ids

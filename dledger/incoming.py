@@ -124,7 +124,9 @@ class Incoming:
         return self._make_reader(peer, self._local.node_id)
 
     def _took_over(self, peer: NodeId, old: Line, new: Line) -> None:
-        """Two processes with one id take each other's place for ever."""
+        """Two processes with one member's id take each other's place for ever."""
+        if peer not in self._local.dialers:
+            return  # anybody can claim to be a stranger
         now, last = now_ms(), self._takeovers.setdefault(peer, deque(maxlen=TAKEOVERS_MAX))
         if len(last) == TAKEOVERS_MAX and now - last[0] < TAKEOVERS_MS:
             self._local.identity.doubled(peer, (old.where, new.where), now)

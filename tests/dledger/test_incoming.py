@@ -74,11 +74,14 @@ async def test_a_peer_that_dials_again_gives_up_its_old_connection() -> None:
 
 async def test_two_processes_with_one_id_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
+    world.local.dialers["n1"] = cast(Any, SimpleNamespace(hurry=lambda: None))
     for _ in range(TAKEOVERS_MAX + 1):
         world.accept("n1")
+        world.accept("stranger")
     assert not world.local.identity.foreign(0.0)
-    world.accept("n1")
-    world.accept("n1")
+    for _ in range(2):
+        world.accept("n1")
+        world.accept("stranger")
     (told,) = world.local.identity.foreign(0.0)
     assert "two processes say that they are n1" in told
     assert caplog.text.count("same_id_twice") == 1

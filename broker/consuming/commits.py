@@ -7,6 +7,9 @@ applied. A query (14) for a queue with a commit in flight has the frame proposed
 for it, so that a consumer taking a queue over sees what the one before it committed. Only a ready
 leader takes commits; when leadership ends, commits not proposed yet are dropped, as a one-way
 commit lost on the network would be, and consumers commit again within 5 s.
+
+A commit that came into the log behind the deletion of its topic would outlive it. So what is
+gathered is proposed before the deletion is, and until that is applied none is taken (`withheld`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from raftmq.broker.errors import Refused, busy, not_leader
@@ -54,6 +58,7 @@ class CommitService:
         # Proposed commits, by queue: the future of the last frame with a commit of that queue.
         self._under_way: dict[tuple[str, str, int], asyncio.Future[int]] = {}
         self._waiters: dict[tuple[str, str, int], list[asyncio.Future[None]]] = {}
+        self._withheld: set[str] = set()  # topics that are being deleted
 
     def service(self, interval_ms: int) -> Service:
         """`interval_ms`: between two proposals of gathered commits."""
@@ -71,7 +76,9 @@ class CommitService:
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
         """Take a commit that nobody waits for; return False if it was not taken."""
-        if not self._leading() or offset < 0 or not self.has_room(topic, group, (queue_id,)):
+        if not self._leading() or offset < 0 or topic in self._withheld:
+            return False
+        if not self.has_room(topic, group, (queue_id,)):
             return False
         taken = self._gather(topic, group, queue_id, offset)
         if not taken:
@@ -89,13 +96,30 @@ class CommitService:
     async def commit_and_wait(self, topic: str, group: str, queue_id: int, offset: int) -> None:
         """Take a commit and return once it is committed and applied. Raises Refused and the
         member's errors (OutcomeUnknown among them)."""
-        if not self.has_room(topic, group, (queue_id,)):
-            raise no_room()
+        self.check(topic, group, (queue_id,))
         if not self._gather(topic, group, queue_id, offset):
             raise busy("too many offset commits wait")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault((topic, group, queue_id), []).append(waiter)
         await waiter
+
+    def check(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
+        """Raise Refused if offsets of these queues may not be set now."""
+        if topic in self._withheld:
+            raise busy(f"topic [{topic}] is being deleted")
+        if not self.has_room(topic, group, queue_ids):
+            raise no_room()
+
+    @contextmanager
+    def withheld(self, topic: str) -> Iterator[None]:
+        """Propose the gathered commits, and take none of this topic in the block, which deletes
+        it. Not for two deletions of a topic at a time."""
+        self.flush()
+        self._withheld.add(topic)
+        try:
+            yield
+        finally:
+            self._withheld.discard(topic)
 
     async def settle(self, topic: str, group: str, queue_id: int) -> None:
         """Wait until no commit of this queue is in flight any more, whatever its outcome."""

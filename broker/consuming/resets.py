@@ -22,7 +22,7 @@ from enum import Enum
 
 from raftmq.broker.access import Access
 from raftmq.broker.clients import ClientTable
-from raftmq.broker.consuming.commits import CommitService, in_frames, no_room
+from raftmq.broker.consuming.commits import CommitService, in_frames
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, busy, not_leader
 from raftmq.broker.service import Service, at_each_leadership
@@ -206,8 +206,7 @@ class Resets:
         if online is not None and online.is_broadcasting:
             self._tell_broadcasters(group, topic, targets)
             return
-        if not self._commits.has_room(topic, group, targets):
-            raise no_room()
+        self._commits.check(topic, group, targets)
         resets: list[Commit] = [(topic, group, q, offset) for q, offset in sorted(targets.items())]
         for part in in_frames(resets, self._commits.frame_bytes_max):
             for key in part:

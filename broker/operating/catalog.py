@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.context import Context
 from raftmq.broker.errors import ConditionUnmet, Refused, busy
 from raftmq.broker.replication.engine import all_speak
@@ -39,13 +40,17 @@ class Catalog:
     condition is not met, ConditionUnmet) and RaftError.
 
     A topic keeps the attributes that a change does not name. So changes of topics are made one
-    after the other: each begins with what the one before it left."""
+    after the other: each begins with what the one before it left. Offsets that were committed
+    before a deletion come into the log before it, too."""
 
-    def __init__(self, context: Context, spread: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, context: Context, commits: CommitService, spread: Callable[[], Awaitable[None]]
+    ) -> None:
         """`spread()` returns when the name servers know the topics, or after a while."""
         self._config = context.config
         self._state = context.state
         self._log = context.log
+        self._commits = commits
         self._spread = spread
         self._one_at_a_time = asyncio.Lock()
 
@@ -113,9 +118,11 @@ class Catalog:
         """Delete a topic and the offsets committed for it."""
         if name in self._reserved():
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{name}] is the system's")
-        await self._propose_if(delete_topic(name, condition=condition))
-        if condition is not None:
-            await self._log.propose(forget_offsets(topic=name))
+        async with self._one_at_a_time:
+            with self._commits.withheld(name):
+                await self._propose_if(delete_topic(name, condition=condition))
+                if condition is not None:
+                    await self._log.propose(forget_offsets(topic=name))
 
     async def change_group(
         self, group: SubscriptionGroup, condition: Condition | None = None
@@ -142,6 +149,8 @@ class Catalog:
         self, name: str, *, offsets: bool, condition: Condition | None = None
     ) -> None:
         """Delete a group; with `offsets` its offsets, too."""
+        if offsets:
+            self._commits.flush()
         await self._propose_if(delete_group(name, offsets=offsets, condition=condition))
         if condition is not None and offsets:
             await self._log.propose(forget_offsets(group=name))

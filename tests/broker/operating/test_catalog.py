@@ -1,0 +1,64 @@
+"""What is deleted stays deleted: offsets committed just before do not outlive it."""
+
+import asyncio
+
+import pytest
+
+from raftmq.broker.errors import Refused
+from raftmq.remoting.codes import RequestCode
+from tests.broker.cluster import Group
+from tests.broker.http.client import Client
+
+LATE = {"offsetCommitIntervalMs": "5000"}
+CLASSIC = LATE | {"enableDLegerCommitLog": "false", "dLegerPeers": ""}
+
+
+async def by_request(group, broker):
+    answer = await group.ask(broker, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    assert answer.code == 0, answer.remark
+
+
+async def by_condition(group, broker):
+    path = "/api/v1/topics/T"
+    async with Client(broker.http.address) as client:
+        version = (await client.get(path)).headers["ETag"]
+        assert (await client.delete(path, If_Match=version)).status == 204
+
+
+async def the_group(group, broker):
+    ext = {"groupName": "cg", "cleanOffset": "true"}
+    answer = await group.ask(broker, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
+    assert answer.code == 0, answer.remark
+
+
+@pytest.mark.parametrize("settings", [LATE, CLASSIC], ids=["raft", "classic"])
+@pytest.mark.parametrize("delete", [by_request, by_condition, the_group])
+async def test_a_gathered_commit_does_not_outlive_what_it_was_for(tmp_path, delete, settings):
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T", 1)
+        assert broker.commits.commit("T", "cg", 0, 7)
+        await delete(group, broker)
+        broker.commits.flush()
+        await group.create_topic(broker, "T", 1)
+        assert broker.state.offsets.offsets == {}
+        assert (await group.committed(broker, "T", 0)).code == 22
+
+
+async def test_a_commit_while_its_topic_is_deleted_is_refused(tmp_path):
+    """It would come into the log behind the deletion."""
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T", 1)
+        deleting = asyncio.ensure_future(broker.catalog.remove_topic("T"))
+        await asyncio.sleep(0)
+        assert broker.state.topics.get("T") is not None
+        assert not broker.commits.commit("T", "cg", 0, 7)
+        with pytest.raises(Refused, match="is being deleted"):
+            await broker.commits.commit_and_wait("T", "cg", 0, 7)
+        with pytest.raises(Refused, match="is being deleted"):
+            await broker.resets.reset("cg", "T", {0: 7})
+        await deleting
+        await group.create_topic(broker, "T", 1)
+        assert broker.state.offsets.offsets == {}
+        assert broker.commits.commit("T", "cg", 0, 7)

@@ -5,7 +5,6 @@ Answers are bounded: MESSAGES_MAX messages, and the bodies of broker.http.messag
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import uuid
@@ -21,16 +20,16 @@ from raftmq.broker.http.messageviews import (
     keys_of,
     record_id,
     records_of,
-    time_of,
     view_of,
     views_of,
 )
 from raftmq.broker.http.tables import topic_named
 from raftmq.broker.operating.keyquery import KeyQueries, KeyWanted
 from raftmq.broker.operating.newest import MessageFilter, NewestMessages
+from raftmq.broker.operating.oldest import OldestMessages
 from raftmq.broker.sending.inside import send
 from raftmq.broker.sending.send import SendPath
-from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
+from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TopicConfig
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.headers import SendHeader
 from raftmq.store.properties import (
@@ -98,6 +97,7 @@ class MessageOperations:
         self._sends = sends
         self._keys = keys
         self._newest = NewestMessages(context.store)
+        self._oldest = OldestMessages(context.store)
 
     def operations(self) -> list[Operation]:
         base = "/api/v1/messages"
@@ -146,11 +146,10 @@ class MessageOperations:
 
     async def find(self, call: Call) -> MessagePage:
         query: MessagesQuery = call.query
-        topic_named(self._context, query.topic)
-        if query.key or query.unique_key:
-            records = await self._by_key(query)
-        else:
-            records = await self._by_time(query)
+        topic = topic_named(self._context, query.topic)
+        if not query.key and not query.unique_key:
+            return await self._by_time(topic, query)
+        records = await self._by_key(query)
         return MessagePage(items=views_of(records[: query.limit]), next=None)
 
     async def _by_key(self, query: MessagesQuery) -> list[Found]:
@@ -170,22 +169,22 @@ class MessageOperations:
             records = [one for one in records if query.key in keys_of(one)]
         return records
 
-    async def _by_time(self, query: MessagesQuery) -> list[Found]:
+    async def _by_time(self, topic: TopicConfig, query: MessagesQuery) -> MessagePage:
         """Find the oldest messages of all queues that were stored in this time."""
-        topic = self._context.state.topics.get(query.topic)
-        count = 0 if topic is None else topic.queue_count
-        if count > QUEUES_BY_TIME_MAX:
+        if topic.queue_count > QUEUES_BY_TIME_MAX:
             raise invalid([("topic", f"has more than {QUEUES_BY_TIME_MAX} queues: look in one")])
-        store = self._context.store
-        found: list[Found] = []
-        for queue_id in range(count):
-            offset = store.reads.offset_by_time(query.topic, queue_id, query.begin_ms)
-            records, _ = self._read(query.topic, queue_id, offset, query.limit)
-            found += [one for one in records if query.begin_ms <= time_of(one) <= query.end_ms]
-            found.sort(key=lambda one: (time_of(one), one.record.physical_offset))
-            del found[query.limit :]
-            await asyncio.sleep(0)
-        return found
+        found = await self._oldest.find(
+            topic.name,
+            topic.queue_count,
+            query.begin_ms,
+            query.end_ms,
+            limit=query.limit,
+            start=query.cursor,
+        )
+        return MessagePage(
+            items=views_of(Found(record, size) for record, size in found.records),
+            next=None if found.following is None else str(found.following),
+        )
 
     async def of_queue(self, call: Call) -> QueueMessagePage:
         topic, queue_id = call.parameters.topic, call.parameters.queue_id

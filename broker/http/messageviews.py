@@ -89,7 +89,3 @@ def records_of(buffers: Iterable[bytes]) -> list[Found]:
 
 def keys_of(found: Found) -> list[str]:
     return decode_properties(found.record.properties).get(KEYS, "").split()
-
-
-def time_of(found: Found) -> int:
-    return found.record.store_timestamp_ms

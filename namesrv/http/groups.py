@@ -40,6 +40,12 @@ class Leaders:
         if group not in self._cluster.leaders():
             raise not_found(f"no group {group!r} is known to this name server")
 
+    def names(self, only: str = "") -> list[str]:
+        """Return the groups to ask: all, or one. Raises ApiProblem (404) if `only` is unknown."""
+        if only:
+            self.check_group(only)
+        return list(self._cluster.leaders(only))
+
     async def ask(
         self,
         group: str,
@@ -89,9 +95,7 @@ class Leaders:
         """Ask every leader with GET: (group → answer, [{group, error}]). A leader that answers 404
         is in neither, since its group has no such thing. Raises ApiProblem for an unknown
         `only`."""
-        if only:
-            self.check_group(only)
-        names = list(self._cluster.leaders(only))
+        names = self.names(only)
 
         async def one(group: str) -> tuple[str, Answer | None, str]:
             try:

@@ -17,6 +17,7 @@ from raftmq.web.schema import Count, Input, TimeMs
 NAME_LENGTH_MAX = 255
 PREFERRED = "/groups/{group}/preferred-leader"
 PREFERRED_PATH = "/preferred-leader"  # a broker's
+MESSAGES = "/api/v1/messages"  # here and at the brokers
 # Paths here and at the brokers.
 TOPIC = "/topics/{topic}"
 QUEUES = f"{TOPIC}/queues"
@@ -89,12 +90,16 @@ class FailoversQuery(Input, frozen=True):
 
 
 class MessagesQuery(Input, frozen=True):
+    """By `key` or `uniqueKey`, the newest first; without either by time alone, the oldest first.
+    `cursor`: `next` of the page before."""
+
     topic: Name
     key: OptionalName = ""
     unique_key: OptionalName = ""
     begin_ms: TimeMs | None = None
     end_ms: TimeMs | None = None
     limit: MessageLimit = 32
+    cursor: Cursor = ""
     group: OptionalName = ""
 
 

@@ -17,6 +17,7 @@ from raftmq.namesrv.http.cluster import ClusterView, Item
 from raftmq.namesrv.http.groups import Leaders
 from raftmq.namesrv.http.inputs import (
     CONSUMERS,
+    MESSAGES,
     PREFERRED,
     PREFERRED_PATH,
     QUEUE_MESSAGES,
@@ -38,6 +39,7 @@ from raftmq.namesrv.http.inputs import (
     filled,
     items_of,
 )
+from raftmq.namesrv.http.messagepages import marks_of, merged_oldest, pages_of
 from raftmq.namesrv.http.nodes import NodeSilent
 from raftmq.namesrv.http.topickinds import kind_of
 from raftmq.namesrv.http.views import (
@@ -302,15 +304,23 @@ class Reads:
             beginMs=query.begin_ms,
             endMs=query.end_ms,
         )
-        found, errors = await self._leaders.views("/api/v1/messages", asked, query.group)
+        if query.key or query.unique_key:
+            found, errors = await self._leaders.views(MESSAGES, asked, query.group)
+            items = [
+                m
+                for group, value in found.items()
+                for m in merging.with_group(group, items_of(value))
+            ]
+            items.sort(key=lambda m: m.get("storeTimestamp") or 0, reverse=True)
+            items, following = items[: query.limit], None
+        else:
+            marks = marks_of(query.cursor, "cursor")
+            groups = self._leaders.names(query.group)
+            found, errors = await pages_of(self._leaders, groups, MESSAGES, asked, marks, "cursor")
+            items, following = merged_oldest(found, marks, query.limit)
         if not found and errors:
             raise none_has("message", errors)
-        items = [
-            m for group, value in found.items() for m in merging.with_group(group, items_of(value))
-        ]
-        by_key = bool(query.key or query.unique_key)  # the newest of them; by time, the oldest
-        items.sort(key=lambda m: m.get("storeTimestamp") or 0, reverse=by_key)
-        return {"items": items[: query.limit], "next": None, "errors": errors}
+        return {"items": items, "next": following, "errors": errors}
 
     async def message(self, call: Call) -> Item:
         group, message = await self._message(call.parameters.message_id)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import orjson
 
 from raftmq.namesrv.http import tracing
 from raftmq.namesrv.http.cluster import ClusterView, Item
 from raftmq.namesrv.http.groups import Leaders, acting_for, is_unknown
 from raftmq.namesrv.http.inputs import MessageLimit, OfTopic, OptionalName, asked_of, filled
 from raftmq.namesrv.http.merging import FAILED, UNKNOWN, with_group
+from raftmq.namesrv.http.messagepages import marks_of, merged_newest, pages_of
 from raftmq.namesrv.http.nodes import NodeSilent
 from raftmq.namesrv.http.reads import none_has
 from raftmq.namesrv.http.views import NewestOfGroups, ResentByGroups
 from raftmq.web.operation import Call, Operation, Role
-from raftmq.web.paging import Cursor, decode_cursor, encode_cursor
-from raftmq.web.problem import ApiProblem, invalid
+from raftmq.web.paging import Cursor
+from raftmq.web.problem import ApiProblem
 from raftmq.web.resources.messages import ResendBody, SearchText
 from raftmq.web.schema import Input, TimeMs
 
 TOPIC_MESSAGES = "/topics/{topic}/messages"
 RESEND = "/api/v1/messages/resend"
-END = -1  # in a cursor: this group has no older message
 
 
 class NewestQuery(Input, frozen=True):
@@ -62,11 +60,9 @@ class TopicMessages:
 
     async def newest(self, call: Call) -> Item:
         query: NewestQuery = call.query
-        marks = marks_of(query.before)
+        marks = marks_of(query.before, "before")
         path = filled(TOPIC_MESSAGES, call)
-        if query.group:
-            self._leaders.check_group(query.group)
-        names = [query.group] if query.group else list(self._cluster.leaders())
+        names = self._leaders.names(query.group)
         wanted = asked_of(
             limit=query.limit,
             sinceMs=query.since_ms or None,
@@ -75,23 +71,7 @@ class TopicMessages:
             property=query.property,
             text=query.text,
         )
-
-        async def one(group: str) -> tuple[str, Item | None, str]:
-            mark = marks.get(group)
-            if mark == END:
-                return group, None, ""
-            asked = wanted if mark is None else {**wanted, "before": str(mark)}
-            try:
-                answer = await self._leaders.ask(group, "GET", path, query=asked)
-                if answer.ok:
-                    return group, answer.json(), ""
-                return group, None, "" if answer.status == 404 else answer.words()
-            except NodeSilent as silent:
-                return group, None, silent.words
-
-        answers = await asyncio.gather(*(one(name) for name in names))
-        pages = {group: page for group, page, _ in answers if page is not None}
-        errors = [{"group": group, "error": error} for group, _, error in answers if error]
+        pages, errors = await pages_of(self._leaders, names, path, wanted, marks, "before")
         if not pages and not (marks and not errors):
             raise none_has("topic", errors)
         items, following = merged_newest(pages, marks, query.limit)
@@ -133,43 +113,6 @@ class TopicMessages:
             for item in with_group(group, each)
         ]
         return {"items": items + unplaced, "next": None}
-
-
-def marks_of(cursor: str) -> dict[str, int]:
-    """Decode a cursor: group → the CommitLog offset before which to go on, or END. Raises
-    ApiProblem."""
-    if not cursor:
-        return {}
-    try:
-        found = orjson.loads(decode_cursor(cursor))
-    except orjson.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict) or not all(type(mark) is int for mark in found.values()):
-        raise invalid([("before", "is none that this API gave")])
-    return found
-
-
-def merged_newest(
-    pages: Mapping[str, Item], marks: Mapping[str, int], limit: int
-) -> tuple[list[Item], str | None]:
-    """Merge the groups' pages: (the newest `limit` messages, the cursor to go on with). A group
-    goes on before the last of its messages that is shown; if all are, where its own page ended."""
-    everything = [
-        item for group, page in pages.items() for item in with_group(group, page["items"])
-    ]
-    everything.sort(key=lambda item: int(item.get("storeTimestamp") or 0), reverse=True)
-    shown = everything[:limit]
-    left: dict[str, int] = {group: mark for group, mark in marks.items() if mark == END}
-    for group, page in pages.items():
-        mine = [item for item in shown if item["group"] == group]
-        if len(mine) == len(page["items"]):
-            left[group] = END if page.get("next") is None else int(page["next"])
-        elif mine:
-            left[group] = int(mine[-1]["commitLogOffset"])
-        elif group in marks:
-            left[group] = marks[group]
-    all_shown = all(group in left and left[group] == END for group in pages)
-    return shown, None if all_shown else encode_cursor(orjson.dumps(left).decode())
 
 
 def _all_of(ids: Sequence[str], outcome: str, error: str) -> list[Any]:

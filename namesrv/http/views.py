@@ -254,6 +254,8 @@ class MessageOfGroup(MessageView, frozen=True, kw_only=True):
 
 
 class MessagesOfGroups(View, frozen=True, kw_only=True):
+    """`next`: by time, for `cursor`; by key there is none."""
+
     items: list[MessageOfGroup]
     next: str | None
     errors: list[GroupError]

@@ -46,6 +46,8 @@ class MessageView(View, frozen=True, kw_only=True):
 
 
 class MessagePage(View, frozen=True, kw_only=True):
+    """`next`: by time, for `cursor`; by key there is none."""
+
     items: list[MessageView]
     next: str | None
 
@@ -63,7 +65,8 @@ MessageLimit = Annotated[int, Meta(ge=1, le=MESSAGES_MAX)]
 
 
 class MessagesQuery(Input, frozen=True, kw_only=True):
-    """By `key`, by `uniqueKey`, or by both; without either by time alone."""
+    """By `key`, by `uniqueKey`, or by both; without either by time alone. `cursor`: `next` of the
+    page before."""
 
     topic: Name
     key: Annotated[str, Meta(max_length=1_024)] = ""
@@ -71,6 +74,7 @@ class MessagesQuery(Input, frozen=True, kw_only=True):
     begin_ms: TimeMs = 0
     end_ms: TimeMs = INTEGER_MAX
     limit: MessageLimit = 32
+    cursor: Count = 0
 
 
 class QueueMessagesQuery(Input, frozen=True, kw_only=True):

@@ -137,10 +137,10 @@ function where(by, { topic, key, uniqueKey, queueId, offset, group, begin, end }
   return `/messages${query({ topic, beginMs: moment(begin), endMs: moment(end), limit: LIMIT })}`;
 }
 
-function results({ items, errors = [] }) {
+function results({ items, next, errors = [] }) {
   return [
     errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
-    items.length ? h("p", { class: "muted" }, plural(items.length, "message"), items.length >= LIMIT ? ", the first ones" : "") : empty("Nothing found."),
+    items.length ? h("p", { class: "muted" }, plural(items.length, "message"), next || items.length >= LIMIT ? ", the first ones" : "") : empty("Nothing found."),
     messageRows(items),
   ];
 }

@@ -66,6 +66,45 @@ async def test_a_search_ends_after_so_many_messages_and_goes_on_from_there(clien
     assert ([one["text"] for one in page["items"]], page["next"]) == (["here"], None)
 
 
+async def test_messages_of_a_time_come_in_pages_that_leave_nothing_out(client):
+    """A queue of large messages beside one of small ones: each page has all up to its end."""
+    await made(client, "T", 2)
+    large = "x" * 300_000
+    stored = [
+        await sent(client, "T", text, queueId=queue_id)
+        for text, queue_id in [(large, 0)] * 3 + [("a", 1)] + [(large, 0)] * 2 + [("b", 1)] * 4
+    ]
+    ids = [one["offsetMsgId"] for one in stored]
+    seen, query, pages = [], {"topic": "T", "limit": 4}, []
+    while True:
+        page = (await client.get("/api/v1/messages", **query)).json
+        assert all(one["body"] is not None for one in page["items"])
+        seen += [one["offsetMsgId"] for one in page["items"]]
+        pages.append(len(page["items"]))
+        if page["next"] is None:
+            break
+        query["cursor"] = page["next"]
+    assert seen == ids
+    assert pages == [4, 4, 2], "1 MiB of messages, then so many"
+    time_ms = (await client.get(f"/api/v1/messages/{ids[3]}")).json["storeTimestamp"]
+    page = (await client.get("/api/v1/messages", topic="T", beginMs=time_ms, endMs=time_ms)).json
+    assert ids[3] in [one["offsetMsgId"] for one in page["items"]]
+    assert {one["storeTimestamp"] for one in page["items"]} == {time_ms}
+    assert page["next"] is None
+
+
+async def test_a_message_larger_than_a_page_is_one(client, group, broker):
+    await made(client, "T", 1)
+    for body in (b"x" * 1_100_000, b"y"):
+        assert (await group.send(broker, "T", body)).code == 0
+    page = (await client.get("/api/v1/messages", topic="T")).json
+    assert ([one["bodySize"] for one in page["items"]], page["items"][0]["body"]) == (
+        [1_100_000], None,
+    )  # fmt: skip
+    page = (await client.get("/api/v1/messages", topic="T", cursor=page["next"])).json
+    assert ([one["text"] for one in page["items"]], page["next"]) == (["y"], None)
+
+
 async def test_several_dead_letters_are_sent_again_and_each_has_its_outcome(client):
     for topic in ("%DLQ%G", "%RETRY%G", "%DLQ%gone", "T"):
         await made(client, topic.replace("%", "%25"), 1)

@@ -9,10 +9,7 @@ import pytest
 from aiohttp import web
 
 from raftmq.namesrv.http.topickinds import kind_of
-from raftmq.namesrv.http.topicmessages import marks_of, merged_newest
 from raftmq.remoting.registration import TopicConfig
-from raftmq.web.paging import encode_cursor
-from raftmq.web.problem import ApiProblem
 from tests.namesrv.http.nodes import FakeCluster, replicas
 from tests.namesrv.http.test_cluster_api import Caller
 
@@ -79,20 +76,6 @@ async def test_a_group_that_does_not_answer_is_named(cluster: FakeCluster, call:
     assert [item["group"] for item in page["items"]] == ["broker-a"]
     assert [error["group"] for error in page["errors"]] == ["broker-b"]
     assert (await call.get("/topics/None/messages", 503))["code"] == "UNAVAILABLE"
-
-
-def test_a_group_goes_on_before_what_was_shown_of_it() -> None:
-    pages: dict[str, Any] = {
-        "a": {"items": [message(50, 9), message(40, 3)], "next": "40"},
-        "b": {"items": [message(70, 8), message(60, 7)], "next": None},
-        "c": {"items": [message(5, 1)], "next": None},
-    }
-    items, following = merged_newest(pages, {"c": 6}, 3)
-    assert [item["commitLogOffset"] for item in items] == [50, 70, 60]
-    assert marks_of(following or "") == {"a": 50, "b": -1, "c": 6}
-    assert merged_newest({"b": pages["b"]}, {"a": -1}, 9)[1] is None
-    with pytest.raises(ApiProblem):
-        marks_of(encode_cursor('{"a": "x"}'))
 
 
 async def test_dead_letters_go_to_the_groups_that_stored_them(

@@ -313,6 +313,7 @@ class Broker:
             Recalls(context, self.sends, self.timers).service(),
             SendBack(context, self.sends, self.access).service(),
             Service(handlers=queries.handlers()),
+            self.catalog.service(),
             Service(handlers=admin.handlers()),
             Service(handlers=progress.handlers()),
             Service(handlers=stats.handlers()),

@@ -178,6 +178,9 @@ class BrokerConfig(PeerTlsOptions):
     # [topics]
     auto_create_topic_enable: bool = option("topics", "autoCreateTopicEnable", True,
         "A send to an unknown topic creates it.")
+    trace_topic_enable: bool = option("topics", "traceTopicEnable", False,
+        "The leader makes RMQ_SYS_TRACE_TOPIC, with one queue: where sends create no topics,"
+        " clients have no other place for their traces of messages.")
     enable_mixed_message_type: bool = option("topics", "enableMixedMessageType", False,
         "Topics may be for all kinds of messages (`message.type` MIXED).", live=True)
     enable_topic_message_type_check: bool = option("topics", "enableTopicMessageTypeCheck", False,

@@ -16,6 +16,7 @@ from raftmq.remoting.errors import ConnectError
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 DEFAULT_TOPIC = "TBW102"  # the template of auto-created topics
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # clients' traces of messages
 OPERATOR_LOG_TOPIC = "RAFTMQ_SYS_OPERATOR_LOG"  # what operators do (broker.operating.operatorlog)
 # Topics that clients may not send to.
 NO_SEND_TOPICS = frozenset(
@@ -30,7 +31,7 @@ NO_SEND_TOPICS = frozenset(
         OPERATOR_LOG_TOPIC,
     }
 )
-SYSTEM_TOPICS = NO_SEND_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+SYSTEM_TOPICS = NO_SEND_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}
 TOPIC_LENGTH_MAX = 127  # as clients check; retry and dead-letter topics may have 255
 DERIVED_TOPIC_LENGTH_MAX = 255
 NAME_LENGTH_MAX = 255  # of a broker, cluster or client; host names are no longer than this

@@ -31,10 +31,10 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.remoting.fields import boolean_or, text
+from raftmq.remoting.names import TRACE_TOPIC
 from raftmq.remoting.topicattributes import AttributesRefused, parse_changes
 
 QUEUE_COUNT = 16  # Apache's, of a topic in a list that does not say
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,6 @@ class Admin:
         told = {
             "filterServerNums": "0",
             "msgTraceTopicName": TRACE_TOPIC,
-            "traceTopicEnable": "false",  # it is made by the first send, as other topics
             "useTLS": str(self.context.config.tls_enable).lower(),
         }
         return "".join(f"{key}={value}\n" for key, value in told.items())

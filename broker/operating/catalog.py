@@ -7,6 +7,7 @@ exactly. The handlers of the wire protocol and the HTTP operations both call thi
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -14,7 +15,9 @@ from types import MappingProxyType
 from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.context import Context
 from raftmq.broker.errors import ConditionUnmet, Refused, busy
+from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.replication.engine import all_speak
+from raftmq.broker.service import Service
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import (
     delete_group,
@@ -28,9 +31,13 @@ from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, attributes_o
 from raftmq.dledger.wire import ATTRIBUTES_VERSION
 from raftmq.ops.versions import Condition
 from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.names import TRACE_TOPIC
 from raftmq.remoting.topicattributes import MIXED, AttributesRefused, changed
 
+log = logging.getLogger("raftmq.broker.catalog")
+
 TOGETHER_MAX = 1_000  # topics or groups of one request
+TRACE_TOPIC_PERIOD_MS = 1_000  # between two tries to create it
 NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -49,10 +56,34 @@ class Catalog:
         """`spread()` returns when the name servers know the topics, or after a while."""
         self._config = context.config
         self._state = context.state
+        self._roles = context.roles
         self._log = context.log
         self._commits = commits
         self._spread = spread
         self._one_at_a_time = asyncio.Lock()
+
+    def service(self) -> Service:
+        return Service(
+            chores=[
+                Chore(
+                    "trace_topic",
+                    TRACE_TOPIC_PERIOD_MS,
+                    self._create_trace_topic,
+                    lambda: 0 if self._trace_topic_is_missing() else IDLE_MS,
+                )
+            ]
+        )
+
+    def _trace_topic_is_missing(self) -> bool:
+        wanted = self._config.trace_topic_enable and self._roles.leading
+        return wanted and self._state.topics.get(TRACE_TOPIC) is None
+
+    def _create_trace_topic(self) -> None:
+        """Create the topic of message traces, since nobody else may create a topic of the system's
+        and clients send traces only once it is there."""
+        if self._trace_topic_is_missing():
+            topic = TopicConfig(TRACE_TOPIC, 1, 1)
+            self._log.propose_then(put_topic(topic, if_absent=True), _trace_topic_created)
 
     async def change_topic(
         self,
@@ -168,6 +199,11 @@ class Catalog:
 
     def _reserved(self) -> frozenset[str]:
         return SYSTEM_TOPICS | {self._config.broker_cluster_name, self._config.broker_name}
+
+
+def _trace_topic_created(error: Exception | None) -> None:
+    if error is not None:  # the chore tries again
+        log.info("trace_topic_not_created: %s", error)
 
 
 def _check_count(count: int, what: str) -> None:

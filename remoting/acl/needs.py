@@ -29,10 +29,9 @@ from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.fields import text, text_or
 from raftmq.remoting.headers import SendHeader
-from raftmq.remoting.names import popped_topic
+from raftmq.remoting.names import TRACE_TOPIC, popped_topic
 from raftmq.remoting.popheaders import batch_acks
 
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # every account may write its traces there
 FORWARDED_FROM = "raftmqForwardedFrom"  # a reply that one broker passes on to another
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 
@@ -80,7 +79,7 @@ def _needs(table: Mapping[int, Needs | None], command: RemotingCommand) -> list[
 
 
 def _send_v2(command: RemotingCommand) -> list[Need]:
-    topic = text(command.ext, "b")
+    topic = text(command.ext, "b")  # every account may write its traces
     return [] if topic == TRACE_TOPIC else [topic_need(topic, PUB)]
 
 

@@ -15,11 +15,12 @@ from raftmq.broker.http.messageviews import record_id
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.remoting.acl import Credentials
-from raftmq.remoting.acl.needs import BROKER, NAME_SERVER, NAME_SERVER_READS, NOTHING, TRACE_TOPIC
+from raftmq.remoting.acl.needs import BROKER, NAME_SERVER, NAME_SERVER_READS, NOTHING
 from raftmq.remoting.admin_headers import ConsumeDirectlyHeader
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import EndTransactionHeader, PullHeader, SendHeader
+from raftmq.remoting.names import TRACE_TOPIC
 from raftmq.store.record import decode_record, offset_message_id, pack_host
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client

@@ -1,4 +1,5 @@
-"""What is deleted stays deleted: offsets committed just before do not outlive it."""
+"""What is deleted stays deleted: offsets committed just before do not outlive it. And the topic of
+message traces, which only the broker itself may create."""
 
 import asyncio
 
@@ -6,8 +7,10 @@ import pytest
 
 from raftmq.broker.errors import Refused
 from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.names import TRACE_TOPIC
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
+from tests.waiting import until
 
 LATE = {"offsetCommitIntervalMs": "5000"}
 CLASSIC = LATE | {"enableDLegerCommitLog": "false", "dLegerPeers": ""}
@@ -62,3 +65,25 @@ async def test_a_commit_while_its_topic_is_deleted_is_refused(tmp_path):
         await group.create_topic(broker, "T", 1)
         assert broker.state.offsets.offsets == {}
         assert broker.commits.commit("T", "cg", 0, 7)
+
+
+@pytest.mark.parametrize("settings", [{}, CLASSIC], ids=["raft", "classic"])
+async def test_the_topic_of_traces_is_made_where_sends_make_none(tmp_path, settings):
+    """Clients send traces only to a topic that name servers know."""
+    settings = settings | {"autoCreateTopicEnable": "false", "traceTopicEnable": "true"}
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        await until(lambda: broker.state.topics.get(TRACE_TOPIC) is not None)
+        topic = broker.state.topics.entries[TRACE_TOPIC]
+        assert (topic.read_queue_count, topic.write_queue_count, topic.perm) == (1, 1, 6)
+        assert (await group.send(broker, TRACE_TOPIC)).code == 0
+        refused = await group.create_topic(broker, TRACE_TOPIC)
+        assert "is the system's" in refused.remark
+        told = (await group.ask(broker, RequestCode.GET_BROKER_CONFIG)).body
+        assert told.count(b"traceTopicEnable=true\n") == told.count(b"traceTopicEnable") == 1
+
+
+async def test_without_the_setting_there_is_none_before_the_first_send(group, broker):
+    broker.catalog._create_trace_topic()
+    await group.create_topic(broker, "T")
+    assert broker.state.topics.get(TRACE_TOPIC) is None

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from raftmq.mqadmin.command import Done, Fields, Part, Table
 from raftmq.mqadmin.showing import escaped
+from raftmq.ops.console import PipedConsole
 
 PIPE_COLUMNS = 240  # for a file or pipe, which has no width; nothing is cut there
 
@@ -70,9 +71,9 @@ def show(parts: Sequence[Part], console: Console) -> None:
 
 
 def make_console() -> Console:
-    console = Console(highlight=False)
+    console = PipedConsole(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_COLUMNS)
+        console = PipedConsole(highlight=False, width=PIPE_COLUMNS)
     return console
 
 

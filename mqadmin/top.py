@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -17,6 +17,7 @@ from raftmq.mqadmin.command import Arguments, CommandError, Fields, Part, Table
 from raftmq.mqadmin.looks import Look, Scope, broker_rows, group_rows, look, topic_rows
 from raftmq.mqadmin.output import as_json, make_console, rich_table, show
 from raftmq.mqadmin.terminal import Terminal
+from raftmq.ops.console import PipedConsole
 
 INTERVAL_S_MIN = 0.2
 
@@ -72,7 +73,9 @@ async def _print(
 
 async def _live(admin: Admin, scope: Scope, before: Look, rows_max: int, interval_s: float) -> None:
     parts = parts_of(before, None, rows_max)
-    with Live(_screen(before, parts, ""), console=Console(), screen=True, auto_refresh=False) as on:
+    with Live(
+        _screen(before, parts, ""), console=PipedConsole(), screen=True, auto_refresh=False
+    ) as on:
         while True:
             await asyncio.sleep(interval_s)
             wrong = ""

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "spark": {"client", "remoting", "store"},
     "audit": {"broker", "client", "ops", "remoting", "spark", "store"},
     "chaos": {"client", "ops", "remoting", "store", "web"},
-    "mqadmin": {"client", "remoting"},
+    "mqadmin": {"client", "ops", "remoting"},
     "proxy": {"client", "ops", "remoting", "store", "web"},
 }
 

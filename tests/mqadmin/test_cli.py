@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,6 +141,22 @@ def test_tables_json_and_the_variable(namesrv):
 ROWS: list[dict[str, Any]] = [{"name": "a", "count": 2}, {"name": "yes: no", "count": None}]
 PARTS = [Table(ROWS, "rows"), Fields({"more": [1, 2]}, "rest"), Done("done", {"x": 1})]
 DATA = {"rows": ROWS, "rest": {"more": [1, 2]}, "part3": {"done": "done", "x": 1}}
+
+
+@pytest.mark.parametrize("form", ["table", "json", "yaml"])
+def test_who_has_seen_enough_is_no_failure(namesrv, form):
+    reads, writes = os.pipe()
+    os.close(reads)
+    arguments = ("topicList", "-n", namesrv, "-o", form)
+    with os.fdopen(writes, "wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "raftmq.mqadmin", *arguments],
+            cwd=Path(__file__).parents[2],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            timeout=STOP_S,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.fixture

@@ -1,0 +1,19 @@
+"""The console: who uses it is told that nobody reads any more."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from raftmq.ops.console import PipedConsole
+
+
+def test_nobody_reads_any_more() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w", buffering=1) as file:
+        console = PipedConsole(file=file)
+        with pytest.raises(BrokenPipeError):
+            console.print("words")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writes)  # what is left goes nowhere

@@ -340,11 +340,11 @@ async def _consume_in(group: str, admin: Admin, wanted: Wanted, printer: Printer
     await admin.cluster.route(wanted.topic)  # a topic that does not exist is told at once
     consumer.subscribe(wanted.topic, wanted.expression, wanted.expression_type)
     async with consumer:
-        try:
-            while not printer.full:
-                left = PULL_COUNT if wanted.count is None else wanted.count - printer.count
-                for message in await consumer.poll(POLL_MS, min(left, PULL_COUNT)):
-                    printer.print(message)
-                printer.flush()
-        finally:
-            await consumer.commit()
+        # Each poll, and the consumer's stop, commit what earlier polls returned: that was printed.
+        # What could not be printed is not committed.
+        while not printer.full:
+            left = PULL_COUNT if wanted.count is None else wanted.count - printer.count
+            for message in await consumer.poll(POLL_MS, min(left, PULL_COUNT)):
+                printer.print(message)
+            printer.flush()
+        await consumer.commit()

@@ -29,10 +29,8 @@ def started(cluster: Small, *arguments: str, **pipes: Any) -> subprocess.Popen[b
     return subprocess.Popen(
         [*MQADMIN, *arguments, "-n", cluster.namesrv],
         cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        **pipes,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **pipes},
     )
 
 
@@ -213,6 +211,31 @@ def test_a_group_goes_on_where_it_was(small: Small, tmp_path: Path) -> None:
     assert seen == [["0", "1", "2", "3"], ["4", "5", "6", "7"]]
     progress = small.run("consumerProgress", "-g", "readers", "-t", "grouped", "--json")
     assert json.loads(progress.stdout)["total"]["diffTotal"] == 2
+
+
+def test_a_group_commits_nothing_that_could_not_be_written(small: Small, tmp_path: Path) -> None:
+    small.make_topic("unwritten", queues=1)
+    file = tmp_path / "in"
+    file.write_text("".join(f"{number}\n" for number in range(6)))
+    assert small.run("produce", "unwritten", str(file), "--window", "1").exit_code == 0
+    reading = ("consume", "unwritten", "-g", "auditors", "-F", "text")
+    assert small.run(*reading, "-c", "2").stdout.split() == ["0", "1"]
+    with Path("/dev/full").open("wb") as full:
+        process = started(small, *reading, stdout=full)
+        _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1 and err.startswith(b"mqadmin: No space left on device")
+    progress = small.run("consumerProgress", "-g", "auditors", "-t", "unwritten", "--json")
+    assert json.loads(progress.stdout)["total"]["diffTotal"] == 4
+    process = started(small, *reading)
+    try:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(4)] == [b"2\n", b"3\n", b"4\n", b"5\n"]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+    progress = small.run("consumerProgress", "-g", "auditors", "-t", "unwritten", "--json")
+    assert json.loads(progress.stdout)["total"]["diffTotal"] == 0
 
 
 def test_who_has_seen_enough_ends_it(small: Small, tmp_path: Path) -> None:

@@ -174,8 +174,12 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def show_time(ms: int) -> str:
-    """Return a local time with milliseconds; "" for 0 or less."""
+    """Return a local time with milliseconds; "" for 0 or less. A producer may set any number: one
+    that is in no year to 9999 is returned as it is."""
     if ms <= 0:
         return ""
-    moment = datetime.fromtimestamp(ms // 1000)
+    try:
+        moment = datetime.fromtimestamp(ms // 1000)
+    except (ValueError, OverflowError, OSError):
+        return str(ms)
     return f"{moment:%Y-%m-%d %H:%M:%S},{ms % 1000:03d}"

@@ -27,6 +27,7 @@ from raftmq.mqadmin.command import (
     Manner,
     Table,
     parse_time,
+    show_time,
 )
 from raftmq.mqadmin.commands import COMMANDS
 from raftmq.namesrv.server import NameServer, NameServerConfig
@@ -141,6 +142,11 @@ def test_tables_json_and_the_variable(namesrv):
 ROWS: list[dict[str, Any]] = [{"name": "a", "count": 2}, {"name": "yes: no", "count": None}]
 PARTS = [Table(ROWS, "rows"), Fields({"more": [1, 2]}, "rest"), Done("done", {"x": 1})]
 DATA = {"rows": ROWS, "rest": {"more": [1, 2]}, "part3": {"done": "done", "x": 1}}
+
+
+@pytest.mark.parametrize("ms", [253_402_387_200_000, 2**60, 2**63 - 1])
+def test_a_time_that_no_calendar_has_is_shown_as_its_number(ms):
+    assert show_time(ms) == str(ms)
 
 
 @pytest.mark.parametrize("form", ["table", "json", "yaml"])

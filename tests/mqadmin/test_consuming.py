@@ -303,6 +303,13 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
     assert b"00000000  ff" in show_as("hex", "", terminal=True)(one)
 
 
+def test_a_message_whose_times_are_no_times_is_shown_all_the_same() -> None:
+    one = message(7)
+    one.born_timestamp_ms = one.store_timestamp_ms = 2**63 - 1
+    for form, template in (("line", ""), ("template", "{born} {stored}")):
+        assert str(2**63 - 1).encode() in show_as(form, template, terminal=False)(one)
+
+
 def test_templates() -> None:
     one = message(7)
     for template, said in (

@@ -3,14 +3,17 @@
 A broker resets a group's offsets itself (222), whether or not consumers are connected. If it can do
 so only through connected consumers (206 CONSUMER_NOT_ONLINE: Apache before 5.0), the offsets are
 committed from here instead.
+
+Where broker groups refuse that, others move the group all the same: the answer says who did not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from raftmq.client.admin import TO_END, Admin
-from raftmq.client.errors import BrokerRefused
+from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageQueue
 from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
 from raftmq.mqadmin.targets import leaders_of
@@ -43,10 +46,10 @@ async def _move(
             raise CommandError(f"{address} leads no broker group that has topic {topic}")
     else:
         leaders = await leaders_of(admin, topic)
-    moved: dict[MessageQueue, int] = {}
-    for name, leader in leaders.items():
+
+    async def move(name: str, leader: str) -> dict[MessageQueue, int]:
         try:
-            moved |= await admin.offset.reset(
+            return await admin.offset.reset(
                 leader,
                 group,
                 topic,
@@ -58,12 +61,25 @@ async def _move(
         except BrokerRefused as error:
             if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
                 raise
-            moved |= await _commit(admin, group, topic, name, timestamp_ms, queue_id, offset)
-    rows = [
+            return await _commit(admin, group, topic, name, timestamp_ms, queue_id, offset)
+
+    moved: dict[MessageQueue, int] = {}
+    failed: dict[str, ClientError] = {}
+    for name, leader in leaders.items():
+        try:
+            moved |= await move(name, leader)
+        except ClientError as error:
+            if error.outcome_unknown:
+                raise
+            failed[name] = error
+    if failed and len(failed) == len(leaders):
+        raise next(iter(failed.values()))
+    rows: list[dict[str, Any]] = [
         {"broker": q.broker_name, "queue": q.queue_id, "offset": o}
         for q, o in sorted(moved.items())
     ]
-    return [Table(rows, columns=("broker", "queue", "offset"))]
+    rows += [{"broker": n, "queue": None, "offset": e.message} for n, e in failed.items()]
+    return [Table(rows, columns=("broker", "queue", "offset"), complete=not failed)]
 
 
 async def _commit(

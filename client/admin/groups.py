@@ -8,7 +8,7 @@ from typing import Any
 from raftmq.client.admin.bodies import ConsumeStats, consume_stats, merged
 from raftmq.client.admin.cluster import ClusterAdmin, headless, leaders_in
 from raftmq.client.admin.requests import Requests
-from raftmq.client.errors import NoRoute
+from raftmq.client.errors import BrokerRefused, NoRoute
 from raftmq.client.instance import successful
 from raftmq.client.message import RETRY_PREFIX
 from raftmq.remoting import fields
@@ -63,14 +63,19 @@ class GroupAdmin:
                 raise
             groups = (await self._cluster.info()).brokers  # no retry topic, or no such group
         ext = {"consumerGroup": group} | ({"topic": topic} if topic else {})
-        code = RequestCode.GET_CONSUME_STATS
-        return merged(
-            [
-                consume_stats(await self._requests.json(address, code, ext))
-                for address in leaders_in(groups).values()
-            ],
-            headless(groups),
-        )
+        parts, unknown = [], None
+        for address in leaders_in(groups).values():
+            try:
+                body = await self._requests.json(address, RequestCode.GET_CONSUME_STATS, ext)
+            except BrokerRefused as error:
+                if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                    raise
+                unknown = error
+            else:
+                parts.append(consume_stats(body))
+        if unknown is not None and not parts:
+            raise unknown
+        return merged(parts, headless(groups))
 
     async def consumers(self, group: str, address: str) -> tuple[str, ...]:
         """Return the client ids of a group that one broker knows (38); empty if there are none."""

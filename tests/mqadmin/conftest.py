@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from tests.waiting import wait_until
 STOP_S = 120  # a bound against hanging
 CLUSTER = "TestCluster"
 NOWHERE = "127.0.0.1:1"
+OLD, NEW = "group-a", "group-b"  # of Two
 
 
 class Small:
@@ -82,10 +85,42 @@ class Small:
         asyncio.run_coroutine_threadsafe(register(), self._loop).result(STOP_S)
 
 
+class Two(Small):
+    """A name server, and a broker group of one beside another."""
+
+    async def _run(self, up: threading.Event) -> None:
+        async with AsyncExitStack() as stack:
+            config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
+            server = await stack.enter_async_context(NameServer(config))
+            self.namesrv = server.address
+            for name in (OLD, NEW):
+                group = Group(self._root / name, 1, namesrvAddr=server.address, brokerName=name)
+                await stack.enter_async_context(group)
+                await group.leading()
+                await group.create_topic(await group.leading(), f"only-{name}")
+            up.set()
+            await self._stop.wait()
+
+    def at(self, name: str) -> str:
+        """The address of a group's leader."""
+        found = json.loads(self.run("clusterList", "--json").stdout)
+        (address,) = (row["address"] for row in found if row["broker"] == name)
+        return address
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
     cluster = Small(tmp_path_factory.mktemp("small"))
     cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    cluster = Two(tmp_path_factory.mktemp("two"))
+    cluster.start()
+    wait_until(lambda: {OLD, NEW} <= set(cluster.run("clusterList").stdout.split()))
     yield cluster
     cluster.stop()
 

@@ -64,7 +64,9 @@ they commit until then, of before the reset, changes nothing. `updateBrokerConfi
 While a broker group has no leader, nothing can be changed there, nor asked. A change that is for
 that group, too, is refused before any group is changed: `nobody leads broker-a at the moment`.
 `consumerProgress`, `topicStatus`, `topicList -c`, `writers` and `statsAll` have these words in a
-line of that group, and no total; they end with status 1.
+line of that group, and no total; they end with status 1. A group that only some broker groups know
+is moved there by `resetOffsetByTime` and `skipAccumulatedMessage`; a line of each other one says
+why not, and the status is 1. Its progress is that of those that know it.
 
 ## Contexts
 

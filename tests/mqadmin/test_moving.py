@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -12,57 +10,24 @@ import pytest
 from raftmq.client.admin.topics import TopicAdmin
 from raftmq.client.errors import BrokerRefused
 from raftmq.mqadmin import moving
-from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.names import SYSTEM_TOPICS
-from tests.broker.cluster import Group
-from tests.mqadmin.conftest import Small
+from tests.mqadmin.conftest import NEW, OLD, Two
 from tests.waiting import wait_until
 
-OLD, NEW = "group-a", "group-b"
 COPY = ("copyDefinitions", "--from", OLD, "--to", NEW)
 
 
-class Two(Small):
-    """A name server, and a broker group of one beside another."""
-
-    async def _run(self, up) -> None:
-        async with AsyncExitStack() as stack:
-            config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
-            server = await stack.enter_async_context(NameServer(config))
-            self.namesrv = server.address
-            for name in (OLD, NEW):
-                group = Group(self._root / name, 1, namesrvAddr=server.address, brokerName=name)
-                await stack.enter_async_context(group)
-                await group.leading()
-                await group.create_topic(await group.leading(), f"only-{name}")
-            up.set()
-            await self._stop.wait()
-
-    def rows(self, *arguments: str) -> dict[tuple[str, str], tuple[str, str]]:
-        done = self.run(*COPY, *arguments, "--json")
-        assert done.exit_code == 0, done.stderr
-        found = json.loads(done.stdout)
-        return {(row["kind"], row["name"]): (row["outcome"], row["why"]) for row in found}
-
-    def at(self, name: str) -> str:
-        """The address of a group's leader."""
-        found = json.loads(self.run("clusterList", "--json").stdout)
-        (address,) = (row["address"] for row in found if row["broker"] == name)
-        return address
-
-    def topic(self, group: str, name: str) -> dict:
-        route = json.loads(self.run("topicRoute", "-t", name, "--json").stdout)
-        (queue,) = (row for row in route["queues"] if row["broker"] == group)
-        return queue
+def rows(two: Two, *arguments: str) -> dict[tuple[str, str], tuple[str, str]]:
+    done = two.run(*COPY, *arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {(row["kind"], row["name"]): (row["outcome"], row["why"]) for row in found}
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    cluster = Two(tmp_path_factory.mktemp("two"))
-    cluster.start()
-    wait_until(lambda: {OLD, NEW} <= set(cluster.run("clusterList").stdout.split()))
-    yield cluster
-    cluster.stop()
+def topic(two: Two, group: str, name: str) -> dict:
+    route = json.loads(two.run("topicRoute", "-t", name, "--json").stdout)
+    (queue,) = (row for row in route["queues"] if row["broker"] == group)
+    return queue
 
 
 def ok(two: Two, command: str) -> None:
@@ -87,19 +52,19 @@ def test_definitions_are_copied_once_and_what_differs_is_left(two: Two) -> None:
         ("group", "Billing"): ("made", ""),
         ("group", "Known"): ("changed", "retryMaxTimes was 9"),
     }
-    assert two.rows("--dryRun") == wanted
-    assert two.rows("--dryRun") == wanted  # it has changed nothing
-    assert two.rows() == wanted
-    again = two.rows()
+    assert rows(two, "--dryRun") == wanted
+    assert rows(two, "--dryRun") == wanted  # it has changed nothing
+    assert rows(two) == wanted
+    again = rows(two)
     assert set(again.values()) == {("there already", ""), ("left: it differs", left)}
 
     def routed() -> bool:
         return NEW in two.run("topicRoute", "-t", "Orders").stdout
 
     wait_until(routed)
-    made = two.topic(NEW, "Orders")
+    made = topic(two, NEW, "Orders")
     assert (made["readQueues"], made["writeQueues"], made["perm"]) == (3, 5, "R")
-    assert two.topic(NEW, "Bills")["readQueues"] == 7
+    assert topic(two, NEW, "Bills")["readQueues"] == 7
 
 
 def test_a_topic_whose_attributes_nobody_acts_by_is_not_made(two: Two) -> None:

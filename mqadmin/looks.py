@@ -3,6 +3,10 @@
 A look asks every replica for its figures, every leader how far its groups are, and every topic for
 its offsets; rates are differences of these counts, so they are of the time between the looks and
 not a broker's own averages.
+
+Counts are kept by broker group. A rate is of the groups that both looks have: all that one has
+which is back after a fail-over was not sent since the last look. Where a topic's group does not
+answer, there is no sum, which would mislead, but words that say so.
 """
 
 from __future__ import annotations
@@ -13,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raftmq.client.admin import Admin
-from raftmq.client.errors import BrokerRefused, ClientError, NoRoute
+from raftmq.client.admin import Admin, headless, leaders_in
+from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.route import LEADER_ID
-from raftmq.mqadmin.targets import AT_ONCE_MAX, Replica, replicas, runtime_infos
+from raftmq.mqadmin.targets import AT_ONCE_MAX, Replica, nobody_leads, replicas, runtime_infos
+from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 
 REPLY_SUFFIX = "_REPLY_TOPIC"  # a cluster's topic of replies to requests
@@ -34,7 +39,7 @@ class Scope:
 
 @dataclass(slots=True)
 class Place:
-    """Where a group is in a topic, over all queues."""
+    """Where a group is in a topic, over all queues of a broker group."""
 
     consumed: int = 0
     behind: int = 0
@@ -48,9 +53,18 @@ class Look:
     at_s: float
     at_ms: int
     replicas: list[tuple[Replica, Mapping[str, str]]] = field(default_factory=list)
-    stored: dict[str, int] = field(default_factory=dict)  # by topic, messages ever
-    queues: dict[str, int] = field(default_factory=dict)  # by topic
-    places: dict[tuple[str, str], Place] = field(default_factory=dict)  # by group and topic
+    silent: dict[str, str] = field(default_factory=dict)  # by broker group: why it says nothing
+    brokers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by topic: who has it
+    # By topic and broker group: queues, messages ever.
+    stored: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    # By group and topic, and by broker group.
+    places: dict[tuple[str, str], dict[str, Place]] = field(default_factory=dict)
+
+    def missing(self, topic: str) -> str:
+        """Say which broker groups that have the topic do not answer, and why; "" for none. Retry
+        topics are not asked about: any may have one."""
+        names = (name for name in self.brokers.get(topic, self.silent) if name in self.silent)
+        return "; ".join(self.silent[name] for name in names)
 
 
 async def look(admin: Admin, scope: Scope) -> Look:
@@ -64,24 +78,33 @@ async def look(admin: Admin, scope: Scope) -> Look:
     async def progress(replica: Replica) -> None:
         async with turn:
             try:
-                _add_places(found, scope, await admin.broker.consume_stats(replica.address))
-            except ClientError:  # its row says that it does not answer
-                pass
+                told = await admin.broker.consume_stats(replica.address)
+            except ClientError as error:
+                found.silent[replica.broker_name] = _why(replica.broker_name, error)
+            else:
+                _add_places(found, scope, replica.broker_name, told)
 
     async def offsets(topic: str) -> None:
         async with turn:
             try:
-                queues = await admin.topic.offsets(topic)
-            except (NoRoute, BrokerRefused):  # deleted meanwhile, or a name that is no topic
+                groups = await admin.cluster.groups_of(topic)
+            except ClientError:  # deleted meanwhile, or a name that is no topic
                 return
-            except ClientError:
-                return
-            found.stored[topic] = sum(offset.max_offset for offset in queues.values())
-            found.queues[topic] = len(queues)
+            stored: dict[str, tuple[int, int]] = {}
+            for name, leader in leaders_in(groups).items():
+                try:
+                    queues = await admin.topic.offsets_at(leader, topic)
+                except ClientError as error:
+                    if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                        found.silent[name] = _why(name, error)
+                    continue
+                stored[name] = len(queues), sum(offset.max_offset for offset in queues.values())
+            found.brokers[topic], found.stored[topic] = tuple(sorted(groups)), stored
 
     own = {*info.brokers, *info.clusters}
     topics = [t for t in await admin.cluster.topics() if _shown(t, own, scope)]
     leading = [replica for replica in everybody if replica.broker_id == LEADER_ID]
+    found.silent.update((name, nobody_leads([name])) for name in headless(info.brokers))
     said, *_ = await asyncio.gather(
         runtime_infos(admin, everybody),
         asyncio.gather(*(progress(replica) for replica in leading)),
@@ -89,6 +112,10 @@ async def look(admin: Admin, scope: Scope) -> Look:
     )
     found.replicas = list(zip(everybody, said, strict=True))
     return found
+
+
+def _why(broker_name: str, error: ClientError) -> str:
+    return error.message if isinstance(error, BrokerRefused) else f"no answer from {broker_name}"
 
 
 def _shown(topic: str, own: set[str], scope: Scope) -> bool:
@@ -104,7 +131,9 @@ def _shown(topic: str, own: set[str], scope: Scope) -> bool:
     )
 
 
-def _add_places(found: Look, scope: Scope, told: Mapping[str, Sequence[Any]]) -> None:
+def _add_places(
+    found: Look, scope: Scope, broker_name: str, told: Mapping[str, Sequence[Any]]
+) -> None:
     for group, parts in told.items():
         wanted = group == scope.group if scope.group else True
         if not wanted or (group.startswith(SYSTEM_GROUPS) and not scope.system and not scope.group):
@@ -113,7 +142,8 @@ def _add_places(found: Look, scope: Scope, told: Mapping[str, Sequence[Any]]) ->
             for queue, progress in part.queues.items():
                 if scope.topic not in ("", queue.topic):
                     continue
-                place = found.places.setdefault((group, queue.topic), Place())
+                places = found.places.setdefault((group, queue.topic), {})
+                place = places.setdefault(broker_name, Place())
                 place.consumed += progress.consumer_offset
                 place.behind += progress.behind
                 place.in_flight += max(0, progress.pull_offset - progress.consumer_offset)
@@ -150,16 +180,17 @@ def topic_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
     """Return a row for each topic, the busiest first."""
     rows = []
     for topic, stored in now.stored.items():
-        then = None if before is None else before.stored.get(topic)
-        behind = [place.behind for (_, of), place in now.places.items() if of == topic]
+        then = {} if before is None else before.stored.get(topic, {})
+        behind = [_behind(places) for (_, of), places in now.places.items() if of == topic]
+        missing = now.missing(topic)
         rows.append(
             {
                 "topic": topic,
-                "queues": now.queues[topic],
-                "inTps": _per_s(now, before, stored, then),
-                "stored": stored,
+                "queues": None if missing else sum(queues for queues, _ in stored.values()),
+                "inTps": _rate_of_both(now, before, _messages(stored), _messages(then)),
+                "stored": None if missing else sum(_messages(stored).values()),
                 "groups": len(behind),
-                "lag": max(behind, default=0),
+                "lag": missing or max(behind, default=0),
             }
         )
     return sorted(rows, key=lambda row: (-(row["inTps"] or 0), row["topic"]))
@@ -168,21 +199,45 @@ def topic_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
 def group_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
     """Return a row for each group and topic, the one that is most behind first."""
     rows = []
-    for (group, topic), place in now.places.items():
-        if topic.startswith(RETRY_PREFIX) and not place.behind and not place.in_flight:
+    for (group, topic), places in now.places.items():
+        behind, in_flight = _behind(places), sum(place.in_flight for place in places.values())
+        if topic.startswith(RETRY_PREFIX) and not behind and not in_flight:
             continue  # every group has one
-        then = before.places.get((group, topic)) if before else None
-        earlier = None if then is None else then.consumed
-        rows.append(
-            {
-                "group": group,
-                "topic": topic,
-                "outTps": _per_s(now, before, place.consumed, earlier),
-                "lag": place.behind,
-                "inFlight": place.in_flight,
-            }
-        )
-    return sorted(rows, key=lambda row: (-row["lag"], -(row["outTps"] or 0), row["group"]))
+        then = {} if before is None else before.places.get((group, topic), {})
+        missing = now.missing(topic)
+        row: dict[str, Any] = {
+            "group": group,
+            "topic": topic,
+            "outTps": _rate_of_both(now, before, _consumed(places), _consumed(then)),
+            "lag": missing or behind,
+            "inFlight": None if missing else in_flight,
+        }
+        rows.append((-behind, -(row["outTps"] or 0), group, row))
+    return [row for *_, row in sorted(rows, key=lambda one: one[:3])]
+
+
+def _messages(stored: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    return {name: messages for name, (_, messages) in stored.items()}
+
+
+def _consumed(places: Mapping[str, Place]) -> dict[str, int]:
+    return {name: place.consumed for name, place in places.items()}
+
+
+def _behind(places: Mapping[str, Place]) -> int:
+    return sum(place.behind for place in places.values())
+
+
+def _rate_of_both(
+    now: Look, before: Look | None, counts: Mapping[str, int], then: Mapping[str, int]
+) -> float | None:
+    """Return the rate over the broker groups that both looks have; None if there are none, or one
+    counts anew."""
+    both = counts.keys() & then.keys()
+    if not both or any(counts[name] < then[name] for name in both):
+        return None
+    count, earlier = sum(counts[name] for name in both), sum(then[name] for name in both)
+    return _per_s(now, before, count, earlier)
 
 
 def _rate(

@@ -76,10 +76,14 @@ class TopicAdmin:
     async def offsets(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Return the topic's offsets by queue (202), from all brokers that have the topic."""
         found: dict[MessageQueue, TopicOffset] = {}
-        code, ext = RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}
         for address in (await self._cluster.leaders_of(topic)).values():
-            found |= topic_offsets(await self._requests.json(address, code, ext))
+            found |= await self.offsets_at(address, topic)
         return found
+
+    async def offsets_at(self, address: str, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """Return the topic's offsets by queue (202) at one broker."""
+        code = RequestCode.GET_TOPIC_STATS_INFO
+        return topic_offsets(await self._requests.json(address, code, {"topic": topic}))
 
     async def writers(self, topic: str) -> list[dict[str, Any]]:
         """Return the topic's exactly-once writers (30006), of every broker group that has it: for

@@ -66,7 +66,8 @@ that group, too, is refused before any group is changed: `nobody leads broker-a 
 `consumerProgress`, `topicStatus`, `topicList -c`, `writers` and `statsAll` have these words in a
 line of that group, and no total; they end with status 1. A group that only some broker groups know
 is moved there by `resetOffsetByTime` and `skipAccumulatedMessage`; a line of each other one says
-why not, and the status is 1. Its progress is that of those that know it.
+why not, and the status is 1. Its progress is that of those that know it. `top` has such words in
+the place of a lag, and rates of the groups that answered both times.
 
 ## Contexts
 

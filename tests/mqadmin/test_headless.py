@@ -95,6 +95,14 @@ def test_an_answer_without_a_group_says_so(
     assert told.get("topic", "orders") in ("orders", "")
 
 
+def test_top_has_no_lag_without_a_group(partial: Small) -> None:
+    told = json.loads(partial.run("top", "--once", "--interval", "0.2", "--json").stdout)
+    (topic,) = told["topics"]
+    (group,) = told["groups"]
+    assert (topic["lag"], topic["stored"], group["lag"]) == (NOBODY, None, NOBODY)
+    assert topic["inTps"] == 0.0
+
+
 def test_one_broker_is_changed_all_the_same(partial: Small) -> None:
     arguments = ("resetOffsetByTime", *OF_GROUP, "-s", "0", "-b")
     result = partial.run(*arguments, "group-a", "--json")

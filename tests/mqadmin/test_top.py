@@ -18,13 +18,28 @@ def made(at_s: float, stored: int, consumed: int, put: int) -> Look:
     look = Look(at_s, 0)
     said = {"msgPutTotalTodayNow": str(put), "raftRole": "leader", "raftTerm": "3"}
     look.replicas = [(ONE, said)]
-    look.stored = {"quiet": 7, "busy": stored}
-    look.queues = {"quiet": 1, "busy": 4}
+    look.brokers = {"quiet": ("a",), "busy": ("a",)}
+    look.stored = {"quiet": {"a": (1, 7)}, "busy": {"a": (4, stored)}}
     look.places = {
-        ("g", "busy"): Place(consumed, stored - consumed, 2),
-        ("h", "busy"): Place(stored, 0, 0),
-        ("h", "%RETRY%h"): Place(3, 0, 0),
+        ("g", "busy"): {"a": Place(consumed, stored - consumed, 2)},
+        ("h", "busy"): {"a": Place(stored, 0, 0)},
+        ("h", "%RETRY%h"): {"a": Place(3, 0, 0)},
     }
+    return look
+
+
+def add_second(look: Look, stored: int, consumed: int) -> Look:
+    """Have another broker group answer for the busy topic."""
+    look.brokers["busy"] = ("a", "b")
+    look.stored["busy"]["b"] = (4, stored)
+    look.places["g", "busy"]["b"] = Place(consumed, stored - consumed, 1)
+    return look
+
+
+def without_second(look: Look) -> Look:
+    """Have the other one be silent."""
+    look.brokers["busy"] = ("a", "b")
+    look.silent["b"] = "no answer from b"
     return look
 
 
@@ -49,6 +64,28 @@ def test_what_was_not_there_before_or_counts_anew_has_no_rate() -> None:
     assert topic_rows(now, Look(10.0, 0))[0]["inTps"] is None
     now.replicas = [(ONE, {"error": "no answer"})]
     assert broker_rows(now, None)[0]["role"] == "no answer"
+
+
+def test_a_broker_group_that_was_silent_is_no_traffic_when_it_is_back() -> None:
+    before, now = without_second(made(10.0, 100, 40, 500)), made(12.0, 300, 60, 900)
+    add_second(now, 10_000, 9_000)
+    assert topic_rows(now, before)[0]["inTps"] == 100.0
+    (group,) = (row for row in group_rows(now, before) if row["group"] == "g")
+    assert (group["outTps"], group["lag"], group["inFlight"]) == (10.0, 1_240, 3)
+
+
+def test_where_a_broker_group_is_silent_there_is_no_sum() -> None:
+    before, now = add_second(made(10.0, 100, 40, 500), 10_000, 9_000), made(12.0, 300, 60, 900)
+    without_second(now)
+    busy, quiet = topic_rows(now, before)
+    assert (busy["inTps"], busy["stored"], busy["queues"]) == (100.0, None, None)
+    assert busy["lag"] == "no answer from b"
+    assert (quiet["stored"], quiet["lag"]) == (7, 0)
+    for row in group_rows(now, before):
+        assert (row["lag"], row["inFlight"]) == ("no answer from b", None)
+    assert group_rows(now, before)[0]["outTps"] == 10.0
+    now.stored["busy"] = {"b": (4, 1)}
+    assert topic_rows(now, Look(10.0, 0, stored={"busy": {"a": (4, 1)}}))[0]["inTps"] is None
 
 
 def test_tables_are_cut_and_say_so() -> None:

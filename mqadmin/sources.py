@@ -10,12 +10,10 @@ import asyncio
 import base64
 import os
 import stat
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -74,10 +72,12 @@ def check_files(names: Sequence[str]) -> None:
 async def bodies_of_files(names: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
     """Yield each file's name and content. Raises CommandError, OSError."""
     for name in names:
-        body = await asyncio.to_thread(_whole, name)
-        if len(body) > BODY_SIZE_BYTES_MAX:
-            raise CommandError(f"{name} is larger than {BODY_SIZE_BYTES_MAX:,} bytes")
-        yield name, body
+        body = bytearray()
+        async for chunk in _chunks(name):
+            body += chunk
+            if len(body) > BODY_SIZE_BYTES_MAX:
+                raise CommandError(f"{name} is larger than {BODY_SIZE_BYTES_MAX:,} bytes")
+        yield name, bytes(body)
 
 
 async def lines_of(names: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
@@ -156,13 +156,6 @@ def _of(given: Mapping[str, Any], name: str, kind: type[str], default: str) -> s
     if not isinstance(value, kind):
         raise ValueError(f"{name}: expected a text")
     return value
-
-
-def _whole(name: str) -> bytes:
-    if name == STDIN:
-        return sys.stdin.buffer.read(BODY_SIZE_BYTES_MAX + 1)
-    with Path(name).open("rb") as file:
-        return file.read(BODY_SIZE_BYTES_MAX + 1)
 
 
 async def _chunks(name: str) -> AsyncIterator[bytes]:

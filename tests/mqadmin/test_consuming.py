@@ -182,6 +182,21 @@ def test_standard_input_is_sent_as_it_comes_and_ctrl_c_waits_for_outcomes(small:
     assert out.startswith(b"1 messages acknowledged in topic piped") and err == b""
 
 
+def test_ctrl_c_does_not_wait_for_the_end_of_a_file_that_is_standard_input(small: Small) -> None:
+    small.make_topic("whole")
+    process = started(small, "produce", "whole", "-F", "file", "-", stdin=subprocess.PIPE)
+    try:
+        assert process.stdin is not None
+        process.stdin.write(bytes(200_000))  # more than a pipe holds: it reads
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 130
+        out, err = process.communicate()
+    finally:
+        process.kill()
+    assert out.startswith(b"0 messages acknowledged in topic whole") and err == b""
+
+
 def test_following_prints_what_comes_until_ctrl_c(small: Small, tmp_path: Path) -> None:
     small.make_topic("live")
     file = tmp_path / "in"

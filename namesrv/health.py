@@ -27,6 +27,10 @@ def health(address: str | None, timeout_s: float) -> None:
     from raftmq.remoting.codes import RequestCode
     from raftmq.remoting.tlsfile import context_of
 
+    try:
+        credentials = credentials_of_environment(os.environ)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
     reason = complaint(
         address,
@@ -34,7 +38,7 @@ def health(address: str | None, timeout_s: float) -> None:
         timeout_s,
         lambda _: "",
         context=lambda: context_of(os.environ),
-        credentials=credentials_of_environment(os.environ),
+        credentials=credentials,
     )
     click.echo(f"{address}: {reason or 'healthy'}")
     sys.exit(1 if reason else 0)

@@ -31,7 +31,7 @@ from raftmq.broker.errors import ConfigError, StateError
 from raftmq.dledger.errors import RaftError
 from raftmq.ops.logs import set_level
 from raftmq.ops.options import BYTES, Option
-from raftmq.remoting.acl.signature import credentials_of_environment
+from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 from raftmq.remoting.address import format_address, parse_address_list
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.errors import RemotingError
@@ -76,9 +76,10 @@ def backup(
                 parse_address_list(name_servers or ""),
                 broker_name or "",
                 bytes_per_s,
+                credentials_of_environment(os.environ),
                 confirm=not unconfirmed,
             )
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:
         _end(WRONG, f"backup: {error}")
     try:
         taken = asyncio.run(running)
@@ -100,12 +101,13 @@ async def _of_running(
     name_servers: list[str],
     broker_name: str,
     bytes_per_s: int,
+    credentials: Credentials | None,
     *,
     confirm: bool,
 ) -> Taken:
     client = RemotingClient(
         tls=await asyncio.to_thread(tls_of, os.environ),
-        credentials=credentials_of_environment(os.environ),
+        credentials=credentials,
     )
     try:
         if name_servers:

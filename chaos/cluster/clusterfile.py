@@ -32,7 +32,8 @@ class ClusterError(Exception):
 
 
 class SettingsError(ClusterError):
-    """The servers would refuse these settings. Nothing was made or started."""
+    """The servers would refuse these settings, or there is half an account. Nothing was made or
+    started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from raftmq.chaos.cluster.clusterfile import SettingsError
 from raftmq.client.instance import InstanceConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 
@@ -18,8 +19,12 @@ def who_refuses(name: str, refusal: str) -> str:
 
 
 def own_credentials() -> Credentials | None:
-    """Return the credentials; None without any. Raises ValueError if only half of them is set."""
-    return credentials_of_environment(os.environ)
+    """Return the credentials; None without any. Raises SettingsError if only half of them is
+    set."""
+    try:
+        return credentials_of_environment(os.environ)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
 
 
 def signing() -> InstanceConfig:

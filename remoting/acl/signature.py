@@ -74,7 +74,10 @@ def credentials_of_environment(environment: Mapping[str, str]) -> Credentials | 
     )
     if not access_key and not secret_key:
         return None
-    return Credentials(access_key, secret_key, token or None)
+    try:
+        return Credentials(access_key, secret_key, token or None)
+    except ValueError as error:
+        raise ValueError(f"RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY: {error}") from None
 
 
 def signed_text(ext: Mapping[str, str], body: bytes) -> bytes:

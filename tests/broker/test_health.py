@@ -44,6 +44,14 @@ async def test_a_name_server_is_healthy():
     assert (await run(namesrv_health, address)).exit_code == 1
 
 
+@pytest.mark.parametrize("command", [broker_health, namesrv_health])
+def test_half_an_account_is_told(command, monkeypatch):
+    monkeypatch.setenv("RAFTMQ_ACCESS_KEY", "alone")
+    monkeypatch.delenv("RAFTMQ_SECRET_KEY", raising=False)
+    found = CliRunner().invoke(command, ["--address", "127.0.0.1:1"])
+    assert found.exit_code == 2 and "credentials need an access key" in found.output
+
+
 @pytest.mark.parametrize(
     ("info", "reason"),
     [

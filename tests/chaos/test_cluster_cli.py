@@ -133,6 +133,19 @@ def test_wrong_use_is_explained(run, words: tuple[str, ...], status: int, output
     assert output in result.output
 
 
+@pytest.mark.parametrize("name", ["RAFTMQ_ACCESS_KEY", "RAFTMQ_SECRET_KEY"])
+def test_half_an_account_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for other in ("RAFTMQ_ACCESS_KEY", "RAFTMQ_SECRET_KEY"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "alone")
+    result = CliRunner().invoke(cluster_cli.main, ["status", "--dir", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY: credentials need" in result.output
+    assert "alone" not in result.output
+
+
 def test_a_broker_that_does_not_come_up_is_no_member_and_leaves_nothing(run) -> None:
     assert run("up").exit_code == 0
     before = orjson.loads(run("status", "--json").output)["nodes"]

@@ -816,6 +816,13 @@ def test_what_makes_no_sense_ends_with_status_2(tmp_path, monkeypatch, arguments
     assert list(tmp_path.iterdir()) == []
 
 
+def test_half_an_account_ends_with_status_2(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAFTMQ_ACCESS_KEY", "alone")
+    monkeypatch.delenv("RAFTMQ_SECRET_KEY", raising=False)
+    status, output = run("backup", str(tmp_path / "new"), "--from", "127.0.0.1:1")
+    assert (status, "credentials need an access key" in output) == (2, True), output
+
+
 def test_times_are_utc_unless_they_say_otherwise():
     assert _time_ms("1700000000123") == 1_700_000_000_123
     assert _time_ms("2023-11-14T22:13:20") == 1_700_000_000_000

@@ -199,7 +199,12 @@ def main(
         incremental=incremental,
     )
     audited_at_ms = time.time_ns() // 1_000_000
-    reports = _audited(what, spark, Room(scratch, staging), mib_per_s << 20)
+    reports, unaudited = _audited(what, spark, Room(scratch, staging), mib_per_s << 20)
+    if not reports:
+        _give_up(unaudited)
+    if unaudited:
+        gap = f"other broker groups: {unaudited}"
+        reports = [replace(each, not_judged=(*each.not_judged, gap)) for each in reports]
     from raftmq.audit.printed import print_report
 
     for report in reports:
@@ -215,7 +220,11 @@ def main(
             write_results(results, reports, audited_at_ms)
         except OSError as error:
             _give_up(str(error))
-    sys.exit(0 if all(report.ok for report in reports) else EXIT_WRONG)
+    if unaudited:
+        _say(unaudited)
+    if not all(report.ok for report in reports):
+        sys.exit(EXIT_WRONG)
+    sys.exit(EXIT_UNUSABLE if unaudited else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +263,8 @@ class Room:
 
 def _audited(
     wanted: Wanted, options: SparkOptions, room: Room, bytes_per_s: int
-) -> list[AuditReport]:
+) -> tuple[list[AuditReport], str]:
+    """Return the reports, and why what else was wanted could not be audited ("": it was)."""
     # Imported here, not above, so that --help and usage errors do not wait for Spark.
     try:
         from raftmq.audit.api import run_audit
@@ -277,6 +287,7 @@ def _audited(
         *(RemotingError, OSError, ValueError),
     )
     topic = wanted.topic or ""
+    reports: list[AuditReport] = []
     try:
         with progress_shown() as progress:
             refuse_running(wanted.stores)
@@ -294,13 +305,13 @@ def _audited(
                         results=wanted.results,
                         incremental=wanted.incremental,
                     )
-                    return [report]
+                    return [report], ""
                 connection = replace(
                     connection_of({"namesrv": wanted.namesrv}),
                     credentials=credentials_of_environment(wanted.environment),
                     tls=client_tls_of(wanted.environment),
                 )
-                return audit_cluster(
+                audit_cluster(
                     spark,
                     connection,
                     group=wanted.group,
@@ -313,11 +324,13 @@ def _audited(
                     progress=progress,
                     results=wanted.results,
                     incremental=wanted.incremental,
+                    found=reports.append,
                 )
+                return reports, ""
     except unfit as error:
-        _give_up(str(error))
+        return reports, str(error)
     except SPARK_ERRORS as error:
-        _give_up(f"Spark failed: {cause(error)}")
+        return reports, f"Spark failed: {cause(error)}"
 
 
 def _check_writable(json_path: str | None, results: Path | None) -> None:
@@ -358,8 +371,12 @@ def _not_installed(missing: ImportError) -> NoReturn:
 
 
 def _give_up(reason: str) -> NoReturn:
-    click.echo(f"mqaudit: {reason}", err=True)
+    _say(reason)
     sys.exit(EXIT_UNUSABLE)
+
+
+def _say(words: str) -> None:
+    click.echo(f"mqaudit: {words}", err=True)
 
 
 def _parse_settings(given: tuple[str, ...]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from raftmq.audit.acknowledged import read_acknowledged, refuse_unjudged
 from raftmq.audit.copied import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
+from raftmq.audit.files import StoreError
 from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.job import run
 from raftmq.audit.pulled import pulled_report
@@ -29,8 +30,10 @@ from raftmq.audit.report import AuditReport, CheckResult, Offender
 from raftmq.audit.since import TAIL_BYTES, Kept
 from raftmq.audit.staging import place_for_tables
 from raftmq.client.admin.bodies import consume_stats
+from raftmq.client.errors import ClientError
 from raftmq.client.route import BrokerData
 from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.spark.options import Connection
 
@@ -51,6 +54,7 @@ def audit_cluster(
     progress: Callable[[str], None] = lambda what: None,
     results: Path | None = None,
     incremental: bool = False,
+    found: Callable[[AuditReport], None] = lambda report: None,
 ) -> list[AuditReport]:
     """Audit every broker group of a running cluster, or `group` alone; return a report of each.
 
@@ -58,8 +62,9 @@ def audit_cluster(
     path or URI for what is decoded, instead.
     `progress(what)` is told what is done next. `results`: a directory for what the next audit has
     to know of this one; `incremental`: of Raft groups only that is read what they hold since the
-    audit before that noted its end there (audit.since). Raises NotAudited, ClientError, StoreError,
-    HistoryUnfit, ValueError, OSError."""
+    audit before that noted its end there (audit.since). `found(report)` is given each report as
+    soon as it is made: also those of the other groups, where one cannot be audited and this raises.
+    Raises NotAudited, ClientError, StoreError, HistoryUnfit, ValueError, OSError."""
     if incremental and (results is None or history is not None):
         raise ValueError("an incremental audit needs the results before, and has no history")
     groups = asyncio.run(_groups(connection, group))
@@ -75,41 +80,78 @@ def audit_cluster(
         refuse_unjudged(told, acknowledged, groups, every=every)
         what = "are no Raft groups, whose logs alone are compared"
         refuse_unjudged(told, acknowledged, compared, every=every, what=what)
-    reports = []
+    reports, refused = [], []
     for name, replicas in sorted(groups.items()):
-        with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
-            root = Path(directory)
-            progress(f"{name}: copying the replicas' logs")
-            kept = None if results is None else Kept(results, name)
-            since = kept.ended() if kept and incremental else None
-            start = max(0, since.position - TAIL_BYTES) if since else 0
-            copied = asyncio.run(copied_stores(connection, replicas, root, bytes_per_s, start))
-            if copied is None:
-                topics = asyncio.run(_topics(connection, replicas))
-                progress(f"{name}: pulling {len(topics)} topics")
-                report = pulled_report(spark, connection, name, topics)
-                if history is not None or acknowledged is not None:
-                    unasked = "what was sent: only the logs of Raft groups are compared with that"
-                    report = replace(report, not_judged=(unasked, *report.not_judged))
-                reports.append(report)
-                continue
-            with place_for_tables(staging, root) as place:
-                report = run(
-                    *(spark, copied.stores, history, topic, place, copied.subject, acknowledged),
-                    progress=partial(_told_of, progress, name),
-                    kept=kept,
-                    incremental=incremental,
-                    shown=copied.ends,
-                )
-            offsets = asyncio.run(_offsets_check(connection, copied.leader))
-            reports.append(
-                replace(
-                    report,
-                    checks=(*report.checks, offsets),
-                    not_judged=(*copied.unseen, *report.not_judged),
-                )
+        try:
+            report = _report_of(
+                *(spark, connection, name, replicas),
+                history=history,
+                topic=topic,
+                acknowledged=acknowledged,
+                bytes_per_s=bytes_per_s,
+                scratch=scratch,
+                staging=staging,
+                progress=progress,
+                kept=None if results is None else Kept(results, name),
+                incremental=incremental,
             )
+        except NotAudited as error:
+            refused.append(str(error))
+        except (ClientError, RemotingError, StoreError) as error:
+            refused.append(f"{name}: {error}")
+        else:
+            reports.append(report)
+            found(report)
+    if refused:
+        raise NotAudited("; ".join(refused))
     return reports
+
+
+def _report_of(
+    spark: SparkSession,
+    connection: Connection,
+    name: str,
+    replicas: BrokerData,
+    *,
+    history: str | None,
+    topic: str,
+    acknowledged: str | None,
+    bytes_per_s: int,
+    scratch: Path | None,
+    staging: str | None,
+    progress: Callable[[str], None],
+    kept: Kept | None,
+    incremental: bool,
+) -> AuditReport:
+    """Audit one broker group, as `audit_cluster` says."""
+    with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
+        root = Path(directory)
+        progress(f"{name}: copying the replicas' logs")
+        since = kept.ended() if kept and incremental else None
+        start = max(0, since.position - TAIL_BYTES) if since else 0
+        copied = asyncio.run(copied_stores(connection, replicas, root, bytes_per_s, start))
+        if copied is None:
+            topics = asyncio.run(_topics(connection, replicas))
+            progress(f"{name}: pulling {len(topics)} topics")
+            report = pulled_report(spark, connection, name, topics)
+            if history is not None or acknowledged is not None:
+                unasked = "what was sent: only the logs of Raft groups are compared with that"
+                report = replace(report, not_judged=(unasked, *report.not_judged))
+            return report
+        with place_for_tables(staging, root) as place:
+            report = run(
+                *(spark, copied.stores, history, topic, place, copied.subject, acknowledged),
+                progress=partial(_told_of, progress, name),
+                kept=kept,
+                incremental=incremental,
+                shown=copied.ends,
+            )
+        offsets = asyncio.run(_offsets_check(connection, copied.leader))
+        return replace(
+            report,
+            checks=(*report.checks, offsets),
+            not_judged=(*copied.unseen, *report.not_judged),
+        )
 
 
 def _told_of(progress: Callable[[str], None], group: str, what: str) -> None:
@@ -119,6 +161,8 @@ def _told_of(progress: Callable[[str], None], group: str, what: str) -> None:
 async def _groups(connection: Connection, group: str | None) -> dict[str, BrokerData]:
     async with admin_of(connection) as admin:
         found = dict((await admin.cluster.info()).brokers)
+    if not found:
+        raise NotAudited(f"the name server {connection.namesrv} knows no broker")
     if group is not None and group not in found:
         raise NotAudited(f"there is no broker group {group}; there are {', '.join(sorted(found))}")
     return found if group is None else {group: found[group]}

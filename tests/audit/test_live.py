@@ -13,19 +13,21 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from raftmq.audit import copied, pulled
+from raftmq.audit import copied, live, pulled
 from raftmq.audit.cli import main
 from raftmq.audit.copied import NotAudited
 from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.ranges import ends_check
-from raftmq.audit.report import AuditReport
+from raftmq.audit.report import AuditReport, CheckResult
 from raftmq.broker.backup import source
 from raftmq.broker.backup.protocol import Facts, decode_facts
 from raftmq.broker.backup.source import Offer
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.client import Admin, Message, Producer
+from raftmq.client.route import BrokerData
+from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.spark.options import Connection, connection_of
 
 SETTINGS = {
@@ -276,6 +278,48 @@ def test_a_replica_that_names_a_directory_elsewhere_is_not_copied(
 def test_a_group_that_is_not_there_is_named(spark: SparkSession, group: Cluster) -> None:
     with pytest.raises(NotAudited, match=r"no broker group broker-z; there are broker-a"):
         audit_cluster(spark, connection(group), group="broker-z")
+
+
+async def test_a_name_server_that_knows_no_broker_is_told() -> None:
+    """Nothing was judged: that nothing is wrong must not be said."""
+    async with NameServer(NameServerConfig("127.0.0.1", 0)) as empty:
+        where = connection_of({"namesrv": empty.address})
+        with pytest.raises(NotAudited, match=f"{empty.address} knows no broker"):
+            await asyncio.to_thread(audit_cluster, None, where)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_group_that_cannot_be_audited_does_not_hide_the_others(
+    spark: SparkSession,
+    group: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: bool,
+) -> None:
+    groups = live._groups
+
+    async def with_unreachable(where: Connection, name: str | None) -> dict[str, BrokerData]:
+        gone = {each: BrokerData("DefaultCluster", each, {}) for each in ("broker-0", "broker-z")}
+        return {**await groups(where, name), **gone}
+
+    async def check(where: Connection, leader: str) -> CheckResult:
+        return CheckResult.of_faults("group_offsets", "planted", [{"group": "g"}] * wrong)
+
+    monkeypatch.setattr(live, "_groups", with_unreachable)
+    monkeypatch.setattr(live, "_offsets_check", check)
+    path, results = tmp_path / "reports.json", tmp_path / "results"
+    where = ["--namesrv", group.state().namesrv, "--json", str(path), "--results", str(results)]
+    done = CliRunner().invoke(main, where)
+    assert done.exit_code == (1 if wrong else 2), done.output
+    assert f"broker-a, all topics: {'something' if wrong else 'nothing'} is wrong" in done.stdout
+    why = "broker-0 has no brokers; broker-z has no brokers"
+    assert f"mqaudit: {why}\n" in done.stderr
+    (report,) = json.loads(path.read_bytes())
+    assert (report["group"], report["ok"]) == ("broker-a", not wrong)
+    assert f"other broker groups: {why}" in report["not_judged"]
+    assert f'raftmq_audit_ok{{group="broker-a"}} {1 - wrong}\n' in (
+        (results / "mqaudit.prom").read_text()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """mqaudit: check running brokers, or the stores of stopped ones, and what their clients were told.
 
 Exit status 0: nothing wrong. 1: something is. 2: it could not be audited (usage, no Java, files
-that are no store or no history).
+that are no store or no history), or a report could not be written. Whether anybody reads what is
+printed does not change it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -206,25 +208,34 @@ def main(
         gap = f"other broker groups: {unaudited}"
         reports = [replace(each, not_judged=(*each.not_judged, gap)) for each in reports]
     from raftmq.audit.printed import print_report
+    from raftmq.audit.results import write_results
 
-    for report in reports:
-        print_report(report)
+    complaints = [unaudited] if unaudited else []
     if json_path is not None:
         parts = [report.to_json() for report in reports]
         found = parts[0] if not namesrv else b"[" + b",".join(parts) + b"]"
-        Path(json_path).write_bytes(found)
+        with _kept_going(json_path, complaints):
+            Path(json_path).write_bytes(found)
     if results is not None:
-        from raftmq.audit.results import write_results
-
-        try:
+        with _kept_going(results, complaints):
             write_results(results, reports, audited_at_ms)
-        except OSError as error:
-            _give_up(str(error))
-    if unaudited:
-        _say(unaudited)
+    with _kept_going("standard output", complaints):
+        for report in reports:
+            print_report(report)
+    for words in complaints:
+        _say(words)
     if not all(report.ok for report in reports):
         sys.exit(EXIT_WRONG)
-    sys.exit(EXIT_UNUSABLE if unaudited else 0)
+    sys.exit(EXIT_UNUSABLE if complaints else 0)
+
+
+@contextmanager
+def _kept_going(place: object, complaints: list[str]) -> Iterator[None]:
+    """Note what cannot be written to `place`: the report goes to the other places all the same."""
+    try:
+        yield
+    except OSError as error:
+        complaints.append(f"{error.filename or place}: {error.strerror or error}")
 
 
 @dataclass(frozen=True, slots=True)

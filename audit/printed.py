@@ -10,6 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from raftmq.audit.report import AuditReport
+from raftmq.ops.console import QuietConsole
 
 OFFENDERS_SHOWN = 5
 
@@ -29,8 +30,9 @@ def progress_shown() -> Iterator[Callable[[str], None]]:
 
 
 def print_report(report: AuditReport) -> None:
-    """Print the verdict as tables: stores, figures, checks, and offenders of failed checks."""
-    console = Console()
+    """Print the verdict as tables: stores, figures, checks, and offenders of failed checks. Raises
+    OSError, but not because nobody reads it."""
+    console = QuietConsole()
     console.print(_store_table(report))
     console.print(_check_table(report))
     for check in report.checks:

@@ -43,6 +43,7 @@ from raftmq.chaos.run.watch import MARKS, WAIT_FOR_FILE_S, check_table, watch
 from raftmq.chaos.workloads.catalogue import make_workloads, settings_for
 from raftmq.chaos.workloads.load import DESCRIPTIONS, LOG, MessagesConfig
 from raftmq.client import ClientError
+from raftmq.ops.console import QuietConsole
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ def watch_run(path: Path) -> None:
     if not history.exists():
         click.echo(f"waiting {WAIT_FOR_FILE_S:g} s for {history} to be begun", err=True)
     with operating():
-        scene = watch(history, Console())
+        scene = watch(history, QuietConsole())
     sys.exit(EXIT_OF[final_verdict(history, scene.suite.verdict())])
 
 
@@ -320,9 +321,10 @@ def log_to(directory: Path) -> None:
 
 
 def make_console() -> Console:
-    """Return standard output; wide enough for the tables if it is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+    """Return standard output; wide enough for the tables if it is no terminal. A run whose output
+    nobody reads any more goes on to its verdict."""
+    console = QuietConsole()
+    return console if console.is_terminal else QuietConsole(width=PIPE_COLUMNS)
 
 
 def attempt(work: Callable[[], Awaitable[T]]) -> T:

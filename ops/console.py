@@ -1,10 +1,13 @@
-"""A rich console for programs whose output may be piped to one that stops reading, as `head` does.
+"""Rich consoles for programs whose output may be piped to one that stops reading, as `head` does.
 
-Its user catches BrokenPipeError and says with which status the program ends: rich's own console
-ends it with 1.
+rich's own console ends the program with status 1 then. With these it is the program that says how
+it goes on, and with which status it ends.
 """
 
 from __future__ import annotations
+
+import os
+import sys
 
 from rich.console import Console
 
@@ -15,3 +18,17 @@ class PipedConsole(Console):
     def on_broken_pipe(self) -> None:
         """Called while that error is handled: pass it on."""
         raise
+
+
+class QuietConsole(Console):
+    """A console that prints no more once nobody reads its output, and lets the program go on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        print_no_more()
+
+
+def print_no_more() -> None:
+    """Send what is still to be printed nowhere: Python, too, flushes standard output at the end."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

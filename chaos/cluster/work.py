@@ -12,7 +12,6 @@ from typing import TypeVar
 import click
 import orjson
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from raftmq.chaos.cluster import members
@@ -22,6 +21,7 @@ from raftmq.chaos.cluster.credentials import who_refuses
 from raftmq.chaos.cluster.restart import restart_all, restart_rolling
 from raftmq.chaos.cluster.topology import MODES, Shape
 from raftmq.chaos.cluster.transfer import transfer
+from raftmq.ops.console import QuietConsole, print_no_more
 
 T = TypeVar("T")
 
@@ -73,12 +73,12 @@ def up(
             proxies,
         )
         found = await cluster.up(shape, wanted, timeout, progress, of_proxies)
-        click.echo(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
+        say(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
         for server in found.name_servers:
             if server.http and not found.netns:
-                click.echo(f"dashboard: http://{server.http}/")
+                say(f"dashboard: http://{server.http}/")
         if found.grpc_proxies:
-            click.echo(f"gRPC: {';'.join(node.address for node in found.grpc_proxies)}")
+            say(f"gRPC: {';'.join(node.address for node in found.grpc_proxies)}")
         show(await cluster.status())
 
     run(directory, work)
@@ -87,7 +87,7 @@ def up(
 def list_modes() -> None:
     """Do `mqcluster modes`."""
     for mode in MODES.values():
-        click.echo(f"{mode.name:12}{mode.description}")
+        say(f"{mode.name:12}{mode.description}")
 
 
 def status(directory: Path, as_json: bool) -> None:
@@ -96,7 +96,7 @@ def status(directory: Path, as_json: bool) -> None:
     async def work(cluster: Cluster) -> None:
         found = await cluster.status()
         if as_json:
-            click.echo(status_json(cluster, found))
+            say(status_json(cluster, found))
         else:
             show(found)
 
@@ -113,7 +113,7 @@ def kill(directory: Path, target: str, signal_name: str) -> None:
             await cluster.wait_dead(process)
         elif signal_name == "STOP":
             await cluster.wait_stopped(process)
-        click.echo(f"sent SIG{signal_name} to {node.name} (pid {process.pid}, {node.address})")
+        say(f"sent SIG{signal_name} to {node.name} (pid {process.pid}, {node.address})")
 
     run(directory, work)
 
@@ -123,7 +123,7 @@ def transfer_leadership(directory: Path, target: str, group: str | None) -> None
 
     async def work(cluster: Cluster) -> None:
         old, new = await transfer(cluster, group, target)
-        click.echo(f"{old.name} handed leadership over to {new.name}")
+        say(f"{old.name} handed leadership over to {new.name}")
 
     run(directory, work)
 
@@ -132,8 +132,8 @@ def add_member(directory: Path, group: str | None, timeout: float) -> None:
     """Do `mqcluster add`."""
 
     async def work(cluster: Cluster) -> None:
-        node = await members.add(cluster, group, click.echo, timeout)
-        click.echo(f"{node.name} is a voter of {node.group}")
+        node = await members.add(cluster, group, say, timeout)
+        say(f"{node.name} is a voter of {node.group}")
 
     run(directory, work)
 
@@ -144,7 +144,7 @@ def remove_member(directory: Path, name: str, timeout: float) -> None:
     async def work(cluster: Cluster) -> None:
         progress(f"taking {name} out of its group")
         node, how = await members.remove(cluster, name, timeout)
-        click.echo(f"{name} is no member of {node.group} any more; its process: {how}")
+        say(f"{name} is no member of {node.group} any more; its process: {how}")
 
     run(directory, work)
 
@@ -154,7 +154,7 @@ def start(directory: Path, name: str) -> None:
 
     async def work(cluster: Cluster) -> None:
         process = cluster.start(name)
-        click.echo(f"started {name} (pid {process.pid}, {cluster.state().node(name).address})")
+        say(f"started {name} (pid {process.pid}, {cluster.state().node(name).address})")
 
     run(directory, work)
 
@@ -164,7 +164,7 @@ def restart(directory: Path, rolling: bool) -> None:
 
     async def work(cluster: Cluster) -> None:
         if rolling:
-            await restart_rolling(cluster, click.echo)
+            await restart_rolling(cluster, say)
         else:
             progress("stopping everything, and starting it again")
             await restart_all(cluster)
@@ -179,9 +179,17 @@ def down(directory: Path, timeout: float) -> None:
     async def work(cluster: Cluster) -> None:
         progress("stopping brokers in order, then name servers")
         for name, how in (await cluster.down(timeout)).items():
-            click.echo(f"{name}: {how}")
+            say(f"{name}: {how}")
 
     run(directory, work)
+
+
+def say(words: str) -> None:
+    """Print a line. Whether anybody reads it does not change what is done."""
+    try:
+        click.echo(words)
+    except BrokenPipeError:
+        print_no_more()
 
 
 def progress(words: str) -> None:
@@ -249,9 +257,9 @@ def show(found: list[NodeStatus]) -> None:
         style = "" if status.state == "running" else "red" if not status.alive else "yellow"
         row = (status.node.name, pid, status.state, status.node.address, role)
         table.add_row(*row, *figures, style=style)
-    console = Console()
+    console = QuietConsole()
     if not console.is_terminal:
-        console = Console(width=PIPE_COLUMNS)
+        console = QuietConsole(width=PIPE_COLUMNS)
     console.print(table)
     refused = next((status for status in found if status.refusal), None)
     if refused is not None:

@@ -19,13 +19,16 @@ from raftmq.audit.java import JavaNotFound, find_java_home, java_version
 from raftmq.audit.subject import stores_of_run
 from raftmq.store.ownership import lock_store
 from tests.audit.run import TOPIC, Run, message_id
+from tests.brokenpipe import unread
+
+
+def arguments_of(run: Run, topic: str = TOPIC) -> list[str]:
+    stores = [word for name, at in run.stores.items() for word in ("--store", f"{name}={at}")]
+    return ["--history", str(run.history_path), "--topic", topic, *stores]
 
 
 def mqaudit(run: Run, *more: str, topic: str = TOPIC) -> Result:
-    arguments = ["--history", str(run.history_path), "--topic", topic]
-    for name, directory in run.stores.items():
-        arguments += ["--store", f"{name}={directory}"]
-    return CliRunner().invoke(main, [*arguments, *more])
+    return CliRunner().invoke(main, [*arguments_of(run, topic), *more])
 
 
 @pytest.fixture
@@ -43,6 +46,36 @@ def test_a_clean_run_exits_with_0(spark: SparkSession, run: Run) -> None:
     assert content["ok"] is True
     assert content["figures"]["acknowledged"] == 12
     assert {check["name"] for check in content["checks"]} >= {"missing", "phantom", "replicas"}
+
+
+def test_who_has_seen_enough_changes_neither_the_verdict_nor_the_report(
+    spark: SparkSession, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.store().write()
+    report, results = run.root / "report.json", run.root / "results"
+    with unread(monkeypatch), pytest.raises(SystemExit) as ended:
+        main([*arguments_of(run), "--json", str(report), "--results", str(results)])
+    assert ended.value.code == 0
+    assert json.loads(report.read_bytes())["ok"] is True
+    assert (results / "mqaudit.prom").exists()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_report_that_cannot_be_written_is_a_line_and_the_others_are_written(
+    spark: SparkSession, run: Run, wrong: bool
+) -> None:
+    if wrong:
+        run.messages.pop(4)
+    run.store().write()
+    results = run.root / "results"
+    (results / "audit.html").mkdir(parents=True)
+    result = mqaudit(run, "--json", "/dev/full", "--results", str(results))
+    assert result.exit_code == (1 if wrong else 2), result.output
+    full, taken = result.stderr.splitlines()
+    assert full == "mqaudit: /dev/full: No space left on device"
+    assert taken.startswith("mqaudit: ") and taken.endswith("audit.html.tmp: Is a directory")
+    assert (results / "checks.parquet").exists()
+    assert f"{'something' if wrong else 'nothing'} is wrong" in result.stdout
 
 
 @pytest.mark.long
@@ -89,11 +122,9 @@ def test_settings_are_sparks(run: Run) -> None:
 def test_executors_of_a_cluster_do_the_work(run: Run) -> None:
     """Two executors, processes of their own."""
     run.store().write()
-    stores = [word for name, at in run.stores.items() for word in ("--store", f"{name}={at}")]
     cluster = ["--master", "local-cluster[2,1,700]", "--conf", "spark.executor.memory=600m"]
-    history = ["--history", str(run.history_path), "--topic", TOPIC]
     done = subprocess.run(
-        [sys.executable, "-m", "raftmq.audit", *history, *stores, *cluster],
+        [sys.executable, "-m", "raftmq.audit", *arguments_of(run), *cluster],
         capture_output=True,
         text=True,
         timeout=300,

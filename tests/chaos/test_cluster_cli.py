@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from raftmq.chaos.cluster import cli as cluster_cli
 from raftmq.chaos.cluster import work
 from raftmq.chaos.cluster.cluster import Cluster
+from tests.brokenpipe import unread
 from tests.chaos.doubles import ENDS, AgreeingProbe, Programs
 
 PROGRAMS = Programs()
@@ -156,6 +157,16 @@ def test_a_broker_that_does_not_come_up_is_no_member_and_leaves_nothing(run) -> 
     assert orjson.loads(run("status", "--json").output)["nodes"] == before
     refused = run("remove", "namesrv")
     assert refused.exit_code == 1 and "namesrv is no broker" in refused.output
+
+
+def test_nobody_has_to_read_what_is_done(run, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with unread(monkeypatch), pytest.raises(SystemExit) as ended:
+        cluster_cli.main(["up", "--dir", str(tmp_path / "c")])
+    assert ended.value.code == 0
+    for words in (["status"], ["status", "--json"], ["kill", "n0"], ["down"]):
+        with unread(monkeypatch), pytest.raises(SystemExit) as ended:
+            cluster_cli.main([*words, "--dir", str(tmp_path / "c")])
+        assert ended.value.code == 0
 
 
 def test_help_names_every_command() -> None:

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from raftmq.ops.console import PipedConsole
+from raftmq.ops.console import PipedConsole, QuietConsole
+from tests.brokenpipe import unread
 
 
 def test_nobody_reads_any_more() -> None:
@@ -17,3 +18,11 @@ def test_nobody_reads_any_more() -> None:
         with pytest.raises(BrokenPipeError):
             console.print("words")
         os.dup2(os.open(os.devnull, os.O_WRONLY), writes)  # what is left goes nowhere
+
+
+def test_a_program_goes_on_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with unread(monkeypatch):
+        console = QuietConsole()
+        for _ in range(3):
+            console.print("words")
+        assert console.quiet

@@ -1,0 +1,39 @@
+"""What mqchaos prints does not decide how a run goes on, nor its exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raftmq.chaos import work
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.cli import main
+from raftmq.chaos.report.figures import Latency, Load
+from raftmq.chaos.run.judge import RunResult
+from tests.brokenpipe import unread
+
+
+def test_a_run_goes_on_to_its_verdict_that_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came_to: list[str] = []
+
+    async def scenario(config: object, command: str, say: Callable[[str], None]) -> RunResult:
+        for words in ("started", "struck", "judged"):
+            say(words)
+            came_to.append(words)
+        return RunResult(
+            *(Verdict.UNKNOWN, (), [], Load(0, 0, 0, 0, 0, 0.0, Latency(0, 0, 0, 0)), (), ()),
+            *(tmp_path / "history.jsonl", tmp_path / "report.html", {}),
+        )
+
+    monkeypatch.setattr(work, "run_scenario", scenario)
+    with unread(monkeypatch), pytest.raises(SystemExit) as ended:
+        main(["run", "kill:leader", "--dir", str(tmp_path / "run")])
+    assert ended.value.code == work.EXIT_UNDECIDED
+    assert came_to == ["started", "struck", "judged"]
+    with unread(monkeypatch), pytest.raises(SystemExit) as ended:
+        main(["list"])
+    assert ended.value.code == 0

@@ -118,7 +118,8 @@ def up(**given: Any) -> None:
 
     A cluster that DIR holds already is started again with its data. If it does not come up in
     time the logs' last lines are printed, nothing is left running and the exit status is 1;
-    settings are remembered all the same. Settings that the servers would refuse, and gRPC proxies
+    settings are remembered all the same. Processes that run already keep the settings that they
+    have until a restart, and are named. Settings that the servers would refuse, and gRPC proxies
     without the packages that they need, are told before anything is made or started, and the exit
     status is 2.
     """

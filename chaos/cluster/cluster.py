@@ -152,9 +152,10 @@ class Cluster:
         `say` is told what starts, and what is waited for.
 
         Settings are remembered, even if it does not come up, so that the next try does not run
-        without them; `proxy_settings` are for gRPC proxies alone. Raises SettingsError for settings
-        that the servers would refuse, and for proxies without the packages that they need;
-        ClusterError for a directory with other things in it; then nothing was made.
+        without them; `proxy_settings` are for gRPC proxies alone. What runs already keeps those
+        that it has (`outdated`). Raises SettingsError for settings that the servers would refuse,
+        and for proxies without the packages that they need; ClusterError for a directory with other
+        things in it; then nothing was made.
         """
         shape = shape or Shape()
         self._refuse_strangers(shape)
@@ -201,6 +202,13 @@ class Cluster:
             NodeStatus(n, alive[n.name], view_of.get(n.name), refusal_of.get(n.name, ""))
             for n in found.nodes
         ]
+
+    def outdated(self) -> list[str]:
+        """Return the names of the running nodes that have not seen all settings yet: they need a
+        restart."""
+        found = self.state()
+        running = (node for node in found.nodes if self.process_state(node) != "dead")
+        return [node.name for node in running if launch.is_outdated(self.directory, found, node)]
 
     async def leader(self, group: str | None = None) -> Node | None:
         """Return the broker that leads the highest term of `group` (None: the first group), as the
@@ -290,6 +298,12 @@ class Cluster:
         old = self.state()
         check_unchanged(shape, old, self.directory)
         if shape.namesrv is not None and shape.namesrv != old.namesrv:
+            running = [node.name for node in old.nodes if self.process_state(node) != "dead"]
+            if running:
+                raise ClusterError(
+                    f"{', '.join(running)} of the cluster in {self.directory} still run, with the"
+                    f" name server {old.namesrv}: stop them first (down), then name another one"
+                )
             kept = tuple(node for node in old.nodes if node.kind != NAMESRV)
             old = replace(old, namesrv=shape.namesrv, nodes=kept)
         for node in () if old.netns else old.nodes:

@@ -30,6 +30,9 @@ from raftmq.chaos.cluster.clusterfile import (
 from raftmq.chaos.cluster.linkmap import links_of
 from raftmq.chaos.cluster.proxies import proxy_conf
 from raftmq.chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
+from raftmq.ops.options import BYTES, Option
+from raftmq.store.disk import OsDisk
+from raftmq.store.identity import read_identity
 
 CHECK_TIMEOUT_S = 120.0  # bounds the start of an interpreter
 # Keys that every broker of a cluster has to have for itself: its name, places and peers.
@@ -37,6 +40,7 @@ OF_ONE_BROKER = frozenset(
     ("brokerId", "brokerName", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "haListenPort",
      "httpHealthPort", "listenPort", "raftJoin", "storePathRootDir")
 )  # fmt: skip
+SEGMENT_BYTES = Option("store", "mappedFileSizeCommitLog", 1 << 30, "", BYTES)
 # The directory that holds `raftmq`: a checkout's, or where it is installed.
 PROJECT_ROOT = Path(raftmq.__path__[0]).resolve().parent
 
@@ -77,16 +81,32 @@ def prepare(directory: Path, state: ClusterState, node: Node) -> None:
             for ln in links_of(state)
         ]
         (home / "links.json").write_bytes(orjson.dumps(links))
+    for path, conf in _configuration(directory, state, node).items():
+        write_private(path, conf.encode())
+
+
+def is_outdated(directory: Path, state: ClusterState, node: Node) -> bool:
+    """Return whether some setting is another one than the node was last started with."""
+    keys = state.settings.keys() | state.proxy_settings.keys()
+    for path, conf in _configuration(directory, state, node).items():
+        lines = {line for line in conf.splitlines() if line.partition("=")[0] in keys}
+        if not lines <= set(path.read_text(encoding="utf-8").splitlines()):
+            return True
+    return False
+
+
+def _configuration(directory: Path, state: ClusterState, node: Node) -> dict[Path, str]:
+    """Return the file with the node's settings, and what it says; {} for a node without any."""
+    home = node_directory(directory, node)
     if node.kind == "broker":
-        write_private(home / "broker.conf", broker_conf(directory, state, node).encode())
-    if node.kind == GRPC_PROXY:
-        write_private(home / "proxy.conf", proxy_conf(state, node).encode())
+        return {home / "broker.conf": broker_conf(directory, state, node)}
+    return {home / "proxy.conf": proxy_conf(state, node)} if node.kind == GRPC_PROXY else {}
 
 
 def check_settings(directory: Path, state: ClusterState) -> None:
     """Check with the servers' own commands the configuration that one broker of each role and one
-    gRPC proxy would get. Blocking. Raises SettingsError in their words, and for keys that name
-    one broker only."""
+    gRPC proxy would get. Blocking. Raises SettingsError in their words, for keys that name one
+    broker only, and for a size of segments that is not the stores'."""
     if taken := sorted(OF_ONE_BROKER & state.settings.keys()):
         words = "each broker of a cluster has its own, which mqcluster gives it"
         raise SettingsError(f"--set {', '.join(taken)}: {words}")
@@ -99,6 +119,22 @@ def check_settings(directory: Path, state: ClusterState) -> None:
             _check(path, broker_conf(directory, state, node), "raftmq.broker.cli")
         for node in state.grpc_proxies[:1]:
             _check(path, proxy_conf(state, node), "raftmq.proxy.cli")
+    if SEGMENT_BYTES.key in state.settings:
+        _check_segments(directory, state)
+
+
+def _check_segments(directory: Path, state: ClusterState) -> None:
+    """Raises SettingsError if a broker's log was made with segments of another size."""
+    key, value = SEGMENT_BYTES.key, state.settings[SEGMENT_BYTES.key]
+    for node in state.brokers:
+        store = node_directory(directory, node) / "store"
+        made = read_identity(OsDisk(str(store))) if store.is_dir() else None
+        size = made.segment_size_bytes if made else 0
+        if size not in (0, SEGMENT_BYTES.parse(value, key)):
+            raise SettingsError(
+                f"--set {key}={value}: the log of {node.name} was made with segments of {size} "
+                "bytes, and keeps that size"
+            )
 
 
 def _check(path: Path, conf: str, program: str) -> None:

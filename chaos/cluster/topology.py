@@ -191,6 +191,7 @@ def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> Non
         "mode": state.mode,
         "groups": len(state.groups),
         "replicas": len(state.brokers) // max(1, len(state.groups)),
+        **({} if shape.namesrv else {"name_servers": len(state.name_servers)}),
         "links": state.links,
         "faultable": state.faultable,
         "netns": bool(state.netns),
@@ -199,7 +200,7 @@ def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> Non
         asked = getattr(shape, what)
         if asked is not None and asked != found:
             raise ClusterError(
-                f"the cluster in {directory} has {what} {found}, not {asked}; "
+                f"the cluster in {directory} has {what.replace('_', ' ')} {found}, not {asked}; "
                 "that cannot be changed: make another cluster, or remove its directory"
             )
     ports = (node.port for node in state.nodes)

@@ -80,6 +80,8 @@ def up(
         if found.grpc_proxies:
             say(f"gRPC: {';'.join(node.address for node in found.grpc_proxies)}")
         show(await cluster.status())
+        if outdated := cluster.outdated():
+            say(f"with former settings until a restart (mqcluster restart): {', '.join(outdated)}")
 
     run(directory, work)
 

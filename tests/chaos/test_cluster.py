@@ -21,6 +21,8 @@ from raftmq.chaos.cluster.process import state
 from raftmq.chaos.cluster.timeouts import FIND_TIMEOUT_S
 from raftmq.chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
 from raftmq.remoting.keyfile import load_registration_keys
+from raftmq.store.disk import OsDisk
+from raftmq.store.identity import StoreIdentity, note_identity
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
 from tests.waiting import until
 
@@ -184,6 +186,48 @@ async def test_foreign_name_server_is_used_and_not_started(cluster: Cluster) -> 
     made = await cluster.up(Shape(replicas=1, namesrv="127.0.0.1:9876"))
     assert [node.name for node in made.nodes] == ["n0"]
     assert made.namesrv == "127.0.0.1:9876"
+
+
+async def test_name_servers_change_only_while_nothing_runs(cluster: Cluster) -> None:
+    made = await cluster.up(Shape(replicas=1, name_servers=2))
+    with pytest.raises(ClusterError, match=r"namesrv, namesrv-1, n0 of .* still run"):
+        await cluster.up(Shape(namesrv="127.0.0.1:9876"))
+    assert cluster.state() == made
+    await cluster.down()
+    changed = await cluster.up(Shape(namesrv="127.0.0.1:9876"))
+    assert [node.name for node in changed.nodes] == ["n0"]
+
+
+async def test_number_of_name_servers_cannot_change(cluster: Cluster) -> None:
+    await cluster.up(Shape(replicas=1, name_servers=2))
+    await cluster.up(Shape(name_servers=2))
+    with pytest.raises(ClusterError, match="has name servers 2, not 3"):
+        await cluster.up(Shape(name_servers=3))
+
+
+async def test_what_runs_with_former_settings_is_known_until_it_is_restarted(
+    cluster: Cluster,
+) -> None:
+    await cluster.up(Shape(replicas=2), {"flushDiskType": "SYNC_FLUSH"})
+    assert cluster.outdated() == []
+    await cluster.up(settings={"flushDiskType": "ASYNC_FLUSH"})
+    assert cluster.outdated() == ["n0", "n1"]
+    await cluster.wait_dead(cluster.signal("n0", signal.SIGKILL))
+    assert cluster.outdated() == ["n1"]
+    cluster.start("n0")
+    assert cluster.outdated() == ["n1"]
+
+
+async def test_the_size_of_segments_is_the_stores(cluster: Cluster) -> None:
+    key = "mappedFileSizeCommitLog"
+    made = await cluster.up(Shape(replicas=2), {key: "64MiB"})
+    store = cluster.store_of(made.node("n1"))
+    store.mkdir()
+    note_identity(OsDisk(str(store)), StoreIdentity("raft", "broker-a", "n1", 64 << 20))
+    await cluster.up(settings={key: str(64 << 20)})
+    with pytest.raises(SettingsError, match=f"log of n1 was made with segments of {64 << 20} "):
+        await cluster.up(settings={key: "32MiB"})
+    assert cluster.state().settings == {key: str(64 << 20)}
 
 
 async def test_number_of_replicas_cannot_change(cluster: Cluster) -> None:

@@ -169,6 +169,12 @@ def test_nobody_has_to_read_what_is_done(run, tmp_path, monkeypatch: pytest.Monk
         assert ended.value.code == 0
 
 
+def test_up_names_what_still_runs_with_former_settings(run) -> None:
+    assert "former settings" not in run("up", "--replicas", "1").output
+    again = run("up", "--set", "flushDiskType=ASYNC_FLUSH")
+    assert again.output.endswith("with former settings until a restart (mqcluster restart): n0\n")
+
+
 def test_help_names_every_command() -> None:
     text = CliRunner().invoke(cluster_cli.main, ["--help"]).output
     for name in ("up", "status", "kill", "start", "restart", "add", "remove", "down"):

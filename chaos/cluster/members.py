@@ -43,18 +43,25 @@ async def add(
     cluster: Cluster, group: str | None, say: Say, timeout_s: float = CHANGE_TIMEOUT_S
 ) -> Node:
     """Add a voter to `group` (None: the first one). Raises ClusterError; then everything is undone,
-    or the text says what is left."""
+    or the text says what is left. If it is cancelled, `say` is told what is left."""
     deadline = time.monotonic() + timeout_s
     node, process = start_new(cluster, group)
+    asked = False
     try:
         say(f"started {node.name} (pid {process.pid}, {node.address})")
         await _until_answering(cluster, node, deadline)
+        asked = True
         await _change(cluster, node, "add-learner", deadline)
-    except ClusterError as error:
-        if UNKNOWN in str(error):
-            raise ClusterError(f"{error}\nlook, then promote or remove {node.name}") from error
-        end_now([process])
-        _forget(cluster, node)
+    except BaseException as error:  # Ctrl-C included
+        told = isinstance(error, ClusterError)
+        if UNKNOWN not in str(error) if told else not asked:
+            end_now([process])
+            _forget(cluster, node)
+            raise
+        left = f"look, then promote or remove {node.name}"
+        if told:
+            raise ClusterError(f"{error}\n{left}") from error
+        say(f"{node.name} runs, and may be a learner of {node.group}: {left}")
         raise
     say(f"{node.name} is a learner of {node.group}, and gets the log")
     try:
@@ -62,6 +69,9 @@ async def add(
     except ClusterError as error:
         left = f"{node.name} stays a learner; promote or remove it. {error}"
         raise ClusterError(left) from error
+    except asyncio.CancelledError:
+        say(f"{node.name} stays a learner, or is a voter: look, then promote or remove it")
+        raise
     return cluster.state().node(node.name)
 
 

@@ -146,6 +146,48 @@ async def test_a_change_whose_answer_was_lost_is_asked_for_until_the_leader_says
         await cluster.close()
 
 
+@pytest.mark.parametrize(
+    ("waits_in", "left"),
+    [
+        ("_until_answering", ""),
+        ("add-learner", "n3 runs, and may be a learner of broker-a: look, then promote or remove"),
+        ("promote", "n3 stays a learner, or is a voter: look, then promote or remove it"),
+    ],
+)
+async def test_an_interrupted_addition_is_undone_or_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_in: str, left: str
+) -> None:
+    reached = asyncio.Event()
+
+    async def until_answering(*_: object) -> None:
+        await change(None, None, "_until_answering")
+
+    async def change(_cluster: object, _node: object, op: str, *_: object) -> None:
+        if op == waits_in:
+            reached.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(members, "_until_answering", until_answering)
+    monkeypatch.setattr(members, "_change", change)
+    cluster = Cluster(tmp_path / "c", AgreeingProbe(), Programs())
+    said: list[str] = []
+    try:
+        before = (await cluster.up()).nodes
+        async with asyncio.timeout(PATIENCE_S):
+            adding = asyncio.create_task(members.add(cluster, None, said.append))
+            await reached.wait()
+            new = cluster.state().node("n3")
+            adding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await adding
+        assert cluster.process_state(new) == ("running" if left else "dead")
+        assert (cluster.state().nodes == before) == (not left)
+        assert said[-1].startswith(left or "started n3")
+    finally:
+        await cluster.down()
+        await cluster.close()
+
+
 def test_a_planned_node_and_the_limit() -> None:
     state = plan(Shape(), {}, "127.0.0.1", range(10_000, 10_100))
     node = members.planned(state, "broker-a", "n3", (1, 2, 3))

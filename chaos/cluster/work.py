@@ -40,6 +40,12 @@ class WrongSettings(click.ClickException):
     exit_code = 2
 
 
+class Interrupted(click.ClickException):
+    """Ctrl-C, or SIGTERM."""
+
+    exit_code = 130  # as of mqadmin
+
+
 def up(
     directory: Path,
     mode: str | None,
@@ -213,7 +219,7 @@ def parse_settings(settings: tuple[str, ...], option: str = "--set") -> dict[str
 
 def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
     """Run `work` on the cluster in `directory`; a ClusterError becomes one message and status 1
-    (WrongSettings: 2).
+    (WrongSettings: 2, Interrupted: 130).
 
     SIGTERM is treated like Ctrl-C: the work is cancelled and cleans up after itself.
     """
@@ -237,7 +243,7 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
         words = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise click.ClickException(words) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
-        raise click.Abort from None
+        raise Interrupted("interrupted") from None
 
 
 def show(found: list[NodeStatus]) -> None:

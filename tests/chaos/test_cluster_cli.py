@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,6 +176,19 @@ def test_up_names_what_still_runs_with_former_settings(run) -> None:
     assert "former settings" not in run("up", "--replicas", "1").output
     again = run("up", "--set", "flushDiskType=ASYNC_FLUSH")
     assert again.output.endswith("with former settings until a restart (mqcluster restart): n0\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_says_so(
+    run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    async def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Cluster, "up", interrupted)
+    result = run("up")
+    assert (result.exit_code, result.stderr) == (130, "Error: interrupted\n")
 
 
 def test_help_names_every_command() -> None:

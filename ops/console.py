@@ -21,10 +21,10 @@ class PipedConsole(Console):
 
 
 class QuietConsole(Console):
-    """A console that prints no more once nobody reads its output, and lets the program go on."""
+    """A console on standard output that prints no more once nobody reads it, and lets the program
+    go on."""
 
     def on_broken_pipe(self) -> None:
-        self.quiet = True
         print_no_more()
 
 

@@ -303,7 +303,8 @@ class BrokerMetrics:
         most = heapq.nlargest(parts.context.config.metrics_series_max, lags)
         families.gauges(
             "rocketmq_consumer_lag_messages",
-            "Messages between a group's offsets and the ends of a topic's queues.",
+            "Messages between a group's offsets and the ends of a topic's queues; of no topic that "
+            "its connected consumers do not subscribe to.",
             ("group", "topic"),
             [((group, topic), lag) for lag, group, topic in most],
         )

@@ -31,8 +31,6 @@ from raftmq.chaos.cluster.linkmap import links_of
 from raftmq.chaos.cluster.proxies import proxy_conf
 from raftmq.chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 from raftmq.ops.options import BYTES, Option
-from raftmq.store.disk import OsDisk
-from raftmq.store.identity import read_identity
 
 CHECK_TIMEOUT_S = 120.0  # bounds the start of an interpreter
 # Keys that every broker of a cluster has to have for itself: its name, places and peers.
@@ -41,6 +39,7 @@ OF_ONE_BROKER = frozenset(
      "httpHealthPort", "listenPort", "raftJoin", "storePathRootDir")
 )  # fmt: skip
 SEGMENT_BYTES = Option("store", "mappedFileSizeCommitLog", 1 << 30, "", BYTES)
+SEGMENT_NOTED = re.compile(rb"^segment=(\d+)$", re.MULTILINE)  # in a store's file `identity`
 # The directory that holds `raftmq`: a checkout's, or where it is installed.
 PROJECT_ROOT = Path(raftmq.__path__[0]).resolve().parent
 
@@ -127,13 +126,12 @@ def _check_segments(directory: Path, state: ClusterState) -> None:
     """Raises SettingsError if a broker's log was made with segments of another size."""
     key, value = SEGMENT_BYTES.key, state.settings[SEGMENT_BYTES.key]
     for node in state.brokers:
-        store = node_directory(directory, node) / "store"
-        made = read_identity(OsDisk(str(store))) if store.is_dir() else None
-        size = made.segment_size_bytes if made else 0
-        if size not in (0, SEGMENT_BYTES.parse(value, key)):
+        identity = node_directory(directory, node) / "store" / "identity"
+        noted = SEGMENT_NOTED.search(identity.read_bytes()) if identity.exists() else None
+        if noted and int(noted[1]) != SEGMENT_BYTES.parse(value, key):
             raise SettingsError(
-                f"--set {key}={value}: the log of {node.name} was made with segments of {size} "
-                "bytes, and keeps that size"
+                f"--set {key}={value}: the log of {node.name} was made with segments of "
+                f"{int(noted[1])} bytes, and keeps that size"
             )
 
 

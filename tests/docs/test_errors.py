@@ -303,7 +303,11 @@ def test_exit_statuses_are_those_of_the_commands() -> None:
         "mqnamesrv": {1, configcli.WRONG},
         "mqproxy": {1, configcli.WRONG},
         "mqadmin": {mqadmin.REFUSED, mqadmin.USAGE, mqadmin.UNREACHABLE, mqadmin.UNKNOWN},
-        "mqcluster": {click.ClickException.exit_code, mqcluster.WrongSettings.exit_code},
+        "mqcluster": {
+            click.ClickException.exit_code,
+            mqcluster.WrongSettings.exit_code,
+            mqcluster.Interrupted.exit_code,
+        },
         "mqchaos": {*mqchaos.EXIT_OF.values(), mqchaos.EXIT_UNUSABLE} - {0},
         "mqaudit": {mqaudit.EXIT_WRONG, mqaudit.EXIT_UNUSABLE},
     }

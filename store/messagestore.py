@@ -13,6 +13,7 @@ One caller (the loop). `open`, `flush` and `close` block.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from raftmq.store.checkedreads import CheckedReads
@@ -23,12 +24,15 @@ from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
 from raftmq.store.derived import DerivedFiles
 from raftmq.store.disk import Disk
+from raftmq.store.errors import StoreDamaged
 from raftmq.store.expiry import Expiry
 from raftmq.store.messageindex import MessageIndex
 from raftmq.store.messagereads import MessageReads
 from raftmq.store.queuerepair import QueueRepairs
 from raftmq.store.recovery import recover_records
 from raftmq.store.storeflush import StoreFlusher
+
+logger = logging.getLogger("raftmq.store.messagestore")
 
 
 class MessageStore:
@@ -133,11 +137,21 @@ class MessageStore:
         """Flush everything and remove the abort file. In classic mode the index is completed first,
         since an Apache broker would not do it. Raises OSError; then the stop is unclean."""
         if self.classic is not None:
-            self.derived.index_all()
+            self._complete_index()
         self.flush()
         self.checkpoint.sync()
         self.close_unclean()
         self.abort_file.remove()
+
+    def _complete_index(self) -> None:
+        """Index everything but what is damaged: nobody repairs a classic log. Raises OSError."""
+        while True:
+            try:
+                self.derived.index_all()
+                return
+            except StoreDamaged as damage:
+                logger.error("index_gap at=%d reason=%s", damage.position, damage.reason)
+                self.derived.pass_damage(damage.position)
 
     def close_unclean(self) -> None:
         """Close the files as they are; the abort file stays."""

@@ -639,6 +639,27 @@ def test_damage_that_nobody_repairs_costs_what_it_hit(
     store.close_unclean()
 
 
+def test_a_classic_store_stops_cleanly_beside_damage(disk: OsDisk) -> None:
+    """Its index is completed then, but for what nobody repairs."""
+    store = open_store(disk, StoreMode.CLASSIC)
+    append(store, 0, 30)
+    second = list(walk_records(store.commitlog.read(0, SEGMENT)))[1][0]
+    file = disk.open(store.commitlog.segments()[0].path)
+    file.pwrite(second + 4, b"\xff")
+    file.close()
+    closing = store.derived.close
+
+    def indexed() -> None:
+        found.extend(numbers(store, "all"))
+        closing()
+
+    found: list[int] = []
+    store.derived.close = indexed  # type: ignore[method-assign]
+    store.close()
+    assert found == [0, *range(2, 30)]
+    assert not disk.exists("abort")
+
+
 def damage(store: MessageStore, harm: str) -> bytes:
     """Damage the second segment's second message; return what stood in the segment."""
     second = store.commitlog.segments()[1]

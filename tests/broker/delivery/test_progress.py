@@ -50,6 +50,25 @@ def test_what_is_ahead_is_taken_back_to_the_ends_of_the_queues(ahead):
     assert not keep_within(state, end_of)
 
 
+def test_consumers_that_are_ahead_go_on_at_the_ends_of_the_queues():
+    ENDS.update({("T", 0): 7, ("T", 1): 7, ("T", 2): 7})
+    state = tables()
+    state.offsets.commit([("T", "pulls", 0, 9), ("T", "pulls", 1, 7), ("gone", "pulls", 0, 3)])
+    for queue_id, popped in ((0, 10), (1, 7), (2, 10)):
+        take = ["take", "T", "pops", queue_id, 0, popped, 0, 1_000, 61_000, popped, "", "", False]
+        done = 0b111 if queue_id == 2 else (1 << popped) - 1
+        ended = ["done", "T", "pops", queue_id, 0, 1_000, done]
+        state.pops.apply({"steps": [take, ended]})
+        state.offsets.commit([("T", "pops", queue_id, popped)])
+    assert keep_within(state, end_of)
+    assert state.offsets.offsets["T", "pulls"] == {0: 7, 1: 7}
+    assert state.offsets.offsets["gone", "pulls"] == {0: 0}
+    assert state.offsets.offsets["T", "pops"] == {0: 7, 1: 7, 2: 3}
+    assert [queue.next for _, queue in state.pops.places()] == [7, 7, 3]
+    assert state.pops.batch_count == 0
+    assert not keep_within(state, end_of)
+
+
 def test_what_the_log_has_stays_as_it_is():
     for state in (tables(), tables(4, (900, 1, 2, 1), 1, 0), BrokerState()):
         before = state.delays.to_json(), state.offsets.to_json()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from raftmq import __version__
+from raftmq.ops.console import complain
 
 if TYPE_CHECKING:
     from raftmq.audit.report import AuditReport
@@ -387,7 +388,7 @@ def _give_up(reason: str) -> NoReturn:
 
 
 def _say(words: str) -> None:
-    click.echo(f"mqaudit: {words}", err=True)
+    complain(f"mqaudit: {words}")
 
 
 def _parse_settings(given: tuple[str, ...]) -> dict[str, str]:

@@ -43,7 +43,7 @@ from raftmq.chaos.run.watch import MARKS, WAIT_FOR_FILE_S, check_table, watch
 from raftmq.chaos.workloads.catalogue import make_workloads, settings_for
 from raftmq.chaos.workloads.load import DESCRIPTIONS, LOG, MessagesConfig
 from raftmq.client import ClientError
-from raftmq.ops.console import QuietConsole
+from raftmq.ops.console import QuietConsole, complain, print_no_more
 
 T = TypeVar("T")
 
@@ -125,9 +125,7 @@ def run(
     log_to(directory)
     console = make_console()
     say = partial(console.print, highlight=False, markup=False)
-    result = attempt(lambda: run_scenario(config, repeat_command(), say))
-    print_result(result, console)
-    sys.exit(EXIT_OF[result.verdict])
+    _end(attempt(lambda: run_scenario(config, repeat_command(), say)), console)
 
 
 def report(history: Path, output: Path) -> None:
@@ -135,7 +133,16 @@ def report(history: Path, output: Path) -> None:
     console = make_console()
     with operating():
         result = judge(history, output.absolute().parent, lambda words: None, page=output)
-    print_result(result, console)
+    _end(result, console)
+
+
+def _end(result: RunResult, console: Console) -> NoReturn:
+    """Print the result and end with its status: whether it can be printed changes nothing."""
+    try:
+        print_result(result, console)
+    except OSError as error:
+        complain(f"mqchaos: the result cannot be printed: {error}")
+        print_no_more()
     sys.exit(EXIT_OF[result.verdict])
 
 
@@ -301,7 +308,7 @@ def fresh(directory: Path) -> None:
 
 def give_up(words: str) -> NoReturn:
     """End with a line and the exit status of what cannot be run."""
-    click.echo(f"mqchaos: {words}", err=True)
+    complain(f"mqchaos: {words}")
     sys.exit(EXIT_UNUSABLE)
 
 

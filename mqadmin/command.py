@@ -54,12 +54,14 @@ class Positional:
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows with the same keys; `title` is shown if an answer has several parts. `complete` False: a
-    row says of whom there is no answer, and the exit status is 1."""
+    row says of whom there is no answer, and the exit status is 1. `unknown`: a row says where it is
+    unknown whether a change was made, and the exit status is 4."""
 
     rows: Sequence[Mapping[str, Any]]
     title: str = ""
     columns: Sequence[str] = ()  # shown if there is no row
     complete: bool = True
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class Look:
     at_s: float
     at_ms: int
     replicas: list[tuple[Replica, Mapping[str, str]]] = field(default_factory=list)
-    silent: dict[str, str] = field(default_factory=dict)  # by broker group: why it says nothing
+    silent: dict[str, str] = field(default_factory=dict)  # by broker group: why no progress is told
+    unseen: set[str] = field(default_factory=set)  # topics: not all their queues are told
     brokers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by topic: who has it
     # By topic and broker group: queues, messages ever.
     stored: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Look:
     places: dict[tuple[str, str], dict[str, Place]] = field(default_factory=dict)
 
     def missing(self, topic: str) -> str:
-        """Say which broker groups that have the topic do not answer, and why; "" for none. Retry
+        """Say which broker groups that have the topic tell no progress, and why; "" for none. Retry
         topics are not asked about: any may have one."""
         names = (name for name in self.brokers.get(topic, self.silent) if name in self.silent)
         return "; ".join(self.silent[name] for name in names)
@@ -96,9 +97,11 @@ async def look(admin: Admin, scope: Scope) -> Look:
                     queues = await admin.topic.offsets_at(leader, topic)
                 except ClientError as error:
                     if error.code != ResponseCode.TOPIC_NOT_EXIST:
-                        found.silent[name] = _why(name, error)
+                        found.unseen.add(topic)
                     continue
                 stored[name] = len(queues), sum(offset.max_offset for offset in queues.values())
+            if headless(groups):
+                found.unseen.add(topic)
             found.brokers[topic], found.stored[topic] = tuple(sorted(groups)), stored
 
     own = {*info.brokers, *info.clusters}
@@ -182,13 +185,13 @@ def topic_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
     for topic, stored in now.stored.items():
         then = {} if before is None else before.stored.get(topic, {})
         behind = [_behind(places) for (_, of), places in now.places.items() if of == topic]
-        missing = now.missing(topic)
+        missing, unseen = now.missing(topic), topic in now.unseen
         rows.append(
             {
                 "topic": topic,
-                "queues": None if missing else sum(queues for queues, _ in stored.values()),
+                "queues": None if unseen else sum(queues for queues, _ in stored.values()),
                 "inTps": _rate_of_both(now, before, _messages(stored), _messages(then)),
-                "stored": None if missing else sum(_messages(stored).values()),
+                "stored": None if unseen else sum(_messages(stored).values()),
                 "groups": len(behind),
                 "lag": missing or max(behind, default=0),
             }

@@ -69,17 +69,19 @@ async def _move(
         try:
             moved |= await move(name, leader)
         except ClientError as error:
-            if error.outcome_unknown:
-                raise
             failed[name] = error
     if failed and len(failed) == len(leaders):
-        raise next(iter(failed.values()))
+        raise max(failed.values(), key=lambda failure: failure.outcome_unknown)
     rows: list[dict[str, Any]] = [
         {"broker": q.broker_name, "queue": q.queue_id, "offset": o}
         for q, o in sorted(moved.items())
     ]
-    rows += [{"broker": n, "queue": None, "offset": e.message} for n, e in failed.items()]
-    return [Table(rows, columns=("broker", "queue", "offset"), complete=not failed)]
+    for name, failure in failed.items():
+        doubt = "it is unknown whether this was done: " if failure.outcome_unknown else ""
+        rows.append({"broker": name, "queue": None, "offset": f"{doubt}{failure.message}"})
+    unknown = any(failure.outcome_unknown for failure in failed.values())
+    columns = ("broker", "queue", "offset")
+    return [Table(rows, columns=columns, complete=not failed, unknown=unknown)]
 
 
 async def _commit(

@@ -118,7 +118,7 @@ async def _guarded(
                 return await _watch(command, admin, arguments, printing)
             answer: Sequence[Part] = await command.load()(admin, arguments)
             output.write(answer, printing.form)
-            return 0 if all(_complete(part) for part in answer) else REFUSED
+            return max((_status(part) for part in answer), default=0)
     except Exception as error:
         found = said_of(error)
         if found is None:
@@ -126,8 +126,10 @@ async def _guarded(
         return _complain(*found)
 
 
-def _complete(part: Part) -> bool:
-    return not isinstance(part, Table) or part.complete
+def _status(part: Part) -> int:
+    if not isinstance(part, Table):
+        return 0
+    return UNKNOWN if part.unknown else 0 if part.complete else REFUSED
 
 
 async def _watch(command: Command, admin: Admin, arguments: Arguments, printing: Printing) -> int:

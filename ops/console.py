@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TextIO
 
 from rich.console import Console
 
@@ -28,7 +29,17 @@ class QuietConsole(Console):
         print_no_more()
 
 
-def print_no_more() -> None:
-    """Send what is still to be printed nowhere: Python, too, flushes standard output at the end."""
+def print_no_more(stream: TextIO | None = None) -> None:
+    """Send what is still to be printed (standard output, or another stream) nowhere: Python, too,
+    flushes it at the end."""
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(nowhere.fileno(), (stream or sys.stdout).fileno())
+
+
+def complain(words: str) -> None:
+    """Print a line on standard error. If that cannot be written, the program ends all the same with
+    the status that it meant to end with."""
+    try:
+        print(words, file=sys.stderr, flush=True)
+    except OSError:
+        print_no_more(sys.stderr)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -33,12 +33,13 @@ FINDINGS_MAX = 1_000  # of one node: a log full of one failure is one failure
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A line that should not be there; `number` counts from 1. `time`: as in the log, "" for a line
-    that has none."""
+    that has none; then `until` is the time of the next line that has one, or ""."""
 
     number: int
     line: str
     level: str
     time: str = ""
+    until: str = ""
 
 
 def write_findings(
@@ -65,7 +66,8 @@ def write_findings(
         of_node = 0
         for finding in search(counted):
             logged_ns = _logged_ns(finding.time, zone, zero_ns)
-            early = since_ns is not None and logged_ns != 0 and logged_ns < since_ns
+            latest_ns = logged_ns or _logged_ns(finding.until, zone, zero_ns)
+            early = since_ns is not None and latest_ns != 0 and latest_ns < since_ns
             if early or of_node == FINDINGS_MAX:
                 continue
             of_node += 1
@@ -86,11 +88,14 @@ def write_findings(
 
 
 def search(lines: Iterable[str]) -> Iterator[Finding]:
-    """Yield the findings of a log."""
-    before = ""
+    """Yield the findings of a log; one that has no time once it is known what it has instead."""
+    before, timeless = "", list[Finding]()
     numbered = iter(enumerate(lines, 1))
     for number, line in numbered:
         text = line.rstrip("\n")
+        if timeless and (dated := TIME.match(text)):
+            yield from (replace(one, until=dated.group(1)) for one in timeless)
+            timeless.clear()
         if BAD.search(text):
             words = head = text.strip()
             is_traceback = TRACEBACK in text
@@ -99,8 +104,13 @@ def search(lines: Iterable[str]) -> Iterator[Finding]:
             found = LEVEL.search(head)
             level = found.group(1) if found else ""
             at = TIME.match(head) if level in HEADS or not is_traceback else None
-            yield Finding(number, words[:LINE_LENGTH_MAX], level, at.group(1) if at else "")
+            words = words[:LINE_LENGTH_MAX]
+            if at is not None:
+                yield Finding(number, words, level, at.group(1))
+            elif len(timeless) < FINDINGS_MAX:
+                timeless.append(Finding(number, words, level))
         before = text.strip()[: LINE_LENGTH_MAX // 2]
+    yield from timeless
 
 
 def _exception(lines: Iterator[tuple[int, str]]) -> str:

@@ -75,4 +75,9 @@ def test_who_does_not_answer_is_told_beside_what_was_moved(two: Two, monkeypatch
     assert done.exit_code == 1
     assert [row["broker"] for row in json.loads(done.stdout)] == [OLD, NEW]
     unknown = True
-    assert two.run(*moving).exit_code == 4
+    done = two.run(*moving)
+    assert (done.exit_code, done.stderr) == (4, "")
+    moved, doubtful = json.loads(done.stdout)
+    assert moved == {"broker": OLD, "queue": 0, "offset": 1}
+    assert doubtful["broker"] == NEW
+    assert doubtful["offset"].startswith("it is unknown whether this was done: ")

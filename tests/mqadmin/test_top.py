@@ -40,6 +40,7 @@ def without_second(look: Look) -> Look:
     """Have the other one be silent."""
     look.brokers["busy"] = ("a", "b")
     look.silent["b"] = "no answer from b"
+    look.unseen.add("busy")
     return look
 
 
@@ -86,6 +87,19 @@ def test_where_a_broker_group_is_silent_there_is_no_sum() -> None:
     assert group_rows(now, before)[0]["outTps"] == 10.0
     now.stored["busy"] = {"b": (4, 1)}
     assert topic_rows(now, Look(10.0, 0, stored={"busy": {"a": (4, 1)}}))[0]["inTps"] is None
+
+
+def test_a_broker_group_may_tell_its_queues_and_no_progress() -> None:
+    """To an account that is no administrator, for one."""
+    now = add_second(made(12.0, 300, 60, 900), 10_000, 9_000)
+    now.silent["b"] = "not for you"
+    busy, quiet = topic_rows(now, None)
+    assert (busy["stored"], busy["queues"], busy["lag"]) == (10_300, 8, "not for you")
+    now.silent.clear()
+    now.unseen.add("quiet")
+    busy, quiet = topic_rows(now, None)
+    assert (busy["stored"], busy["lag"]) == (10_300, 1_240)
+    assert (quiet["stored"], quiet["lag"]) == (None, 0)
 
 
 def test_tables_are_cut_and_say_so() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -25,3 +27,18 @@ def test_a_program_goes_on_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) ->
         console = QuietConsole()
         for _ in range(3):
             console.print("words")
+
+
+@pytest.mark.parametrize("reader", ["gone", "full"])
+def test_a_complaint_that_cannot_be_told_changes_no_status(reader: str) -> None:
+    words = "from raftmq.ops.console import complain; complain('no store'); raise SystemExit(2)"
+    if reader == "full":
+        errors = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reads, errors = os.pipe()
+        os.close(reads)
+    try:
+        ended = subprocess.run([sys.executable, "-c", words], stderr=errors, check=False)
+    finally:
+        os.close(errors)
+    assert ended.returncode == 2

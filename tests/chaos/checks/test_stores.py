@@ -245,6 +245,23 @@ def test_what_was_logged_before_the_run_is_not_its_failure(tmp_path: Path) -> No
     assert [line.logged_ns > 0 for line in history.log_lines] == [True, False]
 
 
+def test_a_line_without_a_time_is_before_the_next_that_has_one(tmp_path: Path) -> None:
+    """An uncaught exception's, for one: of a process that ended before the run began."""
+    log = tmp_path / "n1.log"
+    at = datetime.now(UTC)
+    early, late = (
+        f"{at + timedelta(minutes=minutes):%Y-%m-%d %H:%M:%S},000 INFO started"
+        for minutes in (-1, 1)
+    )
+    log.write_text(
+        "\n".join(["Fatal Python error: 1", early, "AssertionError: 2", late, "invariant 3"])
+    )
+    with HistoryWriter(tmp_path / "h.jsonl") as writer:
+        write_findings(writer, {"n1": log}, UTC, time.monotonic_ns())
+    found = read_history(tmp_path / "h.jsonl").log_lines
+    assert [line.line for line in found] == ["AssertionError: 2", "invariant 3"]
+
+
 def test_findings_and_lines_are_bounded(tmp_path: Path) -> None:
     log = tmp_path / "n0.log"
     log.write_text(("AssertionError " + "x" * 2_000 + "\n") * (FINDINGS_MAX + 5))

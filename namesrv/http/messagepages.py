@@ -65,16 +65,22 @@ def marks_of(cursor: str, name: str) -> dict[str, int]:
 
 
 def merged_newest(
-    pages: Mapping[str, Item], marks: Mapping[str, int], limit: int
+    pages: Mapping[str, Item],
+    marks: Mapping[str, int],
+    limit: int,
+    errors: Sequence[Mapping[str, str]] = (),
 ) -> tuple[list[Item], str | None]:
     """Merge the groups' pages: (the newest `limit` messages, the cursor to go on with). A group
     goes on before the last of its messages that is shown; if all are, where its own page ended."""
     shown = sorted(_items_of(pages), key=_time_of, reverse=True)[:limit]
-    return shown, _cursor(pages, marks, shown, 0)
+    return shown, _cursor(pages, marks, shown, 0, errors)
 
 
 def merged_oldest(
-    pages: Mapping[str, Item], marks: Mapping[str, int], limit: int
+    pages: Mapping[str, Item],
+    marks: Mapping[str, int],
+    limit: int,
+    errors: Sequence[Mapping[str, str]] = (),
 ) -> tuple[list[Item], str | None]:
     """Merge the groups' pages: (the oldest `limit` messages, the cursor to go on with). A group
     goes on behind the last of its messages that is shown. One whose page has a `next` may have more
@@ -83,7 +89,7 @@ def merged_oldest(
     end = min((_time_of(items[-1]) for items in cut if items), default=INTEGER_MAX)
     found = [item for item in _items_of(pages) if _time_of(item) <= end]
     shown = sorted(found, key=_time_of)[:limit]
-    return shown, _cursor(pages, marks, shown, 1)
+    return shown, _cursor(pages, marks, shown, 1, errors)
 
 
 def _items_of(pages: Mapping[str, Item]) -> list[Item]:
@@ -95,10 +101,14 @@ def _time_of(item: Item) -> int:
 
 
 def _cursor(
-    pages: Mapping[str, Item], marks: Mapping[str, int], shown: Sequence[Item], behind: int
+    pages: Mapping[str, Item],
+    marks: Mapping[str, int],
+    shown: Sequence[Item],
+    behind: int,
+    errors: Sequence[Mapping[str, str]],
 ) -> str | None:
     """Return the cursor to go on with; a group of which not all is shown goes on `behind` bytes
-    after the begin of its last message that is."""
+    after the begin of its last message that is. One that failed goes on where it was."""
     left = dict(marks)
     for group, page in pages.items():
         mine = [item for item in shown if item["group"] == group]
@@ -107,4 +117,4 @@ def _cursor(
         elif mine:
             left[group] = int(mine[-1]["commitLogOffset"]) + behind
     all_shown = all(left.get(group) == END for group in pages)
-    return None if all_shown else encode_cursor(orjson.dumps(left).decode())
+    return None if all_shown and not errors else encode_cursor(orjson.dumps(left).decode())

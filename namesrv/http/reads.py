@@ -317,7 +317,7 @@ class Reads:
             marks = marks_of(query.cursor, "cursor")
             groups = self._leaders.names(query.group)
             found, errors = await pages_of(self._leaders, groups, MESSAGES, asked, marks, "cursor")
-            items, following = merged_oldest(found, marks, query.limit)
+            items, following = merged_oldest(found, marks, query.limit, errors)
         if not found and errors:
             raise none_has("message", errors)
         return {"items": items, "next": following, "errors": errors}

@@ -74,7 +74,7 @@ class TopicMessages:
         pages, errors = await pages_of(self._leaders, names, path, wanted, marks, "before")
         if not pages and not (marks and not errors):
             raise none_has("topic", errors)
-        items, following = merged_newest(pages, marks, query.limit)
+        items, following = merged_newest(pages, marks, query.limit, errors)
         return {
             "items": items,
             "next": following,

@@ -253,7 +253,7 @@ class Broker:
         self.throughput = Throughput(
             clock_ms, wall_ms, lambda: self.sends.put_count, lambda: self.pulls.get_count
         )
-        self.catalog = Catalog(context, self.commits, self.registrar.spread)
+        self.catalog = Catalog(context, self.commits, self.popping.settled, self.registrar.spread)
         keys = KeyQueries(config, store.derived, self.log.frame_is_damaged)
         group_rates = GroupRates(state, clock_ms)
         self.history = History(

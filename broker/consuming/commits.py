@@ -8,8 +8,9 @@ for it, so that a consumer taking a queue over sees what the one before it commi
 leader takes commits; when leadership ends, commits not proposed yet are dropped, as a one-way
 commit lost on the network would be, and consumers commit again within 5 s.
 
-A commit that came into the log behind the deletion of its topic would outlive it. So what is
-gathered is proposed before the deletion is, and until that is applied none is taken (`withheld`).
+A commit that came into the log behind the deletion of its topic, or of its group, would outlive it.
+So what is gathered is proposed before the deletion is, and until that is applied none is taken
+(`withheld`).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class CommitService:
         # Proposed commits, by queue: the future of the last frame with a commit of that queue.
         self._under_way: dict[tuple[str, str, int], asyncio.Future[int]] = {}
         self._waiters: dict[tuple[str, str, int], list[asyncio.Future[None]]] = {}
-        self._withheld: set[str] = set()  # topics that are being deleted
+        self._withheld: set[tuple[str, str]] = set()  # (topic, "") or ("", group): being deleted
 
     def service(self, interval_ms: int) -> Service:
         """`interval_ms`: between two proposals of gathered commits."""
@@ -76,7 +77,7 @@ class CommitService:
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
         """Take a commit that nobody waits for; return False if it was not taken."""
-        if not self._leading() or offset < 0 or topic in self._withheld:
+        if not self._leading() or offset < 0 or self.is_withheld(topic, group):
             return False
         if not self.has_room(topic, group, (queue_id,)):
             return False
@@ -105,21 +106,31 @@ class CommitService:
 
     def check(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
         """Raise Refused if offsets of these queues may not be set now."""
-        if topic in self._withheld:
-            raise busy(f"topic [{topic}] is being deleted")
+        self.check_withheld(topic, group)
         if not self.has_room(topic, group, queue_ids):
             raise no_room()
 
+    def check_withheld(self, topic: str, group: str) -> None:
+        """Raise Refused if the topic or the group is being deleted."""
+        if not self.is_withheld(topic, group):
+            return
+        of_topic = (topic, "") in self._withheld
+        what = f"topic [{topic}]" if of_topic else f"group [{group}]"
+        raise busy(f"{what} is being deleted")
+
+    def is_withheld(self, topic: str, group: str) -> bool:
+        return not self._withheld.isdisjoint(((topic, ""), ("", group)))
+
     @contextmanager
-    def withheld(self, topic: str) -> Iterator[None]:
-        """Propose the gathered commits, and take none of this topic in the block, which deletes
-        it. Not for two deletions of a topic at a time."""
+    def withheld(self, *, topic: str = "", group: str = "") -> Iterator[None]:
+        """Propose the gathered commits, and take none of this topic, or of this group, in the
+        block, which deletes it. Not for two deletions of one name at a time."""
         self.flush()
-        self._withheld.add(topic)
+        self._withheld.add((topic, group))
         try:
             yield
         finally:
-            self._withheld.discard(topic)
+            self._withheld.discard((topic, group))
 
     async def settle(self, topic: str, group: str, queue_id: int) -> None:
         """Wait until no commit of this queue is in flight any more, whatever its outcome."""

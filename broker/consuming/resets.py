@@ -206,9 +206,9 @@ class Resets:
         if online is not None and online.is_broadcasting:
             self._tell_broadcasters(group, topic, targets)
             return
-        self._commits.check(topic, group, targets)
         resets: list[Commit] = [(topic, group, q, offset) for q, offset in sorted(targets.items())]
         for part in in_frames(resets, self._commits.frame_bytes_max):
+            self._commits.check(topic, group, targets)
             for key in part:
                 self._marks.marked(key[:3])
             self._commits.flush()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -47,18 +48,24 @@ class Catalog:
     condition is not met, ConditionUnmet) and RaftError.
 
     A topic keeps the attributes that a change does not name. So changes of topics are made one
-    after the other: each begins with what the one before it left. Offsets that were committed
-    before a deletion come into the log before it, too."""
+    after the other: each begins with what the one before it left. Offsets that were committed,
+    and pops that were decided, before a deletion come into the log before it, too."""
 
     def __init__(
-        self, context: Context, commits: CommitService, spread: Callable[[], Awaitable[None]]
+        self,
+        context: Context,
+        commits: CommitService,
+        pops_settled: Callable[[], Awaitable[None]],
+        spread: Callable[[], Awaitable[None]],
     ) -> None:
-        """`spread()` returns when the name servers know the topics, or after a while."""
+        """`pops_settled()` returns when the changes of popped messages that were decided until now
+        are applied; `spread()` returns when the name servers know the topics, or after a while."""
         self._config = context.config
         self._state = context.state
         self._roles = context.roles
         self._log = context.log
         self._commits = commits
+        self._pops_settled = pops_settled
         self._spread = spread
         self._one_at_a_time = asyncio.Lock()
 
@@ -149,11 +156,19 @@ class Catalog:
         """Delete a topic and the offsets committed for it."""
         if name in self._reserved():
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{name}] is the system's")
+        async with self._nothing_behind(topic=name):
+            await self._propose_if(delete_topic(name, condition=condition))
+            if condition is not None:
+                await self._log.propose(forget_offsets(topic=name))
+
+    @asynccontextmanager
+    async def _nothing_behind(self, *, topic: str = "", group: str = "") -> AsyncIterator[None]:
+        """Keep offsets and pops of this topic, or of this group, from coming into the log behind
+        its deletion, which the block proposes."""
         async with self._one_at_a_time:
-            with self._commits.withheld(name):
-                await self._propose_if(delete_topic(name, condition=condition))
-                if condition is not None:
-                    await self._log.propose(forget_offsets(topic=name))
+            with self._commits.withheld(topic=topic, group=group):
+                await self._pops_settled()
+                yield
 
     async def change_group(
         self, group: SubscriptionGroup, condition: Condition | None = None
@@ -180,11 +195,14 @@ class Catalog:
         self, name: str, *, offsets: bool, condition: Condition | None = None
     ) -> None:
         """Delete a group; with `offsets` its offsets, too."""
-        if offsets:
-            self._commits.flush()
-        await self._propose_if(delete_group(name, offsets=offsets, condition=condition))
-        if condition is not None and offsets:
-            await self._log.propose(forget_offsets(group=name))
+        command = delete_group(name, offsets=offsets, condition=condition)
+        if not offsets:
+            await self._propose_if(command)
+            return
+        async with self._nothing_behind(group=name):
+            await self._propose_if(command)
+            if condition is not None:
+                await self._log.propose(forget_offsets(group=name))
 
     async def _propose_if(self, command: bytes) -> None:
         """Propose a command that may be conditional. Raises ConditionUnmet if its condition was

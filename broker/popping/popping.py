@@ -47,8 +47,10 @@ class Popping:
             context.log.propose_then,
             context.contained,
             lambda: live.leadership,
+            check=lambda step: commits.check_withheld(str(step[1]), str(step[2])),
             command_bytes_max=command_bytes_max(context.config.mapped_file_size_commit_log),
         )
+        self.settled = steps.settled
         deadlines = Deadlines(context)
         table = context.state.pops
         told = Told(asyncio.get_running_loop().time, lambda *one: table.batch(*one) is not None)

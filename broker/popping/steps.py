@@ -9,6 +9,10 @@ What was decided on top of something that is under way must not come into the lo
 what is still gathered when its leadership has ended is refused. And a command of unknown outcome is
 not over, as long as the leadership goes on: an empty one is put behind it, and once that is applied
 so is what was before it.
+
+A step that came into the log behind the deletion of its topic or group would outlive it. So none of
+these is taken until the deletion is applied (`check`), and the deletion waits for those that were
+(`settled`).
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import NamedTuple
 
 from raftmq.broker.containment import Contained
 from raftmq.broker.errors import busy, not_leader
-from raftmq.broker.sending.outcome import is_unknown
+from raftmq.broker.sending.outcome import Ended, is_unknown
 from raftmq.broker.service import next_turn
 from raftmq.broker.tables.pops import Step, pop_command
 from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
@@ -67,15 +71,18 @@ class StepLog:
         soon: Callable[[Callable[[], None]], object] = next_turn,
         later: Callable[[Callable[[], None]], object] = _after_a_pause,
         *,
+        check: Callable[[Step], None] = lambda step: None,
         command_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
     ) -> None:
         """`propose_then(command, done)` proposes a command and calls `done` with the outcome;
-        `leadership()`: the number of the present one (LiveQueues). `command_bytes_max`: of what the
-        log takes (dledger.proposals)."""
+        `leadership()`: the number of the present one (LiveQueues). `check(step)` raises Refused if
+        the step may not be taken now. `command_bytes_max`: of what the log takes
+        (dledger.proposals)."""
         self._bytes_max = min(COMMAND_BYTES_MAX, command_bytes_max - ENVELOPE_BYTES)
         self._propose_then = propose_then
         self._contained = contained
         self._leadership = leadership
+        self._check = check
         self._soon = soon
         self._later = later
         self._gathered: list[_Change] = []
@@ -83,14 +90,24 @@ class StepLog:
         self._called = False
 
     def add(self, steps: Sequence[Step], done: Done) -> None:
-        """Propose steps with the next command. Raises Refused at the limit: `done` is not called
-        then, and nothing changes."""
+        """Propose steps with the next command. Raises Refused at the limit, or if one of them may
+        not be taken: `done` is not called then, and nothing changes."""
+        for step in steps:
+            self._check(step)
         if len(self._gathered) >= GATHERED_MAX:
             raise busy("too many changes of popped messages wait")
         self._gathered.append(_Change(self._leadership(), steps, done))
         if not self._called and not self._in_flight:
             self._called = True
             self._soon(self._flush)
+
+    async def settled(self) -> None:
+        """Return once all steps that were taken until now are in the log and applied. Raises
+        OutcomeUnknown, Refused and the member's errors."""
+        if self._in_flight or self._gathered:
+            ended = Ended()
+            self.add((), ended)
+            await ended.stored()
 
     def _flush(self) -> None:
         self._called = False

@@ -1,5 +1,5 @@
-"""What is deleted stays deleted: offsets committed just before do not outlive it. And the topic of
-message traces, which only the broker itself may create."""
+"""What is deleted stays deleted: offsets and pops from just before do not outlive it. And the topic
+of message traces, which only the broker itself may create."""
 
 import asyncio
 
@@ -10,6 +10,7 @@ from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.names import TRACE_TOPIC
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
+from tests.broker.popping.consumer import Popper
 from tests.waiting import until
 
 LATE = {"offsetCommitIntervalMs": "5000"}
@@ -48,12 +49,21 @@ async def test_a_gathered_commit_does_not_outlive_what_it_was_for(tmp_path, dele
         assert (await group.committed(broker, "T", 0)).code == 22
 
 
-async def test_a_commit_while_its_topic_is_deleted_is_refused(tmp_path):
-    """It would come into the log behind the deletion."""
+async def remove_topic(broker):
+    await broker.catalog.remove_topic("T")
+
+
+async def remove_group(broker):
+    await broker.catalog.remove_group("cg", offsets=True)
+
+
+@pytest.mark.parametrize("remove", [remove_topic, remove_group])
+async def test_offsets_and_pops_while_what_they_are_for_is_deleted_are_refused(tmp_path, remove):
+    """They would come into the log behind the deletion."""
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T", 1)
-        deleting = asyncio.ensure_future(broker.catalog.remove_topic("T"))
+        deleting = asyncio.ensure_future(remove(broker))
         await asyncio.sleep(0)
         assert broker.state.topics.get("T") is not None
         assert not broker.commits.commit("T", "cg", 0, 7)
@@ -61,10 +71,52 @@ async def test_a_commit_while_its_topic_is_deleted_is_refused(tmp_path):
             await broker.commits.commit_and_wait("T", "cg", 0, 7)
         with pytest.raises(Refused, match="is being deleted"):
             await broker.resets.reset("cg", "T", {0: 7})
+        with pytest.raises(Refused, match="is being deleted"):
+            await broker.popping.assignments.change_mode("T", "cg", "POP")
+        await broker.popping.assignments.change_mode("U", "other", "POP")
         await deleting
         await group.create_topic(broker, "T", 1)
         assert broker.state.offsets.offsets == {}
         assert broker.commits.commit("T", "cg", 0, 7)
+
+
+@pytest.mark.parametrize("remove", [remove_topic, remove_group])
+async def test_what_pops_change_does_not_outlive_what_it_was_for(tmp_path, remove):
+    """What comes while a command is in flight is gathered for the one behind it."""
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T", 1)
+        changes = []
+        for mode in ("POP", "PULL"):
+            change = broker.popping.assignments.change_mode("T", "cg", mode)
+            changes.append(asyncio.ensure_future(change))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert broker.state.pops.modes == {}
+        await remove(broker)
+        await asyncio.gather(*changes)
+        assert broker.state.pops.modes == {}
+
+
+async def test_pops_do_not_outlive_their_topic(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+
+        async def pop_all(topic, queue):
+            popper = Popper(group, topic=topic)
+            while (await popper.answer(broker, queue=queue, count=1)).code == 0:
+                pass
+
+        for topic in ("T1", "T2", "T3", "T4", "T5", "T6"):
+            await group.create_topic(broker, topic, 4)
+            sends = [group.send(broker, topic, b"m", queue=n % 4) for n in range(40)]
+            await asyncio.gather(*sends)
+            pops = [asyncio.ensure_future(pop_all(topic, n % 4)) for n in range(8)]
+            await asyncio.sleep(0.005)
+            await broker.catalog.remove_topic(topic)
+            await asyncio.gather(*pops)
+        assert broker.state.offsets.offsets == {}
+        assert broker.state.pops.queues == {}
 
 
 @pytest.mark.parametrize("settings", [{}, CLASSIC], ids=["raft", "classic"])

@@ -1,10 +1,12 @@
 """Steps on their way into the log: gathered while a command is in flight, and bounded."""
 
+import asyncio
+
 import orjson
 import pytest
 
 from raftmq.broker.containment import Contained
-from raftmq.broker.errors import Refused
+from raftmq.broker.errors import Refused, busy
 from raftmq.broker.popping import steps
 from raftmq.broker.popping.steps import StepLog
 from raftmq.broker.tables.pops import pop_command
@@ -23,10 +25,15 @@ class World:
         self.leadership = 1
         self.pauses = []
         self.payloads = []
+        self.refused = None
         self.log = StepLog(
             self.propose, Contained(), lambda: self.leadership, self.turns.append,
-            self.pauses.append, command_bytes_max=command_bytes_max,
+            self.pauses.append, check=self.check, command_bytes_max=command_bytes_max,
         )  # fmt: skip
+
+    def check(self, step):
+        if step[1] == self.refused:
+            raise busy("it is being deleted")
 
     def propose(self, payload, done):
         self.payloads.append(payload)
@@ -165,3 +172,31 @@ def test_an_unknown_outcome_stays_unknown_when_the_leadership_has_ended():
             act()
         assert world.told == [(1,)]
         assert type(world.errors[0]) is OutcomeUnknown
+
+
+async def test_who_deletes_waits_for_what_was_taken_and_refuses_the_rest():
+    world = World()
+    await world.log.settled()
+    assert world.commands == []  # older programs would stop at an empty one, too
+    world.add(1)
+    world.turn()
+    world.add(2)
+    world.refused = 3
+    with pytest.raises(Refused):
+        world.add(4, 3)
+    settled = asyncio.ensure_future(world.log.settled())
+    await asyncio.sleep(0)
+    world.end()
+    await asyncio.sleep(0)
+    assert (world.proposed, settled.done()) == ([[1], [2]], False)
+    world.end()
+    await settled
+    assert world.told == [(1,), (2,)]
+    world.add(5)
+    world.turn()
+    settled = asyncio.ensure_future(world.log.settled())
+    await asyncio.sleep(0)
+    world.leadership = 2
+    world.end()
+    with pytest.raises(Refused, match="NOT_LEADER"):
+        await settled

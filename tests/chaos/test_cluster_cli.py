@@ -187,7 +187,11 @@ def test_an_interrupted_command_says_so(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Cluster, "up", interrupted)
-    result = run("up")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    try:
+        result = run("up")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (result.exit_code, result.stderr) == (130, "Error: interrupted\n")
 
 

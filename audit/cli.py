@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from raftmq import __version__
-from raftmq.ops.console import complain
 
 if TYPE_CHECKING:
     from raftmq.audit.report import AuditReport
@@ -388,6 +387,8 @@ def _give_up(reason: str) -> NoReturn:
 
 
 def _say(words: str) -> None:
+    from raftmq.ops.console import complain
+
     complain(f"mqaudit: {words}")
 
 

@@ -51,7 +51,7 @@ class Follower:
             interval_ms=interval_ms,
             wall_ms=wall_ms,
             on_topics=on_topics,
-            on_round=self.comparison.look,
+            log_has_all=self.comparison.reach,
         )
 
     def start(self) -> None:
@@ -64,6 +64,7 @@ class Follower:
     def appended(self, last_record: int) -> None:
         self.last_record = last_record
         self._known = True
+        self.comparison.grew()
 
     async def verify(self) -> None:
         """Compare this log's end with the master's log. Raises LogsDiffer, RemotingError."""

@@ -6,7 +6,9 @@ Changes on the master since the last round are lost with it: that is the classic
 `last_sync_ms` says how old the copy is. An Apache master's delay progress says nothing of timer
 messages: its check point (60) does. Topics and groups become the master's; its offsets win over
 the slave's own, which consumers may have committed while the master was away. Popped messages are
-copied with the offsets, as of one moment (broker.tables.popcopy).
+copied with the offsets, as of one moment (broker.tables.popcopy). Offsets, pops and progress are
+taken once the log here has what they speak of, which comes by another connection: a master that
+was this slave would else take for done what it cannot know to be done.
 
 `LogComparison` asks the same master whether this slave's log is a prefix of its own.
 """
@@ -38,6 +40,7 @@ log = logging.getLogger("raftmq.broker.ha.metadata")
 
 REQUEST_TIMEOUT_MS = 3_000
 RETRY_MS = 1_000  # after a round that failed
+REACH_S = 5.0  # that a round waits for the log
 
 
 class MetadataError(RemotingError):
@@ -82,9 +85,10 @@ class MetadataSync:
         interval_ms: int,
         wall_ms: Callable[[], int],
         on_topics: Callable[[], None],
-        on_round: Callable[[], Awaitable[None]],
+        log_has_all: Callable[[], Awaitable[None]],
     ) -> None:
-        """`on_round()` is part of each round; may raise RemotingError."""
+        """`log_has_all()` returns once the log here has what the master's has by now; may raise
+        RemotingError."""
         self.last_sync_ms = 0  # wall clock; 0: never
         self.rounds = 0
         self._master = master
@@ -93,7 +97,7 @@ class MetadataSync:
         self._interval_ms = interval_ms
         self._wall_ms = wall_ms
         self._on_topics = on_topics
-        self._on_round = on_round
+        self._log_has_all = log_has_all
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -144,13 +148,13 @@ class MetadataSync:
             self._on_topics()
         _load(groups, lambda: state.groups.load(groups, state.groups.applied_index))
         offsets = _object(await ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
-        _load(offsets, lambda: popcopy.take(state.offsets, state.pops, offsets))
         delays = _object(await ask(RequestCode.GET_ALL_DELAY_OFFSET))
         if not delays.get("timer"):
             delays["timer"] = (await self._timer_progress())._asdict()
+        await self._log_has_all()
+        _load(offsets, lambda: popcopy.take(state.offsets, state.pops, offsets))
         _load(delays, lambda: state.delays.load(delays, state.delays.applied_index))
         await self._files.saved()
-        await self._on_round()
         self.last_sync_ms = self._wall_ms()
         self.rounds += 1
 
@@ -178,6 +182,7 @@ class LogComparison:
         self._master = master
         self._commitlog = commitlog
         self._last_record = last_record
+        self._grew = asyncio.Event()
 
     async def look(self) -> None:
         """Ask how far the master is. Raises RemotingError."""
@@ -187,6 +192,25 @@ class LogComparison:
             self._master_begin = int((table or {})["commitLogMinOffset"])
         except (KeyError, TypeError, ValueError) as error:
             raise MetadataError(f"runtime info without commitLogMaxOffset: {error!r}") from error
+
+    async def reach(self) -> None:
+        """Return once this log has what the master's has now. Raises RemotingError, also if that
+        takes long."""
+        await self.look()
+        end = self.master_end
+        try:
+            async with asyncio.timeout(REACH_S):
+                while self._commitlog.max_offset < end:
+                    self._grew.clear()
+                    await self._grew.wait()
+        except TimeoutError:
+            behind = end - self._commitlog.max_offset
+            text = f"the log is {behind} bytes behind: offsets and progress are taken after them"
+            raise MetadataError(text) from None
+
+    def grew(self) -> None:
+        """Call this when this log has become longer."""
+        self._grew.set()
 
     async def verify(self) -> None:
         """Return if this log is a prefix of the master's, as far as its length and its last record

@@ -10,6 +10,8 @@ import pytest
 from raftmq.broker.construction import template_topic
 from raftmq.broker.delivery.timers.wheel import Progress
 from raftmq.broker.errors import EngineError, StateError
+from raftmq.broker.replication.ha import metadata as metadata_module
+from raftmq.broker.replication.ha.metadata import MetadataError
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -577,6 +579,30 @@ async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monke
             missing = [n for n in groups if pair.slave.state.topics.get(f"%RETRY%{n}") is None]
             assert missing == []
         assert "cg-GET_ALL_TOPIC_CONFIG" in groups
+
+
+async def test_a_slave_takes_no_progress_that_its_log_does_not_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(metadata_module, "REACH_S", 0.1)
+    async with Classic(
+        tmp_path, role="ASYNC_MASTER", slaveSyncMetadataIntervalMs=3_600_000
+    ) as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        assert (await pair.pull(pair.master, "T", 0)).code == OK  # creates group cg
+        assert (await pair.commit(pair.master, "T", 0, 2)).code == OK
+        await pair.caught_up()
+        classic = pair.slave.log.classic
+        metadata, offsets = classic.follower.metadata, pair.slave.state.offsets
+        await metadata.sync()
+        assert offsets.get("T", "cg", 0) == 2
+        await classic.slave.stop()  # metadata comes by another connection
+        await filled(pair, 3)
+        assert (await pair.commit(pair.master, "T", 0, 5)).code == OK
+        await pair.create_topic(pair.master, "New")
+        with pytest.raises(MetadataError, match="bytes behind"):
+            await metadata.sync()
+        assert offsets.get("T", "cg", 0) == 2
+        assert pair.slave.state.topics.get("New") is not None
 
 
 async def test_a_slave_asks_apaches_master_which_timer_messages_were_delivered(

@@ -34,7 +34,8 @@ RECORD_WORK = 8  # to find the properties of one message, as Matcher.work counts
 
 
 class Work:
-    """What filters may still do before others have their turn, as Matcher.work counts."""
+    """How much evaluation filters may still do (`left`, in the units of Matcher.work) before the
+    event loop serves somebody else."""
 
     __slots__ = ("left",)
 

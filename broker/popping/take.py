@@ -159,11 +159,8 @@ class Taker:
         """Return how many messages of a queue were not popped yet."""
         return max(0, self._max_offset(place) - self._cursor(place, init_mode)[0])
 
-    def sources(self, header: PopHeader) -> Iterator[tuple[str, int]]:
-        """Yield the queues that a pop looks at, in the order of this turn."""
-        return ((topic, queue_id) for topic, queue_id, _ in self._sources(Pop(header, ALL)))
-
     def _sources(self, pop: Pop) -> Iterator[tuple[str, int, Filter]]:
+        """Yield the queues that a pop looks at, in the order of this turn, each with its filter."""
         header = pop.header
         self._turn += 1
         retries: list[tuple[str, int, Filter]] = []

@@ -1,5 +1,5 @@
-"""What the master of a classic group tells its slaves about offsets and popped messages (43), and
-how they take it. Pure.
+"""Copies consumer offsets and popped messages from a classic master to its slaves: `tell` makes the
+body of its answer (request 43), `take` loads it. Pure.
 
 Every pop moves the group's offset. So a slave that had the offsets alone would lose what is in
 flight once it is the master. The answer has the table of pops as of the same moment, under a key

@@ -1,4 +1,4 @@
-"""What retention removed is no loss, whenever each replica removes it; what was lost is one."""
+"""An audit tells messages that retention deleted, when each replica did so, from lost ones."""
 
 from pathlib import Path
 from typing import Any

@@ -50,6 +50,11 @@ def orderly(
     return consumer
 
 
+def locks_of_another(consumer: PushConsumer) -> QueueLocks:
+    """Return the locks of another group's consumer, which asks over the same connections."""
+    return QueueLocks("other", consumer.membership.instance, LockConfig(), lambda _queue: None)
+
+
 async def test_queues_are_locked_worked_on_and_unlocked() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 8)
@@ -172,9 +177,7 @@ async def test_locks_by_themselves_count_from_the_asking() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
-            locks = QueueLocks(
-                "other", consumer.membership.instance, LockConfig(), lambda _queue: None
-            )
+            locks = locks_of_another(consumer)
             assert locks.age_ms(queue(0)) is None and not locks.valid(queue(0))
             assert await locks.acquire(queue(0))
             age_ms = locks.age_ms(queue(0))
@@ -190,9 +193,7 @@ async def test_a_lock_that_is_not_believed_any_more_is_given_back_all_the_same()
         broker = cluster.brokers["g0"][0]
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
-            locks = QueueLocks(
-                "other", consumer.membership.instance, LockConfig(), lambda _queue: None
-            )
+            locks = locks_of_another(consumer)
             for number in range(3):
                 assert await locks.acquire(queue(number))
             locks.leader_changed("g0")
@@ -210,9 +211,7 @@ async def test_a_queue_is_not_acquired_while_a_thread_works_on_it() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
-            locks = QueueLocks(
-                "other", consumer.membership.instance, LockConfig(), lambda _queue: None
-            )
+            locks = locks_of_another(consumer)
             work: Future[None] = Future()
             assert await locks.acquire(queue(0))
             locks.worked_on(queue(0), work)
@@ -307,9 +306,7 @@ async def test_a_lock_whose_grant_was_not_heard_is_given_back_at_the_end() -> No
         broker = cluster.brokers["g0"][0]
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
-            locks = QueueLocks(
-                "other", consumer.membership.instance, LockConfig(), lambda _queue: None
-            )
+            locks = locks_of_another(consumer)
             broker.locks[("other", "T", 0)] = consumer.client_id  # the answer was lost
             locks._perhaps.add(queue(0))
             await locks.release_all()

@@ -51,19 +51,22 @@ def signed(key, secret):
     return (("x-mq-date-time", date_time), ("authorization", authorization))
 
 
+def with_accounts(tmp_path):
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACCOUNTS)
+    return {
+        "acl_enable": True,
+        "acl_file": str(path),
+        "inner_client_authentication_credentials": INNER,
+    }
+
+
 def content(path):
     return Path(path).read_bytes()
 
 
 async def test_accounts_decide_what_a_client_may_do(tmp_path):
-    path = tmp_path / "plain_acl.yml"
-    path.write_text(ACCOUNTS)
-    settings = {
-        "acl_enable": True,
-        "acl_file": str(path),
-        "inner_client_authentication_credentials": INNER,
-    }
-    async with World(tmp_path / "b", proxy=settings) as world:
+    async with World(tmp_path / "b", proxy=with_accounts(tmp_path)) as world:
         await world.topic("Own")
         await world.topic("Secret")
         proxy = world.proxies[0]
@@ -107,14 +110,7 @@ async def test_accounts_decide_what_a_client_may_do(tmp_path):
 
 
 async def test_a_dead_letter_takes_the_right_to_read_its_topic(tmp_path):
-    path = tmp_path / "plain_acl.yml"
-    path.write_text(ACCOUNTS)
-    settings = {
-        "acl_enable": True,
-        "acl_file": str(path),
-        "inner_client_authentication_credentials": INNER,
-    }
-    async with World(tmp_path / "b", proxy=settings) as world:
+    async with World(tmp_path / "b", proxy=with_accounts(tmp_path)) as world:
         await world.topic("Secret")
         proxy = world.proxies[0]
         async with (

@@ -6,7 +6,7 @@ from raftmq.proxy.places import TransactionId
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.headers import SendHeader
-from tests.proxy.test_server import ACCOUNTS, INNER, OTHER, OWN, signed
+from tests.proxy.test_server import ACCOUNTS, OTHER, OWN, signed, with_accounts
 from tests.proxy.world import Caller, World, producer
 from tests.waiting import until
 
@@ -26,16 +26,6 @@ async def world(tmp_path):
 async def caller(world):
     async with Caller(world.proxies[0]) as caller:
         yield caller
-
-
-def with_accounts(tmp_path):
-    path = tmp_path / "plain_acl.yml"
-    path.write_text(ACCOUNTS)
-    return {
-        "acl_enable": True,
-        "acl_file": str(path),
-        "inner_client_authentication_credentials": INNER,
-    }
 
 
 async def half(caller, body):

@@ -481,7 +481,7 @@ def test_a_filter_that_takes_more_than_a_turn_for_one_arrival_runs():
 
 
 def test_released_pulls_run_as_long_as_there_is_work_left():
-    """What their reads do counts, whether a message or the time released them."""
+    """The filter work of their reads counts, whether a message or a time-out released them."""
     released = []
 
     def release(pull):

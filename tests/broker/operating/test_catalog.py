@@ -1,5 +1,5 @@
-"""What is deleted stays deleted: offsets and pops from just before do not outlive it. And the topic
-of message traces, which only the broker itself may create."""
+"""Deleting topics and groups: offsets and pops that were committed just before are deleted, too.
+And the topic of message traces, which only the broker itself may create."""
 
 import asyncio
 
@@ -82,7 +82,7 @@ async def test_offsets_and_pops_while_what_they_are_for_is_deleted_are_refused(t
 
 @pytest.mark.parametrize("remove", [remove_topic, remove_group])
 async def test_what_pops_change_does_not_outlive_what_it_was_for(tmp_path, remove):
-    """What comes while a command is in flight is gathered for the one behind it."""
+    """Pop steps that arrive while a command is in flight are gathered into the next command."""
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T", 1)

@@ -38,6 +38,17 @@ class Caller:
         assert status == expected, value
         return value
 
+    async def times_of_all_pages(self, path: str) -> list[int]:
+        """Return the store times of the messages on all pages; `path` ends where a cursor goes."""
+        times: list[int] = []
+        cursor = ""
+        while True:
+            page = await self.get(f"{path}{cursor}")
+            times += [item["storeTimestamp"] for item in page["items"]]
+            if page["next"] is None:
+                return times
+            cursor = page["next"]
+
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[FakeCluster]:

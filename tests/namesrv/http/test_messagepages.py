@@ -59,14 +59,7 @@ async def test_pages_of_a_time_have_every_message_of_all_groups_once() -> None:
         path = ("GET", "/api/v1/messages")
         cluster.nodes["n0"].answers[path] = answer(range(0, 30, 3), 2)
         cluster.nodes["n3"].answers[path] = answer(range(1, 60, 5), 99)
-        seen: list[int] = []
-        cursor = ""
-        while True:
-            page = await call.get(f"/messages?topic=Orders&beginMs=0&limit=6&cursor={cursor}")
-            seen += [item["storeTimestamp"] for item in page["items"]]
-            if page["next"] is None:
-                break
-            cursor = page["next"]
+        seen = await call.times_of_all_pages("/messages?topic=Orders&beginMs=0&limit=6&cursor=")
         await call.session.close()
     assert seen == sorted([*range(0, 30, 3), *range(1, 60, 5)])
 

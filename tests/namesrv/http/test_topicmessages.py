@@ -57,14 +57,7 @@ async def test_pages_of_all_groups_have_every_message_once_newest_first(
     other = Log(*(message(n * 10, n * 2 + 1) for n in range(3, 0, -1)))
     cluster.nodes["n0"].answers["GET", NEWEST] = one.answer
     cluster.nodes["n3"].answers["GET", NEWEST] = other.answer
-    seen: list[int] = []
-    cursor = ""
-    while True:
-        page = await call.get(f"/topics/Orders/messages?limit=4&before={cursor}")
-        seen += [item["storeTimestamp"] for item in page["items"]]
-        if page["next"] is None:
-            break
-        cursor = page["next"]
+    seen = await call.times_of_all_pages("/topics/Orders/messages?limit=4&before=")
     assert seen == sorted([n * 2 for n in range(1, 10)] + [n * 2 + 1 for n in range(1, 4)])[::-1]
     assert (await call.get("/topics/Orders/messages?before=AAAA", 422))["code"] == "INVALID"
 

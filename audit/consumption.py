@@ -14,7 +14,8 @@ def consumption_checks(tables: Tables, kinds: frozenset[str]) -> Iterator[Check]
     """Yield the checks of consumed against stored; none of a topic that nobody consumed.
 
     A message stored and never consumed is a fault only if the history says that the consumers of
-    its topic were done (`drain`, complete).
+    its topic were done (`drain`, complete). What may have stood where retention has removed the
+    log's beginning is not judged.
     """
     events = tables.events.where(
         (F.col("type") == "ok") & F.col("topic").isin(*tables.topics) & of_group(tables.group)
@@ -27,9 +28,9 @@ def consumption_checks(tables: Tables, kinds: frozenset[str]) -> Iterator[Check]
         "position",
     )
     if "consume" in kinds:
-        yield from _consumed(events, stored)
+        yield from _consumed(events, stored, tables.limits.begin > 0)
     if "commit" in kinds:
-        yield _committed(events, stored)
+        yield _committed(events, stored, tables.limits.begin > 0)
 
 
 def event_kinds(tables: Tables) -> frozenset[str]:
@@ -54,7 +55,7 @@ def _consumed_offsets(events: DataFrame) -> DataFrame:
     )
 
 
-def _consumed(events: DataFrame, stored: DataFrame) -> Iterator[Check]:
+def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[Check]:
     topics = (
         events.where(F.col("f").isin("consume", "drain"))
         .groupBy("topic")
@@ -68,6 +69,11 @@ def _consumed(events: DataFrame, stored: DataFrame) -> Iterator[Check]:
         .join(stored, ["topic", "queue", "offset"], "full_outer")
         .join(F.broadcast(topics.where("consumed")), "topic")
     )
+    first = F.lit(0)  # what is not stored from here on never was
+    if removed:
+        firsts = stored.groupBy("topic", "queue").agg(F.min("offset").alias("first"))
+        both = both.join(F.broadcast(firsts), ["topic", "queue"], "left")
+        first = F.col("first")
     times, position = F.col("times"), F.col("position")
     place = ("topic", "queue", "offset")
     unlike = position.isNotNull() & (
@@ -78,7 +84,7 @@ def _consumed(events: DataFrame, stored: DataFrame) -> Iterator[Check]:
         "consumed, but nothing or another message is stored at the offset",
         True,
         both,
-        times.isNotNull() & (position.isNull() | unlike),
+        times.isNotNull() & ((position.isNull() & (F.col("offset") >= first)) | unlike),
         (*place, "times", "position"),
         place,
     )
@@ -111,7 +117,7 @@ def _consumed(events: DataFrame, stored: DataFrame) -> Iterator[Check]:
     )
 
 
-def _committed(events: DataFrame, stored: DataFrame) -> Check:
+def _committed(events: DataFrame, stored: DataFrame, removed: bool) -> Check:
     ends = stored.groupBy("topic", "queue").agg((F.max("offset") + 1).alias("end"))
     highest = (
         events.where(F.col("f") == "commit")
@@ -123,7 +129,7 @@ def _committed(events: DataFrame, stored: DataFrame) -> Check:
         "consumer offsets committed beyond what is stored",
         True,
         highest.join(ends, ["topic", "queue"], "left"),
-        F.col("committed") > F.coalesce("end", F.lit(0)),
+        F.col("committed") > F.coalesce("end", F.lit(None if removed else 0)),
         ("group", "topic", "queue", "committed", "end"),
         ("group", "topic", "queue"),
     )

@@ -36,6 +36,7 @@ class Evidence:
     """The kinds of event in the history that these checks need, as (f, work)."""
 
     events: frozenset[tuple[str, str]]
+    whole: bool  # the log has its beginning; else what is not there may have been removed
     clocks_moved: bool  # then an early message proves nothing
     several: bool  # broker groups
 
@@ -55,6 +56,7 @@ def evidence(tables: Tables) -> Evidence:
     )
     return Evidence(
         frozenset((row["f"], row["work"]) for row in rows if row["f"] != "inject"),
+        tables.limits.begin == 0,
         any(row["f"] == "inject" for row in rows),
         any(row["elsewhere"] for row in rows if row["f"] in ("deliver", "work")),
     )
@@ -237,6 +239,15 @@ def _check(
     return Check(name, title, fault, table, F.coalesce(wrong, F.lit(False)), shown, shown)
 
 
+def _absent(
+    found: Evidence, table: DataFrame, name: str, title: str, wrong: Column, *columns: str
+) -> Check:
+    """Make a check of what should be stored and is not: no fault is certain once retention has
+    removed the log's beginning."""
+    removed = "" if found.whole else " (retention has removed messages: not decided)"
+    return _check(table, name, title + removed, wrong, *columns, fault=found.whole)
+
+
 def _of(work: str) -> Column:
     return F.col("work") == work
 
@@ -250,7 +261,7 @@ def _too_many(count: str, allowed: str) -> Column:
 
 
 def _post_checks(tables: Tables, found: Evidence, posted: DataFrame) -> Iterator[Check]:
-    whole = tables.limits.begin == 0 and not found.several
+    whole = found.whole and not found.several
     yield _check(
         posted,
         "post_missing",
@@ -273,7 +284,8 @@ def _post_checks(tables: Tables, found: Evidence, posted: DataFrame) -> Iterator
 def _transaction_checks(found: Evidence, posted: DataFrame) -> Iterator[Check]:
     here, commit_ns = _of(TRANSACTIONS), F.col("commit_ns")
     confirmed = F.col("confirmed") & F.lit(not found.several)
-    yield _check(
+    yield _absent(
+        found,
         posted,
         "transaction_lost",
         "transactions committed, but not stored for consumers",
@@ -303,7 +315,8 @@ def _transaction_checks(found: Evidence, posted: DataFrame) -> Iterator[Check]:
         return
     gone = ~F.col("scanned") & ~shown & ~F.col("given_up")
     undecided = (F.col("outcome") == "ok") & ~F.col("decided")
-    yield _check(
+    yield _absent(
+        found,
         posted,
         "transaction_halves",
         "half messages open though decided, or gone though not",
@@ -316,7 +329,8 @@ def _transaction_checks(found: Evidence, posted: DataFrame) -> Iterator[Check]:
 def _delayed_checks(found: Evidence, posted: DataFrame) -> Iterator[Check]:
     here, delay_ms = _of(DELAYED), F.col("delay_ms")
     acknowledged = F.col("outcome") == "ok"
-    yield _check(
+    yield _absent(
+        found,
         posted,
         "delayed_lost",
         "delayed messages that never came",
@@ -356,7 +370,8 @@ def _delayed_checks(found: Evidence, posted: DataFrame) -> Iterator[Check]:
 def _retry_checks(tables: Tables, found: Evidence, posted: DataFrame) -> Iterator[Check]:
     here = _of(RETRIES)
     ended = F.col("accepted") | (F.col("letters") > 0)
-    yield _check(
+    yield _absent(
+        found,
         posted,
         "retry_lost",
         "messages with retries neither consumed nor a dead letter",
@@ -380,7 +395,7 @@ def _retry_checks(tables: Tables, found: Evidence, posted: DataFrame) -> Iterato
         "id", "drained_ns", "letters", "open_backs", F.col("outcome").alias("sent_as")
     )
     again, backs = tables.staged(_again(tables), "again"), tables.staged(_backs(tables), "backs")
-    yield _came_again(backs, again, sent)
+    yield _came_again(found, backs, again, sent)
     yield from _called_for(backs, again, sent)
     yield from _waits(tables, found, sent)
 
@@ -422,7 +437,7 @@ def _again(tables: Tables) -> DataFrame:
     )
 
 
-def _came_again(backs: DataFrame, again: DataFrame, sent: DataFrame) -> Check:
+def _came_again(known: Evidence, backs: DataFrame, again: DataFrame, sent: DataFrame) -> Check:
     """Check that what was given back came again or became a dead letter.
 
     A client that redelivered a message by itself counts further than the stored record does, so a
@@ -439,7 +454,8 @@ def _came_again(backs: DataFrame, again: DataFrame, sent: DataFrame) -> Check:
             F.max("drained_ns").alias("drained_ns"),
         )
     )
-    return _check(
+    return _absent(
+        known,
         rows,
         "retry_not_again",
         "given back, and neither there again nor a dead letter",

@@ -1,5 +1,6 @@
 """An audit tells messages that retention deleted, when each replica did so, from lost ones."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ from raftmq.audit.api import run_audit
 from raftmq.audit.limits import Limits, StoreLimits
 from raftmq.audit.report import AuditReport
 from raftmq.audit.voters import Members
-from tests.audit.run import NAMES, TOPIC, Run, message_id
+from tests.audit.run import NAMES, QUEUES, TOPIC, Run, message_id
 from tests.audit.stores import SEGMENT_SIZE_BYTES, Message
 from tests.audit.test_acknowledged import ids, rows_of, write
 
 COUNT = 80
 IDLE = "Idle"  # a topic of one message, where the log ends
+EARLY = "Early"  # a topic of which nothing is left
+WORKED = {"began_ns": 0, "first": 0, "last": 0, "done": True}
 
 
 @pytest.fixture
@@ -166,3 +169,56 @@ def test_a_log_begins_where_a_majority_has_it(
     members = Members(frozenset(voters), frozenset(), "")
     absent = tuple(sorted({*voters} - {*voting}))
     assert Limits(stores, members, tuple(voting), absent).begin == begin
+
+
+def gone_places(run: Run) -> Iterator[tuple[int, int]]:
+    """The places, (queue id, queue offset), of the history's topic in the first segment."""
+    for placed in run.log.placed:
+        if placed.message.topic == TOPIC and placed.position < SEGMENT_SIZE_BYTES:
+            yield placed.message.queue, placed.queue_offset
+
+
+def lived_through(run: Run) -> None:
+    """Add what consumers and workloads did with messages that stood in the first segment."""
+    history = run.history
+    for queue, offset in gone_places(run):
+        history.consume(queue, [offset], [], TOPIC)
+    history.commit(QUEUES, 1, TOPIC)  # of this queue nothing is left
+    history.event("ok", "work", p="x", group="G", broker=None, topic=EARLY, queue=0, **WORKED)
+    for work in ("transactions", "delayed", "retries"):
+        post = {"p": "x", "work": work, "id": work, "topic": work.title(), "delay_ms": 0}
+        op = history.event("invoke", "post", **post)
+        history.event("ok", "post", op, **post, attempts=1)
+    op = history.event("invoke", "decide", p="x", id="transactions", decision="commit")
+    history.event("ok", "decide", op, p="x", id="transactions", decision="commit")
+    back = {"p": "x", "work": "retries", "id": "retries", "times": 0, "seen": 0, "dead": False}
+    op = history.event("invoke", "give_back", **back)
+    history.event("ok", "give_back", op, **back, tries=1)
+    for topic in ("Transactions", "Delayed", "Retries"):
+        history.event("ok", "drain", p="x", topic=topic, group="G", complete=True)
+    for number, event in enumerate(history.events):
+        event["t_ns"] = number
+    history.write(run.history_path)
+
+
+def test_what_consumers_did_before_the_log_begins_is_no_fault(
+    spark: SparkSession, run: Run
+) -> None:
+    lived_through(run)
+    remove_first(run, *NAMES[:2])
+    report = run_audit(spark, run.stores, run.history_path)
+    assert wrong(report) == set()
+    for check in ("transaction_lost", "delayed_lost", "retry_lost", "retry_not_again"):
+        assert report.count(check) == 1
+        assert report.check(check).title.endswith("(retention has removed messages: not decided)")
+
+
+def test_what_cannot_have_stood_before_the_log_begins_is_a_fault(
+    spark: SparkSession, run: Run
+) -> None:
+    run.history.consume(0, [500], [], TOPIC)
+    run.history.commit(0, 9_000, TOPIC)
+    run.history.write(run.history_path)
+    remove_first(run, *NAMES[:2])
+    report = run_audit(spark, run.stores, run.history_path)
+    assert wrong(report) == {"consumed_not_stored", "committed_beyond"}

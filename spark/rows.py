@@ -35,6 +35,8 @@ TYPES = dict([*MESSAGE_FIELDS, (PROPERTIES, PROPERTIES_TYPE)])
 _NAMES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 _SIZE = struct.Struct(">i")
 INNER_BATCH = 0x80  # a sysflag: the body holds several messages
+# The first and the last millisecond of the years 1 to 9999: Spark's and Python's times.
+TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 
 
 class DamagedMessages(Exception):
@@ -105,8 +107,8 @@ def _batch(records: Records, broker: str, columns: Sequence[str]) -> pa.RecordBa
         "body": lambda: _bodies(records),
         "flag": lambda: head["flag"].astype(np.int32),
         "reconsume_times": lambda: records.tail["reconsume_times"].astype(np.int32),
-        "born_time": lambda: head["born_timestamp"].astype(np.int64) * 1000,
-        "store_time": lambda: records.store_timestamp * 1000,
+        "born_time": lambda: _times(head["born_timestamp"].astype(np.int64)),
+        "store_time": lambda: _times(records.store_timestamp),
     }
     found = {name: make() for name, make in makers.items() if name in wanted}
     if wanted & {*_NAMES, PROPERTIES}:
@@ -121,6 +123,11 @@ def _batch(records: Records, broker: str, columns: Sequence[str]) -> pa.RecordBa
         for name, column in ((name, found[name]) for name in columns)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def _times(ms: np.ndarray[Any, Any]) -> pa.Array:
+    """Return times; null for what is none: a producer may say any number."""
+    return pa.array(ms * 1000, mask=(ms < TIME_MS_MIN) | (ms > TIME_MS_MAX))
 
 
 def _bodies(records: Records) -> pa.Array:

@@ -88,6 +88,25 @@ def test_properties_as_a_map() -> None:
     assert [row["keys"] for row in read(data)] == [None, None, None]
 
 
+@pytest.mark.parametrize(
+    ("ms", "found"),
+    [
+        (0, dt.datetime(1970, 1, 1, tzinfo=dt.UTC)),
+        (-1, dt.datetime(1969, 12, 31, 23, 59, 59, 999_000, dt.UTC)),
+        (253_402_300_799_999, dt.datetime(9999, 12, 31, 23, 59, 59, 999_000, dt.UTC)),
+        (253_402_300_800_000, None),
+        (-62_135_596_800_000, dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
+        (-62_135_596_800_001, None),
+        ((1 << 63) - 1, None),
+        (-(1 << 63), None),
+    ],
+)
+def test_what_is_no_time_is_null(ms: int, found: dt.datetime | None) -> None:
+    row, after = read(record(0, born_timestamp_ms=ms, store_timestamp_ms=ms) + record(1))
+    assert (row["born_time"], row["store_time"]) == (found, found)
+    assert after["born_time"] and after["store_time"]
+
+
 def test_an_ipv6_host_changes_nothing() -> None:
     host = ("::1", 10911)
     data = record(0, born_host=host, store_host=host, sys_flag=0x30) + record(1)

@@ -61,6 +61,11 @@ class Look:
     # By group and topic, and by broker group.
     places: dict[tuple[str, str], dict[str, Place]] = field(default_factory=dict)
 
+    @property
+    def complete(self) -> bool:
+        """Whether every broker group told its figures."""
+        return not self.silent and not self.unseen
+
     def missing(self, topic: str) -> str:
         """Say which broker groups that have the topic tell no progress, and why; "" for none. Retry
         topics are not asked about: any may have one."""

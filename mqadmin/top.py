@@ -23,6 +23,7 @@ INTERVAL_S_MIN = 0.2
 
 
 async def top(admin: Admin, arguments: Arguments, terminal: Terminal) -> int:
+    """Return the exit status: 1 if all that was asked for is one look, and it is not complete."""
     interval_s = arguments.number("interval") or 0.0
     if interval_s < INTERVAL_S_MIN:
         raise CommandError(f"--interval is {INTERVAL_S_MIN} or more", usage=True)
@@ -32,7 +33,8 @@ async def top(admin: Admin, arguments: Arguments, terminal: Terminal) -> int:
     try:
         if arguments.on("once"):
             await asyncio.sleep(interval_s)
-            await _print(admin, scope, before, rows_max, arguments, terminal)
+            now = await _print(admin, scope, before, rows_max, arguments, terminal)
+            return 0 if now.complete else 1
         elif terminal.is_terminal and not arguments.on("json"):
             await _live(admin, scope, before, rows_max, interval_s)
         else:

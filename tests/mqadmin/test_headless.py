@@ -96,7 +96,9 @@ def test_an_answer_without_a_group_says_so(
 
 
 def test_top_has_no_lag_without_a_group(partial: Small) -> None:
-    told = json.loads(partial.run("top", "--once", "--interval", "0.2", "--json").stdout)
+    result = partial.run("top", "--once", "--interval", "0.2", "--json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
     (topic,) = told["topics"]
     (group,) = told["groups"]
     assert (topic["lag"], topic["stored"], group["lag"]) == (NOBODY, None, NOBODY)

@@ -98,6 +98,8 @@ class ConsumerOperations:
         context = self._context
         lag = 0
         for topic in topics:
+            if self._clients.has_left(name, topic):
+                continue
             queues = context.state.offsets.offsets.get((topic, name), {})  # may be gone meanwhile
             for queue_id in queues:
                 position, in_flight = context.state.progress(topic, name, queue_id)
@@ -163,12 +165,13 @@ class ConsumerOperations:
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         committed, in_flight = context.state.progress(topic, group, queue_id)
         through = -1 if committed is None else committed - 1
+        lag = in_flight + max(0, high - (low if committed is None else committed))
         return ConsumerQueueView(
             topic=topic,
             queue_id=queue_id,
             consumer_offset=committed,
             broker_offset=high,
-            lag=in_flight + max(0, high - (low if committed is None else committed)),
+            lag=0 if self._clients.has_left(group, topic) else lag,
             in_flight=in_flight,
             last_time_ms=store_time_ms(context, topic, queue_id, through),
         )

@@ -2,6 +2,9 @@
 
 import base64
 
+import orjson
+import pytest
+
 from raftmq.broker.tables.state import put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode
@@ -154,6 +157,26 @@ async def test_refused_sends(client):
         answer = await client.post("/api/v1/messages", body)
         assert answer.status == status, (body, answer.body)
     assert (await client.get("/api/v1/topics/T/queues")).json["items"][0]["maxOffset"] == 0
+
+
+@pytest.mark.parametrize(("subscribed", "lag"), [(["U"], 0), (["T", "U"], 1), ([], 1)])
+async def test_a_topic_that_the_groups_clients_have_left_has_no_lag(
+    client, group, broker, subscribed, lag
+):
+    await made(client, "T", 1)
+    for _ in range(2):
+        await sent(client, "T", "x")
+    await group.commit(broker, "T", 0, 1, group="G")
+    subscriptions = [{"topic": t, "subString": "*", "subVersion": 1} for t in subscribed]
+    member = {"groupName": "G", "messageModel": "CLUSTERING", "subscriptionDataSet": subscriptions}
+    body = orjson.dumps({"clientID": "c", "producerDataSet": [], "consumerDataSet": [member]})
+    assert (await group.ask(broker, RequestCode.HEART_BEAT, None, body)).code == 0
+    view = (await client.get("/api/v1/consumer-groups/G")).json
+    (queue,) = (queue for queue in view["queues"] if queue["topic"] == "T")
+    assert (queue["consumerOffset"], queue["brokerOffset"]) == (1, 2)
+    assert (queue["lag"], view["lag"]) == (lag, lag)
+    (item,) = (await client.get("/api/v1/consumer-groups")).json["items"]
+    assert (item["lag"], item["topics"]) == (lag, ["T"])
 
 
 async def test_reset_and_lag(client, group, broker):

@@ -99,7 +99,7 @@ class Popping:
                 Chore(
                     "waiting_pops",
                     0,
-                    lambda: waiting.expire(clock_ms()),
+                    lambda: waiting.turn(clock_ms()),
                     lambda: waiting.rest_ms(clock_ms()),
                 )
             ],

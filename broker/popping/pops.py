@@ -17,6 +17,7 @@ from typing import Protocol
 
 from raftmq.broker.clients import ClientConnection
 from raftmq.broker.consuming.commits import no_room
+from raftmq.broker.consuming.filteredreads import WORK_MAX
 from raftmq.broker.consuming.filters import (
     Filter,
     is_tag,
@@ -228,7 +229,8 @@ class Pops:
 
     # ---- pops -----------------------------------------------------------------------------
 
-    def _run(self, asked: Asked) -> None:
+    def _run(self, asked: Asked) -> int:
+        """Return the work of the pop's filter."""
         attempt = self._attempt(asked.pop)
         if not asked.is_pop:
             if attempt.found or not self._hold(asked):
@@ -237,6 +239,7 @@ class Pops:
             self._take(asked, attempt)
         elif not self._hold(asked):
             self._write_nothing(asked)
+        return WORK_MAX - attempt.work.left
 
     def _attempt(self, pop: Pop) -> Attempt:
         """Return what the pop gets. Raises Refused if disk or data are bad."""
@@ -318,21 +321,23 @@ class Pops:
         )
         return self.waiting.wait(waiter)
 
-    def _again(self, waiter: Waiter[Asked]) -> None:
-        self._go_on(waiter.pop)
+    def _again(self, waiter: Waiter[Asked]) -> int:
+        return self._go_on(waiter.pop)
 
-    def _go_on(self, asked: Asked) -> None:
+    def _go_on(self, asked: Asked) -> int:
+        """Return the work of the pop's filter."""
         if not asked.connection.is_open:
-            return
+            return 0
         try:
             try:
                 self._gate.check()
                 self._permit(asked.pop.header)
-                self._run(asked)
+                return self._run(asked)
             except Refused as refused:
                 self._write_error(asked, refused)
         except Exception as error:  # nothing that a consumer asks for may fail an apply
             self._context.contained.failed("held_pop", error, asked.connection)
+        return 0
 
     def _over(self, waiter: Waiter[Asked]) -> None:
         asked = waiter.pop

@@ -3,6 +3,9 @@
 An arrival wakes as many pops of a group as there are new messages, those that have waited longest
 first; each runs again and waits on, if another one was faster. The rest stays. A pop whose
 connection ends is forgotten.
+
+Many groups may wait for one topic, each with a filter that takes its time. So the pops that run in
+one turn of the loop share WORK_MAX; what is woken beyond that runs in the turns after it.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from raftmq.broker.consuming.filteredreads import WORK_MAX
 from raftmq.broker.consuming.filters import Filter
 from raftmq.broker.consuming.waits import AT_ONCE_MAX, Waits
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.names import pop_retry_topic
 from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
 
+ATTEMPT_WORK = 100  # of a pop without a filter, as Matcher.work counts
 T = TypeVar("T")
 
 
@@ -56,14 +61,16 @@ class WaitingPops(Generic[T]):
         self,
         count_max: Callable[[], int],
         kept: Allowance,
-        again: Callable[[Waiter[T]], None],
+        again: Callable[[Waiter[T]], int],
         over: Callable[[Waiter[T]], None],
     ) -> None:
-        """`again(waiter)`: a message may be there; `over(waiter)`: its time is over. Each ends the
-        wait."""
+        """`again(waiter)`: a message may be there; returns the work of its filter, as Matcher.work
+        counts. `over(waiter)`: its time is over. Each ends the wait."""
         self._again = again
         self._over = over
         self._by_topic: dict[str, dict[Waiter[T], None]] = {}
+        self._work_left = WORK_MAX  # in this turn
+        self._woken: dict[Waiter[T], None] = {}  # still waiting: their turn comes
         self._waits: Waits[Waiter[T]] = Waits(count_max, kept)
 
     @property
@@ -88,6 +95,8 @@ class WaitingPops(Generic[T]):
         woken: dict[str, int] = {}
         chosen: list[Waiter[T]] = []
         for waiter in waiting:
+            if waiter in self._woken:
+                continue
             if waiter.topic == topic:
                 if waiter.queue_id not in (-1, queue_id):
                     continue
@@ -107,13 +116,18 @@ class WaitingPops(Generic[T]):
         for waiter in [one for one in self._by_topic.get(topic, ()) if one.group == group]:
             self._wake(waiter)
 
-    def expire(self, now_ms: int) -> None:
-        """Tell the pops whose time is over."""
+    def turn(self, now_ms: int) -> None:
+        """Run the pops that were woken and had to wait, and tell those whose time is over."""
+        self._work_left = WORK_MAX
+        for waiter in list(self._woken):
+            if self._work_left <= 0:
+                break
+            self._wake(waiter)
         self._end(self._waits.due(now_ms))
 
     def rest_ms(self, now_ms: int) -> float:
-        """Return in how many milliseconds the first pop's time is over."""
-        return self._waits.rest_ms(now_ms)
+        """Return in how many milliseconds the next turn has something to do."""
+        return self._waits.rest_ms(now_ms) if self._work_left == WORK_MAX else 0
 
     def end_all(self) -> None:
         """End every wait: roles or rights changed, or the broker stops."""
@@ -133,9 +147,13 @@ class WaitingPops(Generic[T]):
         return sum(one.group == group and one.queue_id in (-1, queue_id) for one in waiting)
 
     def _wake(self, waiter: Waiter[T]) -> None:
-        if not waiter.done:
+        if waiter.done:
+            return
+        if self._work_left > 0:
             self._remove(waiter)
-            self._again(waiter)
+            self._work_left -= ATTEMPT_WORK + self._again(waiter)
+        else:
+            self._woken[waiter] = None
 
     def _end(self, waiters: Sequence[Waiter[T]]) -> None:
         for waiter in waiters:
@@ -145,6 +163,7 @@ class WaitingPops(Generic[T]):
 
     def _remove(self, waiter: Waiter[T]) -> None:
         self._waits.end(waiter)
+        self._woken.pop(waiter, None)
         for topic in self._topics_of(waiter):
             waiting = self._by_topic[topic]
             del waiting[waiter]

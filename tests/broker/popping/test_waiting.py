@@ -1,0 +1,91 @@
+"""Waiting pops: who is woken by what, and how many in one turn of the loop."""
+
+from dataclasses import dataclass, field
+
+from raftmq.broker.consuming.filteredreads import WORK_MAX
+from raftmq.broker.consuming.filters import Filter
+from raftmq.broker.popping.waiting import ATTEMPT_WORK, Waiter, WaitingPops
+from raftmq.remoting.budgets import Allowance
+from raftmq.store.dispatch import UNIT
+
+HEAVY = WORK_MAX // 2
+ONE = UNIT.pack(0, 100, 0)
+
+
+@dataclass
+class Pops:
+    """Waiting pops whose filters take `work`, and which of them have run."""
+
+    work: int = 0
+    ran: list[str] = field(default_factory=list)
+    over: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.waiting: WaitingPops[str] = WaitingPops(
+            lambda: 1_000,
+            Allowance(1 << 20),
+            self.again,
+            lambda waiter: self.over.append(waiter.pop),
+        )
+
+    def again(self, waiter: Waiter[str]) -> int:
+        self.ran.append(waiter.pop)
+        return self.work
+
+    def wait(
+        self, pop: str, group: str = "", deadline_ms: int = 1_000, owner: object = None
+    ) -> None:
+        assert self.waiting.wait(
+            Waiter("T", group or pop, -1, Filter(None), deadline_ms, pop, owner)
+        )
+
+    def turn(self, now_ms: int = 0) -> list[str]:
+        before = len(self.ran)
+        self.waiting.turn(now_ms)
+        return self.ran[before:]
+
+
+def test_many_groups_with_heavy_filters_share_the_turns() -> None:
+    pops = Pops(HEAVY)
+    for number in range(5):
+        pops.wait(f"g{number}")
+    pops.waiting.arrived("T", 0, ONE)
+    assert pops.ran == ["g0", "g1"]
+    assert pops.waiting.rest_ms(0) == 0
+    assert pops.turn() == ["g2", "g3"]
+    assert pops.turn() == ["g4"]
+    assert pops.turn() == []
+    assert (pops.waiting.count, pops.waiting.rest_ms(0)) == (0, float("inf"))
+
+
+def test_plain_pops_share_them_too() -> None:
+    pops, count = Pops(), 2 * WORK_MAX // ATTEMPT_WORK
+    for number in range(count):
+        pops.wait(f"g{number}")
+    pops.waiting.arrived("T", 0, ONE)
+    assert len(pops.ran) == WORK_MAX // ATTEMPT_WORK
+    assert len(pops.turn()) == count - WORK_MAX // ATTEMPT_WORK
+
+
+def test_what_arrives_meanwhile_wakes_others_of_the_group() -> None:
+    pops = Pops(WORK_MAX)
+    for number in range(4):
+        pops.wait(f"p{number}", "G")
+    for _ in range(3):
+        pops.waiting.arrived("T", 0, ONE)
+    assert pops.ran == ["p0"]
+    assert [pops.turn(), pops.turn(), pops.turn()] == [["p1"], ["p2"], []]
+    assert pops.waiting.count == 1
+
+
+def test_one_whose_time_or_connection_ends_meanwhile_does_not_run() -> None:
+    pops = Pops(WORK_MAX)
+    pops.wait("first")
+    pops.wait("gone", owner="connection")
+    pops.wait("next")
+    pops.wait("late", deadline_ms=10)
+    pops.waiting.arrived("T", 0, ONE)
+    pops.waiting.closed("connection")
+    assert pops.turn(now_ms=10) == ["next"]
+    assert (pops.over, pops.waiting.count) == (["late"], 0)
+    assert pops.turn() == []

@@ -155,10 +155,6 @@ class Taker:
                 pop_ms = max(pop_ms, queue.popped_ms + 1)
         return pop_ms
 
-    def rest_of(self, place: Place, init_mode: int) -> int:
-        """Return how many messages of a queue were not popped yet."""
-        return max(0, self._max_offset(place) - self._cursor(place, init_mode)[0])
-
     def _sources(self, pop: Pop) -> Iterator[tuple[str, int, Filter]]:
         """Yield the queues that a pop looks at, in the order of this turn, each with its filter."""
         header = pop.header

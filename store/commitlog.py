@@ -268,6 +268,12 @@ class CommitLog:
             raise RecordTooLarge(f"{length} bytes do not fit a segment of {size}")
         return segment_end
 
+    def make_room(self, position: int) -> None:
+        """Make the segment that `position`, which `place` gave, begins, if it begins one: `write`
+        then needs no room and no descriptor more. Raises OSError, having changed nothing."""
+        if position != self.max_offset or self._is_full:
+            self._next.get(position)
+
     def write(self, position: int, data: bytes | memoryview) -> None:
         """Append `data` at `position`, which `place` gave for it. Rolls when that is the next
         segment's start. Raises OSError, after which the end is unchanged (but see `place`)."""

@@ -10,6 +10,8 @@ are not in the log: changes are applied to the tables at once, `broker.tables.co
 them down, and slaves pull them (broker.replication.ha.metadata).
 
 A write or fdatasync that fails ends the broker: the page cache's content is then not reliable.
+What fails before anything is written, for a shortage that passes (store.shortage), is tried again:
+a master's sends wait meanwhile, uncut, and may become overdue; a slave ends its link.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from raftmq.store.dispatch import Units
 from raftmq.store.errors import StoreError
 from raftmq.store.flush import FlushMode, GroupFlusher
 from raftmq.store.messagestore import MessageStore
+from raftmq.store.shortage import RETRY_S, passes
 
 log = logging.getLogger("raftmq.broker.classic")
 
@@ -79,6 +82,15 @@ class LocalApplication:
         self._contained = contained
         self._activity = activity
 
+    def place(self, length: int) -> int:
+        """Return where a batch of `length` bytes goes, once there is room for it. Raises
+        StoreError; OSError, having changed nothing that is read."""
+        commitlog = self.store.commitlog
+        self.store.derived.make_room()
+        position = commitlog.place(length)
+        commitlog.make_room(position)
+        return position
+
     def append(self, batch: Batch) -> None:
         """Write and dispatch a batch, apply its commands, wake held pulls. Raises OSError."""
         self._log.append(batch.position, batch.data, batch.units, batch.stamp_ms)
@@ -87,7 +99,8 @@ class LocalApplication:
         self._arrived(batch.units)
 
     def copy(self, run: Run) -> None:
-        """Do the same for bytes of the master's log. Raises Diverged, FlushUnderWay, OSError."""
+        """Do the same for bytes of the master's log. Raises Diverged, FlushUnderWay; OSError, after
+        which the log's end says whether the bytes were written."""
         if run.last_record < 0:
             self._log.copy_blank(run.data)
         else:
@@ -166,10 +179,12 @@ class ClassicEngine:
         self._waits_slave = config.broker_role == "SYNC_MASTER"
         self.acks: AckBook[Batch] = AckBook(config.sync_flush_timeout, config.slave_timeout)
         self._soon: asyncio.Handle | None = None
+        self._again: asyncio.TimerHandle | None = None  # cutting, when a shortage is to be over
         self._timer: asyncio.TimerHandle | None = None
         self._running = False
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="classic-disk")
         self._preparing: asyncio.Future[None] | None = None
+        self._prepare_due_ms = 0.0
         self._flusher = GroupFlusher(
             self._commitlog,
             self._pool,
@@ -272,10 +287,10 @@ class ClassicEngine:
         self._on_fatal(reason)
 
     def _end_timers(self) -> None:
-        for handle in (self._soon, self._timer):
+        for handle in (self._soon, self._again, self._timer):
             if handle is not None:
                 handle.cancel()
-        self._soon = self._timer = None
+        self._soon = self._again = self._timer = None
 
     # ---- the master's log -------------------------------------------------------------------
 
@@ -291,11 +306,11 @@ class ClassicEngine:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        if not self._running:
+        if not self._running or self._again is not None:
             return
-        sends, answered = self._application.sends, []
+        answered: list[Answered[Batch]] = []
         try:
-            while (batch := sends.cut_batch(self._commitlog.place)) is not None:
+            while (batch := self._next_batch()) is not None:
                 self._application.append(batch)
                 self.master.written(batch.position, batch.data)
                 answered += self._note(batch)
@@ -308,6 +323,22 @@ class ClassicEngine:
             return
         self._flusher.request()
         self._application.answer(answered)
+
+    def _next_batch(self) -> Batch | None:
+        """Cut the next batch of what waits; None if nothing does, or for want of room: then it
+        waits on, and `_cut` is called again after a pause. Raises StoreError, OSError."""
+        try:
+            return self._application.sends.cut_batch(self._application.place)
+        except OSError as error:  # of `place`
+            if not passes(error):
+                raise
+            log.warning("disk_full error=%s", error)
+            self._again = asyncio.get_running_loop().call_later(RETRY_S, self._cut_again)
+            return None
+
+    def _cut_again(self) -> None:
+        self._again = None
+        self._cut()
 
     def _note(self, batch: Batch) -> list[Answered[Batch]]:
         """Note what the batch waits for; return it if it waits for nothing."""
@@ -334,7 +365,8 @@ class ClassicEngine:
         self._application.answer(self.acks.expire(now_ms))
         self.master.tick(now_ms)
         self.slave.tick(now_ms)
-        if self._preparing is None and self._commitlog.wants_next:
+        due = self._preparing is None and now_ms >= self._prepare_due_ms
+        if due and self._commitlog.wants_next:
             loop = asyncio.get_running_loop()
             self._preparing = loop.run_in_executor(self._pool, self._commitlog.prepare_next)
             self._preparing.add_done_callback(self._prepared)
@@ -342,8 +374,9 @@ class ClassicEngine:
     def _prepared(self, done: asyncio.Future[None]) -> None:
         self._preparing = None
         error = None if done.cancelled() else done.exception()
-        if error is not None:  # not fatal: the roll tries again, and fails if it must
+        if error is not None:  # not fatal: the roll tries again, too, and fails if it must
             log.warning("prepare_next failed=%s", error)
+            self._prepare_due_ms = self._clock_ms() + RETRY_S * 1000
 
     # ---- the slave's log --------------------------------------------------------------------
 

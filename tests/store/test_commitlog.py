@@ -64,6 +64,29 @@ def test_too_large_for_any_segment(disk: OsDisk) -> None:
     assert log.max_offset == 1
 
 
+def test_where_room_is_made_a_write_opens_nothing(disk: OsDisk) -> None:
+    log, opened = new_log(disk, SIZE), []
+    opens = disk.open
+
+    def counting(path: str, *, allocate_bytes: int | None = None) -> File:
+        opened.append(path)
+        return opens(path, allocate_bytes=allocate_bytes)
+
+    disk.open = counting  # type: ignore[method-assign,assignment]
+    for length, count in ((600, 1), (100, 0), (600, 1), (SIZE - 8, 1), (1, 1)):
+        position = log.place(length)
+        for _ in range(2):
+            opened.clear()
+            log.make_room(position)
+            count -= len(opened)
+        assert count == 0, "made once, and only if it is lacking"
+        end = log.max_offset
+        opened.clear()
+        log.write(position, b"x" * length)
+        assert not opened
+        assert end <= position < log.max_offset == position + length
+
+
 def test_write_takes_no_other_position(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"x" * 10)

@@ -32,6 +32,7 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.errors import Diverged, FlushUnderWay
+from raftmq.store.shortage import passes
 
 log = logging.getLogger("raftmq.broker.ha.slave")
 
@@ -65,7 +66,7 @@ class HaSlave:
         gate: Gate | None = None,
     ) -> None:
         """`verify()` raises LogsDiffer. `append(run)` raises Diverged; FlushUnderWay (the link
-        begins again); OSError (fatal).
+        begins again); OSError (fatal, unless it passes and nothing was written: then as before).
         `reported()` is the offset to report; `on_link(up)` is called when a link begins and ends.
         With a `gate` the master must prove itself first."""
         self._gate = gate
@@ -246,8 +247,16 @@ class MasterLink(asyncio.Protocol):
             return
         assert self._runs is not None
         for run in self._runs.feed(b"".join(bodies)):
-            assert run.position == self._slave.commitlog.max_offset
-            self._slave.append(run)
+            commitlog = self._slave.commitlog
+            assert run.position == commitlog.max_offset
+            try:
+                self._slave.append(run)
+            except OSError as error:
+                if not passes(error) or commitlog.max_offset > run.position:
+                    raise
+                self.served = False  # the pause grows, as when the master cannot be reached
+                self.close(f"not now: {error!r}")
+                return
         self.report()
 
     def _begin(self, offset: int) -> RecordRuns:

@@ -1,0 +1,187 @@
+"""Classic mode where the operating system lacks room or descriptors for a moment."""
+
+import asyncio
+import errno
+
+import pytest
+
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.headers import SendResponseHeader
+from raftmq.store.shortage import RETRY_S
+from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
+from tests.steadydisk import SteadyDisk
+from tests.waiting import until
+
+OK = ResponseCode.SUCCESS
+BODY = b"x" * 20_000
+SHORTAGES = [errno.ENOSPC, errno.EMFILE]
+
+
+class ShortDisk(SteadyDisk):
+    """A disk that makes no segment while it `lacks` something."""
+
+    lacks = 0
+
+    def open(self, path, *, allocate_bytes=None):
+        if self.lacks and path.startswith("commitlog/") and not self.exists(path):
+            raise OSError(self.lacks, "says the test")
+        return super().open(path, allocate_bytes=allocate_bytes)
+
+
+def short(tmp_path, slaves=0, role="ASYNC_MASTER", **settings):
+    pair = Classic(tmp_path, slaves, role, **{"waitTimeMillsInSendQueue": TIMEOUT_MS, **settings})
+    pair.disk = ShortDisk
+    return pair
+
+
+async def fill(pair, lacks=0, name="master"):
+    """Send until the first segment is all but full, while this broker lacks what the next needs;
+    return how many sends that were."""
+    assert (await pair.create_topic(pair.master, "T")).code == OK
+    await pair.caught_up()
+    pair.brokers[name].disk.lacks = lacks
+    log = pair.master.store.commitlog
+    while log.max_offset + len(BODY) + 1_000 < SEGMENT:
+        assert (await pair.send(pair.master, "T", BODY)).code == OK
+    return pair.master.store.queues.end_of("T", 0)
+
+
+def waiting(pair, count):
+    return [asyncio.create_task(pair.send(pair.master, "T", BODY)) for _ in range(count)]
+
+
+async def offsets(tasks):
+    """The queue offsets of sends that are stored."""
+    answers = [await task for task in tasks]
+    assert [answer.code for answer in answers] == [OK] * len(tasks)
+    return sorted(SendResponseHeader.parse(answer.ext).queue_offset for answer in answers)
+
+
+@pytest.mark.parametrize("lacks", SHORTAGES)
+async def test_sends_wait_until_the_master_has_room_for_a_segment(tmp_path, lacks):
+    async with short(tmp_path) as pair:
+        end = await fill(pair, lacks)
+        tasks = waiting(pair, 5)
+        await until(lambda: pair.master.sends.held_bytes > 5 * len(BODY))
+        assert pair.master.store.queues.end_of("T", 0) == end
+        pair.master.disk.lacks = 0
+        assert await offsets(tasks) == list(range(end, end + 5))
+        before = log_bytes(pair.master)
+        await pair.kill("master")
+        await pair.start("master")
+        assert log_bytes(pair.master) == before
+        assert await offsets(waiting(pair, 1)) == [end + 5]
+
+
+async def test_sends_wait_until_the_master_can_write_its_consume_queues(tmp_path, monkeypatch):
+    async with short(tmp_path) as pair:
+        end = await fill(pair)
+
+        def full():
+            raise OSError(errno.ENOSPC, "says the test")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pair.master.store.derived, "make_room", full)
+            tasks = waiting(pair, 2)
+            await until(lambda: pair.master.sends.held_bytes > 2 * len(BODY))
+            assert pair.master.store.queues.end_of("T", 0) == end
+        assert await offsets(tasks) == [end, end + 1]
+
+
+async def test_what_waits_for_room_too_long_is_refused_and_not_stored(tmp_path):
+    async with short(tmp_path, waitTimeMillsInSendQueue=100) as pair:
+        end = await fill(pair, errno.ENOSPC)
+        for _ in range(2):
+            answer = await pair.send(pair.master, "T", BODY)
+            assert answer.code == ResponseCode.SYSTEM_BUSY
+            assert answer.remark.startswith("[BUSY]")
+        assert pair.master.sends.held_bytes == 0
+        pair.master.disk.lacks = 0
+        await asyncio.sleep(RETRY_S)
+        assert await offsets(waiting(pair, 1)) == [end]
+
+
+async def test_what_waits_for_room_when_the_master_stops_is_told_what_is_known(tmp_path):
+    async with short(tmp_path) as pair:
+        end = await fill(pair, errno.ENOSPC)
+        tasks = waiting(pair, 3)
+        await until(lambda: pair.master.sends.held_bytes > 3 * len(BODY))
+        await pair.stop("master")
+        remarks = [(await task).remark for task in tasks]
+        assert all(remark.startswith("[NOT_LEADER]") for remark in remarks), remarks
+        await pair.start("master")
+        assert await offsets(waiting(pair, 1)) == [end]
+
+
+async def test_room_is_looked_for_twice_a_second_however_many_sends_come(tmp_path):
+    async with short(tmp_path) as pair:
+        await fill(pair, errno.ENOSPC)
+        log, looks = pair.master.store.commitlog, []
+        make_room = log.make_room
+        log.make_room = lambda position: (looks.append(position), make_room(position))
+        tasks = []
+        for count in range(1, 6):
+            tasks += waiting(pair, 1)
+            await until(lambda n=count: pair.master.sends.held_bytes > n * len(BODY))
+        assert len(looks) <= 2  # the second, if this machine is slow
+        pair.master.disk.lacks = 0
+        await offsets(tasks)
+
+
+async def test_a_segment_is_prepared_again_after_a_pause(tmp_path, caplog):
+    async with short(tmp_path) as pair:
+        await fill(pair, errno.ENOSPC)
+        await until(lambda: "prepare_next failed" in caplog.text)
+        begun_ms = pair.clock.now_ms()
+        await asyncio.sleep(0.3)  # some ticks
+        passed_s = (pair.clock.now_ms() - begun_ms) / 1000
+        assert caplog.text.count("prepare_next failed") <= 2 + passed_s / RETRY_S
+        pair.master.disk.lacks = 0
+        await until(lambda: not pair.master.store.commitlog.wants_next)
+
+
+@pytest.mark.parametrize("lacks", SHORTAGES)
+async def test_a_slave_without_room_ends_its_link_and_follows_again(tmp_path, lacks):
+    async with short(tmp_path, 1) as pair:
+        await pair.followed()
+        end = await fill(pair, lacks, "slave1")
+        slave = pair.slave.store.commitlog
+        links = []
+        pair.slave.log.classic.slave._on_link = links.append
+        await offsets(waiting(pair, 5))
+        await until(lambda: links.count(False) >= 2)
+        assert not pair.slave.failed.done()
+        assert slave.max_offset <= SEGMENT
+        pair.slave.disk.lacks = 0
+        await pair.caught_up()
+        assert log_bytes(pair.slave) == log_bytes(pair.master)
+        assert pair.slave.store.queues.end_of("T", 0) == end + 5
+        assert not pair.slave.log.classic.slave.refused
+
+
+async def test_a_shortage_behind_the_writing_ends_the_slave(tmp_path):
+    """What is written cannot be written again: its messages would be in no queue."""
+    async with short(tmp_path, 1) as pair:
+        await pair.followed()
+        follower = pair.slave.log.classic.slave
+        append = follower.append
+
+        def append_and_fail(run):
+            append(run)
+            raise OSError(errno.ENOSPC, "says the test")
+
+        follower.append = append_and_fail
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        assert "says the test" in await pair.slave.failed
+
+
+@pytest.mark.parametrize("name", ["master", "slave1"])
+async def test_another_error_of_the_disk_ends_the_broker(tmp_path, name):
+    async with short(tmp_path, 1) as pair:
+        await pair.followed()
+        broker = pair.brokers[name]
+        await fill(pair, errno.EIO, name)
+        tasks = waiting(pair, 1)
+        assert "says the test" in await broker.failed
+        for task in tasks:
+            task.cancel()

@@ -111,7 +111,7 @@ async def open_store(
         keys = load_registration_keys(config.registration_key_file)
         files, installed, covered = None, 0, 0
         if config.is_classic:
-            files = ConfigFiles(disk, state, pool)
+            files = ConfigFiles(disk, state, pool, store.commitlog)
         else:
             installed = prepare(disk, store.config, RAFT_DIRECTORY)
         store.open()

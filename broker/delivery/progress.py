@@ -2,9 +2,9 @@
 log. Pure.
 
 In classic mode the tables are not in the log. A slave copies them by another connection than the
-log's, and a file under config/ may be durable before what it speaks of. So whoever becomes master
-may know a progress beyond the ends of its queues; what comes next would get offsets that this calls
-delivered, ended or consumed already.
+log's, and a file under config/ that Apache's broker wrote may be durable before what it speaks of.
+So whoever becomes master may know a progress beyond the ends of its queues; what comes next would
+get offsets that this calls delivered, ended or consumed already.
 """
 
 from __future__ import annotations

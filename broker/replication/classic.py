@@ -47,6 +47,7 @@ from raftmq.store.shortage import RETRY_S, passes
 
 log = logging.getLogger("raftmq.broker.classic")
 
+DEFINING = ("put_topic", "put_group")  # they change nothing but a definition
 POOL_THREADS = 2  # one for fdatasync, one to prepare segments
 TICK_MS = 50  # time-outs and heartbeats may be late by so much
 
@@ -433,7 +434,8 @@ class ClassicEngine:
             else:
                 done.set_result(index)
 
-        self._application.files.saved().add_done_callback(saved)
+        files, defines = self._application.files, command["op"] in DEFINING
+        (files.defined() if defines else files.saved()).add_done_callback(saved)
         return done
 
     async def read_barrier(self) -> int:

@@ -4,14 +4,17 @@
                                                             each with .bak, the version before
 
 Topics and groups are written as soon as they change, many changes at once; the creator of one may
-wait for it. Offsets are written every `flushConsumerOffsetInterval`. broker.tables.snapshot says
-how files are replaced and how a crash in between is survived.
+wait for it. Offsets are written every `flushConsumerOffsetInterval`. They and all progress speak of
+the log, so they are written once the log is durable as far as they may speak of it: after a power
+cut they would else call delivered, or stored, what is lost. broker.tables.snapshot says how files
+are replaced and how a crash in between is survived.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 
 from raftmq.broker.delivery.timers import timercheck
@@ -19,21 +22,31 @@ from raftmq.broker.delivery.timers.wheel import NOTHING
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.state import BrokerState
+from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk
 
 log = logging.getLogger("raftmq.broker.configfiles")
 
+DEFINITIONS = ("topics.json", "subscriptionGroup.json")  # these say nothing of the log
+PROGRESS = tuple(name for name in snapshot.FILES if name not in DEFINITIONS)
+DURABLE_POLL_S = 0.02
+
 
 class ConfigFiles:
-    """Writes the tables' files; owned by the broker. The only writer is `_write`, in the pool."""
+    """Writes the tables' files; owned by the broker. The only writer is `_write`, in the pool,
+    which has one thread: what was copied first is written first."""
 
-    def __init__(self, disk: Disk, state: BrokerState, pool: Executor) -> None:
+    def __init__(
+        self, disk: Disk, state: BrokerState, pool: Executor, commitlog: CommitLog
+    ) -> None:
         self._disk = disk
         self._state = state
         self._pool = pool
+        self._commitlog = commitlog
         self._written: dict[str, bytes] = {}  # by name, the file's content
-        self._writer: asyncio.Task[None] | None = None
-        self._waiting: list[asyncio.Future[None]] = []
+        self._settling = False
+        self._definitions = Rounds(self._write_definitions)
+        self._all = Rounds(self._write_all)
 
     def load(self) -> None:
         """Fill the tables from the files. Blocking. Raises OSError; StateError if a file is there
@@ -58,36 +71,81 @@ class ConfigFiles:
         there = [n for n in (name, f"{name}.bak") if self._disk.exists(f"{snapshot.DIRECTORY}/{n}")]
         return bool(there) and all(n in self._state.damaged for n in there)
 
+    def defined(self) -> asyncio.Future[None]:
+        """Return a future that is done once topics and groups as they are now are in their files;
+        it fails with OSError."""
+        return self._definitions.next()
+
     def saved(self) -> asyncio.Future[None]:
-        """Return a future that is done once the tables as they are now are in their files; it fails
-        with OSError."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(future)
-        if self._writer is None or self._writer.done():
-            self._writer = loop.create_task(self._keep_writing())
-        return future
+        """Return a future that is done once all tables as they are now are in their files; it fails
+        with OSError. The log has to be durable first."""
+        return self._all.next()
 
     async def save(self) -> None:
         """Save the tables; the timer's `saved`. Raises OSError."""
         await self.saved()
 
     async def settle(self) -> None:
-        """Return when nothing is being written."""
-        if self._writer is not None:
-            await asyncio.wait([self._writer])
+        """Return when nothing is being written. Called when nothing makes the log durable any more:
+        what waits for that is not written."""
+        self._settling = True
+        await self._all.ended()
+        await self._definitions.ended()
 
     def write_now(self) -> None:
-        """Write the tables, when the writer is settled. Blocking. Raises OSError."""
-        self._write(snapshot.capture(self._state))
+        """Write the tables, when the writer is settled and the log is durable. Blocking. Raises
+        OSError."""
+        self._write(snapshot.capture(self._state), snapshot.FILES)
 
-    async def _keep_writing(self) -> None:
+    async def _write_definitions(self) -> None:
+        loop, copies = asyncio.get_running_loop(), snapshot.capture(self._state)
+        await loop.run_in_executor(self._pool, self._write, copies, DEFINITIONS)
+
+    async def _write_all(self) -> None:
+        loop, copies = asyncio.get_running_loop(), snapshot.capture(self._state)
+        end = self._commitlog.max_offset
+        while self._commitlog.durable_offset < end:
+            if self._settling:
+                raise TimeoutError(f"the log did not become durable up to {end}")
+            await asyncio.sleep(DURABLE_POLL_S)
+        # First, so that a group whose deletion was cut short does not come back with its offsets.
+        await loop.run_in_executor(self._pool, self._write, copies, PROGRESS)
+        await self._write_definitions()
+
+    def _write(self, copies: snapshot.Snapshot, names: Sequence[str]) -> None:
+        snapshot.write_changed(self._disk, copies, self._written, names)
+
+
+class Rounds:
+    """Calls `write` as long as somebody waits for it: who comes while it runs shares the next
+    call."""
+
+    def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
+        """`write()` raises OSError."""
+        self._write = write
+        self._waiting: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def next(self) -> asyncio.Future[None]:
+        """Return a future that is done when a call that is yet to begin has ended; it fails with
+        that call's OSError."""
         loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(future)
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run())
+        return future
+
+    async def ended(self) -> None:
+        """Return when nobody waits."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
         while self._waiting:
             waiting, self._waiting = self._waiting, []
-            copies = snapshot.capture(self._state)
             try:
-                await loop.run_in_executor(self._pool, self._write, copies)
+                await self._write()
             except OSError as error:
                 log.error("config_not_written: %s", error)
                 for future in waiting:
@@ -97,6 +155,3 @@ class ConfigFiles:
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
-
-    def _write(self, copies: snapshot.Snapshot) -> None:
-        snapshot.write_changed(self._disk, copies, self._written)

@@ -167,13 +167,17 @@ def _pieces_of(name: str, table: VersionedTable[Any], encoded: Encoded) -> Itera
     yield b"}"
 
 
-def write_changed(disk: Disk, snapshot: Snapshot, written: dict[str, bytes]) -> None:
-    """Write classic mode's files, without an index, that differ from what was `written` last.
-    Raises OSError."""
+def write_changed(
+    disk: Disk, snapshot: Snapshot, written: dict[str, bytes], names: Sequence[str]
+) -> None:
+    """Write those of classic mode's files `names`, without an index, that differ from what was
+    `written` last. Raises OSError."""
     disk.makedirs(DIRECTORY)
     for name, table in snapshot.tables:
+        if name not in names or name in RAFT_ONLY:
+            continue
         data = orjson.dumps(table.to_json())
-        if name not in RAFT_ONLY and written.get(name) != data:
+        if written.get(name) != data:
             replace(disk, f"{DIRECTORY}/{name}", [data])
             written[name] = data
 

@@ -1,14 +1,18 @@
-"""Classic mode where the operating system lacks room or descriptors for a moment."""
+"""Classic mode on disks that lack room for a moment, or sync late."""
 
 import asyncio
 import errno
 
+import orjson
 import pytest
 
+from raftmq.broker.tables.state import delete_topic, put_topic
+from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.shortage import RETRY_S
 from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
+from tests.broker.replication.ha.test_pair import SlowSync
 from tests.steadydisk import SteadyDisk
 from tests.waiting import until
 
@@ -185,3 +189,97 @@ async def test_another_error_of_the_disk_ends_the_broker(tmp_path, name):
         assert "says the test" in await broker.failed
         for task in tasks:
             task.cancel()
+
+
+# ---- what the files say of the log --------------------------------------------------------------
+
+
+def file_of(tmp_path, name, file):
+    path = tmp_path / name / "config" / file
+    return orjson.loads(path.read_bytes()) if path.exists() else {}
+
+
+async def some_rounds():
+    """Files of offsets are written ten times a second."""
+    await asyncio.sleep(0.3)
+
+
+@pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+async def test_a_power_cut_takes_no_delayed_message_with_its_delivery(tmp_path, flush):
+    settings = {"messageDelayLevel": "300ms", "flushDiskType": flush, "flushIntervalCommitLog": 20}
+    async with Classic(tmp_path, 0, "ASYNC_MASTER", **settings) as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        log = pair.master.store.commitlog
+        answer = await pair.send(pair.master, "T", properties="DELAY\x011\x02")
+        assert answer.code == OK
+        await until(lambda: log.durable_offset == log.max_offset)
+        durable = log.durable_offset
+        SlowSync(log)
+        await until(lambda: pair.master.state.delays.offsets.get(1) == 1)  # it is delivered
+        assert log.durable_offset == durable < log.max_offset
+        await some_rounds()
+        assert not file_of(tmp_path, "master", "delayOffset.json").get("offsetTable")
+        await pair.kill("master")
+        first = min((tmp_path / "master" / "commitlog").iterdir())
+        with first.open("r+b") as segment:
+            segment.seek(durable)
+            segment.write(bytes(SEGMENT - durable))
+        master = await pair.start("master")
+        await until(lambda: master.store.queues.end_of("T", 0) == 1)
+
+
+async def test_topics_and_groups_wait_for_no_sync_and_deletions_do(tmp_path):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        assert (await pair.send(pair.master, "T")).code == OK
+        slow = SlowSync(pair.master.store.commitlog)
+        sent = asyncio.create_task(pair.send(pair.master, "T"))
+        await until(lambda: pair.master.store.queues.end_of("T", 0) == 2)
+        classic, topic = pair.master.log.classic, TopicConfig("New")
+        await classic.propose_command(put_topic(topic, if_absent=False))
+        assert "New" in file_of(tmp_path, "master", "topics.json")["topicConfigTable"]
+        deleted = classic.propose_command(delete_topic("New"))
+        await some_rounds()
+        assert not deleted.done()
+        slow.let_go()
+        classic._flusher.request()
+        await deleted
+        assert "New" not in file_of(tmp_path, "master", "topics.json")["topicConfigTable"]
+        assert (await sent).code == OK
+
+
+async def test_a_slave_writes_no_progress_before_its_log_is_durable(tmp_path):
+    async with Classic(
+        tmp_path, role="ASYNC_MASTER", slaveSyncMetadataIntervalMs=3_600_000
+    ) as pair:
+        await pair.followed()
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        await pair.caught_up()
+        metadata = pair.slave.log.classic.follower.metadata
+        await until(lambda: metadata.rounds)
+        slow = SlowSync(pair.slave.store.commitlog)
+        assert (await pair.send(pair.master, "T")).code == OK
+        assert (await pair.pull(pair.master, "T", 0)).code == OK  # creates group cg
+        assert (await pair.commit(pair.master, "T", 0, 1)).code == OK
+        synced = asyncio.create_task(metadata.sync())
+        await until(lambda: pair.slave.state.offsets.get("T", "cg", 0) == 1)
+        await some_rounds()
+        assert not file_of(tmp_path, "slave1", "consumerOffset.json").get("offsetTable")
+        slow.let_go()
+        pair.slave.log.classic._flusher.request()
+        await synced
+        written = file_of(tmp_path, "slave1", "consumerOffset.json")["offsetTable"]
+        assert written == {"T@cg": {"0": 1}}
+
+
+async def test_a_broker_whose_log_does_not_become_durable_stops_all_the_same(tmp_path, caplog):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        SlowSync(pair.master.store.commitlog)
+        sent = asyncio.create_task(pair.send(pair.master, "T"))
+        await until(lambda: pair.master.store.queues.end_of("T", 0) == 1)
+        saved = pair.master.log.classic._application.files.saved()
+        await pair.kill("master")
+        with pytest.raises(TimeoutError):
+            await saved
+        sent.cancel()

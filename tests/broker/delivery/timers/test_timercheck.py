@@ -35,7 +35,7 @@ def test_it_counts_for_a_store_without_a_progress_of_ours(tmp_path):
 
     def loaded():
         state = BrokerState()
-        ConfigFiles(disk, state, None).load()
+        ConfigFiles(disk, state, None, None).load()
         return state.delays
 
     assert (loaded().timer.due_ms, loaded().offsets) == (READ_MS, {3: 7})

@@ -57,7 +57,8 @@ class ClassicLog:
         self._derived.make_room()
         self._commitlog.copy(data)
         for units, end in parts:
-            self._dispatch(units, end, newest_ms)
+            self._drop_begun_anew(units)
+            self._derived.append(units, end, newest_ms)
         return [one for units, _ in parts for one in units]
 
     def copy_blank(self, data: bytes) -> None:
@@ -68,10 +69,36 @@ class ClassicLog:
     def dispatch_from(self, position: int) -> None:
         """At start: dispatch the records from `position` to the end of the log. Blocking. Raises
         StoreDamaged, DispatchError, OSError."""
-        log, derived = self._commitlog, self._derived
-        stamp_ms = derived.newest_ms
-        while position < log.max_offset:
-            data = log.read(position, _REDISPATCH_BYTES)
+        end = self._commitlog.max_offset
+        for units, reached, stamp_ms in self._walk(position, end):
+            self._drop_begun_anew(units)
+            self._derived.append(units, reached, stamp_ms)
+        self._derived.append((), end, self._derived.newest_ms)
+
+    def rebuild_damaged(self, end: int) -> None:
+        """At start: make the queues that were not loaded from the log again, up to `end`, where a
+        record begins or the log ends. Blocking. Raises StoreDamaged, DispatchError, OSError."""
+        queues = self._derived.queues
+        damaged = dict(queues.damaged)
+        if not damaged:
+            return
+        for (topic, queue_id), reason in damaged.items():
+            logger.error("queue_damaged topic=%s queue=%d reason=%s", topic, queue_id, reason)
+            queues.discard(topic, queue_id)
+        for units, _, _ in self._walk(self._commitlog.min_offset, end):
+            wanted = [one for one in units if one[:2] in damaged]
+            self._drop_begun_anew(wanted)
+            for one in wanted:
+                queues.append(*one)
+        logger.warning("queues_rebuilt count=%d", len(damaged))
+
+    def _walk(self, position: int, end: int) -> Iterator[tuple[list[Units], int, int]]:
+        """Yield the units of the records from `position` to `end`, in parts in which no queue
+        begins anew, where each part ends in the log, and a store time of its last records. Raises
+        StoreDamaged, DispatchError, OSError."""
+        log = self._commitlog
+        while position < end:
+            data = log.read(position, min(_REDISPATCH_BYTES, end - position))
             if BLANK.unpack_from(data)[1] == MAGIC_BLANK:
                 position += BLANK.unpack_from(data)[0]
                 continue
@@ -85,10 +112,9 @@ class ClassicLog:
                     raise StoreDamaged(position, walk.detail)
                 data, walk.end = record, len(record)
             stamp_ms = store_timestamp_at(data, last)
-            for units, end in self._parts(data, position, walk.end):
-                self._dispatch(units, end, stamp_ms)
+            for units, reached in self._parts(data, position, walk.end):
+                yield units, reached, stamp_ms
             position += walk.end
-        derived.append((), log.max_offset, stamp_ms)
 
     # ---- queues that begin anew -------------------------------------------------------------
 
@@ -120,8 +146,8 @@ class ClassicLog:
                         raise FlushUnderWay(f"{topic}/{queue_id} begins anew")
                 ends[topic, queue_id] = first + len(packed) // UNIT_SIZE_BYTES
 
-    def _dispatch(self, units: Sequence[Units], end: int, newest_ms: int) -> None:
-        """Dispatch a part of the log that ends at `end`. Raises OSError."""
+    def _drop_begun_anew(self, units: Sequence[Units]) -> None:
+        """Drop the queues that begin anew with these `units`. Raises OSError."""
         queues = self._derived.queues
         for topic, queue_id, first, packed in units:
             queue = queues.queue(topic, queue_id)
@@ -130,4 +156,3 @@ class ClassicLog:
             if queue.last_position < UNIT.unpack_from(packed)[0]:  # else it has these units
                 logger.info("queue_begun_anew topic=%s queue=%d", topic, queue_id)
                 queues.discard(topic, queue_id)
-        self._derived.append(units, end, newest_ms)

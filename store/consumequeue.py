@@ -20,10 +20,10 @@ in the log may go on later: the messages between are deleted.
 
 Damage. With a manifest (store.queuemanifest) `open` does not load queues whose files cannot be
 right: files or units it lists are missing, or units stand behind the end that was found. These
-queues are listed in `damaged`, and rebuilt from the log (store.queuerepair). Of a queue whose
-messages are all deleted from the log, only its files and the manifest know how many there were
-(`begin_where_noted`). Single wrong units are found when they are read, by the records they point
-at, and `rewrite` corrects them.
+queues are listed in `damaged`, and rebuilt from the log (store.queuerepair, in classic mode
+store.classiclog). Of a queue whose messages are all deleted from the log, only its files and the
+manifest know how many there were (`begin_where_noted`). Single wrong units are found when they are
+read, by the records they point at, and `rewrite` corrects them.
 """
 
 from __future__ import annotations

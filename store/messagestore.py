@@ -66,7 +66,7 @@ class MessageStore:
             tail_units_max=config.tail_units_max,
             tails_bytes_max=config.tails_bytes_max,
             open_files_max=config.open_files_max,
-            manifest=config.path("consumequeue.manifest") if raft else None,
+            manifest=config.path("consumequeue.manifest"),
         )
         self.index = (
             MessageIndex(disk, config.path("index"), log, config.index_limits)
@@ -102,13 +102,17 @@ class MessageStore:
         if self.classic is None:
             self.derived.open(self.checkpoint.fields.confirm_offset, clean=clean)
             return
+        begin = self.commitlog.min_offset
         dispatched = recover_records(self.commitlog, self.checkpoint.fields, clean=clean)
         self.derived.open(dispatched, clean=clean)
         if clean or not self.queues.topics():
             # Complete, unless somebody deleted them: the end of the last message tells.
             dispatched = max((_end_of(q) for q in self.queues.queues()), default=0)
-        self.classic.dispatch_from(max(dispatched, self.commitlog.min_offset))
-        self.queues.correct_min_offset(self.commitlog.min_offset)
+        dispatched = max(dispatched, begin)
+        self.classic.rebuild_damaged(dispatched)
+        self.classic.dispatch_from(dispatched)
+        self.queues.begin_where_noted(begin)
+        self.queues.correct_min_offset(begin)
 
     def flush(self) -> None:
         """Make log, queues and checkpoint durable. Blocking. Raises OSError, SyncFailed."""

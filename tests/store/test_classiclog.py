@@ -122,6 +122,25 @@ def test_a_topic_that_the_master_made_again_begins_at_0(
     assert [bodies(classic_store(disk), n) for n in (0, 1)] == expected
 
 
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_queue_is_rebuilt_as_it_began_anew(disk: OsDisk, clean: bool, lost: int) -> None:
+    slave = classic_store(disk, 1 << 16)
+    assert slave.classic is not None
+    items = [*((0, n) for n in range(60)), (1, 0), (1, 1), (0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    slave.classic.copy(written(slave, *items), 1000)
+    expected = [bodies(slave, 0), bodies(slave, 1)]
+    assert list(map(len, expected)) == [2, 3]
+    slave.flush()
+    if clean:
+        slave.close()
+    else:
+        slave.close_unclean()
+    shutil.rmtree(Path(disk.root) / f"consumequeue/T/{lost}")
+    again = classic_store(disk, 1 << 16)
+    assert [bodies(again, 0), bodies(again, 1)] == expected
+
+
 def test_after_a_crash_a_queue_begins_anew_where_the_log_says(disk: OsDisk) -> None:
     slave = classic_store(disk, 1 << 16)
     assert slave.classic is not None

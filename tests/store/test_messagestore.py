@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,70 @@ def test_queues_longer_than_the_log_are_cut(disk: OsDisk) -> None:
     append_classic(store, [record(body=b"new")], 1000)
     assert bodies(store)[-1] == b"new"
     assert len(bodies(store)) == 51
+
+
+def units_of(store: MessageStore, queue_id: int) -> tuple[int, bytes]:
+    queue = store.queues.queue("T", queue_id)
+    assert queue is not None
+    return queue.min_offset, queue.units(queue.min_offset, queue.max_offset)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("lost", ["consumequeue/T/0", "consumequeue/T/1", "consumequeue"])
+def test_lost_queues_of_a_classic_store_come_again_from_the_log(
+    disk: OsDisk, tmp_path: Path, clean: bool, lost: str
+) -> None:
+    store = classic_store(disk)
+    for n in range(120):
+        append_classic(store, [record(queue_id=n % 2)], now_ms=10_000 + 1000 * n)
+    append_classic(store, [record(topic="Newest")], 200_000)
+    store.flush()
+    store.delete_before(store.commitlog.segments()[2].start)
+    expected = [units_of(store, 0), units_of(store, 1)]
+    assert expected[0][0] > 0
+    if clean:
+        store.close()
+    else:
+        store.close_unclean()
+    shutil.rmtree(tmp_path / lost)
+    store = classic_store(disk)
+    assert [units_of(store, 0), units_of(store, 1)] == expected
+    for queue_id in (0, 1):
+        assert append_classic(store, [record(queue_id=queue_id)], 1)[0].queue_offset == 60
+    store.close()
+    store = classic_store(disk)
+    assert [units_of(store, n)[1][:-20] for n in (0, 1)] == [units for _, units in expected]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_lost_classic_queue_whose_messages_are_deleted_goes_on_where_it_ended(
+    disk: OsDisk, tmp_path: Path, clean: bool
+) -> None:
+    store = classic_store(disk)
+    append_classic(store, [record(topic="Idle", body=b"%d" % n) for n in range(5)], 1000)
+    append_classic(store, [record(body=b"%d" % n) for n in range(60)], 1000)
+    store.flush()
+    store.delete_before(store.commitlog.segments()[2].start)
+    expected = units_of(store, 0)
+    if clean:
+        store.close()
+    else:
+        store.close_unclean()
+    shutil.rmtree(tmp_path / "consumequeue")
+    for _ in range(2):
+        store = classic_store(disk)
+        queue = store.queues.queue("Idle", 0)
+        assert queue is not None
+        assert (queue.min_offset, queue.max_offset) == (5, 5)
+        assert units_of(store, 0) == expected
+        store.close()
+
+
+def test_a_classic_store_of_the_version_before_starts_without_a_manifest(
+    disk: OsDisk, tmp_path: Path
+) -> None:
+    store = classic_store(disk)
+    append_classic(store, [record(body=b"%d" % n) for n in range(60)], 1000)
+    store.close()
+    (tmp_path / "consumequeue.manifest").unlink()
+    assert bodies(classic_store(disk)) == [b"%d" % n for n in range(60)]

@@ -446,7 +446,7 @@ class ConsumeQueueStore:
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
-            _check_name(topic, queue_id)
+            check_name(topic, queue_id)
             queue = self._queues[key] = ConsumeQueue(self._files, topic, queue_id)
         before = queue.tail_bytes
         queue.append(first_queue_offset, units)
@@ -476,7 +476,7 @@ class ConsumeQueueStore:
         Raises OSError; ValueError for an invalid name."""
         key = (topic, queue_id)
         assert key not in self._queues, key
-        _check_name(topic, queue_id)
+        check_name(topic, queue_id)
         queue = ConsumeQueue(self._files, topic, queue_id)
         queue.begin_at(first)
         self._queues[key] = queue
@@ -627,7 +627,7 @@ class ConsumeQueueStore:
         self._overfull.pop(key, None)
 
 
-def _check_name(topic: str, queue_id: int) -> None:
+def check_name(topic: str, queue_id: int) -> None:
     """Check that a topic can be a directory name: it must not lead elsewhere. Raises
     ValueError."""
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic or queue_id < 0:

@@ -20,7 +20,7 @@ from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, StateError
 from raftmq.broker.operating.catalog import Catalog
 from raftmq.broker.operating.hastatus import raft_ha_status
-from raftmq.broker.tables import popcopy
+from raftmq.broker.tables import popcopy, queueends
 from raftmq.broker.tables.groups import SubscriptionGroup, group_from_json
 from raftmq.broker.tables.snapshot import twin_of
 from raftmq.broker.tables.state import Table
@@ -176,13 +176,16 @@ class Admin:
         return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
 
     async def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """43: answer the consumer offsets of all groups; a classic broker also what is popped."""
-        state = self.context.state
+        """43: answer the consumer offsets of all groups; a classic broker also what is popped, and
+        ends of queues."""
+        state, store = self.context.state, self.context.store
         if not self.context.config.is_classic:
             return await self._answer_whole(request, state.offsets)
         async with self.one_whole:
             copies = twin_of(state.offsets), twin_of(state.pops)  # as of one moment
-            body = await asyncio.to_thread(popcopy.tell, *copies)
+            segments = store.commitlog.segments()
+            ends = queueends.tell(store.queues, segments[-1].start if segments else 0)
+            body = await asyncio.to_thread(popcopy.tell, *copies, {queueends.KEY: ends})
         return RemotingCommand.response_to(request, body=body)
 
     def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -205,6 +205,7 @@ class ClassicEngine:
         self.follower = Follower(
             self._commitlog,
             application.state,
+            application.store.queues,
             application.files,
             self._pool,
             credentials=config.inner_credentials,

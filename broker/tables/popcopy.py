@@ -24,11 +24,16 @@ KEY = "popTable"
 ANSWER_BYTES_MAX = FRAME_SIZE_BYTES_MAX - (64 << 10)  # the header has room
 
 
-def tell(offsets: OffsetTable, pops: PopTable, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
-    """Return the answer's body, of copies made at the same moment; that of the offsets may be
-    changed."""
+def tell(
+    offsets: OffsetTable,
+    pops: PopTable,
+    more: Mapping[str, object],
+    bytes_max: int = ANSWER_BYTES_MAX,
+) -> bytes:
+    """Return the answer's body, of copies made at the same moment, with `more` keys; the copy of
+    the offsets may be changed."""
     table = pops.to_json()
-    body = orjson.dumps({**offsets.to_json(), KEY: table})
+    body = orjson.dumps({**offsets.to_json(), **more, KEY: table})
     if len(body) <= bytes_max:
         return body
     for (topic, group, queue_id), queue in pops.places():
@@ -36,7 +41,7 @@ def tell(offsets: OffsetTable, pops: PopTable, bytes_max: int = ANSWER_BYTES_MAX
         known = offsets.get(topic, group, queue_id)
         if first is not None and (known is None or first < known):
             offsets.offsets.setdefault((topic, group), {})[queue_id] = first
-    return orjson.dumps({**offsets.to_json(), KEY: {**table, "queues": []}})
+    return orjson.dumps({**offsets.to_json(), **more, KEY: {**table, "queues": []}})
 
 
 def take(offsets: OffsetTable, pops: PopTable, value: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
+from raftmq.store.consumequeue import ConsumeQueueStore
 from raftmq.store.record import walk_records
 
 _WINDOW_BYTES = 4 << 20
@@ -27,6 +28,7 @@ class Follower:
         self,
         commitlog: CommitLog,
         state: BrokerState,
+        queues: ConsumeQueueStore,
         files: ConfigFiles,
         pool: Executor,
         *,
@@ -47,6 +49,7 @@ class Follower:
         self.metadata = MetadataSync(
             self._client,
             state,
+            queues,
             files,
             interval_ms=interval_ms,
             wall_ms=wall_ms,

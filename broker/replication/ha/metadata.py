@@ -1,13 +1,14 @@
-"""The tables that a classic slave copies from its master: topics (21), consumer offsets and popped
-messages (43), delay progress (45) and subscription groups (201), every
+"""The tables that a classic slave copies from its master: topics (21), consumer offsets, popped
+messages and ends of queues (43), delay progress (45) and subscription groups (201), every
 `slaveSyncMetadataIntervalMs`.
 
 Changes on the master since the last round are lost with it: that is the classic design, and
 `last_sync_ms` says how old the copy is. An Apache master's delay progress says nothing of timer
 messages: its check point (60) does. Topics and groups become the master's; its offsets win over
 the slave's own, which consumers may have committed while the master was away. Popped messages are
-copied with the offsets, as of one moment (broker.tables.popcopy). Offsets, pops and progress are
-taken once the log here has what they speak of, which comes by another connection: a master that
+copied with the offsets, as of one moment (broker.tables.popcopy), and so are the ends of queues
+that no message here tells of (broker.tables.queueends). Offsets, pops, ends and progress are taken
+once the log here has what they speak of, which comes by another connection: a master that
 was this slave would else take for done what it cannot know to be done.
 
 `LogComparison` asks the same master whether this slave's log is a prefix of its own.
@@ -18,13 +19,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from raftmq.broker.delivery.timers import timercheck
 from raftmq.broker.delivery.timers.wheel import NOTHING, Progress
 from raftmq.broker.errors import StateError
 from raftmq.broker.replication.ha.slave import LogsDiffer
-from raftmq.broker.tables import popcopy
+from raftmq.broker.tables import popcopy, queueends
 from raftmq.broker.tables.configfiles import ConfigFiles
 from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.acl.signature import Credentials
@@ -35,9 +36,11 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
+from raftmq.store.consumequeue import ConsumeQueueStore
 
 log = logging.getLogger("raftmq.broker.ha.metadata")
 
+T = TypeVar("T")
 REQUEST_TIMEOUT_MS = 3_000
 RETRY_MS = 1_000  # after a round that failed
 REACH_S = 5.0  # that a round waits for the log
@@ -80,6 +83,7 @@ class MetadataSync:
         self,
         master: MasterClient,
         state: BrokerState,
+        queues: ConsumeQueueStore,
         files: ConfigFiles,
         *,
         interval_ms: int,
@@ -93,6 +97,7 @@ class MetadataSync:
         self.rounds = 0
         self._master = master
         self._state = state
+        self._queues = queues
         self._files = files
         self._interval_ms = interval_ms
         self._wall_ms = wall_ms
@@ -151,7 +156,9 @@ class MetadataSync:
         delays = _object(await ask(RequestCode.GET_ALL_DELAY_OFFSET))
         if not delays.get("timer"):
             delays["timer"] = (await self._timer_progress())._asdict()
+        ends = _load(offsets, lambda: queueends.told(offsets))
         await self._log_has_all()
+        await queueends.take(self._queues, ends)
         _load(offsets, lambda: popcopy.take(state.offsets, state.pops, offsets))
         _load(delays, lambda: state.delays.load(delays, state.delays.applied_index))
         await self._files.saved()
@@ -253,8 +260,8 @@ def _object(response: RemotingCommand) -> dict[str, Any]:
     return loads_object(response.body)
 
 
-def _load(value: Mapping[str, Any], load: Callable[[], None]) -> None:
+def _load(value: Mapping[str, Any], load: Callable[[], T]) -> T:
     try:
-        load()
+        return load()
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MetadataError(f"the master's table is no table: {error!r}") from error

@@ -23,7 +23,7 @@ def tables(*steps):
 def test_a_slave_has_the_masters_pops_in_place_of_its_own():
     offsets, pops = tables(pop(0, 0, 10), ("done", "T", "g", 0, 0, 1_000, 3))
     mine = tables(pop(0, 0, 30), pop(1, 0, 5))
-    take(*mine, loads_object(tell(offsets, pops)))
+    take(*mine, loads_object(tell(offsets, pops, {})))
     assert mine[1].to_json() == pops.to_json()
     assert mine[0].offsets == {("T", "g"): {0: 10, 1: 5}}
 
@@ -41,7 +41,7 @@ def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
     offsets.delete_group("g")
     offsets.commit([("T", "g", 0, 10), ("T", "g", 1, 4)])
     mine = tables(pop(0, 0, 30))
-    take(*mine, loads_object(tell(offsets, pops, bytes_max=100)))
+    take(*mine, loads_object(tell(offsets, pops, {}, bytes_max=100)))
     assert mine[0].offsets == {("T", "g"): {0: 3, 1: 4, 2: 0}}
     assert (mine[1].queues, mine[1].batch_count, mine[1].used) == ({}, 0, True)
     assert mine[1].modes == {("T", "g"): ("POP", 4)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shutil
 import struct
 
 import orjson
@@ -506,6 +507,35 @@ async def test_what_is_popped_and_not_acknowledged_comes_again_from_the_slave(tm
 
         await until(all_again)
         assert sorted(one.body for one in again) == [b"%d" % n * 10 for n in range(4, 10)]
+
+
+@pytest.mark.parametrize("from_last_file", ["false", "true"])
+async def test_a_queue_older_than_a_slaves_log_goes_on_where_it_ended(tmp_path, from_last_file):
+    async with Classic(tmp_path, role="ASYNC_MASTER", syncFromLastFile=from_last_file) as pair:
+        await pair.stop("slave1")
+        shutil.rmtree(tmp_path / "slave1")
+        master, log = pair.master, pair.master.store.commitlog
+        for topic in ("Idle", "Busy"):
+            await pair.create_topic(master, topic)
+        for n in range(5):
+            await pair.send(master, "Idle", b"%d" % n)
+        assert (await pair.commit(master, "Idle", 0, 5)).code == OK
+        while len(log.segments()) < 3:
+            await pair.send(master, "Busy", bytes(60_000))
+        if from_last_file == "false":
+            await master.log.classic.delete_before(log.segments()[1].start)
+        await pair.start("slave1")
+        await pair.caught_up()
+        await synced(pair)
+        assert pair.slave.store.commitlog.min_offset > 0
+        await pair.kill("master")
+        await pair.stop("slave1")
+        pair.own["slave1"] = {"brokerRole": "ASYNC_MASTER", "brokerId": 0, "haMasterAddress": ""}
+        promoted = await pair.start("slave1")
+        assert promoted.state.offsets.get("Idle", "cg", 0) == 5
+        await pair.send(promoted, "Idle", b"new")
+        assert promoted.store.queues.end_of("Idle", 0) == 6
+        assert (await pair.pull(promoted, "Idle", 5)).code == OK
 
 
 async def test_what_a_slave_popped_as_the_master_gives_way_to_its_masters_table(

@@ -5,7 +5,8 @@ they stand there. Nothing is durable until a GroupFlusher or a flush of the stor
 
 In a log that Apache's broker wrote, a topic that was deleted and made again has queue offsets from
 0 on once more. There its queues begin anew here, too: the units before are dropped, as that broker
-dropped them. Our own masters let such a queue go on.
+dropped them. Our own masters let such a queue go on. So what one of them has stored makes no queue
+begin anew that has messages here: it has lost the queue's files, and all that told of them.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ class ClassicLog:
         self._commitlog.write(position, data)
         self._derived.append(units, position + len(data), now_ms)
 
-    def copy(self, data: bytes, newest_ms: int) -> Sequence[Units]:
+    def copy(self, data: bytes, newest_ms: int, own_from: int | None = None) -> Sequence[Units]:
         """Append whole records of a master's log at the end of this one and dispatch them; return
-        the units by queue. Raises Diverged, FlushUnderWay, having written nothing; OSError."""
+        the units by queue. `own_from`: from this CommitLog offset on a master of ours stored them.
+        Raises Diverged, FlushUnderWay, having written nothing; OSError."""
         position = self._commitlog.max_offset
         try:
             parts = list(self._parts(data, position, len(data)))
         except DispatchError as error:
             raise Diverged(position, str(error)) from error
-        self._check(parts, position)
+        self._check(parts, position, own_from)
         self._derived.make_room()
         self._commitlog.copy(data)
         for units, end in parts:
@@ -131,20 +133,27 @@ class ClassicLog:
             yield [*units], position + stop
             start = stop
 
-    def _check(self, parts: Sequence[tuple[Sequence[Units], int]], position: int) -> None:
+    def _check(
+        self, parts: Sequence[tuple[Sequence[Units], int]], position: int, own_from: int | None
+    ) -> None:
         """Check that the parts continue the queues. Raises Diverged, FlushUnderWay."""
         queues = self._derived.queues
         ends: dict[tuple[str, int], int] = {}
         for units, _ in parts:
             for topic, queue_id, first, packed in units:
-                end = ends.get((topic, queue_id), queues.end_of(topic, queue_id))
+                key = (topic, queue_id)
+                end = ends.get(key, queues.end_of(topic, queue_id))
                 if end not in (first, 0):  # 0: the log may begin in the middle of the master's
                     if first:
                         text = f"queue offset {first} of {topic}/{queue_id} follows {end - 1}"
                         raise Diverged(position, text)
+                    ours = own_from is not None and UNIT.unpack_from(packed)[0] >= own_from
+                    if ours and (key in ends or queues.has_messages(topic, queue_id)):
+                        text = f"{topic}/{queue_id} begins at 0 again, and {end - 1} was its last"
+                        raise Diverged(position, f"{text}: the master has lost that queue's files")
                     if queues.flushing:
                         raise FlushUnderWay(f"{topic}/{queue_id} begins anew")
-                ends[topic, queue_id] = first + len(packed) // UNIT_SIZE_BYTES
+                ends[key] = first + len(packed) // UNIT_SIZE_BYTES
 
     def _drop_begun_anew(self, units: Sequence[Units]) -> None:
         """Drop the queues that begin anew with these `units`. Raises OSError."""

@@ -500,6 +500,11 @@ class ConsumeQueueStore:
         queue = self.queue(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
+    def has_messages(self, topic: str, queue_id: int) -> bool:
+        """Return whether the CommitLog has a message of the queue."""
+        queue = self.queue(topic, queue_id)
+        return queue is not None and queue.min_offset < queue.max_offset
+
     def queues(self) -> Iterator[ConsumeQueue]:
         """Iterate over all queues, in no particular order."""
         return iter(self._queues.values())

@@ -149,6 +149,7 @@ def _classic(parts: Parts) -> dict[str, str]:
     """Return how far master and slaves are apart, each side as far as it knows.
 
     slaveAckOffset: on a master the highest that a slave reported, on a slave its own report.
+    masterFromOffset: from here on this process stored what is in the log; Apache's says nothing.
     lastMetadataSyncMs: wall clock of the slave's last copy of topics, groups and offsets; 0: none.
     """
     engine = parts.context.log.classic
@@ -165,6 +166,7 @@ def _classic(parts: Parts) -> dict[str, str]:
             "haSlavesInSync": str(engine.master.in_sync),
             "slaveAckOffset": str(engine.master.acknowledged),
             "masterFlushOffset": str(durable),
+            "masterFromOffset": str(engine.own_from),
             "slaveFallBehindBytes": str(behind),
             "sendsWaitingForAck": str(len(engine.acks)),
         }

@@ -99,13 +99,14 @@ class LocalApplication:
             self.apply(command, batch.stamp_ms, batch.position)
         self._arrived(batch.units)
 
-    def copy(self, run: Run) -> None:
-        """Do the same for bytes of the master's log. Raises Diverged, FlushUnderWay; OSError, after
-        which the log's end says whether the bytes were written."""
+    def copy(self, run: Run, own_from: int | None) -> None:
+        """Do the same for bytes of the master's log (`own_from`: store.classiclog). Raises
+        Diverged, FlushUnderWay; OSError, after which the log's end says whether the bytes were
+        written."""
         if run.last_record < 0:
             self._log.copy_blank(run.data)
         else:
-            self._arrived(self._log.copy(run.data, run.newest_ms))
+            self._arrived(self._log.copy(run.data, run.newest_ms, own_from))
 
     def _arrived(self, units: Sequence[Units]) -> None:
         self._activity.note()
@@ -179,6 +180,7 @@ class ClassicEngine:
         self._waits_flush = self._mode is FlushMode.SYNC
         self._waits_slave = config.broker_role == "SYNC_MASTER"
         self.acks: AckBook[Batch] = AckBook(config.sync_flush_timeout, config.slave_timeout)
+        self.own_from = 0  # the CommitLog offset from which on this master stores
         self._soon: asyncio.Handle | None = None
         self._again: asyncio.TimerHandle | None = None  # cutting, when a shortage is to be over
         self._timer: asyncio.TimerHandle | None = None
@@ -242,6 +244,7 @@ class ClassicEngine:
             event = RoleEvent(Role.FOLLOWER, 0, None, False, "brokerRole")
         else:
             await self._application.begin_as_master()
+            self.own_from = self._commitlog.max_offset
             await self.master.start(
                 config.bind_address, config.ha_port, config.broker_ip1, self._listen_socket
             )
@@ -383,7 +386,7 @@ class ClassicEngine:
     # ---- the slave's log --------------------------------------------------------------------
 
     def _copy(self, run: Run) -> None:
-        self._application.copy(run)
+        self._application.copy(run, self.follower.comparison.own_from)
         if run.last_record >= 0:
             self.follower.appended(run.last_record)
         self._flusher.request()

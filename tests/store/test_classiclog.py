@@ -122,6 +122,33 @@ def test_a_topic_that_the_master_made_again_begins_at_0(
     assert [bodies(classic_store(disk), n) for n in (0, 1)] == expected
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_what_a_master_of_ours_stored_makes_no_queue_begin_anew(
+    disk: OsDisk, together: bool
+) -> None:
+    slave = classic_store(disk)
+    assert slave.classic is not None
+    slave.classic.copy(written(slave, (0, 0), (0, 1)), 1000)
+    expected, end = bodies(slave), slave.commitlog.max_offset
+    items = [(1, 0), (1, 0)] if together else [(0, 0)]
+    with pytest.raises(Diverged, match="begins at 0 again"):
+        slave.classic.copy(written(slave, *items), 1000, own_from=end)
+    assert (slave.commitlog.max_offset, bodies(slave)) == (end, expected)
+    # What was in the log before, an Apache broker may have stored.
+    slave.classic.copy(written(slave, (0, 0)), 1000, own_from=end + 1)
+    assert bodies(slave) == [b"0@%d" % end]
+
+
+def test_a_queue_without_messages_may_begin_anew(disk: OsDisk) -> None:
+    slave = classic_store(disk)
+    assert slave.classic is not None
+    slave.queues.begin_at("T", 0, 5)
+    slave.classic.copy(written(slave, (1, 0)), 1000)
+    end = slave.commitlog.max_offset
+    slave.classic.copy(written(slave, (0, 0)), 1000, own_from=end)
+    assert bodies(slave) == [b"0@%d" % end]
+
+
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_queue_is_rebuilt_as_it_began_anew(disk: OsDisk, clean: bool, lost: int) -> None:

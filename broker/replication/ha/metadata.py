@@ -185,6 +185,7 @@ class LogComparison:
     ) -> None:
         """`last_record()` returns where the last record of this log begins; None: not known."""
         self.master_end = 0  # the master's log end, last time it was asked
+        self.own_from: int | None = None  # what it stores itself begins there; None: not ours
         self._master_begin = 0
         self._master = master
         self._commitlog = commitlog
@@ -197,6 +198,8 @@ class LogComparison:
         try:
             self.master_end = int((table or {})["commitLogMaxOffset"])
             self._master_begin = int((table or {})["commitLogMinOffset"])
+            own_from = (table or {}).get("masterFromOffset")
+            self.own_from = None if own_from is None else int(own_from)
         except (KeyError, TypeError, ValueError) as error:
             raise MetadataError(f"runtime info without commitLogMaxOffset: {error!r}") from error
 

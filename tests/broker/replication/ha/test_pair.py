@@ -509,6 +509,25 @@ async def test_what_is_popped_and_not_acknowledged_comes_again_from_the_slave(tm
         assert sorted(one.body for one in again) == [b"%d" % n * 10 for n in range(4, 10)]
 
 
+async def test_a_slave_keeps_the_queue_that_its_master_has_lost(tmp_path):
+    """With the manifest: else the master would have made it again."""
+    async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
+        await pair.followed()
+        await pair.create_topic(pair.master, "T")
+        await filled(pair, 5)
+        await pair.send(pair.master, "T", b"newest", queue=1)
+        await pair.caught_up()
+        await pair.stop("master")
+        shutil.rmtree(tmp_path / "master/consumequeue/T/0")
+        (tmp_path / "master/consumequeue.manifest").unlink()
+        await pair.start("master")
+        await pair.followed()
+        await pair.send(pair.master, "T", b"new")
+        await until(lambda: "begins at 0 again" in pair.slave.log.classic.slave.refused)
+        queue = pair.slave.store.queues.queue("T", 0)
+        assert (queue.min_offset, queue.max_offset) == (0, 5)
+
+
 @pytest.mark.parametrize("from_last_file", ["false", "true"])
 async def test_a_queue_older_than_a_slaves_log_goes_on_where_it_ended(tmp_path, from_last_file):
     async with Classic(tmp_path, role="ASYNC_MASTER", syncFromLastFile=from_last_file) as pair:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import shutil
 import struct
 
@@ -412,6 +413,28 @@ async def test_a_stream_that_does_not_continue_the_log_is_refused(tmp_path):
         assert pair.slave.store.queues.queue("Other", 0) is None
 
 
+async def test_a_master_that_cannot_read_one_record_is_asked_again(tmp_path, monkeypatch, caplog):
+    """It has not said that the logs differ."""
+    caplog.set_level(logging.INFO)
+    async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
+        await pair.followed()
+        await filled(pair, 1)
+        await pair.caught_up()
+        await pair.stop("slave1")
+        await filled(pair, 1)
+
+        def unreadable(offset):
+            raise OSError(errno.EIO, "cannot read, says the test")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pair.master.store.reads, "message_at", unreadable)
+            await pair.start("slave1")
+            await until(lambda: "cannot read, says the test" in said(caplog, "master_not_reached"))
+            assert pair.slave.log.classic.slave.refused == ""
+        await pair.caught_up()
+        assert log_bytes(pair.slave) == log_bytes(pair.master)
+
+
 async def test_a_slave_that_cannot_append_yet_asks_again(tmp_path):
     """A topic that Apache's master made again may come while its queues are flushed."""
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
@@ -431,6 +454,12 @@ async def test_a_slave_that_cannot_append_yet_asks_again(tmp_path):
         assert len(refusals) == 1
         assert follower.refused == ""
         assert log_bytes(pair.slave) == log_bytes(pair.master)
+
+
+def said(caplog, event):
+    """What was logged so far of that event, a line each."""
+    lines = [record.getMessage() for record in caplog.records]
+    return "\n".join(line for line in lines if line.startswith(event))
 
 
 def cut_tail(directory, count):

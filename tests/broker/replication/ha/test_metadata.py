@@ -1,0 +1,73 @@
+"""What a slave takes from its master's answers, without a network."""
+
+import orjson
+import pytest
+
+from raftmq.broker.replication.ha.metadata import LogComparison, MetadataError
+from raftmq.broker.replication.ha.slave import LogsDiffer
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+
+RECORD = b"the record at 100"
+END = 100 + len(RECORD)
+
+
+class Log:
+    max_offset = END
+
+    def record_at(self, offset):
+        return RECORD if offset == 100 else None
+
+
+class Master:
+    """Answers 28 with the ends of its log and 33 with a record, or with a refusal."""
+
+    def __init__(self, record=RECORD, refusal=None, address="127.0.0.1:10911"):
+        self.record = record
+        self.refusal = refusal
+        self.address = lambda: address
+
+    async def ask(self, code, ext=None):
+        if code == RequestCode.GET_BROKER_RUNTIME_INFO:
+            table = {"commitLogMaxOffset": str(END), "commitLogMinOffset": "0"}
+            return RemotingCommand(ResponseCode.SUCCESS, body=orjson.dumps({"table": table}))
+        assert (code, ext) == (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "100"})
+        if self.refusal is not None:
+            remark, response = self.refusal
+            raise MetadataError(f"{code.name}: {remark}", code=response)
+        return RemotingCommand(ResponseCode.SUCCESS, body=self.record)
+
+
+def comparison(master, log=None):
+    return LogComparison(master, log or Log(), lambda: 100)
+
+
+async def test_a_log_that_ends_as_the_master_s_is_a_prefix_of_it():
+    await comparison(Master()).verify()
+
+
+@pytest.mark.parametrize(
+    "remark", ["can not find message by offset: 100", "can not find message by the offset, 100"]
+)
+async def test_a_master_without_that_record_has_another_log(remark):
+    """The words of our broker and of Apache's."""
+    with pytest.raises(LogsDiffer, match="the master has no record at 100"):
+        await comparison(Master(refusal=(remark, ResponseCode.SYSTEM_ERROR))).verify()
+
+
+async def test_a_master_with_another_record_there_has_another_log():
+    with pytest.raises(LogsDiffer, match="the logs have parted"):
+        await comparison(Master(b"another at 100!!!")).verify()
+
+
+@pytest.mark.parametrize(
+    ("remark", "code"),
+    [
+        ("OSError: [Errno 5] Input/output error", ResponseCode.SYSTEM_ERROR),
+        ("[BUSY] too many requests", ResponseCode.SYSTEM_BUSY),
+        ("no right to read it", ResponseCode.NO_PERMISSION),
+    ],
+)
+async def test_a_master_that_cannot_say_has_not_said_that_the_logs_differ(remark, code):
+    with pytest.raises(MetadataError, match="VIEW_MESSAGE_BY_ID"):
+        await comparison(Master(refusal=(remark, code))).verify()

@@ -317,8 +317,8 @@ class BrokerConfig(PeerTlsOptions):
     ha_master_address: str = option("classic", "haMasterAddress", "",
         "The master, `host:port`; empty: what a name server says.")
     master_address: str = option("classic", "masterAddress", "",
-        "Where a slave asks its master for topics and offsets; empty: what a name server says,"
-        " which is the way of clients.")
+        "Where a slave asks its master for topics and offsets, and compares the logs before it"
+        " follows; empty: what a name server says, which is the way of clients.")
     ha_send_heartbeat_interval: int = option("classic", "haSendHeartbeatInterval", 5_000,
         "Between two signs of life on a quiet link.", unit=MS, low=10)
     ha_housekeeping_interval: int = option("classic", "haHousekeepingInterval", 20_000,

@@ -226,8 +226,13 @@ class LogComparison:
     async def verify(self) -> None:
         """Return if this log is a prefix of the master's, as far as its length and its last record
         tell. Raises LogsDiffer if not; RemotingError when the master cannot be asked."""
-        if not self._master.address() or not self._commitlog.max_offset:
-            return  # without a name server only the stream itself is checked
+        if not self._commitlog.max_offset:
+            return  # a prefix of any
+        if not self._master.address():
+            raise MetadataError(
+                "the logs cannot be compared yet: masterAddress is not set, and no name server has "
+                "said where the master takes requests"
+            )
         await self.look()
         end = self._commitlog.max_offset
         if end > self.master_end:

@@ -83,7 +83,7 @@ class HaSlave:
         self._on_link = on_link
         self._on_fatal = on_fatal
         self._link: MasterLink | None = None
-        self._unreached = False  # logged already
+        self._unreached = ""  # why, as it is logged already
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -138,11 +138,11 @@ class HaSlave:
             self._refuse(str(error))
             return False
         except (OSError, TimeoutError, RemotingError) as error:
-            level = logging.DEBUG if self._unreached else logging.INFO
+            level = logging.DEBUG if self._unreached == repr(error) else logging.INFO
             log.log(level, "master_not_reached address=%s: %r", address, error)
-            self._unreached = True
+            self._unreached = repr(error)
             return False
-        self._unreached = False
+        self._unreached = ""
         self._link, self.master = link, address
         log.info("following master=%s from=%d", address, self.commitlog.max_offset)
         self._on_link(True)

@@ -13,7 +13,8 @@ END = 100 + len(RECORD)
 
 
 class Log:
-    max_offset = END
+    def __init__(self, max_offset=END):
+        self.max_offset = max_offset
 
     def record_at(self, offset):
         return RECORD if offset == 100 else None
@@ -53,6 +54,13 @@ async def test_a_master_without_that_record_has_another_log(remark):
     """The words of our broker and of Apache's."""
     with pytest.raises(LogsDiffer, match="the master has no record at 100"):
         await comparison(Master(refusal=(remark, ResponseCode.SYSTEM_ERROR))).verify()
+
+
+async def test_a_log_is_compared_with_no_master_whose_address_is_unknown():
+    unknown = Master(address="")
+    with pytest.raises(MetadataError, match="masterAddress is not set"):
+        await comparison(unknown).verify()
+    await comparison(unknown, Log(0)).verify()  # an empty log is a prefix of any
 
 
 async def test_a_master_with_another_record_there_has_another_log():

@@ -391,9 +391,12 @@ async def test_name_servers_bring_slaves_and_masters_together(tmp_path):
 
 
 async def test_a_stream_that_does_not_continue_the_log_is_refused(tmp_path):
-    """Without a name server there is nobody to ask; the bytes themselves tell."""
+    """What the comparison before the link has missed, the bytes themselves tell."""
+
+    async def miss():
+        pass
+
     async with Classic(tmp_path) as pair:
-        pair.introduce = lambda: None
         await pair.followed()
         await filled(pair, 3)
         await pair.caught_up()
@@ -408,9 +411,74 @@ async def test_a_stream_that_does_not_continue_the_log_is_refused(tmp_path):
         (tmp_path / "master").rename(tmp_path / "old")
         await pair.start("master")
         await filled(pair, 20, topic="Other", size=77)
+        pair.introduce = lambda: None
         await pair.start("slave1")
+        pair.slave.log.classic.follower.comparison.verify = miss
         await until(lambda: pair.slave.log.classic.slave.refused)
         assert pair.slave.store.queues.queue("Other", 0) is None
+
+
+async def test_a_slave_follows_no_master_that_it_cannot_ask(tmp_path, caplog):
+    """It knows the HA port, and no name server has said where the master takes requests. Messages
+    of equal size were stored on both meanwhile: only a comparison can tell."""
+    caplog.set_level(logging.INFO)
+    async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        await pair.caught_up()
+        await pair.stop("slave1")
+        await pair.stop("master")
+        pair.own["slave1"] = {"brokerRole": "ASYNC_MASTER", "brokerId": 0, "haMasterAddress": ""}
+        promoted = await pair.start("slave1")
+        for number in range(2):
+            assert (await pair.send(promoted, "T", b"promoted%d" % number)).code == OK
+        before = log_bytes(promoted)
+        await pair.stop("slave1")
+        pair.own.clear()
+        pair.introduce = lambda: None
+        await pair.start("master")
+        for number in range(5):
+            assert (await pair.send(pair.master, "T", b"an older%d" % number)).code == OK
+        await pair.start("slave1")
+        slave = pair.slave.log.classic.slave
+        await until(lambda: "masterAddress is not set" in said(caplog, "master_not_reached"))
+        assert (slave.connected, slave.refused) == (False, "")
+        Classic.introduce(pair)
+        await until(lambda: "the logs have parted" in slave.refused)
+        assert said(caplog, "master_not_reached").count("masterAddress is not set") == 1
+        assert log_bytes(pair.slave) == before
+
+
+async def test_a_slave_follows_again_while_no_name_server_answers(tmp_path):
+    """What it was told of its master stays known; a new slave needs nothing to compare."""
+    own = {"master": {"listenPort": "0"}}
+    async with Classic(tmp_path, role="ASYNC_MASTER", names=own) as pair:
+        pair.introduce = lambda: None
+        await pair.followed()  # with an empty log
+        await filled(pair, 1)
+        await pair.caught_up()
+        Classic.introduce(pair)
+        own["master"]["listenPort"] = pair.master.address.rpartition(":")[2]
+        await pair.stop("master")
+        await pair.start("master")
+        await filled(pair, 1)
+        await pair.caught_up()
+
+
+async def test_a_slave_says_each_new_reason_why_it_does_not_follow(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
+        await pair.followed()
+        await filled(pair, 1)
+        await pair.caught_up()
+        pair.introduce = lambda: None
+        await pair.stop("slave1")
+        await pair.start("slave1")
+        await until(lambda: "masterAddress is not set" in said(caplog, "master_not_reached"))
+        address = pair.master.address
+        await pair.stop("master")
+        pair.slave.roles.hint_master(address, "")
+        await until(lambda: address in said(caplog, "master_not_reached"))
 
 
 async def test_a_master_that_cannot_read_one_record_is_asked_again(tmp_path, monkeypatch, caplog):
